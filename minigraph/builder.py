@@ -1,0 +1,95 @@
+"""Builder: `g.matmul(x, y, trans_y=True)` appends an operator and returns its output variables.
+
+The one way in which operators are emitted: user functions, gradient rules and optimizers use it on
+a Block, passes use `GraphBuilder` of `passes/rule.py`, which has the same spelling on a Graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from . import unique_name
+from .errors import ProgramError, require
+from .opdef import get_op
+from .program import Block, Operator, Variable, default_main_program
+from .types import TensorType
+
+
+class Builder:
+    """Appends operators to a Block.
+
+    g.<op type>(*inputs, attr=..., ...) takes inputs by position or by slot name, and besides
+        out    {output slot: existing Variable}, for updates in place
+        needs  optional output slots to create
+        name   prefix of the names of new variables (default: the operator type, numbered)
+    It returns the output variables in slot order, a single one bare; None for absent ones.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("__"):
+            raise AttributeError(op_type)
+        return partial(self.emit, op_type)
+
+    def emit(
+        self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, needs: Collection[str] = (),
+        name: str | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        opdef = get_op(op_type)
+        inputs = opdef.bind_inputs(args, kwargs)
+        op, types = self.block.prepare_op(op_type, inputs, kwargs)
+        prefix = name
+        results = []
+        for slot in opdef.outputs:
+            if out and slot.name in out:
+                variables = self.block._typed(slot.name, _as_list(out[slot.name]), types.get(slot.name))
+            elif slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
+                if prefix is None:
+                    prefix = self.default_prefix(op_type)
+                variables = [self.new_var(op, prefix, t) for t in types[slot.name]]
+            else:
+                variables = []
+            if variables:
+                op.outputs[slot.name] = variables
+            results.append(variables if slot.variadic else (variables[0] if variables else None))
+        self.block.add_op(op)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def wanted(self, slot: str, needs: Collection[str]) -> bool:
+        """Whether an optional output is created."""
+        return slot in needs
+
+    def default_prefix(self, op_type: str) -> str:
+        return unique_name.generate(op_type) + ".tmp"
+
+    def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
+        v = Variable(
+            self.block, unique_name.generate(prefix), type, stop_gradient=not op.opdef.differentiable, site=op.site
+        )
+        return self.block._add(v)
+
+
+def builder_of(*operands: Any) -> Builder:
+    """A Builder on the Block of the first Variable among `operands`, else on the default program."""
+    for operand in operands:
+        if isinstance(operand, Variable):
+            return Builder(operand.block)
+        if isinstance(operand, (list, tuple)):
+            for v in operand:
+                if isinstance(v, Variable):
+                    return Builder(v.block)
+    return Builder(default_main_program().global_block())
+
+
+def as_variable(value: Any, what: str) -> Variable:
+    """`value`, which must be a Variable."""
+    require(isinstance(value, Variable), f"{what} must be a variable, is {value!r}"[:200], ProgramError)
+    return value
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,127 @@
+"""Errors that name the call, the one fact that fails, and the user's line.
+
+Every error of minigraph has the same three parts and, where one helps, a hint:
+
+    ShapeError: matmul(X=x: f32[4,8], Y=z: f32[3,3]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
+      built at train.py:31: logits = mg.matmul(x, z)
+      hint: transpose_y=True gives inner sizes 8 and 3
+"""
+
+from __future__ import annotations
+
+import difflib
+import linecache
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple, NoReturn
+
+PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class CallSite(NamedTuple):
+    """A line of the user's code: the innermost frame outside the package."""
+
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{os.path.relpath(self.filename) if os.path.isabs(self.filename) else self.filename}:{self.line}"
+
+    def text(self) -> str:
+        """`file.py:31: source of that line`, the source left out where it cannot be read."""
+        source = linecache.getline(self.filename, self.line).strip()
+        return f"{self}: {source}" if source else str(self)
+
+
+def call_site() -> CallSite | None:
+    """The user's line that is now calling into minigraph."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+        frame = frame.f_back
+    return CallSite(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+
+
+class MinigraphError(Exception):
+    """Base of all errors. `fact` is the one thing that fails; the rest says where."""
+
+    def __init__(
+        self, fact: str, *, call: str | None = None, site: CallSite | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(fact)
+        self.fact, self.call, self.site, self.hint = fact, call, site, hint
+
+    def at(self, call: str, site: CallSite | None) -> MinigraphError:
+        """Fill in the call and the user's line where a lower layer did not know them."""
+        self.call = self.call or call
+        self.site = self.site or site
+        return self
+
+    def __str__(self) -> str:
+        lines = [f"{self.call}: {self.fact}" if self.call else self.fact]
+        if self.site:
+            lines.append(f"  built at {self.site.text()}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class ShapeError(MinigraphError, ValueError):
+    """Ranks, sizes or axes do not fit."""
+
+
+class DTypeError(MinigraphError, TypeError):
+    """A data type is not one that the operator takes."""
+
+
+class AttrError(MinigraphError, ValueError):
+    """An attribute has the wrong type or a value out of its range."""
+
+
+class ProgramError(MinigraphError, ValueError):
+    """A program is put together wrongly: unknown names, foreign variables, no gradient."""
+
+
+class VerifyError(MinigraphError):
+    """A graph broke one of its invariants: a defect of the pass that made it."""
+
+
+class FeedError(MinigraphError, ValueError):
+    """A feed is missing, unknown or does not fit its declared variable."""
+
+
+class FetchError(MinigraphError, ValueError):
+    """A fetch target does not exist in the program that runs."""
+
+
+class UninitializedError(MinigraphError, RuntimeError):
+    """A persistable variable is read before the startup program filled it."""
+
+
+class PlaceError(MinigraphError, RuntimeError):
+    """A place cannot run this: no GPU, or no kernel for it."""
+
+
+class KernelError(MinigraphError, RuntimeError):
+    """A kernel failed on the values it was given (an index out of range, for example)."""
+
+
+def require(
+    condition: object, fact: str, error: type[MinigraphError] = ShapeError, hint: str | None = None
+) -> None:
+    """Raise `error(fact)` unless `condition` holds."""
+    if not condition:
+        raise error(fact, hint=hint)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A hint `did you mean ...?` with the known name most like `name`, if one is near."""
+    found = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f"did you mean {found[0]!r}?" if found else None
+
+
+def raise_unknown(what: str, name: str, known: Iterable[str], error: type[MinigraphError]) -> NoReturn:
+    """`what` called `name` does not exist; offer the nearest known name."""
+    known = list(known)
+    hint = nearest(name, known) or (f"known: {', '.join(sorted(known)[:12])}" if known else None)
+    raise error(f"{what} {name!r} does not exist", hint=hint, site=call_site())

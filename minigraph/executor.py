@@ -1,0 +1,181 @@
+"""Executor: runs a Program or CompiledProgram with feeds and returns fetched values.
+
+    feed dict -> checked arrays -> Plan for their shapes (made once, kept) -> run -> fetched arrays
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import cuda
+from .errors import FeedError, FetchError, ProgramError, nearest, require
+from .plan import Plan
+from .program import Operator, Program, Variable, default_main_program
+from .scope import Scope, global_scope
+from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType
+
+PLANS_KEPT = 8
+
+_seed = 0
+
+
+def seed(value: int) -> int:
+    """Set the seed of programs that have no `random_seed` of their own."""
+    global _seed
+    require(isinstance(value, (int, np.integer)) and value >= 0, f"a seed is an int >= 0, not {value!r}", ProgramError)
+    _seed = int(value)
+    return _seed
+
+
+def _seed_of(program: Program) -> int:
+    """The program's seed, else the global one, else one that is drawn once per process."""
+    global _seed
+    if program.random_seed:
+        return program.random_seed
+    if not _seed:
+        _seed = secrets.randbits(62) + 1
+    return _seed
+
+
+class Executor:
+    """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place if place is not None else CPUPlace()
+        require(
+            isinstance(self.place, (CPUPlace, CUDAPlace)), f"a place is CPUPlace() or CUDAPlace(n), not {place!r}",
+            ProgramError,
+        )  # fmt: skip
+        if isinstance(self.place, CUDAPlace):
+            cuda.require_available(self.place)
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+
+    def run(
+        self,
+        program: Any = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Any = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Scope | None = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        use_prune: bool = False,
+    ) -> list[np.ndarray]:
+        """Run every operator of `program` once, in order, and return the values of `fetch_list`.
+
+        program     a Program or CompiledProgram; the default main program for None
+        feed        {name of a data variable: array or nested lists} with its declared type and rank
+        fetch_list  Variables or names; a single one need not stand in a list
+        scope       where persistables live; the global scope for None
+        use_prune   run only what the fetched values depend on
+        Fetched arrays are copies: a later run does not change them.
+        """
+        fetches = _fetch_names(fetch_list)
+        if program is None:
+            program = default_main_program()
+        if not isinstance(program, Program):
+            require(
+                hasattr(program, "program_for"), f"run takes a Program or CompiledProgram, not {program!r}",
+                ProgramError,
+            )  # fmt: skip
+            program = program.program_for(fetches)
+        scope = scope if scope is not None else global_scope()
+        arrays = _checked_feeds(program, feed or {})
+        key = (
+            program.id, program.version, fetches, use_prune,
+            tuple((name, a.shape) for name, a in arrays.items()),
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(program, arrays, fetches, use_prune)
+            self._plans[key] = plan
+            if len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        for variable, scheduler in program.lr_schedulers:
+            if scope.has(variable.name):
+                scope.arrays[variable.name][...] = scheduler()
+        return plan.run(arrays, scope, _seed_of(program) if plan.random else 0)
+
+    def _make_plan(
+        self, program: Program, arrays: Mapping[str, np.ndarray], fetches: tuple[str, ...], prune: bool
+    ) -> Plan:
+        for name in fetches:
+            if name not in program.vars:
+                raise FetchError(
+                    f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
+                )
+        types = {name: TensorType(a.shape, a.dtype) for name, a in arrays.items()}
+        return Plan(program, types, fetches, prune)
+
+    def close(self) -> None:
+        """Drop all plans and their buffers."""
+        self._plans.clear()
+
+
+def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
+    if fetch_list is None:
+        return ()
+    if not isinstance(fetch_list, (list, tuple)):
+        fetch_list = [fetch_list]
+    names = []
+    for target in fetch_list:
+        if not isinstance(target, (Variable, str)):
+            what = "an Operator" if isinstance(target, Operator) else repr(target)
+            raise FetchError(f"fetch_list holds {what}; it takes Variables and names")
+        names.append(target.name if isinstance(target, Variable) else target)
+    return tuple(names)
+
+
+def _checked_feeds(program: Program, feed: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays for all fed variables; missing, unknown or misshapen feeds are refused."""
+    require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
+    arrays = {}
+    for name, value in feed.items():
+        name = name.name if isinstance(name, Variable) else name
+        v = program.vars.get(name)
+        if v is None or not (v.is_data or not v.persistable):
+            data = [d.name for d in program.vars.values() if d.is_data]
+            raise FeedError(
+                f"feed {name!r} is not a data variable of program {program.name}",
+                hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
+            )
+        arrays[name] = _as_array(v, value)
+    return arrays
+
+
+def _as_array(v: Variable, value: Any) -> np.ndarray:
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except (ValueError, TypeError) as problem:
+        raise FeedError(f"feed {v.name}: {problem}", site=v.site) from None
+    if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):  # Python numbers
+        widening = array.dtype.kind in "bi" or (array.dtype.kind == "f" and v.dtype in FLOATS)
+        if widening and array.dtype != v.dtype and array.dtype.kind != "O":
+            array = array.astype(v.dtype)
+    if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
+        array = array.astype(v.dtype)
+    require(
+        array.dtype == v.dtype, f"feed {v.name} must be {v.dtype}, is {array.dtype}", FeedError,
+        f"feed {v.name}.astype({v.dtype.name!r})",
+    )  # fmt: skip
+    fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
+    if not fits:
+        raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
+    return array
+
+
+def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
+    """A list of CPUPlaces, one by default."""
+    return [CPUPlace() for _ in range(device_count or 1)]
+
+
+def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
+    """CUDAPlaces of the given GPUs, of all by default."""
+    return [CUDAPlace(i) for i in (device_ids if device_ids is not None else range(cuda.device_count()))]

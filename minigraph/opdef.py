@@ -1,0 +1,370 @@
+"""What a type of operator is: its reference function, and the facts that hang on it.
+
+    @op("Out", traits={"elementwise"})
+    def relu(X):
+        \"\"\"max(X, 0)\"\"\"
+        return np.maximum(X, 0)
+
+The NumPy function is the operator's definition and the float64 oracle of every test. Its
+positional parameters are the input slots (a default of None makes a slot optional, the annotation
+`Arrays` makes it a list), its keyword-only parameters are the attributes with their types and
+defaults, its docstring is the documentation. Written once, read from there by everybody.
+
+Four keyword-only names are no attributes; a function that lists one of them is given it:
+    out    tuple with an array or None for each output slot, to be written in place
+    needs  frozenset of the output slots that somebody reads
+    rng    (seed, operator's number, step) for counter-based random numbers
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import AttrError, MinigraphError, ProgramError, raise_unknown, require
+from .types import TensorType, as_dtype
+
+Arrays = Sequence[np.ndarray]  # annotation of a list slot
+Ints = tuple[int, ...]  # annotation of an attribute that is a tuple of ints
+Floats = tuple[float, ...]  # likewise of floats
+Number = float | int | bool
+Numbers = tuple[Number, ...]
+DTypeAttr = np.dtype  # annotation of an attribute that is a data type
+
+OPS: dict[str, OpDef] = {}
+INJECTED = frozenset({"out", "needs", "rng"})
+
+TRAITS = {
+    "elementwise": "each output element depends on the input elements at its (broadcast) place",
+    "commutative": "X and Y may change places",
+    "view": "the output is a view of X where X lies contiguously",
+    "random": "draws random numbers: its kernel takes rng",
+    "nondifferentiable": "outputs carry no gradient",
+    "optimizer": "updates parameters; dropped by clone(for_test=True)",
+    "side_effect": "must run although nobody reads its outputs",
+}
+
+Types = Mapping[str, Any]  # slot -> TensorType | list[TensorType] | None
+
+
+class Slot(NamedTuple):
+    """An input or output position. An optional one may be absent, a variadic one holds a list."""
+
+    name: str
+    optional: bool = False
+    variadic: bool = False
+
+
+class OpDef:
+    """The definition of one type of operator."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        outputs: str,
+        *,
+        traits: Iterable[str] = (),
+        no_need_buffer: Iterable[str] = (),
+        inplace: Mapping[str, str] | None = None,
+        cpu: str | None = None,
+    ) -> None:
+        self.type = reference.__name__
+        self.reference = reference
+        self.outputs = tuple(_parse_slot(s) for s in outputs.split(","))
+        self.traits = frozenset(traits)
+        self.no_need_buffer = frozenset(no_need_buffer)
+        self.inplace = dict(inplace or {})
+        self.cpu = cpu
+        self.inputs, self.attrs = _read_signature(reference)
+        self.infer_function: Callable[..., Any] | None = None
+        self.grad_function: Callable[..., Any] | None = None
+        self.samples_function: Callable[..., Any] | None = None
+        self._check()
+
+    def _check(self) -> None:
+        unknown = self.traits - TRAITS.keys()
+        assert not unknown, f"{self.type}: unknown traits {unknown}"
+        names = {s.name for s in self.inputs}
+        assert self.no_need_buffer <= names, f"{self.type}: no_need_buffer names no input"
+        assert set(self.inplace.values()) <= names, f"{self.type}: inplace names no input"
+        assert self.reference.__doc__, f"{self.type} has no docstring"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.reference(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
+
+    # decorators that hang the other facts on the operator
+
+    def infer(self, function: Callable[..., Any]) -> OpDef:
+        """Output types from input types: `_(X, ..., *, attrs) -> TensorType or a tuple of them`.
+
+        Without one, every output has the type of the first input.
+        """
+        self.infer_function = _named(function, self, "infer")
+        return self
+
+    def grad(self, function: Callable[..., Any]) -> OpDef:
+        """The gradient rule: `_(g, <what backward keeps>, Out_grad, *, attrs)`.
+
+        Parameters name input slots, output slots and `<output slot>_grad`: they ARE what is kept
+        for backward. It emits operators through `g` (and the operators on variables) and returns
+        the gradients of the input slots in their order, None where there is none.
+        """
+        self.grad_function = _named(function, self, "grad")
+        return self
+
+    def samples(self, function: Callable[..., Any]) -> OpDef:
+        """Inputs for the tests: `_(rng)` yields (inputs tuple, attrs dict) pairs in float64."""
+        self.samples_function = _named(function, self, "samples")
+        return self
+
+    # what others ask of it
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.outputs)
+
+    @property
+    def differentiable(self) -> bool:
+        return "nondifferentiable" not in self.traits
+
+    @cached_property
+    def injected(self) -> frozenset[str]:
+        """The names of INJECTED that the CPU kernel takes."""
+        return INJECTED & inspect.signature(self.cpu_kernel).parameters.keys()
+
+    @cached_property
+    def cpu_kernel(self) -> Callable[..., Any]:
+        """The function that CPUPlace runs: `cpu="module:function"` or the reference itself."""
+        if self.cpu is None:
+            return self.reference
+        module, function = self.cpu.split(":")
+        return getattr(importlib.import_module(module), function)
+
+    @cached_property
+    def grad_parameters(self) -> tuple[str, ...]:
+        """What the gradient rule keeps: its positional parameters after `g`."""
+        assert self.grad_function is not None
+        parameters = inspect.signature(self.grad_function).parameters.values()
+        return tuple(p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD)[1:]
+
+    @cached_property
+    def optional_grads(self) -> frozenset[str]:
+        """Parameters of the gradient rule that may be None."""
+        assert self.grad_function is not None
+        parameters = inspect.signature(self.grad_function).parameters.values()
+        return frozenset(p.name for p in parameters if p.default is None)
+
+    def bind_inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, list[Any]]:
+        """{slot: variables} from a call's arguments; takes the slots out of `kwargs`."""
+        if len(args) > len(self.inputs):
+            raise ProgramError(f"{self.type} takes {len(self.inputs)} inputs, {len(args)} were given")
+        given = dict(zip(self.input_names, args, strict=False))
+        for slot in self.inputs:
+            if slot.name in kwargs:
+                require(slot.name not in given, f"input {slot.name} is given twice", ProgramError)
+                given[slot.name] = kwargs.pop(slot.name)
+        bound = {}
+        for slot in self.inputs:
+            value = given.get(slot.name)
+            if slot.variadic and value is not None:
+                bound[slot.name] = list(value)
+            elif value is not None:
+                bound[slot.name] = [value]
+        return bound
+
+    def check_inputs(self, bound: Mapping[str, Sequence[Any]]) -> None:
+        """Every slot that must be there is there, and no other."""
+        for name in bound.keys() - set(self.input_names):
+            raise_unknown(f"input slot of {self.type}", name, self.input_names, ProgramError)
+        for slot in self.inputs:
+            number = len(bound.get(slot.name, ()))
+            require(
+                number > 0 or slot.optional,
+                f"input {slot.name} is missing" if not slot.variadic else f"{slot.name} is an empty list",
+                ProgramError,
+            )
+            require(number <= 1 or slot.variadic, f"input {slot.name} takes one variable", ProgramError)
+
+    def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes in canonical form; unknown names and wrong types are refused."""
+        for name in given.keys() - self.attrs.keys():
+            raise_unknown(f"attribute of {self.type}", name, self.attrs, AttrError)
+        bound = {}
+        for name, attr in self.attrs.items():
+            if name in given:
+                try:
+                    bound[name] = attr.coerce(given[name])
+                except (TypeError, ValueError) as problem:
+                    fact = problem.fact if isinstance(problem, MinigraphError) else problem
+                    raise AttrError(f"attribute {name} must be {attr.kind}: {fact}") from None
+            else:
+                require(
+                    attr.default is not inspect.Parameter.empty, f"attribute {name} is missing", AttrError
+                )
+                bound[name] = attr.default
+        return bound
+
+    def infer_types(
+        self, inputs: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]
+    ) -> dict[str, list[TensorType]]:
+        """{output slot: types} of all outputs that this call can have."""
+        args = [
+            (list(inputs[s.name]) if s.variadic else inputs[s.name][0]) if inputs.get(s.name) else None
+            for s in self.inputs
+        ]
+        if self.infer_function is None:
+            first = args[0][0] if isinstance(args[0], list) else args[0]
+            return {s.name: [first] for s in self.outputs}
+        result = self.infer_function(*args, **attrs)
+        if not isinstance(result, tuple):
+            result = (result,)
+        return {
+            s.name: list(t) if s.variadic else [t]
+            for s, t in zip(self.outputs, result, strict=True)
+            if t is not None
+        }
+
+
+class Attr(NamedTuple):
+    """An attribute: what it must be, how a user's value is brought into canonical form, its default."""
+
+    kind: str
+    coerce: Callable[[Any], Any]
+    default: Any
+
+
+def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
+    """Define an operator from its reference function; `outputs` lists output slots, `?` optional, `*` a list.
+
+    traits           names of TRAITS
+    no_need_buffer   input slots of which only shape and type are used, never the values
+    inplace          {output slot: input slot} whose array the output may take over
+    cpu              "module:function", where the reference would waste memory or time on a CPU
+    """
+    if callable(outputs):
+        return op()(outputs)
+
+    def define(reference: Callable[..., Any]) -> OpDef:
+        opdef = OpDef(reference, outputs, **facts)
+        assert opdef.type not in OPS, f"op {opdef.type} is defined twice"
+        OPS[opdef.type] = opdef
+        return opdef
+
+    return define
+
+
+def get_op(op_type: str) -> OpDef:
+    """The definition of an operator type; a ProgramError with the nearest name if there is none."""
+    found = OPS.get(op_type)
+    if found is None:
+        raise_unknown("operator type", op_type, OPS, ProgramError)
+    return found
+
+
+def _named(function: Callable[..., Any], opdef: OpDef, fact: str) -> Callable[..., Any]:
+    function.__name__ = fact
+    function.__qualname__ = f"{opdef.type}.{fact}"
+    return function
+
+
+def _parse_slot(text: str) -> Slot:
+    text = text.strip()
+    return Slot(text.rstrip("?*"), "?" in text, "*" in text)
+
+
+def _read_signature(reference: Callable[..., Any]) -> tuple[tuple[Slot, ...], dict[str, Attr]]:
+    inputs, attrs = [], {}
+    for p in inspect.signature(reference).parameters.values():
+        if p.kind == p.KEYWORD_ONLY:
+            if p.name not in INJECTED:
+                attrs[p.name] = _read_attr(p)
+        else:
+            inputs.append(Slot(p.name, p.default is None, p.annotation == "Arrays"))
+    return tuple(inputs), attrs
+
+
+def _read_attr(parameter: inspect.Parameter) -> Attr:
+    kind = str(parameter.annotation)
+    assert parameter.annotation is not parameter.empty, f"attribute {parameter.name} has no type"
+    optional = kind.endswith(" | None")
+    coerce = ATTR_KINDS[kind.removesuffix(" | None")]
+    if optional:
+        return Attr(kind, lambda v: None if v is None else coerce(v), parameter.default)
+    return Attr(kind, coerce, parameter.default)
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return int(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return float(value)
+
+
+def _to_bool(value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return bool(value)
+
+
+def _to_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return value
+
+
+def _to_number(value: Any) -> float | int | bool:
+    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return value.item() if isinstance(value, (np.number, np.bool_)) else value
+
+
+def _to_ints(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (int, np.integer)):
+        value = (value,)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{value!r} is no list of ints")
+    return tuple(_to_int(v) for v in value)
+
+
+def _to_floats(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{value!r} is no list of floats")
+    return tuple(_to_float(v) for v in value)
+
+
+def _to_numbers(value: Any) -> tuple[float | int | bool, ...]:
+    return tuple(_to_number(v) for v in value)
+
+
+ATTR_KINDS: dict[str, Callable[[Any], Any]] = {
+    "int": _to_int,
+    "float": _to_float,
+    "bool": _to_bool,
+    "str": _to_str,
+    "Number": _to_number,
+    "Ints": _to_ints,
+    "Floats": _to_floats,
+    "Numbers": _to_numbers,
+    "DTypeAttr": as_dtype,
+}
+
+__all__ = [
+    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Slot", "get_op", "op",
+]  # fmt: skip

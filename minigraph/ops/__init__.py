@@ -1,0 +1,17 @@
+"""Operators: one file per family, each operator with its reference, types, gradient and samples."""
+
+from . import (  # noqa: F401
+    activation,
+    creation,
+    elementwise,
+    embedding,
+    gemm_epilogue,
+    loss,
+    matmul,
+    norm,
+    optimizer,
+    random,
+    reduce,
+    shape,
+    softmax,
+)

@@ -1,0 +1,105 @@
+"""Operators that make values from nothing or pass them on: constants, copies, sums of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DTypeError, require
+from ..opdef import Arrays, DTypeAttr, Ints, Number, op
+from ..types import TensorType, float32, normalize_shape
+
+
+@op(traits={"nondifferentiable"})
+def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32):
+    """An array of the given shape with every element equal to `value`."""
+    return np.full(shape, value, dtype)
+
+
+@fill_constant.infer
+def _(*, shape, value, dtype):
+    require(-1 not in normalize_shape(shape), f"every size of a constant must be known, got {list(shape)}")
+    return TensorType(shape, dtype)
+
+
+@fill_constant.samples
+def _(rng):
+    yield (), {"shape": (2, 3), "value": 1.5}
+    yield (), {"shape": (), "value": 7, "dtype": "int64"}
+    yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
+
+
+@op(traits={"nondifferentiable"}, no_need_buffer={"X"})
+def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
+    """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
+    return np.full(X.shape, value, dtype or X.dtype)
+
+
+@fill_any_like.infer
+def _(X, *, value, dtype):
+    return X.with_dtype(dtype) if dtype is not None else X
+
+
+@fill_any_like.samples
+def _(rng):
+    yield (rng.normal(size=(2, 3)),), {"value": 2.0}
+    yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
+
+
+@op
+def assign(X):
+    """A copy of X."""
+    return X.copy()
+
+
+@assign.grad
+def _(g, Out_grad):
+    return g.assign(Out_grad)
+
+
+@assign.samples
+def _(rng):
+    yield (rng.normal(size=(2, 3)),), {}
+
+
+@op(inplace={"Out": "X"})
+def increment(X, *, step: float = 1.0, out=None):
+    """X + step, written back in place where Out is X itself."""
+    return np.add(X, np.asarray(step).astype(X.dtype), out=out[0] if out else None)
+
+
+@increment.grad
+def _(g, Out_grad):
+    return g.assign(Out_grad)
+
+
+@increment.samples
+def _(rng):
+    yield (rng.normal(size=(1,)),), {"step": 2.0}
+
+
+@op
+def sum(X: Arrays, *, out=None):
+    """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
+    total = np.add(X[0], X[1], out=out[0] if out else None) if len(X) > 1 else X[0].copy()
+    for x in X[2:]:
+        np.add(total, x, out=total)
+    return total
+
+
+@sum.infer
+def _(X):
+    for i, x in enumerate(X):
+        require(x.dtype == X[0].dtype, f"X[0] is {X[0].dtype}, X[{i}] is {x.dtype}", DTypeError)
+        require(x.accepts(X[0]), f"X[0] is {X[0]}, X[{i}] is {x}")
+    return next((x for x in X if x.is_static), X[0])
+
+
+@sum.grad
+def _(g, X, Out_grad):
+    return [g.assign(Out_grad) for _ in X]
+
+
+@sum.samples
+def _(rng):
+    yield ([rng.normal(size=(2, 3)) for _ in range(3)],), {}
+    yield ([rng.normal(size=(2, 3))],), {}

@@ -1,0 +1,1 @@
+"""Random values: initialisers and dropout, by counter-based random numbers."""

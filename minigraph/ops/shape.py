@@ -1,0 +1,1 @@
+"""Operators that rearrange, cut and join arrays."""

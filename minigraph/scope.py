@@ -1,0 +1,97 @@
+"""Scope: the values of persistable variables between runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .errors import ProgramError, ShapeError, require
+
+
+class ScopeTensor:
+    """The value of one variable in a Scope: `np.array(t)` reads a copy, `t.set(array)` writes."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._scope.read(self._name)
+        return array if dtype is None else array.astype(dtype)
+
+    def set(self, array: Any, place: Any = None) -> None:
+        """Replace the value; shape and type must stay as they are."""
+        old = self._scope.arrays[self._name]
+        new = np.asarray(array)
+        require(
+            new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
+        )
+        self._scope.write(self._name, new.astype(old.dtype, copy=True))
+
+    def shape(self) -> list[int]:
+        return list(self._scope.arrays[self._name].shape)
+
+    def __repr__(self) -> str:
+        return f"<ScopeTensor {self._name}: {self.shape()}>"
+
+
+class ScopeVariable:
+    """What `scope.find_var` returns."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self.name = scope, name
+
+    def get_tensor(self) -> ScopeTensor:
+        return ScopeTensor(self._scope, self.name)
+
+
+class Scope:
+    """Name -> array of persistable variables. Executors may share one.
+
+    steps  per program, how often it ran: the counter of its random numbers
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}
+        self.steps: Counter[int] = Counter()
+
+    def has(self, name: str) -> bool:
+        return name in self.arrays
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of a value."""
+        require(name in self.arrays, f"{name} is not in the scope", ProgramError)
+        return np.array(self.arrays[name])
+
+    def write(self, name: str, array: Any) -> None:
+        """Set a value; the Scope owns `array` from now on."""
+        self.arrays[name] = array
+
+    def find_var(self, name: str) -> ScopeVariable | None:
+        """The variable called `name`, None where it has no value here."""
+        return ScopeVariable(self, name) if name in self.arrays else None
+
+    def list_names(self) -> list[str]:
+        return list(self.arrays)
+
+
+_current = [Scope()]
+
+
+def global_scope() -> Scope:
+    """The Scope that is used where none is given."""
+    return _current[-1]
+
+
+@contextmanager
+def scope_guard(scope: Scope) -> Iterator[None]:
+    """Make `scope` the global one inside the block."""
+    require(isinstance(scope, Scope), f"scope_guard takes a Scope, not {scope!r}", ProgramError)
+    _current.append(scope)
+    try:
+        yield
+    finally:
+        _current.pop()

@@ -1,0 +1,197 @@
+"""Types: data types, tensor types such as `f32[64,128]`, and places.
+
+A data type is a NumPy dtype (bfloat16 comes from ml_dtypes), so `var.dtype == "float32"` and
+`var.dtype == np.float32` both hold. A size of -1 is known only at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .errors import DTypeError, ShapeError, require
+
+DType = np.dtype
+
+float64, float32, float16 = np.dtype("float64"), np.dtype("float32"), np.dtype("float16")
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+int64, int32, int16, int8 = np.dtype("int64"), np.dtype("int32"), np.dtype("int16"), np.dtype("int8")
+uint8, bool_ = np.dtype("uint8"), np.dtype("bool")
+
+SHORT_NAMES = {
+    float64: "f64", float32: "f32", float16: "f16", bfloat16: "bf16",
+    int64: "i64", int32: "i32", int16: "i16", int8: "i8", uint8: "u8", bool_: "bool",
+}  # fmt: skip
+DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
+FLOATS = frozenset({float64, float32, float16, bfloat16})
+INTS = frozenset({int64, int32, int16, int8, uint8})
+
+_default_dtype = float32
+
+
+def as_dtype(dtype: Any) -> DType:
+    """The supported data type that `dtype` (a name, a NumPy type or a dtype) stands for."""
+    try:
+        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
+    require(
+        found.newbyteorder("=") in SHORT_NAMES, f"data type {found} is not supported", DTypeError,
+        f"supported: {_known_dtypes()}",
+    )  # fmt: skip
+    return found.newbyteorder("=")
+
+
+def _known_dtypes() -> str:
+    return ", ".join(d.name for d in SHORT_NAMES)
+
+
+def set_default_dtype(dtype: Any) -> None:
+    """The data type of parameters, and of `data` and `full` where none is given (float32 at first)."""
+    global _default_dtype
+    found = as_dtype(dtype)
+    require(found in FLOATS, f"the default data type must be a float, not {found}", DTypeError)
+    _default_dtype = found
+
+
+def get_default_dtype() -> str:
+    """The name of the default data type."""
+    return _default_dtype.name
+
+
+def default_dtype() -> DType:
+    return _default_dtype
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and data type: `TensorType((64, -1), float32)` prints as `f32[64,-1]`."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """True where every size is known."""
+        return -1 not in self.shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements, -1 where a size is unknown."""
+        return math.prod(self.shape) if self.is_static else -1
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize if self.is_static else -1
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
+
+    def with_shape(self, shape: Iterable[int]) -> TensorType:
+        return TensorType(tuple(shape), self.dtype)
+
+    def with_dtype(self, dtype: Any) -> TensorType:
+        return TensorType(self.shape, as_dtype(dtype))
+
+    def accepts(self, other: TensorType) -> bool:
+        """True where a value of type `other` may be put into a variable of this type."""
+        return (
+            self.dtype == other.dtype
+            and self.ndim == other.ndim
+            and all(a in (-1, b) or b == -1 for a, b in zip(self.shape, other.shape, strict=True))
+        )
+
+    def __str__(self) -> str:
+        return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+
+def tensor_type(shape: Iterable[Any], dtype: Any) -> TensorType:
+    """A TensorType from a user's shape: ints, None or -1 for a size known at run time."""
+    return TensorType(normalize_shape(shape), as_dtype(dtype))
+
+
+def normalize_shape(shape: Any) -> tuple[int, ...]:
+    """A tuple of ints >= -1 from a user's shape; None becomes -1."""
+    if isinstance(shape, (int, np.integer)):
+        shape = (shape,)
+    require(isinstance(shape, Iterable), f"a shape is a list of sizes, not {shape!r}")
+    sizes = []
+    for size in shape:
+        if size is None:
+            size = -1
+        require(
+            isinstance(size, (int, np.integer)) and not isinstance(size, bool),
+            f"a size is an int, None or -1, not {size!r}", DTypeError,
+        )  # fmt: skip
+        require(size >= -1, f"size {size} is negative")
+        sizes.append(int(size))
+    require(
+        math.prod(max(s, 1) for s in sizes) < 2**63, f"shape {sizes} has more than 2^63 elements"
+    )
+    return tuple(sizes)
+
+
+def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
+    """`axis` counted from the front; it must lie in [-ndim, ndim)."""
+    require(
+        -ndim <= axis < ndim,
+        f"{what} {axis} is out of range for rank {ndim}"
+        + (f", it must lie in [{-ndim}, {ndim})" if ndim else ", a scalar has no axes"),
+    )
+    return axis % ndim
+
+
+def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """All axes for None, else each counted from the front; none may stand twice."""
+    if axes is None:
+        return tuple(range(ndim))
+    found = tuple(normalize_axis(a, ndim) for a in axes)
+    require(len(set(found)) == len(found), f"axes {list(axes)} name one axis twice")
+    return found
+
+
+def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY") -> tuple[int, ...]:
+    """The NumPy broadcast of shapes; an unknown size meets a known one as that size."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[int] = []
+    for axis in range(-rank, 0):
+        size, owner = 1, ""
+        for name, shape in zip(names, shapes, strict=False):
+            other = shape[axis] if -axis <= len(shape) else 1
+            if size in (1, -1) and other != 1:
+                size, owner = (other, name) if other != -1 or size == 1 else (size, owner)
+            elif other not in (1, -1, size):
+                raise ShapeError(f"cannot broadcast axis {axis}: {owner} has {size}, {name} has {other}")
+        result.append(size)
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class CPUPlace:
+    """Arrays live in host memory and NumPy computes."""
+
+    def __str__(self) -> str:
+        return "CPUPlace"
+
+
+@dataclass(frozen=True)
+class CUDAPlace:
+    """Arrays live on GPU `device_id` and CUDA kernels compute."""
+
+    device_id: int = 0
+
+    def __str__(self) -> str:
+        return f"CUDAPlace({self.device_id})"
+
+
+Place = CPUPlace | CUDAPlace
