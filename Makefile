@@ -1,0 +1,63 @@
+# Two commands do all: `make demo` trains the MLP, `make test` runs the whole test suite.
+# Both make .venv at the first time and install nothing again until pyproject.toml changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+KEY := $(shell cksum < pyproject.toml | cut -d' ' -f1)
+EXAMPLES := .venv/installed-examples-$(KEY)
+DEV := .venv/installed-dev-$(KEY)
+N ?= 20000
+
+.PHONY: help demo test lint types examples fuzz bench clean
+
+help:
+	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
+	@echo "make test      the whole test suite"
+	@echo "make lint      ruff"
+	@echo "make types     pyright"
+	@echo "make examples  every script of examples/"
+	@echo "make fuzz      N=$(N) random programs, each with the passes off and on"
+	@echo "make bench     the comparisons of bench/ that this machine can run"
+	@echo "make clean     remove .venv, out/ and caches"
+	@echo "PYTHON=python3.12 chooses the interpreter, Python 3.11 or newer is needed"
+
+demo: $(EXAMPLES)
+	$(BIN)/python examples/train_mlp.py
+
+# Two processes share the machine: one BLAS thread for each.
+test: $(DEV)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+
+types: $(DEV)
+	$(BIN)/pyright
+
+examples: $(EXAMPLES)
+	@set -e; for script in examples/*.py; do echo "$$script"; $(BIN)/python $$script; done
+
+fuzz: $(DEV)
+	$(BIN)/python tests/fuzz.py $(N)
+
+bench: $(EXAMPLES)
+	$(BIN)/python -m bench all
+
+clean:
+	rm -rf .venv out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find minigraph tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "minigraph needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+	    echo "Install one and say which: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	    echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(EXAMPLES): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+	@touch $@
+
+$(DEV): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(EXAMPLES)
