@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .builder import Builder
+from .builder import Builder, GradNeeds, grads_by_input, link_slot
 from .errors import ProgramError, call_site, require
-from .opdef import Slot
 from .program import Block, Operator, Parameter, Variable
 from .types import TensorType
 
@@ -231,8 +230,8 @@ class _Differentiation:
         return name
 
 
-class _GradBuilder(Builder):
-    """Creates of the optional outputs `X_grad` only those whose X needs a gradient."""
+class _GradBuilder(GradNeeds, Builder):
+    """The `g` of gradient rules on a Program."""
 
     def __init__(self, block: Block, needs: Collection[str] = ()) -> None:
         super().__init__(block)
@@ -242,9 +241,6 @@ class _GradBuilder(Builder):
     @property
     def emitted(self) -> list[Operator]:
         return self.block.ops[self.first :]
-
-    def wanted(self, slot: str, needs: Collection[str]) -> bool:
-        return slot in needs or slot.removesuffix("_grad") in self.needs
 
     def default_prefix(self, op_type: str) -> str:
         return NEW_PREFIX
@@ -261,30 +257,6 @@ NEW_PREFIX = "@NEW@"  # of a gradient that has no name yet
 
 def _is_new(v: Variable) -> bool:
     return v.name.startswith(NEW_PREFIX)
-
-
-def grads_by_input(
-    inputs: dict[str, list[Any]], slots: Sequence[Slot], result: Any
-) -> list[tuple[str, Any, Any]]:
-    """(slot, input, gradient) triples from what a gradient rule returned."""
-    if not isinstance(result, tuple):
-        result = (result,)
-    triples = []
-    for slot, grads in zip(slots, result, strict=False):
-        variables = inputs.get(slot.name, [])
-        grads = grads if isinstance(grads, list) else [grads] * bool(variables)
-        triples += [(slot.name, v, g) for v, g in zip(variables, grads, strict=True)]
-    return triples
-
-
-def link_slot(emitted: Sequence[Any], slot: str, grad: Any) -> None:
-    """Record on the operator that wrote `grad` that it is the gradient of `slot`."""
-    for op in reversed(emitted):
-        for output, variables in op.outputs.items():
-            if any(v is grad for v in variables):
-                if output != f"{slot}_grad":
-                    op.grad_slot = slot
-                return
 
 
 def _list(value: Any) -> list[Any]:

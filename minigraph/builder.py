@@ -6,13 +6,13 @@ a Block, passes use `GraphBuilder` of `passes/rule.py`, which has the same spell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from . import unique_name
 from .errors import ProgramError, require
-from .opdef import get_op
+from .opdef import Slot, get_op
 from .program import Block, Operator, Variable, default_main_program
 from .types import TensorType
 
@@ -73,6 +73,20 @@ class Builder:
         return self.block._add(v)
 
 
+class GradNeeds:
+    """What gradient rules ask of their `g`: which input slots of the forward operator need a gradient."""
+
+    needs: Collection[str] = ()
+
+    def wanted(self, slot: str, needs: Collection[str]) -> bool:
+        """Of the optional outputs `X_grad`, those are created whose X needs a gradient."""
+        return slot in needs or slot.removesuffix("_grad") in self.needs
+
+    def among(self, **outputs: str) -> list[str]:
+        """Of {input slot: output slot that holds its gradient} the outputs that are needed."""
+        return [output for slot, output in outputs.items() if slot in self.needs]
+
+
 def builder_of(*operands: Any) -> Builder:
     """A Builder on the Block of the first Variable among `operands`, else on the default program."""
     for operand in operands:
@@ -89,6 +103,30 @@ def as_variable(value: Any, what: str) -> Variable:
     """`value`, which must be a Variable."""
     require(isinstance(value, Variable), f"{what} must be a variable, is {value!r}"[:200], ProgramError)
     return value
+
+
+def grads_by_input(
+    inputs: Mapping[str, Sequence[Any]], slots: Sequence[Slot], result: Any
+) -> list[tuple[str, Any, Any]]:
+    """(slot, input, gradient) triples from what a gradient rule returned."""
+    if not isinstance(result, tuple):
+        result = (result,)
+    triples = []
+    for slot, grads in zip(slots, result, strict=False):
+        variables = inputs.get(slot.name, [])
+        grads = grads if isinstance(grads, list) else [grads] * bool(variables)
+        triples += [(slot.name, v, g) for v, g in zip(variables, grads, strict=True)]
+    return triples
+
+
+def link_slot(emitted: Sequence[Any], slot: str, grad: Any) -> None:
+    """Record on the operator that wrote `grad` that it is the gradient of `slot`."""
+    for op in reversed(emitted):
+        for output, variables in op.outputs.items():
+            if any(v is grad for v in variables):
+                if (op.type, output) != (f"{op.forward.type}_grad", f"{slot}_grad"):
+                    op.grad_slot = slot
+                return
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -496,7 +496,7 @@ class Program:
         used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
         for v in self.vars.values():
             if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data:
-                copy.block0.vars[v.name] = _copy_var(v, copy.block0)
+                copy.block0.vars[v.name] = copy_var(v, copy.block0)
         copied: dict[int, Operator] = {}
         for op in kept:
             attrs = dict(op.attrs)
@@ -555,7 +555,8 @@ class Program:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
 
 
-def _copy_var(v: Variable, block: Block) -> Variable:
+def copy_var(v: Variable, block: Block) -> Variable:
+    """The same variable for another Block (not yet in it)."""
     if not isinstance(v, Parameter):
         return Variable(block, v.name, v.type, persistable=v.persistable, stop_gradient=v.stop_gradient,
                         is_data=v.is_data, site=v.site)  # fmt: skip

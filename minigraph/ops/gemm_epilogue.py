@@ -1,1 +1,172 @@
-"""Matrix product with its epilogue: bias, activation and what backward needs of it."""
+"""Matrix product with its epilogue: bias, activation, and what backward needs of it.
+
+Semantics of Paddle PR #39437 with its gaps closed: trans_x only at rank 2, the erf form of gelu
+kept apart from the tanh form, any N, partial gradients.
+
+ReserveSpace, a typed part of the interface:
+    relu   uint8[..., 16 * ceil(N / 128)]: bit j of a row, little-endian within its bytes, tells
+           whether the pre-activation of column j is positive; bits past N are zero. This is
+           cuBLASLt's RELU_AUX layout with a leading dimension of N rounded up to 128 bits.
+    gelu   the pre-activation X @ Y + Bias, shape and dtype of Out
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import AttrError, DTypeError, require
+from ..opdef import op
+from ..types import TensorType, uint8
+from .activation import gelu, gelu_slope
+from .matmul import matmul
+
+MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
+
+
+def mask_type(out: TensorType) -> TensorType:
+    """The type of relu's ReserveSpace for an output of type `out`."""
+    columns = out.shape[-1]
+    width = -1 if columns == -1 else -(-columns // MASK_BITS) * (MASK_BITS // 8)
+    return TensorType((*out.shape[:-1], width), uint8)
+
+
+def pack_mask(positive: np.ndarray) -> np.ndarray:
+    """Booleans [..., N] as bits in rows padded to MASK_BITS."""
+    bits = np.packbits(positive, axis=-1, bitorder="little")
+    width = -(-positive.shape[-1] // MASK_BITS) * (MASK_BITS // 8)
+    padded = np.zeros((*positive.shape[:-1], width), np.uint8)
+    padded[..., : bits.shape[-1]] = bits
+    return padded
+
+
+def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
+    """The booleans [..., columns] of a packed mask."""
+    return np.unpackbits(mask, axis=-1, count=columns, bitorder="little").view(np.bool_)
+
+
+@op("Out, ReserveSpace?")
+def fused_gemm_epilogue(
+    X, Y, Bias, *, trans_x: bool = False, trans_y: bool = False, activation: str = "none",
+    approximate: bool = False, needs=("Out", "ReserveSpace"),
+):  # fmt: skip
+    """activation(X @ Y + Bias) with activation none, relu or gelu.
+
+    X            [..., K] of rank 2 or more; [K, M] with trans_x, which takes rank 2 only
+    Y            [K, N], or [N, K] with trans_y
+    Bias         [N]
+    approximate  the tanh form of gelu
+    Out          [..., N]; ReserveSpace (see the top of this file) only on demand and with an
+                 activation
+    """
+    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y) + Bias
+    if activation == "relu":
+        return np.maximum(z, z.dtype.type(0)), pack_mask(z > 0)
+    if activation == "gelu":
+        return gelu(z, approximate=approximate), z
+    return z, None
+
+
+@fused_gemm_epilogue.infer
+def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
+    require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
+    require(not trans_x or X.ndim == 2, f"trans_x takes X of rank 2 only, X is {X}")
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
+    require(
+        activation in ("none", "relu", "gelu"), f"activation {activation!r} is not none, relu or gelu", AttrError
+    )
+    out = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
+    columns, bias = out.shape[-1], Bias.shape[0]
+    require(columns == bias or -1 in (columns, bias), f"Bias has {bias} elements, Y has {columns} columns")
+    return out, {"none": None, "relu": mask_type(out), "gelu": out}[activation]
+
+
+@fused_gemm_epilogue.grad
+def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, *, trans_x, trans_y, activation, approximate):
+    product = {"trans_x": trans_x, "trans_y": trans_y}
+    if activation == "relu":
+        Out_grad = g.relu_grad(Out, Out_grad)
+    elif activation == "gelu":
+        if ReserveSpace is None:  # not kept: compute the pre-activation again
+            ReserveSpace = g.fused_gemm_epilogue(X, Y, Bias, **product)
+        Out_grad = g.gelu_grad(ReserveSpace, Out_grad, approximate=approximate)
+    needs = g.among(X="DX", Y="DY", Bias="DBias")
+    return g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
+
+
+@fused_gemm_epilogue.samples
+def _(rng):
+    for x, n in [((4, 8), 128), ((2, 3, 8), 5), ((1, 1), 1), ((0, 3), 4), ((3, 8), 130)]:
+        for activation in ("none", "relu", "gelu"):
+            inputs = rng.normal(size=x), rng.normal(size=(x[-1], n)), rng.normal(size=n)
+            yield inputs, {"activation": activation, "approximate": n == 5}
+    yield (rng.normal(size=(8, 4)), rng.normal(size=(6, 8)), rng.normal(size=6)), {"trans_x": True, "trans_y": True}
+
+
+@op("DX?, DY?, DBias?")
+def fused_gemm_epilogue_grad(
+    DOut, X, Y, ReserveSpace=None, *, trans_x: bool = False, trans_y: bool = False,
+    activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"),
+):  # fmt: skip
+    """Gradients of X @ Y + Bias, and through the activation whose output X is.
+
+    DX     DOut @ Y^T, times the activation's derivative if activation_grad is relu_grad or
+           gelu_grad; ReserveSpace is then that of the operator that computed X
+    DY     X^T @ DOut over all rows       DBias  the sum of DOut over all rows
+    """
+    x, d = X.reshape(-1, X.shape[-1]), DOut.reshape(-1, DOut.shape[-1])
+    y = Y.T if trans_y else Y
+    DX = DY = DBias = None
+    if "DX" in needs:
+        DX = (y @ d.T if trans_x else d @ y.T).reshape(X.shape)
+        if activation_grad == "relu_grad":
+            DX = DX * unpack_mask(ReserveSpace, X.shape[-1])
+        elif activation_grad == "gelu_grad":
+            DX = DX * gelu_slope(ReserveSpace, approximate)
+    if "DY" in needs:
+        DY = (X if trans_x else x.T) @ d
+        DY = DY.T.copy() if trans_y else DY
+    if "DBias" in needs:
+        DBias = d.sum(axis=0)
+    return DX, DY, DBias
+
+
+@fused_gemm_epilogue_grad.infer
+def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximate):
+    require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}")
+    require(not trans_x or X.ndim == 2, f"trans_x takes X of rank 2 only, X is {X}")
+    out = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
+    require(out.accepts(DOut) or DOut.accepts(out), f"DOut must be {out}, is {DOut}")
+    known = ("none", "relu_grad", "gelu_grad")
+    require(activation_grad in known, f"activation_grad {activation_grad!r} is not one of {known}", AttrError)
+    if activation_grad == "none":
+        require(ReserveSpace is None, "ReserveSpace is given but activation_grad is none")
+    else:
+        wanted = mask_type(X) if activation_grad == "relu_grad" else X
+        require(ReserveSpace is not None, f"{activation_grad} needs ReserveSpace")
+        require(
+            wanted.accepts(ReserveSpace) or ReserveSpace.accepts(wanted),
+            f"ReserveSpace of {activation_grad} must be {wanted}, is {ReserveSpace}",
+        )
+    return X, Y, TensorType((out.shape[-1],), X.dtype)
+
+
+@fused_gemm_epilogue_grad.samples
+def _(rng):
+    def normal(*shape):
+        return rng.normal(size=shape)
+
+    yield (normal(4, 6), normal(4, 8), normal(8, 6)), {}
+    yield (normal(2, 3, 6), normal(2, 3, 8), normal(6, 8)), {"trans_y": True}
+    yield (normal(4, 6), normal(8, 4), normal(8, 6)), {"trans_x": True}
+    yield (normal(4, 6), normal(8, 4), normal(6, 8)), {"trans_x": True, "trans_y": True}
+    yield (normal(0, 6), normal(0, 8), normal(8, 6)), {}
+    mask = pack_mask(normal(4, 130) > 0)
+    yield (normal(4, 6), normal(4, 130), normal(130, 6), mask), {"activation_grad": "relu_grad"}
+    for approximate in (False, True):
+        attrs = {"activation_grad": "gelu_grad", "approximate": approximate}
+        yield (normal(4, 6), normal(4, 8), normal(8, 6), normal(4, 8)), attrs

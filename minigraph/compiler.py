@@ -1,0 +1,118 @@
+"""CompiledProgram: Program -> Graph -> passes -> Program, and what happened on the way.
+
+    program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
+
+Compiled once for each set of fetched names, since a fetched value must survive every pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .errors import ProgramError, require
+from .ir.convert import to_graph, to_program
+from .ir.diff import diff
+from .ir.dot import to_dot
+from .ir.verify import verify
+from .passes.log import PassReport
+from .program import Program
+from .strategy import PASSES, BuildStrategy
+
+
+class CompiledProgram:
+    """A Program with the rewrites that a BuildStrategy asks for; run it like a Program.
+
+    before, after  Programs; their str() shows one operator per line
+    """
+
+    def __init__(self, program: Program, build_strategy: BuildStrategy | None = None) -> None:
+        require(isinstance(program, Program), f"CompiledProgram takes a Program, not {program!r}", ProgramError)
+        require(
+            build_strategy is None or isinstance(build_strategy, BuildStrategy),
+            f"build_strategy is {build_strategy!r}, not a BuildStrategy", ProgramError,
+        )  # fmt: skip
+        self._program = program
+        self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
+        self._compilations: dict[tuple[int, frozenset[str]], _Compilation] = {}
+        self._latest: _Compilation | None = None
+
+    def with_data_parallel(
+        self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
+        exec_strategy: Any = None, share_vars_from: Any = None, places: Any = None,
+    ) -> CompiledProgram:  # fmt: skip
+        """Paddle 2.x's spelling for one place: the same as CompiledProgram(program, build_strategy)."""
+        count = len(places) if isinstance(places, (list, tuple)) else 1
+        require(count <= 1, f"with_data_parallel takes one place, {count} were given", ProgramError)
+        return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
+
+    def program_for(self, fetches: Iterable[str] = ()) -> Program:
+        """The rewritten program in which the values called `fetches` still exist; the Executor asks for it."""
+        return self._compiled(fetches).after
+
+    @property
+    def before(self) -> Program:
+        return self._program
+
+    @property
+    def after(self) -> Program:
+        """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
+        return self._latest_or_new().after
+
+    def diff(self) -> str:
+        """What the passes changed, one operator per line, `-` before and `+` after."""
+        return diff(self.before, self.after)
+
+    def explain(self) -> str:
+        """For each flag: what was applied, what was refused and why, the nearest miss, what was off."""
+        compilation = self._latest_or_new()
+        lines = [compilation.reports[flag].render() if flag in compilation.reports else f"{flag:<30} off"
+                 for flag, _ in PASSES]  # fmt: skip
+        lines += [f"{flag:<30} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
+        return "\n".join(lines)
+
+    def _latest_or_new(self) -> _Compilation:
+        if self._latest is None or self._latest.version != self._program.version:
+            self._latest = self._compiled(())
+        return self._latest
+
+    def _compiled(self, fetches: Iterable[str]) -> _Compilation:
+        self._strategy.freeze()
+        key = self._program.version, frozenset(fetches)
+        if key not in self._compilations:
+            self._compilations[key] = _Compilation(self._program, self._strategy, key[1])
+        self._latest = self._compilations[key]
+        return self._latest
+
+
+class _Compilation:
+    """One pass pipeline over one graph."""
+
+    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str]) -> None:
+        self.version = program.version
+        self.reports: dict[str, PassReport] = {}
+        graph = to_graph(program, fetches)
+        if strategy.verify != "off":
+            verify(graph)
+        for flag, apply in PASSES:
+            if not getattr(strategy, flag):
+                continue
+            report = self.reports[flag] = PassReport(flag)
+            start = time.perf_counter()
+            apply(graph, report)
+            report.seconds = time.perf_counter() - start
+            if strategy.verify != "off":
+                verify(graph, flag)
+        self.after = to_program(graph, program) if self.reports else program
+        if strategy.debug_graphviz_path:
+            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+
+
+def _write_dot(path: Path, before: Program, after: Program) -> None:
+    """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
+    folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, program in (("before", before), ("after", after)):
+        (folder / f"{stem}_{name}.dot").write_text(to_dot(program), encoding="utf-8")

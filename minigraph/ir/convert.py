@@ -1,0 +1,69 @@
+"""Program -> Graph and back. Both ways keep names, types, links, roles and the user's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..program import Block, Operator, Program, Variable, copy_var
+from .graph import Graph, OpNode, VarNode
+
+
+def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
+    """The Graph of a program; an operator's rank is its position."""
+    graph = Graph(program.name, (*fetches, *program.fetched))
+    current: dict[str, VarNode] = {}
+    nodes: dict[int, OpNode] = {}
+
+    def read(v: Variable) -> VarNode:
+        if v.name not in current:
+            current[v.name] = graph.add_var(v.name, v.type, v)
+            current[v.name].given = True
+        return current[v.name]
+
+    def write(v: Variable) -> VarNode:
+        if v.persistable:
+            read(v)  # what it held before this run is version 0
+        current[v.name] = graph.add_var(v.name, v.type, v)
+        return current[v.name]
+
+    for position, op in enumerate(program.ops):
+        inputs = {slot: [read(v) for v in vs] for slot, vs in op.inputs.items()}
+        outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
+        nodes[id(op)] = graph.add_op(
+            OpNode(
+                op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
+                forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
+                number=op.number, scope_name=op.scope_name,
+            )
+        )  # fmt: skip
+    return graph
+
+
+def to_program(graph: Graph, source: Program) -> Program:
+    """The Program of a graph: the variables of `source` that still occur, parameters and data all, and new ones."""
+    program = Program(source.name)
+    program.random_seed, program.fetched = source.random_seed, source.fetched
+    block = program.global_block()
+    used = {v.name for op in graph.ops for vs in (*op.inputs.values(), *op.outputs.values()) for v in vs}
+    for v in source.vars.values():
+        if v.name in used or v.persistable or v.is_data:
+            block.vars[v.name] = copy_var(v, block)
+    operators: dict[OpNode, Operator] = {}
+    for op in graph.ops:
+        operators[op] = new = Operator(
+            block, op.opdef,
+            {slot: [_variable(block, v) for v in vs] for slot, vs in op.inputs.items()},
+            {slot: [_variable(block, v) for v in vs] for slot, vs in op.outputs.items()},
+            dict(op.attrs), role=op.role, forward=operators.get(op.forward) if op.forward else None,
+            grad_slot=op.grad_slot, site=op.site, number=op.number, scope_name=op.scope_name,
+        )  # fmt: skip
+        block.ops.append(new)
+    program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
+    program.version = len(block.ops)
+    return program
+
+
+def _variable(block: Block, node: VarNode) -> Variable:
+    if node.name not in block.vars:
+        block.vars[node.name] = Variable(block, node.name, node.type)
+    return block.vars[node.name]

@@ -1,0 +1,244 @@
+"""Graph: a Program as a bipartite networkx graph of operators and versioned variables, for passes.
+
+    VarNode -> OpNode -> VarNode      edges carry (slot, position) as their key
+
+A variable that is updated in place has one VarNode per version: the optimizer reads `w` version 0
+and writes `w` version 1, so producers and consumers are honest and the graph stays acyclic. That a
+version is overwritten only after all its readers ran is the one order that edges do not show;
+`Graph.order_problem` checks it. Operators have a `rank`, a tuple, and ranks in ascending order are
+always a valid schedule: new operators take the place of those they replace.
+
+The nodes of `graph.nx` are the OpNode and VarNode objects themselves. Nobody outside this file
+changes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import networkx as nx
+
+from ..errors import CallSite
+from ..opdef import OpDef
+from ..program import Variable, describe_call
+from ..types import TensorType
+
+Rank = tuple[int, ...]
+
+
+class VarNode:
+    """One version of a variable.
+
+    source  the Program's Variable, None for one that a pass made
+    given   the value exists before the first operator: fed, or persistable
+    """
+
+    def __init__(
+        self, graph: Graph, name: str, version: int, type: TensorType, source: Variable | None = None
+    ) -> None:
+        self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
+        self.given = False
+
+    @property
+    def persistable(self) -> bool:
+        return self.source is not None and self.source.persistable
+
+    @property
+    def producer(self) -> OpNode | None:
+        """The operator that writes this version; None for feeds and first versions of persistables."""
+        return next(iter(self.graph.nx.pred[self]), None)
+
+    @property
+    def consumers(self) -> list[OpNode]:
+        """The operators that read this version, each once, in rank order."""
+        return sorted(self.graph.nx.succ[self], key=lambda op: op.rank)
+
+    @property
+    def next_version(self) -> VarNode | None:
+        return self.graph.vars.get((self.name, self.version + 1))
+
+    @property
+    def pinned(self) -> str | None:
+        """Why this value must exist after any rewrite: it is fetched or persistable; None if it need not."""
+        if self.persistable:
+            return "persistable"
+        if self.name in self.graph.fetched and self.next_version is None:
+            return "fetched"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+    def __repr__(self) -> str:
+        return f"<VarNode {self.name}#{self.version}>"
+
+
+class OpNode:
+    """One operator; the fields mean what they mean in program.Operator.
+
+    grads     the grad operators that are linked to this one
+    rewriter  the pass that made this operator, None if the user's program did
+    """
+
+    def __init__(
+        self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
+        attrs: dict[str, Any], *, rank: Rank, role: str = "forward", forward: OpNode | None = None,
+        grad_slot: str | None = None, site: CallSite | None = None, number: int = 0,
+        scope_name: str = "", rewriter: str | None = None,
+    ) -> None:  # fmt: skip
+        self.opdef, self.inputs, self.outputs, self.attrs = opdef, inputs, outputs, attrs
+        self.rank, self.role, self.forward, self.grad_slot = rank, role, forward, grad_slot
+        self.site, self.number, self.scope_name, self.rewriter = site, number, scope_name, rewriter
+        self.grads: list[OpNode] = []
+
+    @property
+    def type(self) -> str:
+        return self.opdef.type
+
+    @property
+    def input_vars(self) -> Iterator[VarNode]:
+        return itertools.chain.from_iterable(self.inputs.values())
+
+    @property
+    def output_vars(self) -> Iterator[VarNode]:
+        return itertools.chain.from_iterable(self.outputs.values())
+
+    def reads_values_of(self, v: VarNode) -> bool:
+        """Whether the values of `v` matter to this operator, not only its shape and type."""
+        return any(
+            slot not in self.opdef.no_need_buffer and any(x is v for x in vs)
+            for slot, vs in self.inputs.items()
+        )
+
+    def call(self) -> str:
+        return describe_call(self.type, self.inputs)
+
+    def label(self) -> str:
+        """`matmul t0`: the type and the first output, as reports name an operator."""
+        first = next(self.output_vars, None)
+        return f"{self.type} {first.name}" if first else self.type
+
+    def __repr__(self) -> str:
+        return f"<OpNode {self.label()}>"
+
+
+class Graph:
+    """Operators and variables of one program.
+
+    fetched   names whose final values somebody wants after the run
+    """
+
+    def __init__(self, name: str = "graph", fetched: Iterable[str] = ()) -> None:
+        self.name, self.fetched = name, frozenset(fetched)
+        self.nx = nx.MultiDiGraph()
+        self.vars: dict[tuple[str, int], VarNode] = {}
+        self.latest: dict[str, int] = {}  # name -> its newest version
+        self._sorted: list[OpNode] | None = None
+        self._ops: dict[OpNode, None] = {}
+        self._tickets = itertools.count()
+
+    @property
+    def ops(self) -> list[OpNode]:
+        """All operators in the order of their ranks, a valid schedule."""
+        if self._sorted is None:
+            self._sorted = sorted(self._ops, key=lambda op: op.rank)
+        return self._sorted
+
+    def __contains__(self, op: OpNode) -> bool:
+        return op in self._ops
+
+    def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
+        """A new variable, or the next version of one that exists."""
+        version = self.latest.get(name, -1) + 1
+        self.latest[name] = version
+        v = self.vars[name, version] = VarNode(self, name, version, type, source)
+        self.nx.add_node(v)
+        return v
+
+    def fresh_name(self, base: str) -> str:
+        """`base`, numbered if the graph has that name already."""
+        if base not in self.latest:
+            return base
+        return next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in self.latest)
+
+    def rename_var(self, v: VarNode, name: str) -> None:
+        """Give a variable of one version another name that is free."""
+        assert v.version == 0 and v.next_version is None and name not in self.latest
+        del self.vars[v.name, 0], self.latest[v.name]
+        v.name = name
+        self.vars[name, 0], self.latest[name] = v, 0
+
+    def add_op(self, op: OpNode) -> OpNode:
+        """Put an operator in at its rank; its variables are in the graph already."""
+        self._ops[op] = None
+        self._sorted = None
+        self.nx.add_node(op)
+        for slot, vs in op.inputs.items():
+            for i, v in enumerate(vs):
+                self.nx.add_edge(v, op, key=(slot, i))
+        for slot, vs in op.outputs.items():
+            for i, v in enumerate(vs):
+                self.nx.add_edge(op, v, key=(slot, i))
+        if op.forward is not None:
+            op.forward.grads.append(op)
+        return op
+
+    def link(self, op: OpNode, forward: OpNode) -> None:
+        """Make `op` a grad operator of `forward` instead of what it was linked to."""
+        if op.forward is not None:
+            op.forward.grads.remove(op)
+        op.forward = forward
+        forward.grads.append(op)
+
+    def remove_op(self, op: OpNode) -> None:
+        """Take an operator out; its variables stay."""
+        del self._ops[op]
+        self._sorted = None
+        self.nx.remove_node(op)
+        if op.forward is not None:
+            op.forward.grads.remove(op)
+
+    def remove_var(self, v: VarNode) -> None:
+        """Take out a variable of one version that nobody writes or reads."""
+        assert not self.nx.pred[v] and not self.nx.succ[v], f"{v} is still used"
+        self.nx.remove_node(v)
+        del self.vars[v.name, v.version], self.latest[v.name]
+
+    def set_input(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
+        """Let `op` read `v` at this position instead."""
+        self.nx.remove_edge(op.inputs[slot][index], op, key=(slot, index))
+        op.inputs[slot][index] = v
+        self.nx.add_edge(v, op, key=(slot, index))
+
+    def set_output(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
+        """Let `op` write `v` at this position; appends an output where `index` is the next free one."""
+        vs = op.outputs.setdefault(slot, [])
+        if index < len(vs):
+            self.nx.remove_edge(op, vs[index], key=(slot, index))
+            vs[index] = v
+        else:
+            vs.append(v)
+        self.nx.add_edge(op, v, key=(slot, index))
+
+    def ticket(self) -> int:
+        """Ascending numbers that make ranks of new operators unique."""
+        return next(self._tickets)
+
+    def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
+        """Why an operator that reads these cannot stand at `rank`; None if it can."""
+        for v in reads:
+            if v.producer is not None and v.producer.rank >= rank:
+                return f"{v.name} is computed later"
+            after = v.next_version
+            if after is not None and after.producer is not None and after.producer.rank < rank:
+                return f"{v.name} is updated in place before"
+        return None
+
+    def count(self) -> Mapping[str, int]:
+        """Number of operators by type."""
+        counts: dict[str, int] = {}
+        for op in self.ops:
+            counts[op.type] = counts.get(op.type, 0) + 1
+        return counts

@@ -1,0 +1,119 @@
+"""fuse_gemm_epilogue: bias and activation move into the matrix product's epilogue (Paddle PR #39437).
+
+    relu|gelu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)
+    elementwise_add(matmul(X, Y), Bias)            -> fused_gemm_epilogue(X, Y, Bias)
+    relu_grad|gelu_grad(fused_gemm_epilogue_grad(DOut, X, Y).DX)
+                                                   -> fused_gemm_epilogue_grad(DOut, X, Y, ReserveSpace)
+
+Saves one read and one write of the product for the bias, and again for the activation and its
+gradient. The second gradient of a linear layer becomes `fused_gemm_epilogue_grad` with the first
+two equations, by the fused operator's own gradient rule. The third joins a layer's gradient with
+the activation below it: forward spans act(linear(x)), backward spans linear(act(x)).
+"""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph, VarNode
+from ..types import FLOATS
+from .cache import ActivationCache
+from .log import PassReport
+from .rule import GraphBuilder, Rule, apply_rule, require
+
+
+class Linear(Rule):
+    """elementwise_add(matmul(X, Y), Bias) -> fused_gemm_epilogue(X, Y, Bias)"""
+
+    activation = "none"
+
+    def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
+        return p.elementwise_add(p.matmul(X, Y, trans_x=trans_x, trans_y=trans_y), Bias, axis=axis)
+
+    def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:
+        rank = X.type.ndim
+        require(X.type.dtype in FLOATS, f"X must be a float, is {X.type}")
+        require(rank >= 2, f"X must have rank 2 or more, is {X.type}")
+        require(Y.type.ndim == 2, f"Y must be 2-D, is {Y.type}")
+        require(Bias.type.ndim == 1, f"Bias must be 1-D, is {Bias.type}")
+        require(axis in (-1, rank - 1), f"Bias is added along axis {axis}, not the last one")
+        require(not trans_x or rank == 2, f"trans_x needs X of rank 2, is {X.type}")
+        columns = Y.type.shape[0 if trans_y else 1]
+        require(
+            Bias.type.shape[0] == columns != -1,
+            f"Bias must have one element per column of Y ({columns}), is {Bias.type}",
+        )
+
+    def rewrite(self, g: GraphBuilder, X, Y, Bias, *, trans_x, trans_y, axis, approximate=False):
+        keep = self.activation == "gelu" and g.training  # gelu_grad reads the pre-activation
+        return g.fused_gemm_epilogue(
+            X, Y, Bias, trans_x=trans_x, trans_y=trans_y, activation=self.activation,
+            approximate=approximate, needs=["ReserveSpace"] if keep else (),
+        )[0]  # fmt: skip
+
+
+class LinearRelu(Linear):
+    """relu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
+
+    activation = "relu"
+
+    def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
+        return p.relu(super().pattern(p, X, Y, Bias, trans_x=trans_x, trans_y=trans_y, axis=axis))
+
+
+class LinearGelu(Linear):
+    """gelu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
+
+    activation = "gelu"
+
+    def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis, approximate):
+        z = super().pattern(p, X, Y, Bias, trans_x=trans_x, trans_y=trans_y, axis=axis)
+        return p.gelu(z, approximate=approximate)
+
+
+class ReluGradLinearGrad(Rule):
+    """relu_grad(X, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, ReserveSpace)"""
+
+    activation = "relu"
+
+    def __init__(self, cache: ActivationCache) -> None:
+        self.cache = cache
+
+    def pattern(self, p, DOut, X, Y, *, trans_x, trans_y):
+        grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
+        return p.relu_grad(X, grad.DX), grad.DY, grad.DBias
+
+    def check(self, X: VarNode, **_) -> None:
+        op = self.cache.producer(X)
+        require(
+            op is not None and op.attrs["activation"] == self.activation,
+            f"{X.name} is not written by a fused {self.activation}, so no ReserveSpace is kept for it",
+        )
+
+    def rewrite(self, g: GraphBuilder, DOut, X, Y, *, trans_x, trans_y, approximate=False, **_):
+        needs = [slot for slot, v in zip(("DX", "DY", "DBias"), g.replaced, strict=True) if v is not None]
+        return g.fused_gemm_epilogue_grad(
+            DOut, X, Y, self.cache.reserve(X), trans_x=trans_x, trans_y=trans_y,
+            activation_grad=f"{self.activation}_grad", approximate=approximate, needs=needs,
+        )  # fmt: skip
+
+
+class GeluGradLinearGrad(ReluGradLinearGrad):
+    """gelu_grad(Reserve, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, Reserve)"""
+
+    activation = "gelu"
+
+    def pattern(self, p, DOut, X, Y, Reserve, *, trans_x, trans_y, approximate):
+        grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
+        return p.gelu_grad(Reserve, grad.DX, approximate=approximate), grad.DY, grad.DBias
+
+    def check(self, X: VarNode, Reserve: VarNode, **_) -> None:
+        super().check(X)
+        require(
+            self.cache.kept(X) is Reserve, f"gelu_grad reads {Reserve.name}, which is not the input of {X.name}"
+        )
+
+
+def fuse_gemm_epilogue(graph: Graph, report: PassReport) -> int:
+    """Apply the equations of this file; activations before plain layers, forward before backward."""
+    cache = ActivationCache(graph)
+    rules = LinearRelu(), LinearGelu(), Linear(), ReluGradLinearGrad(cache), GeluGradLinearGrad(cache)
+    return sum(apply_rule(graph, rule, report) for rule in rules)

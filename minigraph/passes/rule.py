@@ -1,0 +1,359 @@
+"""Rules: an equation with a condition, and the engine that applies it to a Graph.
+
+A rule says what it finds (`pattern`), when it holds (`check`, with a reason for each refusal) and
+what replaces it (`rewrite`). The engine does what no rule may forget:
+
+- A value inside the match disappears, so it must not be fetched, persistable or read by others.
+  Who reads only its shape is given the result, which has the same type.
+- In a training program the matched operators' grad operators are found by their links and replaced
+  too: by what the new operator's own gradient rule emits. They must form a unit in the same sense.
+  A rule thus never speaks of gradients, and a gradient that is not needed is not computed.
+- Results keep their names; whatever is wrong is found before the graph changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+from ..builder import GradNeeds, grads_by_input, link_slot
+from ..errors import MinigraphError
+from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..opdef import get_op
+from ..program import GRAD_SUFFIX
+from .log import Applied, Miss, PassReport
+from .pattern import Match, Pattern
+
+
+class Refused(Exception):
+    """A rule or the engine says no, and why."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Refuse with `reason` unless `condition` holds."""
+    if not condition:
+        raise Refused(reason)
+
+
+class Rule:
+    """One equation. Subclasses define pattern, rewrite and, where it needs conditions, check."""
+
+    pattern: Callable[..., Any]
+
+    def check(self, **bound: Any) -> None:
+        """Refuse (`require(fact, "why")`) where the equation does not hold."""
+
+    def rewrite(self, g: GraphBuilder, **bound: Any) -> Any:
+        """Emit the replacement through `g`; return the new values in the order of the pattern's."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @cached_property
+    def compiled(self) -> Pattern:
+        return Pattern(self.pattern)
+
+
+class GraphBuilder(GradNeeds):
+    """`g.<op type>(...)` on a Graph: emits at the place of the operators that are replaced.
+
+    training  whether the matched operators have grad operators, which will follow the new ones
+    replaced  the values that the pattern returned, None for outputs that are absent here
+    """
+
+    def __init__(self, graph: Graph, place: Rank, like: OpNode, rewriter: str) -> None:
+        self.graph, self.place, self.like, self.rewriter = graph, place, like, rewriter
+        self.training = False
+        self.replaced: tuple[VarNode | None, ...] = ()
+        self.emitted: list[OpNode] = []
+        self.created: list[VarNode] = []
+        self.forward = like.forward
+        self.needs: Collection[str] = ()
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("__"):
+            raise AttributeError(op_type)
+        return partial(self.emit, op_type)
+
+    def emit(self, op_type: str, *args: Any, needs: Collection[str] = (), **kwargs: Any) -> Any:
+        """Add an operator; returns its outputs as Builder.emit does."""
+        opdef = get_op(op_type)
+        inputs = opdef.bind_inputs(args, kwargs)
+        opdef.check_inputs(inputs)
+        attrs = opdef.bind_attrs(kwargs)
+        types = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, attrs)
+        outputs: dict[str, list[VarNode]] = {}
+        for slot in opdef.outputs:
+            if slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
+                outputs[slot.name] = [self.new_var(f"{op_type}.{slot.name}", t) for t in types[slot.name]]
+        op = OpNode(
+            opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=self.like.role,
+            forward=self.forward, site=self.like.site, number=self.like.number,
+            scope_name=self.like.scope_name, rewriter=self.rewriter,
+        )  # fmt: skip
+        problem = self.graph.order_problem(op.rank, op.input_vars)
+        require(not problem, f"{op_type} cannot stand here: {problem}")
+        self.emitted.append(self.graph.add_op(op))
+        results = [
+            (outputs.get(s.name, []) if s.variadic else outputs.get(s.name, [None])[0]) for s in opdef.outputs
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def new_var(self, name: str, type: Any) -> VarNode:
+        self.created.append(self.graph.add_var(self.graph.fresh_name(name), type))
+        return self.created[-1]
+
+    def undo(self) -> None:
+        """Take everything out that was emitted."""
+        for op in reversed(self.emitted):
+            self.graph.remove_op(op)
+        for v in self.created:
+            self.graph.remove_var(v)
+
+
+def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
+    """Apply `rule` wherever it matches and holds; returns how often it did."""
+    applied = 0
+    pattern = rule.compiled
+    for anchor in [op for op in graph.ops if op.type == pattern.root_type]:
+        if anchor not in graph:
+            continue
+        match, matched, why = pattern.match(anchor)
+        if match is None:
+            report.missed(Miss(rule.name, matched, why, anchor.site))
+            continue
+        try:
+            report.applied.append(_Rewrite(graph, rule, match, report.name).run())
+            applied += 1
+        except Refused as no:
+            report.refuse(rule.name, anchor.label(), str(no), anchor.site)
+    return applied
+
+
+class _Rewrite:
+    """One match on its way to being replaced."""
+
+    def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:
+        self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
+        self.old = sorted(match.ops.values(), key=lambda op: op.rank)
+        self.kept = [v for v in match.kept if v is not None]
+        self.grads, self.entering = _linked_grads(self.old)
+
+    def run(self) -> Applied:
+        """Check, emit, exchange; raises Refused with the graph unchanged."""
+        bound = {**self.match.variables, **self.match.attrs}
+        self.rule.check(**bound)
+        inner = self._inner(self.old, self.kept)
+        incoming, outgoing = self._gradients() if self.grads else (None, {})
+        inner_grads = self._inner(self.grads, list(outgoing.values()))
+        stand_ins = self._stand_ins(inner)
+        last = self.old[-1]
+        g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
+        g.forward, g.training, g.replaced = self.old[0].forward, bool(self.grads), tuple(self.match.kept)
+        backward = None
+        try:
+            results = self.rule.rewrite(g, **bound)
+            results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
+            self._check_results(results, self.kept)
+            if self.grads:
+                assert incoming is not None
+                backward = GraphBuilder(self.graph, self.grads[0].rank, self.grads[0], self.pass_name)
+                contributions = self._differentiate(backward, g.emitted, results, incoming, outgoing)
+        except (Refused, MinigraphError) as no:
+            for builder in (backward, g):
+                if builder is not None:
+                    builder.undo()
+            raise Refused(str(no)) from None
+        entry = Applied(
+            self.rule.name, ", ".join(f"{self.kept[0].name} = {op.type}" for op in g.emitted[-1:]),
+            tuple(op.label() for op in self.old), last.site, last.role,
+        )  # fmt: skip
+        for op, slot, index, v in stand_ins:
+            self.graph.set_input(op, slot, index, v)
+        names = [(op.type, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
+        for op in self.entering:
+            self.graph.link(op, g.emitted[-1])
+        for op in reversed([*self.old, *self.grads]):
+            self.graph.remove_op(op)
+        self._take_over(g, results, self.kept)
+        if backward is not None:
+            self._take_over(backward, contributions, list(outgoing.values()))
+        for v in (*inner, *inner_grads):
+            self.graph.remove_var(v)
+        self._name_new(g, backward, names)
+        return entry
+
+    # what may disappear
+
+    def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
+        """The values that only `ops` know; refuses where somebody else needs one."""
+        inside = {*self.old, *self.grads}
+        inner = [v for op in ops for v in op.output_vars if not any(v is k for k in kept)]
+        for v in inner:
+            require(v.pinned is None, f"{v.name} is {v.pinned}, the fused operator would not produce it")
+            for reader in v.consumers:
+                require(
+                    reader in inside or not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}"
+                )
+            require(
+                v.version == 0 and v.next_version is None, f"{v.name} is updated in place"
+            )
+        return inner
+
+    def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
+        """(operator, slot, index, value of the same type) for who reads only the shape of an inner value."""
+        inside, found = {*self.old, *self.grads}, []
+        for v in inner:
+            for reader in v.consumers:
+                if reader in inside:
+                    continue
+                kept = next((k for k in self.kept if k.type == v.type), None)
+                require(
+                    kept is not None and kept.producer is not None and kept.producer.rank < reader.rank,
+                    f"{reader.label()} needs the shape of {v.name}",
+                )  # fmt: skip
+                found += [
+                    (reader, slot, i, kept)
+                    for slot, vs in reader.inputs.items()
+                    for i, x in enumerate(vs)
+                    if x is v
+                ]
+        return found
+
+    def _place(self) -> Rank:
+        """The rank of a matched operator at which the replacement can stand."""
+        inside = {*self.old}
+        reads = [v for op in self.old for v in op.input_vars if v.producer not in inside]
+        problem = None
+        for op in reversed(self.old):
+            problem = self.graph.order_problem(op.rank, reads)
+            readers = [c for v in self.kept for c in v.consumers if c not in inside and c.rank <= op.rank]
+            if problem is None and not readers:
+                return op.rank
+            problem = problem or f"{readers[0].label()} reads a result earlier"
+        raise Refused(f"the operators cannot be brought together: {problem}")
+
+    # gradients
+
+    def _gradients(self) -> tuple[VarNode, dict[VarNode, VarNode]]:
+        """The gradient that comes in, and {input of the match: the gradient that goes out for it}."""
+        inside, outgoing = {*self.old}, {}
+        for op in self.old:
+            for grad in op.grads:
+                require(not grad.grads, f"{op.label()} is differentiated twice")
+                for slot, out in _gradient_slots(grad):
+                    for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
+                        if v.producer in inside:
+                            continue
+                        require(
+                            v not in outgoing, f"{v.name} enters {self.rule.name} twice or is differentiated twice"
+                        )
+                        outgoing[v] = out_grad
+        known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
+        made = {v for grad in self.grads for v in grad.output_vars}
+        incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
+        require(
+            len(incoming) == 1, f"{len(incoming)} gradients flow into {self.old[-1].label()}, wanted one"
+        )
+        return incoming.pop(), outgoing
+
+    def _differentiate(
+        self, g: GraphBuilder, emitted: Sequence[OpNode], results: Sequence[VarNode], incoming: VarNode,
+        outgoing: dict[VarNode, VarNode],
+    ) -> list[VarNode]:  # fmt: skip
+        """Ask the new operators' gradient rules for the gradients in `outgoing`, in that order."""
+        wanted = set(outgoing)
+        for op in emitted:
+            if any(v in wanted for v in op.input_vars):
+                wanted.update(op.output_vars)
+        grads = {results[0]: incoming}
+        for op in reversed(emitted):
+            if not any(v in grads for v in op.output_vars):
+                continue
+            require(op.opdef.grad_function, f"{op.type} has no gradient rule")
+            g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
+            assert op.opdef.grad_function is not None
+            result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)
+            for slot, v, grad in grads_by_input(op.inputs, op.opdef.inputs, result):
+                if grad is not None and v in wanted:
+                    link_slot(g.emitted, slot, grad)
+                    grads[v] = grad if v not in grads else g.sum([grads[v], grad])
+        for v in outgoing:
+            require(v in grads, f"the gradient rule of {emitted[-1].type} gives no gradient of {v.name}")
+        new = [grads[v] for v in outgoing]
+        self._check_results(new, list(outgoing.values()))
+        return new
+
+    # exchanging
+
+    def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
+        require(len(new) == len(old), f"{len(new)} values replace {len(old)}")
+        for a, b in zip(new, old, strict=True):
+            require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
+            assert a.producer is not None
+            readers = [c for c in b.consumers if c.rank <= a.producer.rank and c not in (*self.old, *self.grads)]
+            require(not readers, f"{b.name} is read earlier by {readers[0].label() if readers else ''}")
+
+    def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
+        """The new operators write and read the variables of old, whose names live on."""
+        for a, b in zip(new, old, strict=True):
+            for op in g.emitted:
+                for slot, vs in op.outputs.items():
+                    for i in [i for i, v in enumerate(vs) if v is a]:
+                        self.graph.set_output(op, slot, i, b)
+            for op in a.consumers:
+                for slot, vs in op.inputs.items():
+                    for i in [i for i, v in enumerate(vs) if v is a]:
+                        self.graph.set_input(op, slot, i, b)
+            self.graph.remove_var(a)
+            g.created.remove(a)
+
+    def _name_new(
+        self, g: GraphBuilder, backward: GraphBuilder | None, old: Sequence[tuple[str, str, str]]
+    ) -> None:
+        """Names for values that are new: `<result>.reserve`, and those of the operators they come instead of."""
+        for v in g.created:
+            assert v.producer is not None
+            slot = next(s for s, vs in v.producer.outputs.items() if any(x is v for x in vs))
+            suffix = "reserve" if slot == "ReserveSpace" else slot
+            self.graph.rename_var(v, self.graph.fresh_name(f"{self.kept[0].name}.{suffix}"))
+        for v in backward.created if backward else ():
+            op = v.producer
+            assert op is not None
+            same = [n for t, s, n in old if t == op.type and s in op.outputs and n not in self.graph.latest]
+            self.graph.rename_var(v, same[0] if same else self.graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
+    """The grad operators of `ops`, in order, and apart the sums that collect what comes in from their readers."""
+    linked = {g for op in ops for g in op.grads}
+    made = {v for g in linked for v in g.output_vars}
+    entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
+    return sorted(linked - entering, key=lambda op: op.rank), list(entering)
+
+
+def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
+    """(slot of the forward operator, its gradients) for what a grad operator writes."""
+    assert grad.forward is not None
+    if grad.grad_slot is not None:
+        return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]
+    if grad.type != f"{grad.forward.type}_grad":
+        return []  # a value on the way
+    return [(slot.removesuffix("_grad"), vs) for slot, vs in grad.outputs.items() if slot.endswith("_grad")]
+
+
+def _kept(op: OpNode, name: str, grads: dict[VarNode, VarNode]) -> Any:
+    """The argument of a gradient rule called `name`: an input, an output or an output's gradient."""
+    slots = {s.name: s for s in (*op.opdef.inputs, *op.opdef.outputs)}
+    if name in slots:
+        values = list(op.inputs.get(name, ()) or op.outputs.get(name, ()))
+        return values if slots[name].variadic else (values[0] if values else None)
+    output = op.outputs.get(name.removesuffix("_grad"), [])
+    grad = [grads.get(v) for v in output]
+    require(
+        name in op.opdef.optional_grads or all(x is not None for x in grad), f"{op.type} gets no gradient {name}"
+    )
+    return grad[0] if len(grad) == 1 else (grad or None)
