@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401
     activation,
+    compare,
     creation,
     elementwise,
     embedding,
@@ -14,4 +15,5 @@ from . import (  # noqa: F401
     reduce,
     shape,
     softmax,
+    unary,
 )

@@ -9,9 +9,23 @@ import numpy as np
 
 from ..kernels.special import normal_cdf, normal_pdf
 from ..opdef import op
+from .elementwise import destination, draw
+from .unary import infer_float
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
+SHAPES = ((4, 3), (), (0, 3), (1,))
+LARGE = np.array([-1e4, -800.0, -40.0, 40.0, 800.0, 1e4])
+
+
+def _samples(rng):
+    for shape in SHAPES:
+        yield (draw(rng, shape),), {}
+
+
+def _pairs(rng):
+    for shape in SHAPES:
+        yield (draw(rng, shape), draw(rng, shape)), {}
 
 
 @op(traits={"elementwise"}, inplace={"Out": "X"})
@@ -25,20 +39,10 @@ def _(g, Out, Out_grad):
     return g.relu_grad(Out, Out_grad)
 
 
-@relu.samples
-def _(rng):
-    yield (rng.normal(size=(4, 3)),), {}
-
-
 @op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
 def relu_grad(Out, Out_grad, *, out=None):
     """Out_grad where Out > 0, else 0."""
     return np.multiply(Out_grad, Out > 0, out=out[0] if out else None)
-
-
-@relu_grad.infer
-def _(Out, Out_grad):
-    return Out
 
 
 @relu_grad.grad
@@ -46,28 +50,71 @@ def _(g, Out, X_grad_grad):
     return None, g.relu_grad(Out, X_grad_grad)
 
 
-@relu_grad.samples
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def leaky_relu(X, *, alpha: float = 0.02, out=None):
+    """X where X > 0, else alpha * X."""
+    return np.multiply(X, _leaky_slope(X, alpha), out=out[0] if out else None)
+
+
+def _leaky_slope(X: np.ndarray, alpha: float) -> np.ndarray:
+    return np.where(X > 0, X.dtype.type(1), X.dtype.type(alpha))
+
+
+@leaky_relu.grad
+def _(g, X, Out_grad, *, alpha):
+    return g.leaky_relu_grad(X, Out_grad, alpha=alpha)
+
+
+@leaky_relu.samples
 def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {}
+    for shape in SHAPES:
+        yield (draw(rng, shape),), {"alpha": 0.1}
+
+
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
+def leaky_relu_grad(X, Out_grad, *, alpha: float = 0.02, out=None):
+    """Out_grad where X > 0, else alpha * Out_grad."""
+    return np.multiply(Out_grad, _leaky_slope(X, alpha), out=out[0] if out else None)
+
+
+@leaky_relu_grad.grad
+def _(g, X, X_grad_grad, *, alpha):
+    return None, g.leaky_relu_grad(X, X_grad_grad, alpha=alpha)
+
+
+@leaky_relu_grad.samples
+def _(rng):
+    for inputs, _ in _pairs(rng):
+        yield inputs, {"alpha": 0.1}
 
 
 def gelu_slope(x: np.ndarray, approximate: bool) -> np.ndarray:
     """The derivative of gelu."""
     if not approximate:
         return normal_cdf(x) + x * normal_pdf(x)
-    t = np.tanh(SQRT_2_OVER_PI * (x + TANH_CUBE * x**3))
-    return (1 + t + x * (1 - t * t) * (SQRT_2_OVER_PI * (1 + 3 * TANH_CUBE * x * x))) * x.dtype.type(0.5)
+    square = x * x
+    t = np.tanh(SQRT_2_OVER_PI * x * (1 + TANH_CUBE * square))
+    return (1 + t + x * (1 - t * t) * (SQRT_2_OVER_PI * (1 + 3 * TANH_CUBE * square))) * x.dtype.type(0.5)
 
 
 @op(traits={"elementwise"})
-def gelu(X, *, approximate: bool = False):
+def gelu(X, *, approximate: bool = False, out=None):
     """X * Phi(X), Phi the normal distribution function; approximate=True uses the tanh form.
 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, arXiv:1606.08415.
     """
-    if approximate:
-        return X * ((1 + np.tanh(SQRT_2_OVER_PI * (X + TANH_CUBE * X**3))) * X.dtype.type(0.5))
-    return X * normal_cdf(X)
+    Out = destination(out, X)
+    if not approximate:
+        return np.multiply(X, normal_cdf(X), out=Out)
+    np.multiply(X, X, out=Out)
+    np.multiply(Out, TANH_CUBE, out=Out)
+    np.add(Out, 1, out=Out)
+    np.multiply(Out, X, out=Out)
+    np.multiply(Out, SQRT_2_OVER_PI, out=Out)
+    np.tanh(Out, out=Out)
+    np.add(Out, 1, out=Out)
+    np.multiply(Out, 0.5, out=Out)
+    return np.multiply(Out, X, out=Out)
 
 
 @gelu.grad
@@ -77,17 +124,152 @@ def _(g, X, Out_grad, *, approximate):
 
 @gelu.samples
 def _(rng):
-    yield (rng.normal(size=(4, 3)),), {}
-    yield (rng.normal(size=(4, 3)),), {"approximate": True}
+    for approximate in (False, True):
+        for shape in SHAPES:
+            yield (draw(rng, shape),), {"approximate": approximate}
 
 
-@op("X_grad", traits={"elementwise"})
-def gelu_grad(X, Out_grad, *, approximate: bool = False):
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
+def gelu_grad(X, Out_grad, *, approximate: bool = False, out=None):
     """Out_grad times the derivative of gelu at X."""
-    return Out_grad * gelu_slope(X, approximate)
+    return np.multiply(Out_grad, gelu_slope(X, approximate), out=out[0] if out else None)
 
 
 @gelu_grad.samples
 def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {"approximate": True}
+    for approximate in (False, True):
+        for inputs, _ in _pairs(rng):
+            yield inputs, {"approximate": approximate}
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def tanh(X, *, out=None):
+    """The hyperbolic tangent of X."""
+    return np.tanh(X, out=out[0] if out else None)
+
+
+@tanh.grad
+def _(g, Out, Out_grad):
+    return g.tanh_grad(Out, Out_grad)
+
+
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out"})
+def tanh_grad(Out, Out_grad, *, out=None):
+    """Out_grad * (1 - Out^2)"""
+    slope = np.multiply(Out, Out, out=destination(out, Out))
+    np.subtract(1, slope, out=slope)
+    return np.multiply(Out_grad, slope, out=slope)
+
+
+@tanh_grad.grad
+def _(g, Out, Out_grad, X_grad_grad):
+    product = g.elementwise_mul(g.elementwise_mul(Out_grad, X_grad_grad), Out)
+    return g.scale(product, scale=-2.0), g.tanh_grad(Out, X_grad_grad)
+
+
+def one_plus_exp_minus(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """1 + exp(-x), written into `out`; infinite where x is very negative, which 1/... turns into 0."""
+    with np.errstate(over="ignore"):
+        np.exp(np.negative(x, out=out), out=out)
+    return np.add(out, 1, out=out)
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def sigmoid(X, *, out=None):
+    """1 / (1 + exp(-X))"""
+    Out = one_plus_exp_minus(X, destination(out, X))
+    return np.reciprocal(Out, out=Out)
+
+
+@sigmoid.grad
+def _(g, Out, Out_grad):
+    return g.sigmoid_grad(Out, Out_grad)
+
+
+@op("X_grad", traits={"elementwise"})
+def sigmoid_grad(Out, Out_grad, *, out=None):
+    """Out_grad * Out * (1 - Out)"""
+    slope = np.subtract(1, Out, out=destination(out, Out))
+    np.multiply(slope, Out, out=slope)
+    return np.multiply(Out_grad, slope, out=slope)
+
+
+@sigmoid_grad.grad
+def _(g, Out, Out_grad, X_grad_grad):
+    product = g.elementwise_mul(Out_grad, X_grad_grad)
+    return g.elementwise_mul(product, g.scale(Out, scale=-2.0, bias=1.0)), g.sigmoid_grad(Out, X_grad_grad)
+
+
+@op(traits={"elementwise"})
+def silu(X, *, out=None):
+    """X * sigmoid(X), also called swish."""
+    Out = one_plus_exp_minus(X, destination(out, X))
+    return np.divide(X, Out, out=Out)
+
+
+@silu.grad
+def _(g, X, Out_grad):
+    return g.silu_grad(X, Out_grad)
+
+
+@op("X_grad", traits={"elementwise"})
+def silu_grad(X, Out_grad, *, out=None):
+    """Out_grad * s * (1 + X * (1 - s)), s = sigmoid(X)"""
+    s = one_plus_exp_minus(X, destination(out, X))
+    np.reciprocal(s, out=s)
+    return np.multiply(Out_grad * (1 + X * (1 - s)), s, out=s)
+
+
+@silu_grad.grad
+def _(g, X, Out_grad, X_grad_grad):
+    """silu'' = s * (1 - s) * (2 + X * (1 - 2 s))"""
+    s = g.sigmoid(X)
+    bend = g.scale(g.elementwise_mul(X, g.scale(s, scale=-2.0, bias=1.0)), bias=2.0)
+    product = g.elementwise_mul(g.elementwise_mul(Out_grad, X_grad_grad), bend)
+    return g.sigmoid_grad(s, product), g.silu_grad(X, X_grad_grad)
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def softplus(X, *, out=None):
+    """log(1 + exp(X))"""
+    return np.logaddexp(X, X.dtype.type(0), out=out[0] if out else None)
+
+
+@softplus.grad
+def _(g, X, Out_grad):
+    return g.softplus_grad(X, Out_grad)
+
+
+@op("X_grad", traits={"elementwise"})
+def softplus_grad(X, Out_grad, *, out=None):
+    """Out_grad * sigmoid(X)"""
+    s = one_plus_exp_minus(X, destination(out, X))
+    return np.divide(Out_grad, s, out=s)
+
+
+@softplus_grad.grad
+def _(g, X, Out_grad, X_grad_grad):
+    bend = g.sigmoid_grad(g.sigmoid(X), g.elementwise_mul(Out_grad, X_grad_grad))
+    return bend, g.softplus_grad(X, X_grad_grad)
+
+
+@silu.samples
+def _(rng):
+    yield from _samples(rng)
+    yield (LARGE,), {}
+
+
+@silu_grad.samples
+def _(rng):
+    yield from _pairs(rng)
+    yield (LARGE, draw(rng, LARGE.shape)), {}
+
+
+for _op in (relu, tanh, sigmoid, softplus):
+    _op.samples(_samples)
+
+for _op in (relu_grad, tanh_grad, sigmoid_grad, softplus_grad):
+    _op.samples(_pairs)
+
+for _op in (relu, gelu, leaky_relu, tanh, sigmoid, silu, softplus):
+    _op.infer(infer_float)

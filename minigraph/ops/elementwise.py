@@ -1,12 +1,18 @@
-"""Elementwise operators on one or two operands, with NumPy broadcasting and its gradients."""
+"""Arithmetic on two operands, with NumPy broadcasting and its gradients.
+
+A gradient is summed over the axes along which its operand was broadcast. Second order comes from
+rules on the grad operators, in which `X_grad_grad` and `Y_grad_grad` are what flows into them.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from ..errors import DTypeError, require
 from ..opdef import op
-from ..types import TensorType, broadcast_shapes
+from ..types import TensorType, bool_, broadcast_shapes
 
 
 def align(Y: np.ndarray, ndim: int, axis: int) -> np.ndarray:
@@ -30,8 +36,22 @@ def infer_binary(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
     return X.with_shape(broadcast_shapes(X.shape, y))
 
 
+def infer_arithmetic(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
+    """Likewise for numbers: truth values are no operands of arithmetic."""
+    require(X.dtype != bool_, "X is bool", DTypeError, "cast it, or use a logical operator")
+    return infer_binary(X, Y, axis=axis)
+
+
+def infer_operands(X: TensorType, Y: TensorType, *others: TensorType, axis: int = -1) -> Any:
+    """Gradients have the types of the operands."""
+    return X, Y
+
+
 def sum_to(grad: np.ndarray, shape: tuple[int, ...], axis: int = -1) -> np.ndarray:
-    """`grad` summed over the axes along which an operand of `shape` was broadcast."""
+    """`grad` summed over the axes along which an operand of `shape` was broadcast.
+
+    It is `grad` itself where there is nothing to sum.
+    """
     if grad.shape == shape:
         return grad
     full = shape if axis == -1 or len(shape) >= grad.ndim else shape + (1,) * (grad.ndim - axis - len(shape))
@@ -40,13 +60,38 @@ def sum_to(grad: np.ndarray, shape: tuple[int, ...], axis: int = -1) -> np.ndarr
     return grad.sum(axis=(*range(extra), *stretched)).reshape(shape)
 
 
+def destination(out: Any, like: np.ndarray) -> np.ndarray:
+    """The planned array of the only output, or a new one like `like`."""
+    return np.empty_like(like) if out is None or out[0] is None else out[0]
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of both signs, away from zero."""
+    return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 2.0, shape))
+
+
+OPERAND_SHAPES = (
+    ((4, 3), (3,), -1), ((4, 3), (4,), 0), ((2, 3, 4), (3,), 1), ((3,), (2, 3), -1), ((2, 1, 3), (4, 1), -1),
+    ((), (), -1), ((2, 3), (), -1), ((), (2,), -1), ((1,), (3,), -1), ((0, 3), (1, 3), -1), ((2, 0), (1,), -1),
+)  # fmt: skip
+
+
+def operands(rng):
+    """Samples of all ways to broadcast."""
+    for x, y, axis in OPERAND_SHAPES:
+        yield (draw(rng, x), draw(rng, y)), {"axis": axis}
+
+
+def operands_with_grad(rng):
+    """Likewise with a gradient of the output."""
+    for (X, Y), attrs in operands(rng):
+        yield (X, Y, draw(rng, np.broadcast_shapes(X.shape, align(Y, X.ndim, attrs["axis"]).shape))), attrs
+
+
 @op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
 def elementwise_add(X, Y, *, axis: int = -1, out=None):
     """X + Y with broadcasting; axis >= 0 aligns Y's first axis with that axis of X."""
     return np.add(X, align(Y, X.ndim, axis), out=out[0] if out else None)
-
-
-elementwise_add.infer(infer_binary)
 
 
 @elementwise_add.grad
@@ -54,35 +99,256 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_add_grad(X, Y, Out_grad, axis=axis)
 
 
-@elementwise_add.samples
-def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(3,))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4,))), {"axis": 0}
-    yield (rng.normal(size=(2, 1, 3)), rng.normal(size=(4, 1))), {}
+def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndarray | None) -> np.ndarray:
+    """`grad` summed to `shape`, in memory of its own unless `out` took over that of `grad`."""
+    total = sum_to(grad, shape, axis)
+    if out is None:
+        return total.copy() if total is grad else total
+    if not np.may_share_memory(total, out):
+        np.copyto(out, total)
+    return out
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"})
-def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"})
+def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
+    x_out, y_out = out or (None, None)
     return (
-        sum_to(Out_grad, X.shape) if "X_grad" in needs else None,
-        sum_to(Out_grad, Y.shape, axis) if "Y_grad" in needs else None,
+        _handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
+        _handed_on(Out_grad, Y.shape, axis, y_out) if "Y_grad" in needs else None,
     )
-
-
-@elementwise_add_grad.infer
-def _(X, Y, Out_grad, *, axis):
-    return X, Y
 
 
 @elementwise_add_grad.grad
 def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
-    X_part = X_grad_grad if X_grad_grad is not None else g.fill_any_like(X, value=0.0)
-    Y_part = Y_grad_grad if Y_grad_grad is not None else g.fill_any_like(Y, value=0.0)
-    return None, None, g.elementwise_add(X_part, Y_part, axis=axis)
+    return None, None, g.elementwise_add(_or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y), axis=axis)
 
 
-@elementwise_add_grad.samples
+def _or_zeros(g: Any, grad: Any, like: Any) -> Any:
+    return grad if grad is not None else g.fill_any_like(like, value=0.0)
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def elementwise_sub(X, Y, *, axis: int = -1, out=None):
+    """X - Y with broadcasting, as elementwise_add."""
+    return np.subtract(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_sub.grad
+def _(g, X, Y, Out_grad, *, axis):
+    return g.elementwise_sub_grad(X, Y, Out_grad, axis=axis)
+
+
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"})
+def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
+    """Out_grad and -Out_grad, summed to the shapes of X and Y."""
+    x_out, y_out = out or (None, None)
+    return (
+        _handed_on(Out_grad, X.shape, -1, x_out) if "X_grad" in needs else None,
+        np.negative(sum_to(Out_grad, Y.shape, axis), out=y_out) if "Y_grad" in needs else None,
+    )
+
+
+@elementwise_sub_grad.grad
+def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    return None, None, g.elementwise_sub(_or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y), axis=axis)
+
+
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+def elementwise_mul(X, Y, *, axis: int = -1, out=None):
+    """X * Y with broadcasting, as elementwise_add."""
+    return np.multiply(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_mul.grad
+def _(g, X, Y, Out_grad, *, axis):
+    return g.elementwise_mul_grad(X, Y, Out_grad, axis=axis)
+
+
+def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis: int, out: Any) -> np.ndarray:
+    """grad * factor summed to `shape`; straight into `out` where nothing is to be summed."""
+    if grad.shape == shape:
+        return np.multiply(grad, factor, out=out)
+    return sum_to(grad * factor, shape, axis)
+
+
+@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"})
+def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
+    """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
+    x_out, y_out = out or (None, None)
+    X_grad = Y_grad = None
+    if "Y_grad" in needs:  # first, because X_grad may take over the memory of Out_grad
+        Y_grad = _product(Out_grad, X, Y.shape, axis, y_out)
+    if "X_grad" in needs:
+        X_grad = _product(Out_grad, align(Y, X.ndim, axis), X.shape, -1, x_out)
+    return X_grad, Y_grad
+
+
+@elementwise_mul_grad.grad
+def _(g, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    into_x, into_y = _or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y)
+    X_grad, _ = g.elementwise_mul_grad(X, into_y, Out_grad, axis=axis, needs=["X_grad"])
+    _, Y_grad = g.elementwise_mul_grad(into_x, Y, Out_grad, axis=axis, needs=["Y_grad"])
+    to_out = g.elementwise_add(g.elementwise_mul(into_x, Y, axis=axis), g.elementwise_mul(X, into_y, axis=axis))
+    return X_grad, Y_grad, to_out
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def elementwise_div(X, Y, *, axis: int = -1, out=None):
+    """X / Y of floats, with broadcasting as elementwise_add."""
+    return np.divide(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_div.infer
+def _(X, Y, *, axis):
+    require(
+        X.is_float, f"X is {X.dtype}, a quotient of ints is no int", DTypeError,
+        "cast both to a float type, or floor(cast(X) / cast(Y))",
+    )  # fmt: skip
+    return infer_binary(X, Y, axis=axis)
+
+
+@elementwise_div.grad
+def _(g, X, Y, Out, Out_grad, *, axis):
+    return g.elementwise_div_grad(X, Y, Out, Out_grad, axis=axis)
+
+
+@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"})
+def elementwise_div_grad(X, Y, Out, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
+    """Out_grad / Y and -Out_grad * Out / Y, summed to the shapes of X and Y."""
+    x_out = out[0] if out and X.shape == Out_grad.shape else None
+    quotient = np.divide(Out_grad, align(Y, Out_grad.ndim, axis), out=x_out)
+    return (
+        sum_to(quotient, X.shape) if "X_grad" in needs else None,
+        sum_to(-(quotient * Out), Y.shape, axis) if "Y_grad" in needs else None,
+    )
+
+
+@elementwise_div_grad.grad
+def _(g, X, Y, Out, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    into_x, into_y = _or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y)
+    to_grad = g.elementwise_div(g.elementwise_sub(into_x, g.elementwise_mul(Out, into_y, axis=axis)), Y, axis=axis)
+    _, Y_grad = g.elementwise_div_grad(to_grad, Y, to_grad, Out_grad, axis=axis, needs=["Y_grad"])
+    to_out = g.elementwise_mul(Out_grad, g.elementwise_div(into_y, Y), axis=axis)
+    return None, Y_grad, g.scale(to_out, scale=-1.0), to_grad
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"})
+def elementwise_pow(X, Y, *, axis: int = -1, out=None):
+    """X ** Y with broadcasting as elementwise_add; ints to negative powers are refused."""
+    return np.power(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_pow.grad
+def _(g, X, Y, Out_grad, *, axis):
+    return g.elementwise_pow_grad(X, Y, Out_grad, axis=axis)
+
+
+@op("X_grad?, Y_grad?")
+def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+    """Out_grad * Y * X^(Y-1) and Out_grad * X^Y * log(X), summed to the shapes of X and Y.
+
+    Limits that floating point would spoil: X_grad is 0 where Y = 0, Y_grad is 0 where X = 0 and Y >= 0.
+    """
+    y = align(Y, X.ndim, axis)
+    X_grad = Y_grad = None
+    if "X_grad" in needs:
+        slope = np.where(y == 0, 0, y * np.power(X, y - 1))
+        X_grad = sum_to(Out_grad * slope, X.shape)
+    if "Y_grad" in needs:
+        base = np.where((X == 0) & (y >= 0), 1, X)
+        Y_grad = sum_to(Out_grad * np.power(X, y) * np.log(base), Y.shape, axis)
+    return X_grad, Y_grad
+
+
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+def elementwise_max(X, Y, *, axis: int = -1, out=None):
+    """The larger of X and Y, NaN where one is NaN; broadcasting as elementwise_add."""
+    return np.maximum(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_max.grad
+def _(g, X, Y, Out_grad, *, axis):
+    return g.elementwise_max_grad(X, Y, Out_grad, axis=axis)
+
+
+@op("X_grad?, Y_grad?")
+def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+    """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
+    return _chosen(X >= align(Y, X.ndim, axis), X, Y, Out_grad, axis, needs)
+
+
+@elementwise_max_grad.grad
+def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    return None, None, _choose(g, g.greater_equal(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
+
+
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+def elementwise_min(X, Y, *, axis: int = -1, out=None):
+    """The smaller of X and Y, NaN where one is NaN; broadcasting as elementwise_add."""
+    return np.minimum(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+
+@elementwise_min.grad
+def _(g, X, Y, Out_grad, *, axis):
+    return g.elementwise_min_grad(X, Y, Out_grad, axis=axis)
+
+
+@op("X_grad?, Y_grad?")
+def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
+    """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
+    return _chosen(X <= align(Y, X.ndim, axis), X, Y, Out_grad, axis, needs)
+
+
+@elementwise_min_grad.grad
+def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    return None, None, _choose(g, g.less_equal(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
+
+
+def _chosen(of_x: np.ndarray, X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, axis: int, needs: Any) -> Any:
+    """Out_grad where X was chosen and where Y was, summed to their shapes."""
+    return (
+        sum_to(np.where(of_x, Out_grad, 0), X.shape) if "X_grad" in needs else None,
+        sum_to(np.where(of_x, 0, Out_grad), Y.shape, axis) if "Y_grad" in needs else None,
+    )
+
+
+def _choose(g: Any, of_x: Any, X: Any, Y: Any, X_part: Any, Y_part: Any, axis: int) -> Any:
+    """X_part where X was chosen, else Y_part."""
+    zeros = g.fill_any_like(X, value=0.0)
+    Y_part = g.elementwise_add(zeros, _or_zeros(g, Y_part, Y), axis=axis)  # Y_part with the rank of X
+    return g.where(of_x, zeros if X_part is None else X_part, Y_part)
+
+
+for _op in (elementwise_add, elementwise_sub, elementwise_mul, elementwise_pow, elementwise_max, elementwise_min):
+    _op.infer(infer_arithmetic)
+
+for _op in (elementwise_add, elementwise_sub, elementwise_mul, elementwise_div, elementwise_max, elementwise_min):
+    _op.samples(operands)
+
+for _op in (elementwise_add_grad, elementwise_sub_grad, elementwise_mul_grad, elementwise_max_grad,
+            elementwise_min_grad):  # fmt: skip
+    _op.samples(operands_with_grad)
+
+for _op in (elementwise_add_grad, elementwise_sub_grad, elementwise_mul_grad, elementwise_div_grad,
+            elementwise_pow_grad, elementwise_max_grad, elementwise_min_grad):  # fmt: skip
+    _op.infer(infer_operands)
+
+
+@elementwise_div_grad.samples
 def _(rng):
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(3,)), rng.normal(size=(4, 3))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(4,)), rng.normal(size=(4, 3))), {"axis": 0}
+    for (X, Y, Out_grad), attrs in operands_with_grad(rng):
+        yield (X, Y, draw(rng, Out_grad.shape), Out_grad), attrs
+
+
+@elementwise_pow.samples
+def _(rng):
+    for (X, Y), attrs in operands(rng):
+        yield (np.abs(X), Y), attrs
+    yield (np.array([-2, 0, 3]), np.array([3, 0, 2])), {}
+
+
+@elementwise_pow_grad.samples
+def _(rng):
+    for (X, Y, Out_grad), attrs in operands_with_grad(rng):
+        yield (np.abs(X), Y, Out_grad), attrs

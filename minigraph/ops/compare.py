@@ -1,0 +1,141 @@
+"""Comparisons, logic, and choice by a condition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DTypeError, require
+from ..opdef import OpDef, op
+from ..types import TensorType, bool_, broadcast_shapes
+from .elementwise import align, draw, infer_binary, operands, sum_to
+
+
+def infer_truth(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
+    """bool of the broadcast shape."""
+    return infer_binary(X, Y, axis=axis).with_dtype(bool_)
+
+
+def _comparison(name: str, ufunc: np.ufunc, equation: str, *traits: str) -> OpDef:
+    def compare(X, Y, *, axis: int = -1, out=None):
+        return ufunc(X, align(Y, X.ndim, axis), out=out[0] if out else None)
+
+    compare.__name__ = name
+    compare.__doc__ = f"{equation} as bool, with broadcasting as elementwise_add."
+    define = op(traits={"elementwise", "nondifferentiable", *traits})
+    return define(compare).infer(infer_truth).samples(_comparison_samples)
+
+
+def _comparison_samples(rng):
+    yield from operands(rng)
+    yield (np.array([1.0, 2.0, np.nan, -0.0, np.inf]), np.array([1.0, 3.0, np.nan, 0.0, 1.0])), {}
+    yield (np.array([1, 2, 3]), np.array([[3], [2]])), {}
+    yield (np.array([True, False]), np.array([True, True])), {}
+
+
+equal = _comparison("equal", np.equal, "X == Y", "commutative")
+not_equal = _comparison("not_equal", np.not_equal, "X != Y", "commutative")
+less_than = _comparison("less_than", np.less, "X < Y")
+less_equal = _comparison("less_equal", np.less_equal, "X <= Y")
+greater_than = _comparison("greater_than", np.greater, "X > Y")
+greater_equal = _comparison("greater_equal", np.greater_equal, "X >= Y")
+
+
+def _connective(name: str, ufunc: np.ufunc, word: str) -> OpDef:
+    def connect(X, Y, *, out=None):
+        return ufunc(X, Y, out=out[0] if out else None)
+
+    connect.__name__ = name
+    connect.__doc__ = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
+    define = op(traits={"elementwise", "nondifferentiable", "commutative"})
+    return define(connect).infer(infer_truth).samples(_connective_samples)
+
+
+def _connective_samples(rng):
+    for x, y in [((2, 3), (3,)), ((), ()), ((0, 2), (1,)), ((2,), (4, 1))]:
+        yield (np.asarray(rng.random(x) < 0.5), np.asarray(rng.random(y) < 0.5)), {}
+    yield (np.array([0.0, 1.0, np.nan]), np.array([1.0, 0.0, 2.0])), {}
+
+
+logical_and = _connective("logical_and", np.logical_and, "and")
+logical_or = _connective("logical_or", np.logical_or, "or")
+logical_xor = _connective("logical_xor", np.logical_xor, "xor")
+
+
+@op(traits={"elementwise", "nondifferentiable"})
+def logical_not(X, *, out=None):
+    """not X as bool; numbers are true where not zero."""
+    return np.logical_not(X, out=out[0] if out else None)
+
+
+@logical_not.infer
+def _(X):
+    return X.with_dtype(bool_)
+
+
+@logical_not.samples
+def _(rng):
+    yield (np.array([[True, False]]),), {}
+    yield (np.array(True),), {}
+    yield (np.array([0.0, 2.0, np.nan]),), {}
+
+
+@op(traits={"elementwise"})
+def where(Condition, X, Y):
+    """X where Condition, else Y; all three broadcast as in NumPy.
+
+    Condition is bool; X and Y have one data type.
+    """
+    return np.where(Condition, X, Y)
+
+
+@where.infer
+def _(Condition, X, Y):
+    require(Condition.dtype == bool_, f"Condition must be bool, is {Condition.dtype}", DTypeError)
+    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    return X.with_shape(broadcast_shapes(Condition.shape, X.shape, Y.shape, names=("Condition", "X", "Y")))
+
+
+@where.grad
+def _(g, Condition, X, Y, Out_grad):
+    X_grad, Y_grad = g.where_grad(Condition, X, Y, Out_grad)
+    return None, X_grad, Y_grad
+
+
+@where.samples
+def _(rng):
+    for c, x, y in WHERE_SHAPES:
+        yield (np.asarray(rng.random(c) < 0.5), draw(rng, x), draw(rng, y)), {}
+    yield (np.array([True, False]), np.array([1, 2]), np.array([3, 4])), {}
+
+
+WHERE_SHAPES = (((2, 3), (2, 3), (2, 3)), ((3,), (2, 3), ()), ((2, 1), (3,), (1, 3)), ((), (), ()), ((0, 3), (3,), (1,)))
+
+
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"})
+def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
+    """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
+    return (
+        sum_to(np.where(Condition, Out_grad, 0), X.shape) if "X_grad" in needs else None,
+        sum_to(np.where(Condition, 0, Out_grad), Y.shape) if "Y_grad" in needs else None,
+    )
+
+
+@where_grad.infer
+def _(Condition, X, Y, Out_grad):
+    return X, Y
+
+
+@where_grad.grad
+def _(g, Condition, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None):
+    zeros = g.fill_any_like(Out_grad, value=0.0)
+    X_part, Y_part = (
+        zeros if part is None else g.elementwise_add(zeros, part) for part in (X_grad_grad, Y_grad_grad)
+    )
+    return None, None, None, g.where(Condition, X_part, Y_part)
+
+
+@where_grad.samples
+def _(rng):
+    for c, x, y in WHERE_SHAPES:
+        Out_grad = draw(rng, np.broadcast_shapes(c, x, y))
+        yield (np.asarray(rng.random(c) < 0.5), draw(rng, x), draw(rng, y), Out_grad), {}
