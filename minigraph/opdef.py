@@ -127,11 +127,11 @@ class OpDef:
 
     # what others ask of it
 
-    @property
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.inputs)
 
-    @property
+    @cached_property
     def output_names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.outputs)
 

@@ -11,17 +11,16 @@ as the Plan, so a step allocates next to nothing. A run is then a loop over boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .errors import FeedError, KernelError, MinigraphError, UninitializedError
-from .opdef import OpDef
 from .program import Operator, Program, describe_call
 from .scope import Scope
-from .types import SHORT_NAMES, TensorType, bfloat16, float16, float32
+from .types import TensorType, bfloat16, float16, float32
 
 LOW_PRECISION = frozenset({float16, bfloat16})
 
@@ -109,13 +108,10 @@ class Plan:
             for i in indices:
                 self.values[i].last_use = position
             inputs.append(indices if slot.variadic else indices[0])
-        call = describe_call(op.type, {
-            s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], types[s], strict=True)] for s in types
-        })  # fmt: skip
         try:
             inferred = opdef.infer_types(types, op.attrs)
         except MinigraphError as error:
-            raise error.at(call, op.site) from None
+            raise error.at(_describe(op, types), op.site) from None
         step = Step(op, opdef.cpu_kernel, inputs, [], dict(op.attrs), None)
         for slot in opdef.outputs:
             variables = op.outputs.get(slot.name, [])
@@ -213,7 +209,7 @@ class Plan:
                 for i, r in zip(index, result, strict=True):
                     env[i] = r
         if not self.checked:
-            self._check_results(step, env)
+            self._check_results(step, env, args)
         for index, name in step.stored:
             array = env[index]
             if array is not scope.arrays.get(name):
@@ -223,8 +219,8 @@ class Plan:
         for i in step.freed:
             env[i] = None
 
-    def _check_results(self, step: Step, env: list[Any]) -> None:
-        """In the first run: every kernel returns what the operator's inference promised."""
+    def _check_results(self, step: Step, env: list[Any], args: list[Any]) -> None:
+        """In the first run: every kernel returns what the operator's inference promised, in memory of its own."""
         for i in _flat(step.outputs):
             value, array = self.values[i], env[i]
             if not isinstance(array, np.ndarray):
@@ -232,6 +228,12 @@ class Plan:
             if array.shape != value.type.shape or array.dtype != value.type.dtype:
                 raise KernelError(
                     f"kernel wrote {value.name} as {array.dtype}{list(array.shape)}, inferred was {value.type}",
+                    call=step.op.call(), site=step.op.site,
+                )  # fmt: skip
+            shared = value.root == i and value.buffer is None and not value.persistable
+            if shared and any(np.may_share_memory(array, a) for a in _arrays(args)):
+                raise KernelError(
+                    f"kernel returned an input's memory as {value.name} without the trait view",
                     call=step.op.call(), site=step.op.site,
                 )  # fmt: skip
 
@@ -360,12 +362,21 @@ def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., A
     return run
 
 
+def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
+    """The call with the types of this run."""
+    return describe_call(op.type, {
+        s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
+    })  # fmt: skip
+
+
+def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
+    for a in args:
+        yield from a if isinstance(a, list) else () if a is None else (a,)
+
+
 def _is_input(array: np.ndarray, args: Sequence[Any]) -> bool:
     return any(array is a for a in args)
 
 
 def _flat(outputs: Sequence[Any]) -> list[int]:
     return [i for o in outputs if o is not None for i in (o if isinstance(o, list) else [o])]
-
-
-__all__ = ["SHORT_NAMES", "Collection", "OpDef", "Plan", "pruned_ops"]
