@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -61,3 +62,29 @@ def _erfcx(z: float) -> float:
     for k in range(60, 0, -1):
         fraction = (k / 2) / (z + fraction)
     return 1 / (math.sqrt(math.pi) * (z + fraction))
+
+
+def central_normal_quantile(q: np.ndarray) -> np.ndarray:
+    """z with Phi(z) - 1/2 = q, for |q| <= 0.4773 (|z| <= 2), in float64."""
+    u = (q * q) * (4 / CENTRAL_SQUARE) - 2
+    coefficients = _quantile_series()
+    later, now = np.zeros_like(u), np.full_like(u, coefficients[-1])
+    for c in coefficients[-2:0:-1]:
+        later, now = now, u * now - later + c
+    return q * (u * 0.5 * now - later + coefficients[0])
+
+
+CENTRAL_SQUARE = 0.4773**2
+
+
+@cache
+def _quantile_series() -> tuple[float, ...]:
+    """Chebyshev coefficients of Phi^-1(1/2 + q) / q over q^2 in [0, CENTRAL_SQUARE]."""
+    inverse = NormalDist().inv_cdf
+
+    def scaled(s: float) -> float:
+        q = math.sqrt((s + 1) / 2 * CENTRAL_SQUARE)
+        return inverse(0.5 + q) / q
+
+    values = np.polynomial.chebyshev.chebinterpolate(np.vectorize(scaled), 56)
+    return tuple(float(c) for c in values)

@@ -7,6 +7,8 @@ from . import (  # noqa: F401
     elementwise,
     embedding,
     gemm_epilogue,
+    index,
+    join,
     loss,
     matmul,
     norm,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import Arrays, DTypeAttr, Ints, Number, op
-from ..types import TensorType, float32, normalize_shape
+from ..errors import AttrError, DTypeError, require
+from ..opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
+from ..types import TensorType, float32, int64, normalize_shape
 
 
 @op(traits={"nondifferentiable"})
@@ -103,3 +105,52 @@ def _(g, X, Out_grad):
 def _(rng):
     yield ([rng.normal(size=(2, 3)) for _ in range(3)],), {}
     yield ([rng.normal(size=(2, 3))],), {}
+
+
+@op(traits={"nondifferentiable"})
+def assign_value(*, values: Numbers, shape: Ints, dtype: DTypeAttr):
+    """An array of the given shape that holds `values` in row-major order."""
+    return np.array(values, dtype).reshape(shape)
+
+
+@assign_value.infer
+def _(*, values, shape, dtype):
+    found = TensorType(normalize_shape(shape), dtype)
+    require(found.is_static, f"every size must be known, got {list(shape)}")
+    require(found.size == len(values), f"{len(values)} values do not fill shape {list(shape)}")
+    return found
+
+
+@assign_value.samples
+def _(rng):
+    yield (), {"values": (1.5, 2.0, -3.0, 0.25), "shape": (2, 2), "dtype": "float64"}
+    yield (), {"values": (7,), "shape": (), "dtype": "int64"}
+    yield (), {"values": (True, False), "shape": (2,), "dtype": "bool"}
+    yield (), {"values": (), "shape": (0, 3), "dtype": "float32"}
+
+
+def range_length(start: Number, end: Number, step: Number) -> int:
+    """ceil((end - start) / step), not below 0."""
+    for name, value in (("start", start), ("end", end), ("step", step)):
+        require(math.isfinite(value), f"{name} must be finite, is {value}", AttrError)
+    require(step != 0, "step is 0", AttrError)
+    return max(math.ceil((end - start) / step), 0)
+
+
+@op(traits={"nondifferentiable"})
+def arange(*, start: Number = 0, end: Number, step: Number = 1, dtype: DTypeAttr = int64):
+    """start, start + step, start + 2 step, ... up to `end`, which is left out."""
+    return (start + step * np.arange(range_length(start, end, step))).astype(dtype)
+
+
+@arange.infer
+def _(*, start, end, step, dtype):
+    return TensorType(normalize_shape((range_length(start, end, step),)), dtype)
+
+
+@arange.samples
+def _(rng):
+    yield (), {"end": 5}
+    yield (), {"start": 5, "end": -2, "step": -3, "dtype": "int32"}
+    yield (), {"start": 0.5, "end": 2.0, "step": 0.25, "dtype": "float64"}
+    yield (), {"start": 3, "end": 3}

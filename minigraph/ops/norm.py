@@ -1,1 +1,129 @@
 """Layer normalisation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import AttrError, DTypeError, require
+from ..opdef import op
+from ..types import TensorType, bfloat16, float16, float32, normalize_axis
+
+
+def product(sizes: tuple[int, ...]) -> int:
+    """The number of elements, -1 where a size is unknown."""
+    return -1 if -1 in sizes and 0 not in sizes else math.prod(sizes)
+
+
+def rows_of(x: np.ndarray, begin_norm_axis: int) -> np.ndarray:
+    """x as [rows, elements that are normalised together]."""
+    sizes = x.shape[: begin_norm_axis % x.ndim], x.shape[begin_norm_axis % x.ndim :]
+    return x.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
+
+
+@op("Y, Mean, Variance")
+def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
+    """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
+
+    Scale and Bias are 1-D with one element for each normalised one, as in Paddle (in ONNX they have
+    the shape of the normalised axes). The variance is the biased one. Mean and Variance are 1-D with
+    one element per row; they are float32 where X is a 16-bit float. ONNX returns 1 / sqrt(variance
+    + epsilon) instead of Variance, and normalises the last axis by default.
+    Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+    """
+    x = rows_of(X, begin_norm_axis)
+    mean = x.mean(axis=1)
+    y = x - mean[:, None]
+    variance = np.square(y).mean(axis=1)
+    y *= (1 / np.sqrt(variance + X.dtype.type(epsilon)))[:, None]
+    if Scale is not None:
+        y *= Scale
+    if Bias is not None:
+        y += Bias
+    return y.reshape(X.shape), mean, variance
+
+
+@layer_norm.infer
+def _(X, Scale, Bias, *, begin_norm_axis, epsilon):
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    require(epsilon > 0, f"epsilon must be positive, is {epsilon}", AttrError)
+    axis = normalize_axis(begin_norm_axis, X.ndim, "begin_norm_axis")
+    size = product(X.shape[axis:])
+    statistics = float32 if X.dtype in (float16, bfloat16) else X.dtype
+    for name, t in (("Scale", Scale), ("Bias", Bias)):
+        if t is None:
+            continue
+        require(t.dtype in (X.dtype, statistics), f"{name} is {t.dtype}, X is {X.dtype}", DTypeError)
+        require(
+            t.ndim == 1 and (t.shape[0] == size or -1 in (t.shape[0], size)),
+            f"{name} must be {t.with_shape((size,))}, one element for each of X's axes from {axis} on; is {t}",
+        )
+    rows = TensorType((product(X.shape[:axis]),), statistics)
+    return X, rows, rows
+
+
+@layer_norm.grad
+def _(g, X, Scale, Bias, Mean, Variance, Y_grad, Mean_grad=None, Variance_grad=None, *, begin_norm_axis, epsilon):
+    return g.layer_norm_grad(
+        X, Mean, Variance, Y_grad, Scale, Bias, Mean_grad, Variance_grad,
+        begin_norm_axis=begin_norm_axis, epsilon=epsilon,
+    )  # fmt: skip
+
+
+@layer_norm.samples
+def _(rng):
+    yield (rng.normal(size=(4, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
+    yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(4,)), rng.normal(size=(4,))), {"begin_norm_axis": -1}
+    yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(12,))), {}
+    yield (rng.normal(size=(2, 6)), None, rng.normal(size=(6,))), {"epsilon": 1e-3}
+    yield (rng.normal(size=(6,)),), {"begin_norm_axis": 0}
+    yield (rng.normal(size=(0, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
+
+
+@op("X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"})
+def layer_norm_grad(
+    X, Mean, Variance, Y_grad, Scale=None, Bias=None, Mean_grad=None, Variance_grad=None, *,
+    begin_norm_axis: int = 1, epsilon: float = 1e-5, needs=("X_grad", "Scale_grad", "Bias_grad"),
+):  # fmt: skip
+    """Gradients of layer_norm; with n = (X - Mean) / sqrt(Variance + epsilon) and d = Y_grad * Scale
+
+    X_grad = (d - mean(d) - n * mean(d * n)) / sqrt(Variance + epsilon), Scale_grad = sum(Y_grad * n),
+    Bias_grad = sum(Y_grad). What reaches Mean and Variance themselves is added to X_grad. Of Bias
+    only the shape is used.
+    """
+    x, d = rows_of(X, begin_norm_axis), rows_of(Y_grad, begin_norm_axis)
+    X_grad = Scale_grad = Bias_grad = None
+    if "Bias_grad" in needs and Bias is not None:
+        Bias_grad = d.sum(axis=0)
+    inverse = (1 / np.sqrt(Variance + X.dtype.type(epsilon)))[:, None]
+    n = x - Mean[:, None]
+    n *= inverse
+    if "Scale_grad" in needs and Scale is not None:
+        Scale_grad = (d * n).sum(axis=0)
+    if "X_grad" in needs:
+        d = d * Scale if Scale is not None else d
+        X_grad = d - d.mean(axis=1, keepdims=True)
+        X_grad -= n * (d * n).mean(axis=1, keepdims=True)
+        X_grad *= inverse
+        size = X.dtype.type(max(x.shape[1], 1))
+        if Mean_grad is not None:
+            X_grad += (Mean_grad / size)[:, None]
+        if Variance_grad is not None:
+            X_grad += n / inverse * (2 * Variance_grad / size)[:, None]
+        X_grad = X_grad.reshape(X.shape)
+    return X_grad, Scale_grad, Bias_grad
+
+
+@layer_norm_grad.infer
+def _(X, Mean, Variance, Y_grad, Scale, Bias, Mean_grad, Variance_grad, *, begin_norm_axis, epsilon):
+    return X, Scale, Bias
+
+
+@layer_norm_grad.samples
+def _(rng):
+    x, d = rng.normal(size=(4, 6)), rng.normal(size=(4, 6))
+    rows = x.mean(axis=1), x.var(axis=1), d
+    yield (x, *rows, rng.normal(size=(6,)), rng.normal(size=(6,))), {}
+    yield (x, *rows), {}
+    yield (x, *rows, None, None, rng.normal(size=(4,)), rng.normal(size=(4,))), {"begin_norm_axis": -1}

@@ -1,1 +1,360 @@
-"""Operators that rearrange, cut and join arrays."""
+"""Operators that give an array another shape or another order of axes, or repeat it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import require
+from ..opdef import Ints, op
+from ..types import TensorType, normalize_axes, normalize_axis, normalize_shape
+from .elementwise import sum_to
+
+
+def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes that `shape` asks for: 0 copies the size at its place, one -1 takes what is left.
+
+    A result of -1 is known only at run time. Copied sizes cancel, so (0, -1) is decided for empty
+    arrays and for unknown sizes too.
+    """
+    require(shape.count(-1) <= 1, f"shape {list(shape)} has more than one -1")
+    require(min(shape, default=0) >= -1, f"shape {list(shape)} has a negative size")
+    for place, size in enumerate(shape):
+        require(
+            size != 0 or place < len(sizes), f"shape {list(shape)} copies size {place}, X has rank {len(sizes)}"
+        )
+    copied = {place for place, size in enumerate(shape) if size == 0}
+    given = [s for place, s in enumerate(sizes) if place not in copied]
+    asked = math.prod(s for s in shape if s > 0)
+    there = -1 if -1 in given and 0 not in given else math.prod(given)
+    known = math.prod(s for s in given if s >= 0)
+    left = -1
+    if -1 in shape:
+        require(
+            there == -1 or there % asked == 0,
+            f"{there} elements cannot be cut into {list(shape)}: {there} is no multiple of {asked}",
+        )
+        left = -1 if there == -1 else there // asked
+    elif not copied:
+        fits = there == asked or (there == -1 and asked % max(known, 1) == 0)
+        require(fits, f"X {list(sizes)} and shape {list(shape)} differ in the number of elements")
+    else:
+        unknown = -1 in given or any(sizes[p] in (-1, 0) for p in copied)
+        require(
+            unknown or there == asked, f"X {list(sizes)} and shape {list(shape)} differ in the number of elements"
+        )
+    return tuple(sizes[p] if p in copied else (left if s == -1 else s) for p, s in enumerate(shape))
+
+
+@op(traits={"view"})
+def reshape(X, *, shape: Ints):
+    """X with its elements, in row-major order, in another shape.
+
+    0 in `shape` copies X's size at that place, one -1 takes what is left. As in Paddle, and unlike
+    NumPy, a 0 is never a size of its own: an empty array is reshaped by copying or by -1.
+    """
+    return X.reshape(reshaped(X.shape, shape))
+
+
+@reshape.infer
+def _(X, *, shape):
+    return X.with_shape(reshaped(X.shape, shape))
+
+
+@reshape.grad
+def _(g, X, Out_grad, *, shape):
+    return g.reshape_grad(X, Out_grad)
+
+
+@reshape.samples
+def _(rng):
+    yield (rng.normal(size=(4, 6)),), {"shape": (3, 8)}
+    yield (rng.normal(size=(2, 3, 4)),), {"shape": (0, -1)}
+    yield (rng.normal(size=(2, 3, 4)),), {"shape": (-1,)}
+    yield (rng.normal(size=(1, 1)),), {"shape": ()}
+    yield (rng.normal(size=()),), {"shape": (1, -1)}
+    yield (rng.normal(size=(0, 3)),), {"shape": (0, -1)}
+    yield (rng.normal(size=(3, 0)),), {"shape": (-1, 3)}
+
+
+@op("X_grad", traits={"view"}, no_need_buffer={"X"})
+def reshape_grad(X, Out_grad):
+    """Out_grad in the shape of X: the gradient of reshape, squeeze, unsqueeze and flatten."""
+    return Out_grad.reshape(X.shape)
+
+
+@reshape_grad.infer
+def _(X, Out_grad):
+    sizes = X.is_static and Out_grad.is_static
+    require(not sizes or X.size == Out_grad.size, f"X is {X}, Out_grad is {Out_grad}")
+    return X
+
+
+@reshape_grad.grad
+def _(g, Out_grad, X_grad_grad):
+    return None, g.reshape_grad(Out_grad, X_grad_grad)
+
+
+@reshape_grad.samples
+def _(rng):
+    yield (rng.normal(size=(4, 6)), rng.normal(size=(3, 8))), {}
+    yield (rng.normal(size=()), rng.normal(size=(1, 1))), {}
+    yield (rng.normal(size=(0, 3)), rng.normal(size=(3, 0, 2))), {}
+
+
+@op(traits={"view"})
+def transpose(X, *, perm: Ints):
+    """X with its axes in the order `perm`: axis i of Out is axis perm[i] of X; a view."""
+    return np.transpose(X, perm)
+
+
+@transpose.infer
+def _(X, *, perm):
+    require(len(perm) == X.ndim, f"perm {list(perm)} has {len(perm)} axes, X has rank {X.ndim}")
+    return X.with_shape(X.shape[axis] for axis in normalize_axes(perm, X.ndim))
+
+
+@transpose.grad
+def _(g, Out_grad, *, perm):
+    order = normalize_axes(perm, len(perm))
+    return g.transpose(Out_grad, perm=[order.index(axis) for axis in range(len(order))])
+
+
+@transpose.samples
+def _(rng):
+    yield (rng.normal(size=(4, 3)),), {"perm": (1, 0)}
+    yield (rng.normal(size=(2, 3, 4)),), {"perm": (1, 2, 0)}
+    yield (rng.normal(size=(2, 1, 3, 4)),), {"perm": (0, -2, 1, -1)}
+    yield (rng.normal(size=()),), {"perm": ()}
+    yield (rng.normal(size=(0, 3)),), {"perm": (1, 0)}
+
+
+@op(traits={"view"})
+def squeeze(X, *, axes: Ints | None = None):
+    """X without the axes `axes`, all of size 1; None drops every axis of size 1.
+
+    An axis of another size is an error, as in NumPy and ONNX; Paddle would keep it silently. None
+    needs all sizes known, since the rank depends on them.
+    """
+    return np.squeeze(X, axes)
+
+
+@squeeze.infer
+def _(X, *, axes):
+    if axes is None:
+        require(
+            X.is_static, f"which axes of X have size 1 is known only at run time, X is {X}",
+            hint="name the axes to drop: squeeze(x, axis=...)",
+        )  # fmt: skip
+        return X.with_shape(s for s in X.shape if s != 1)
+    dropped = normalize_axes(axes, X.ndim)
+    for axis in dropped:
+        require(X.shape[axis] in (1, -1), f"X axis {axis} has size {X.shape[axis]}, only 1 can be dropped")
+    return X.with_shape(s for axis, s in enumerate(X.shape) if axis not in dropped)
+
+
+@squeeze.grad
+def _(g, X, Out_grad, *, axes):
+    return g.reshape_grad(X, Out_grad)
+
+
+@squeeze.samples
+def _(rng):
+    yield (rng.normal(size=(1, 4, 1)),), {}
+    yield (rng.normal(size=(1, 4, 1)),), {"axes": (-1,)}
+    yield (rng.normal(size=(1, 4, 1)),), {"axes": (0, 2)}
+    yield (rng.normal(size=(1, 0)),), {"axes": (0,)}
+    yield (rng.normal(size=()),), {}
+
+
+def unsqueezed(sizes: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """`sizes` with a 1 at each of `axes`, which count in the result."""
+    ndim = len(sizes) + len(axes)
+    new = normalize_axes(axes, ndim)
+    rest = iter(sizes)
+    return tuple(1 if axis in new else next(rest) for axis in range(ndim))
+
+
+@op(traits={"view"})
+def unsqueeze(X, *, axes: Ints):
+    """X with axes of size 1 inserted; `axes` are their places in the result, as in NumPy and ONNX."""
+    return X.reshape(unsqueezed(X.shape, axes))
+
+
+@unsqueeze.infer
+def _(X, *, axes):
+    return X.with_shape(unsqueezed(X.shape, axes))
+
+
+@unsqueeze.grad
+def _(g, X, Out_grad, *, axes):
+    return g.reshape_grad(X, Out_grad)
+
+
+@unsqueeze.samples
+def _(rng):
+    yield (rng.normal(size=(4, 3)),), {"axes": (1,)}
+    yield (rng.normal(size=(4, 3)),), {"axes": (0, -1)}
+    yield (rng.normal(size=()),), {"axes": (0,)}
+    yield (rng.normal(size=(0,)),), {"axes": (-1,)}
+
+
+def flattened(sizes: tuple[int, ...], start_axis: int, stop_axis: int) -> tuple[int, ...]:
+    """`sizes` with those from start_axis to stop_axis multiplied into one."""
+    if not sizes:
+        return (1,)
+    start, stop = normalize_axis(start_axis, len(sizes), "start_axis"), normalize_axis(stop_axis, len(sizes), "stop_axis")
+    require(start <= stop, f"start_axis {start_axis} lies behind stop_axis {stop_axis}")
+    inner = sizes[start : stop + 1]
+    whole = -1 if -1 in inner and 0 not in inner else math.prod(inner)
+    return (*sizes[:start], whole, *sizes[stop + 1 :])
+
+
+@op(traits={"view"})
+def flatten(X, *, start_axis: int = 0, stop_axis: int = -1):
+    """X with the axes from start_axis to stop_axis made one; a scalar becomes [1].
+
+    Paddle's flatten, which keeps the axes outside; ONNX's Flatten always gives two axes.
+    """
+    return X.reshape(flattened(X.shape, start_axis, stop_axis))
+
+
+@flatten.infer
+def _(X, *, start_axis, stop_axis):
+    return X.with_shape(flattened(X.shape, start_axis, stop_axis))
+
+
+@flatten.grad
+def _(g, X, Out_grad, *, start_axis, stop_axis):
+    return g.reshape_grad(X, Out_grad)
+
+
+@flatten.samples
+def _(rng):
+    yield (rng.normal(size=(2, 3, 4)),), {}
+    yield (rng.normal(size=(2, 3, 4)),), {"start_axis": 1}
+    yield (rng.normal(size=(2, 3, 4, 2)),), {"start_axis": -3, "stop_axis": 2}
+    yield (rng.normal(size=()),), {}
+    yield (rng.normal(size=(2, 0, 4)),), {"start_axis": 1}
+
+
+def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes of `expand`; -1 where known only at run time."""
+    new = len(shape) - len(sizes)
+    require(new >= 0, f"shape {list(shape)} has fewer axes than X {list(sizes)}")
+    normalize_shape(shape)
+    result = list(shape)
+    for axis, size in enumerate(sizes, new):
+        if shape[axis] == -1:
+            result[axis] = size
+        else:
+            require(
+                size in (1, -1, shape[axis]), f"X axis {axis - new} has size {size}, it cannot become {shape[axis]}"
+            )
+    require(-1 not in shape[:new], f"shape {list(shape)}: a new leading axis cannot be -1")
+    return tuple(result)
+
+
+@op
+def expand(X, *, shape: Ints):
+    """X repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first."""
+    return np.broadcast_to(X, expanded_shape(X.shape, shape)).copy()
+
+
+@expand.infer
+def _(X, *, shape):
+    return X.with_shape(expanded_shape(X.shape, shape))
+
+
+@expand.grad
+def _(g, X, Out_grad, *, shape):
+    return g.expand_grad(X, Out_grad)
+
+
+@expand.samples
+def _(rng):
+    yield (rng.normal(size=(4, 1)),), {"shape": (4, 3)}
+    yield (rng.normal(size=(4, 1)),), {"shape": (2, -1, 3)}
+    yield (rng.normal(size=()),), {"shape": (2, 3)}
+    yield (rng.normal(size=(3,)),), {"shape": (-1,)}
+    yield (rng.normal(size=(1, 3)),), {"shape": (0, 3)}
+
+
+@op("X_grad", no_need_buffer={"X"})
+def expand_grad(X, Out_grad):
+    """Out_grad summed over the axes along which X was repeated."""
+    return Out_grad.copy() if Out_grad.shape == X.shape else sum_to(Out_grad, X.shape)
+
+
+@expand_grad.infer
+def _(X, Out_grad):
+    return X
+
+
+@expand_grad.grad
+def _(g, X_grad_grad, Out_grad):
+    return None, g.elementwise_add(g.fill_any_like(Out_grad, value=0.0), X_grad_grad)
+
+
+@expand_grad.samples
+def _(rng):
+    yield (rng.normal(size=(4, 1)), rng.normal(size=(2, 4, 3))), {}
+    yield (rng.normal(size=(3,)), rng.normal(size=(3,))), {}
+
+
+def tiled(sizes: tuple[int, ...], times: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and repeats, the shorter one filled up with leading ones."""
+    require(all(t >= 0 for t in times), f"repeat_times {list(times)} has a negative number")
+    ndim = max(len(sizes), len(times))
+    return (1,) * (ndim - len(sizes)) + tuple(sizes), (1,) * (ndim - len(times)) + tuple(times)
+
+
+@op
+def tile(X, *, repeat_times: Ints):
+    """X laid side by side repeat_times[i] times along axis i; the shorter of both gets leading ones."""
+    return np.tile(X, repeat_times) if repeat_times else X.copy()
+
+
+@tile.infer
+def _(X, *, repeat_times):
+    sizes, times = tiled(X.shape, repeat_times)
+    return X.with_shape(0 if t == 0 else -1 if s == -1 else s * t for s, t in zip(sizes, times, strict=True))
+
+
+@tile.grad
+def _(g, X, Out_grad, *, repeat_times):
+    return g.tile_grad(X, Out_grad, repeat_times=repeat_times)
+
+
+@tile.samples
+def _(rng):
+    yield (rng.normal(size=(2, 3)),), {"repeat_times": (2, 1)}
+    yield (rng.normal(size=(2, 3)),), {"repeat_times": (3,)}
+    yield (rng.normal(size=(3,)),), {"repeat_times": (2, 2)}
+    yield (rng.normal(size=()),), {"repeat_times": ()}
+    yield (rng.normal(size=(2,)),), {"repeat_times": (0,)}
+
+
+@op("X_grad", no_need_buffer={"X"})
+def tile_grad(X, Out_grad, *, repeat_times: Ints):
+    """Out_grad summed over the copies of X."""
+    sizes, times = tiled(X.shape, repeat_times)
+    pairs = [n for pair in zip(times, sizes, strict=True) for n in pair]
+    return Out_grad.reshape(pairs).sum(axis=tuple(range(0, len(pairs), 2))).reshape(X.shape)
+
+
+@tile_grad.infer
+def _(X, Out_grad, *, repeat_times):
+    return X
+
+
+@tile_grad.grad
+def _(g, X_grad_grad, *, repeat_times):
+    return None, g.tile(X_grad_grad, repeat_times=repeat_times)
+
+
+@tile_grad.samples
+def _(rng):
+    yield (rng.normal(size=(2, 3)), rng.normal(size=(4, 9))), {"repeat_times": (2, 3)}
+    yield (rng.normal(size=(3,)), rng.normal(size=(2, 6))), {"repeat_times": (2, 2)}
