@@ -18,7 +18,7 @@ from ..errors import AttrError, DTypeError, require
 from ..opdef import op
 from ..types import TensorType, uint8
 from .activation import gelu, gelu_slope
-from .matmul import matmul
+from .matmul import matmul, matmul_grad
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -47,7 +47,7 @@ def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
 @op("Out, ReserveSpace?")
 def fused_gemm_epilogue(
     X, Y, Bias, *, trans_x: bool = False, trans_y: bool = False, activation: str = "none",
-    approximate: bool = False, needs=("Out", "ReserveSpace"),
+    approximate: bool = False, needs=("Out", "ReserveSpace"), out=None,
 ):  # fmt: skip
     """activation(X @ Y + Bias) with activation none, relu or gelu.
 
@@ -58,12 +58,14 @@ def fused_gemm_epilogue(
     Out          [..., N]; ReserveSpace (see the top of this file) only on demand and with an
                  activation
     """
-    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y) + Bias
-    if activation == "relu":
-        return np.maximum(z, z.dtype.type(0)), pack_mask(z > 0)
+    Out, reserve = out or (None, None)
+    keep = "ReserveSpace" in needs
+    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y, out=[reserve if activation == "gelu" and keep else Out])
+    np.add(z, Bias, out=z)
     if activation == "gelu":
-        return gelu(z, approximate=approximate), z
-    return z, None
+        return gelu(z, approximate=approximate, out=[Out]), z
+    mask = pack_mask(z > 0) if activation == "relu" and keep else None
+    return np.maximum(z, z.dtype.type(0), out=z) if activation == "relu" else z, mask
 
 
 @fused_gemm_epilogue.infer
@@ -108,7 +110,7 @@ def _(rng):
 @op("DX?, DY?, DBias?")
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace=None, *, trans_x: bool = False, trans_y: bool = False,
-    activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"),
+    activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,
 ):  # fmt: skip
     """Gradients of X @ Y + Bias, and through the activation whose output X is.
 
@@ -116,20 +118,16 @@ def fused_gemm_epilogue_grad(
            gelu_grad; ReserveSpace is then that of the operator that computed X
     DY     X^T @ DOut over all rows       DBias  the sum of DOut over all rows
     """
-    x, d = X.reshape(-1, X.shape[-1]), DOut.reshape(-1, DOut.shape[-1])
-    y = Y.T if trans_y else Y
-    DX = DY = DBias = None
-    if "DX" in needs:
-        DX = (y @ d.T if trans_x else d @ y.T).reshape(X.shape)
-        if activation_grad == "relu_grad":
-            DX = DX * unpack_mask(ReserveSpace, X.shape[-1])
-        elif activation_grad == "gelu_grad":
-            DX = DX * gelu_slope(ReserveSpace, approximate)
-    if "DY" in needs:
-        DY = (X if trans_x else x.T) @ d
-        DY = DY.T.copy() if trans_y else DY
-    if "DBias" in needs:
-        DBias = d.sum(axis=0)
+    product = {"trans_x": trans_x, "trans_y": trans_y}
+    DX_out, DY_out, DBias_out = out or (None, None, None)
+    wanted = [slot for slot, own in (("X_grad", "DX"), ("Y_grad", "DY")) if own in needs]
+    DX, DY = matmul_grad(X, Y, DOut, needs=wanted, out=(DX_out, DY_out), **product)
+    if DX is not None and activation_grad == "relu_grad":
+        np.multiply(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)
+    elif DX is not None and activation_grad == "gelu_grad":
+        np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
+    rows = tuple(range(DOut.ndim - 1))
+    DBias = np.sum(DOut, axis=rows, out=DBias_out) if "DBias" in needs else None
     return DX, DY, DBias
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..errors import DTypeError, require
@@ -14,13 +16,22 @@ def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
     return np.swapaxes(x, -1, -2) if transpose and x.ndim > 1 else x
 
 
+def _as_rows(x: np.ndarray) -> np.ndarray:
+    """All leading axes as one."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 @op("Out")
 def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
     trans_x, trans_y swap the last two axes of an operand of rank 2 or more first.
     """
-    return np.matmul(_transposed(X, trans_x), _transposed(Y, trans_y), out=out[0] if out else None)
+    x, y, result = _transposed(X, trans_x), _transposed(Y, trans_y), out[0] if out else None
+    if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
+        rows = None if result is None else _as_rows(result)
+        return np.matmul(_as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
+    return np.matmul(x, y, out=result)
 
 
 @matmul.infer
@@ -78,7 +89,7 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
             X_grad = _product(d, np.swapaxes(y, -1, -2), X.shape, x_out)
     if "Y_grad" in needs:
         if y.ndim == 2 and x.ndim > 2:  # one product over all rows instead of a batch and a sum
-            x, d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
+            x, d = _as_rows(x), _as_rows(d)
         if trans_y and Y.ndim > 1:
             Y_grad = _product(np.swapaxes(d, -1, -2), x, Y.shape, y_out)
         else:
