@@ -18,9 +18,8 @@ def merged_shape(X: list[TensorType], but: int | None = None) -> list[int]:
         for axis, size in enumerate(x.shape):
             if axis == but or size == -1:
                 continue
-            require(
-                merged[axis] in (-1, size), f"sizes of axis {axis} differ: another X has {merged[axis]}, X[{i}] has {size}"
-            )
+            known = merged[axis]
+            require(known in (-1, size), f"sizes of axis {axis} differ: {known} so far, X[{i}] has {size}")
             merged[axis] = size
     return merged
 

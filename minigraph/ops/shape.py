@@ -8,43 +8,34 @@ import numpy as np
 
 from ..errors import require
 from ..opdef import Ints, op
-from ..types import TensorType, normalize_axes, normalize_axis, normalize_shape
+from ..types import normalize_axes, normalize_axis, normalize_shape
 from .elementwise import sum_to
 
 
 def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes that `shape` asks for: 0 copies the size at its place, one -1 takes what is left.
 
-    A result of -1 is known only at run time. Copied sizes cancel, so (0, -1) is decided for empty
-    arrays and for unknown sizes too.
+    A result of -1 is known only at run time. Copied sizes cancel on both sides, so (0, -1) is
+    decided for empty arrays and for unknown sizes too.
     """
     require(shape.count(-1) <= 1, f"shape {list(shape)} has more than one -1")
     require(min(shape, default=0) >= -1, f"shape {list(shape)} has a negative size")
-    for place, size in enumerate(shape):
-        require(
-            size != 0 or place < len(sizes), f"shape {list(shape)} copies size {place}, X has rank {len(sizes)}"
-        )
-    copied = {place for place, size in enumerate(shape) if size == 0}
-    given = [s for place, s in enumerate(sizes) if place not in copied]
-    asked = math.prod(s for s in shape if s > 0)
-    there = -1 if -1 in given and 0 not in given else math.prod(given)
-    known = math.prod(s for s in given if s >= 0)
-    left = -1
+    copied = [axis for axis, size in enumerate(shape) if size == 0]
+    last = max(copied, default=-1)
+    require(last < len(sizes), f"shape {list(shape)} copies the size of axis {last}, X has rank {len(sizes)}")
+    rest = [size for axis, size in enumerate(sizes) if axis not in copied]
+    known, asked = math.prod(s for s in rest if s >= 0), math.prod(s for s in shape if s > 0)
+    unknown = -1 in rest and known != 0  # then what is there is some multiple of `known`
     if -1 in shape:
-        require(
-            there == -1 or there % asked == 0,
-            f"{there} elements cannot be cut into {list(shape)}: {there} is no multiple of {asked}",
-        )
-        left = -1 if there == -1 else there // asked
-    elif not copied:
-        fits = there == asked or (there == -1 and asked % max(known, 1) == 0)
-        require(fits, f"X {list(sizes)} and shape {list(shape)} differ in the number of elements")
+        fits, left = unknown or known % asked == 0, -1 if unknown else known // asked
     else:
-        unknown = -1 in given or any(sizes[p] in (-1, 0) for p in copied)
-        require(
-            unknown or there == asked, f"X {list(sizes)} and shape {list(shape)} differ in the number of elements"
-        )
-    return tuple(sizes[p] if p in copied else (left if s == -1 else s) for p, s in enumerate(shape))
+        fits, left = asked % known == 0 if unknown else asked == known, 0
+    require(
+        fits,
+        f"X {list(sizes)} has {'a multiple of ' * unknown}{known} elements{' besides the copied sizes' * bool(copied)},"
+        f" shape {list(shape)} asks for {'a multiple of ' * (-1 in shape)}{asked}",
+    )
+    return tuple(sizes[axis] if s == 0 else left if s == -1 else s for axis, s in enumerate(shape))
 
 
 @op(traits={"view"})
@@ -204,7 +195,8 @@ def flattened(sizes: tuple[int, ...], start_axis: int, stop_axis: int) -> tuple[
     """`sizes` with those from start_axis to stop_axis multiplied into one."""
     if not sizes:
         return (1,)
-    start, stop = normalize_axis(start_axis, len(sizes), "start_axis"), normalize_axis(stop_axis, len(sizes), "stop_axis")
+    start = normalize_axis(start_axis, len(sizes), "start_axis")
+    stop = normalize_axis(stop_axis, len(sizes), "stop_axis")
     require(start <= stop, f"start_axis {start_axis} lies behind stop_axis {stop_axis}")
     inner = sizes[start : stop + 1]
     whole = -1 if -1 in inner and 0 not in inner else math.prod(inner)
