@@ -60,7 +60,7 @@ def fused_gemm_epilogue(
     """
     Out, reserve = out or (None, None)
     keep = "ReserveSpace" in needs
-    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y, out=[reserve if activation == "gelu" and keep else Out])
+    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y, out=[reserve if activation == "gelu" else Out])
     np.add(z, Bias, out=z)
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
