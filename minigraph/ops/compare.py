@@ -7,7 +7,7 @@ import numpy as np
 from ..errors import DTypeError, require
 from ..opdef import OpDef, op
 from ..types import TensorType, bool_, broadcast_shapes
-from .elementwise import align, draw, infer_binary, operands, sum_to
+from .elementwise import align, draw, infer_binary, masked, operands, sum_to
 
 
 def infer_truth(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
@@ -108,15 +108,17 @@ def _(rng):
     yield (np.array([True, False]), np.array([1, 2]), np.array([3, 4])), {}
 
 
-WHERE_SHAPES = (((2, 3), (2, 3), (2, 3)), ((3,), (2, 3), ()), ((2, 1), (3,), (1, 3)), ((), (), ()), ((0, 3), (3,), (1,)))
+WHERE_SHAPES = (
+    ((2, 3), (2, 3), (2, 3)), ((3,), (2, 3), ()), ((2, 1), (3,), (1, 3)), ((), (), ()), ((0, 3), (3,), (1,)),
+)  # fmt: skip
 
 
 @op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"})
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
     return (
-        sum_to(np.where(Condition, Out_grad, 0), X.shape) if "X_grad" in needs else None,
-        sum_to(np.where(Condition, 0, Out_grad), Y.shape) if "Y_grad" in needs else None,
+        sum_to(masked(Out_grad, Condition), X.shape) if "X_grad" in needs else None,
+        sum_to(masked(Out_grad, ~Condition), Y.shape) if "Y_grad" in needs else None,
     )
 
 
@@ -127,10 +129,9 @@ def _(Condition, X, Y, Out_grad):
 
 @where_grad.grad
 def _(g, Condition, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None):
-    zeros = g.fill_any_like(Out_grad, value=0.0)
-    X_part, Y_part = (
-        zeros if part is None else g.elementwise_add(zeros, part) for part in (X_grad_grad, Y_grad_grad)
-    )
+    zeros = g.fill_any_like(Out_grad, value=0.0)  # have the shape of the result, which the parts may lack
+    X_part = zeros if X_grad_grad is None else g.elementwise_add(zeros, X_grad_grad)
+    Y_part = zeros if Y_grad_grad is None else g.elementwise_add(zeros, Y_grad_grad)
     return None, None, None, g.where(Condition, X_part, Y_part)
 
 

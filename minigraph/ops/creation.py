@@ -70,7 +70,7 @@ def increment(X, *, step: float = 1.0, out=None):
 
 
 @increment.grad
-def _(g, Out_grad):
+def _(g, Out_grad, *, step):
     return g.assign(Out_grad)
 
 

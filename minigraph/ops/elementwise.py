@@ -65,6 +65,18 @@ def destination(out: Any, like: np.ndarray) -> np.ndarray:
     return np.empty_like(like) if out is None or out[0] is None else out[0]
 
 
+def masked(values: np.ndarray, condition: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """`values` where `condition`, else 0.
+
+    Done on bits: exact for infinite values and NaN, which a product with 0 is not, and without the
+    branches of np.where, which a random condition makes ten times slower.
+    """
+    bits = np.dtype(f"i{values.dtype.itemsize}")
+    mask = np.negative(condition.view(np.int8), dtype=bits)
+    result = np.bitwise_and(values.view(bits), mask, out=None if out is None else out.view(bits))
+    return result.view(values.dtype) if out is None else out
+
+
 def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Numbers of both signs, away from zero."""
     return np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 2.0, shape))
@@ -275,7 +287,7 @@ def _(g, X, Y, Out_grad, *, axis):
 @op("X_grad?, Y_grad?")
 def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
-    return _chosen(X >= align(Y, X.ndim, axis), X, Y, Out_grad, axis, needs)
+    return _chosen(align(Y, X.ndim, axis) <= X, X, Y, Out_grad, axis, needs)
 
 
 @elementwise_max_grad.grad
@@ -297,7 +309,7 @@ def _(g, X, Y, Out_grad, *, axis):
 @op("X_grad?, Y_grad?")
 def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
-    return _chosen(X <= align(Y, X.ndim, axis), X, Y, Out_grad, axis, needs)
+    return _chosen(align(Y, X.ndim, axis) >= X, X, Y, Out_grad, axis, needs)
 
 
 @elementwise_min_grad.grad
@@ -308,8 +320,8 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
 def _chosen(of_x: np.ndarray, X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, axis: int, needs: Any) -> Any:
     """Out_grad where X was chosen and where Y was, summed to their shapes."""
     return (
-        sum_to(np.where(of_x, Out_grad, 0), X.shape) if "X_grad" in needs else None,
-        sum_to(np.where(of_x, 0, Out_grad), Y.shape, axis) if "Y_grad" in needs else None,
+        sum_to(masked(Out_grad, of_x), X.shape) if "X_grad" in needs else None,
+        sum_to(masked(Out_grad, ~of_x), Y.shape, axis) if "Y_grad" in needs else None,
     )
 
 

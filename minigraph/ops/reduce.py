@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DTypeError, require
 from ..opdef import DTypeAttr, Ints, OpDef, op
 from ..types import TensorType, bool_, int32, int64, normalize_axes, normalize_axis
-from .elementwise import draw
+from .elementwise import draw, masked
 
 CASES = (
     ((4, 3), None, False), ((2, 4, 3), (0, -1), True), ((2, 4, 3), (1,), False), ((2, 3), (), False),
@@ -180,10 +180,12 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         chosen = expanded(Out, X.shape, axis) == X
         number = np.sum(chosen, axis=axis, keepdims=True, dtype=X.dtype)
         share = Out_grad.reshape(number.shape) / np.maximum(number, 1)
-        return np.where(chosen, share, 0)
+        return masked(share, chosen)
 
     extremum.__name__, extremum_grad.__name__ = name, f"{name}_grad"
-    extremum.__doc__ = f"The {word} over `axis` (None: all axes, (): none), NaN where an element is; of nothing refused."
+    extremum.__doc__ = (
+        f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
+    )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
     forward, backward = op(extremum), op("X_grad")(extremum_grad)
 
@@ -263,7 +265,8 @@ def cumsum(X, *, axis: int | None = None, exclusive: bool = False, reverse: bool
 
     exclusive leaves the element itself out; reverse sums from the end. X's type stays.
     """
-    return _running_sum(X.reshape(-1), 0, exclusive, reverse) if axis is None else _running_sum(X, axis, exclusive, reverse)
+    terms = X.reshape(-1) if axis is None else X
+    return _running_sum(terms, axis or 0, exclusive, reverse)
 
 
 def _running_sum(x: np.ndarray, axis: int, exclusive: bool, reverse: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import AttrError, DTypeError, require
 from ..opdef import DTypeAttr, OpDef, op
 from ..types import INTS, TensorType, bool_
-from .elementwise import destination, draw
+from .elementwise import destination, draw, masked
 
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))
 
@@ -195,7 +195,7 @@ def _check_value(X: TensorType, name: str, value: float | None) -> None:
     if X.dtype in INTS and value is not None:
         info = np.iinfo(X.dtype)
         require(
-            value == int(value) and info.min <= value <= info.max, f"{name} {value} is no {X.dtype}, as X is",
+            value.is_integer() and info.min <= value <= info.max, f"{name} {value} is no {X.dtype}, as X is",
             AttrError, "cast X to a float",
         )  # fmt: skip
 
@@ -277,10 +277,10 @@ def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None
     low, high = _bounds(X, min, max)
     inside = np.ones(X.shape, bool)
     if low is not None:
-        inside &= X >= low
+        inside &= low <= X
     if high is not None:
-        inside &= X <= high
-    return np.where(inside, Out_grad, 0)
+        inside &= high >= X
+    return masked(Out_grad, inside)
 
 
 @clip_grad.grad
