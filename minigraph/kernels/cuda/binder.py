@@ -1,0 +1,175 @@
+"""Binder: records what the operators of a plan do on the device, as launches with fixed arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .buffer import Buffer
+from .compile import full_source
+
+Grid = tuple[int, int, int]
+
+
+class Device(NamedTuple):
+    """What launch sizes depend on; the defaults are an H200's."""
+
+    arch: str = "sm_90a"
+    multiprocessors: int = 132
+    index: int = 0
+
+
+@dataclass
+class Launch:
+    """One kernel launch. Arguments are Buffers (their addresses) and NumPy scalars (by value)."""
+
+    source: str
+    function: str
+    grid: Grid
+    block: Grid
+    args: tuple[Any, ...]
+    shared: int = 0
+
+    def check(self) -> None:
+        """Sizes that every device of compute capability 8.0 or more can launch."""
+        assert 1 <= self.grid[0] < 2**31 and 1 <= self.grid[1] < 2**16 and 1 <= self.grid[2] < 2**16, self.grid
+        assert 1 <= self.block[0] * self.block[1] * self.block[2] <= 1024, self.block
+        assert self.shared <= 227 * 1024, self.shared
+        for arg in self.args:
+            assert isinstance(arg, (Buffer, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+
+
+@dataclass
+class Copy:
+    """Bytes from one buffer to another of the same size."""
+
+    destination: Buffer
+    source: Buffer
+
+
+@dataclass
+class Fill:
+    """Every byte of a buffer set to one value."""
+
+    destination: Buffer
+    value: int = 0
+
+
+@dataclass
+class Gemm:
+    """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py.
+
+    fallback   the calls to make instead where the library has no algorithm for the epilogue
+    """
+
+    a: Buffer
+    b: Buffer
+    c: Buffer
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+    epilogue: str = "DEFAULT"
+    bias: Buffer | None = None
+    aux: Buffer | None = None
+    aux_ld: int = 0
+    beta: float = 0.0
+    batch: int = 1
+    strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
+    workspace: Buffer | None = None
+    fallback: list[Any] = field(default_factory=list)
+
+
+Call = Launch | Copy | Fill | Gemm
+
+
+@dataclass
+class Binder:
+    """Collects the calls of one plan.
+
+    calls    in order of execution
+    step     number of the operator that is being bound, for faults
+    fault    where kernels report values out of range
+    """
+
+    device: Device = field(default_factory=Device)
+    calls: list[Call] = field(default_factory=list)
+    step: int = 0
+    scratches: list[list[Buffer]] = field(default_factory=list)  # per step
+    fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
+    counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
+    seed: int = 0
+    number: int = 0  # of the operator among those of its program
+
+    def begin(self, step: int, number: int = 0) -> None:
+        """The calls that follow belong to operator `step`; scratch of the one before is free again."""
+        self.step, self.number = step, number
+        self.scratches.append([])
+
+    def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
+        """Memory for this operator alone; its content is undefined."""
+        self.scratches[-1].append(Buffer(shape, np.dtype(dtype)))
+        return self.scratches[-1][-1]
+
+    def launch(
+        self, file: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
+        defines: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Launch `function` of a .cu file compiled with `#define key value` for each of `defines`."""
+        source = full_source(file, tuple((k, str(v)) for k, v in (defines or {}).items()))
+        self.launch_source(source, function, grid, block, *args, shared=shared)
+
+    def launch_source(
+        self, source: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0
+    ) -> None:
+        """Launch `function` of a generated source; a grid without blocks launches nothing."""
+        blocks = (grid,) if isinstance(grid, int) else tuple(grid)
+        if 0 in blocks:
+            return
+        x, y, z = (*blocks, 1, 1)[:3]
+        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared)
+        call.check()
+        self.calls.append(call)
+
+    def copy(self, destination: Buffer, source: Buffer) -> None:
+        """Copy all bytes; nothing to do where both are one buffer or empty."""
+        assert destination.nbytes == source.nbytes, (destination, source)
+        if destination.nbytes and destination is not source:
+            self.calls.append(Copy(destination, source))
+
+    def rng(self, attrs: Mapping[str, Any]) -> tuple[np.uint64, np.int64, Buffer]:
+        """What keys this operator's random numbers: seed, number, and the step counter on the device."""
+        return np.uint64(attrs.get("seed") or self.seed), np.int64(self.number), self.counter
+
+    def zero(self, destination: Buffer) -> None:
+        """Set all bytes to zero."""
+        if destination.nbytes:
+            self.calls.append(Fill(destination, 0))
+
+    def gemm(self, a: Buffer, b: Buffer, c: Buffer, fallback: Callable[[], None] | None = None, **facts: Any) -> None:
+        """A product through cuBLASLt; `fallback` records the calls for an epilogue it may not have."""
+        call = Gemm(a, b, c, workspace=self.scratch((32 << 20,), np.uint8), **facts)
+        if fallback is not None:
+            calls, self.calls = self.calls, call.fallback
+            fallback()
+            self.calls = calls
+        self.calls.append(call)
+
+
+def i64(value: int) -> np.int64:
+    """A kernel argument of type long long."""
+    return np.int64(value)
+
+
+def i32(value: int) -> np.int32:
+    """A kernel argument of type int."""
+    return np.int32(value)
+
+
+def blocks_for(items: int, per_block: int) -> int:
+    """How many blocks cover `items`."""
+    return -(-items // per_block)

@@ -1,0 +1,61 @@
+"""Buffer: a contiguous array on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
+
+CUDA_TYPES = {
+    float64: "double", float32: "float", float16: "f16", bfloat16: "bf16", int64: "long long",
+    int32: "int", int16: "short", int8: "signed char", uint8: "unsigned char", bool_: "bool",
+}  # fmt: skip
+
+
+class Buffer:
+    """Shape and type of an array whose address `ptr` is filled in when memory is laid out.
+
+    Rows lie one after the other (C order) and `ptr` is a multiple of `alignment` bytes.
+    """
+
+    __slots__ = ("alignment", "dtype", "offset", "owner", "ptr", "shape")
+
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, ptr: int | None = None, alignment: int = 256) -> None:
+        self.shape, self.dtype, self.ptr, self.alignment = tuple(shape), np.dtype(dtype), ptr, alignment
+        self.owner: Buffer | None = None  # the buffer whose memory this one shows
+        self.offset = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """Where the first element lies; known once memory is laid out."""
+        if self.owner is not None:
+            return self.owner.address + self.offset
+        assert self.ptr is not None, f"{self} has no address yet"
+        return self.ptr
+
+    def view(self, shape: Sequence[int], dtype: np.dtype | None = None, offset: int = 0) -> Buffer:
+        """The memory from byte `offset` on, seen with another shape and type."""
+        dtype = np.dtype(dtype) if dtype is not None else self.dtype
+        alignment = math.gcd(self.alignment, offset) if offset else self.alignment
+        shown = Buffer(shape, dtype, alignment=alignment)
+        shown.owner, shown.offset = self, offset
+        assert offset + shown.nbytes <= self.nbytes, f"{shown} exceeds {self}"
+        return shown
+
+    def __repr__(self) -> str:
+        return f"<Buffer {CUDA_TYPES[self.dtype]}{list(self.shape)}>"

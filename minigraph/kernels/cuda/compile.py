@@ -1,0 +1,82 @@
+"""CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+CACHE = Path.home() / ".cache" / "minigraph" / "kernels"
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
+
+
+class Cubin(NamedTuple):
+    """Machine code of one source for one architecture, and the compiler's resource report."""
+
+    path: Path
+    log: str
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of registers that did not fit and go through local memory."""
+        return sum(int(n) for n in re.findall(r"(\d+) bytes spill", self.log))
+
+
+@cache
+def read_source(name: str) -> str:
+    """The text of a .cu or .cuh file of this folder."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def full_source(name: str, defines: Sequence[tuple[str, str]] = ()) -> str:
+    """prelude, `#define`s, then the file."""
+    head = "".join(f"#define {key} {value}\n" for key, value in defines)
+    return read_source("prelude.cuh") + head + read_source(name)
+
+
+def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
+    """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
+    path, log = CACHE / f"{key}.cubin", CACHE / f"{key}.log"
+    if not (path.exists() and log.exists()):
+        code, report = _nvrtc(source, arch)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        _write(log, report.encode())
+        _write(path, code)
+    return Cubin(path, log.read_text(encoding="utf-8"))
+
+
+def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
+    from cuda.bindings import nvrtc
+
+    options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    report = log.decode(errors="replace").strip("\0 \n")
+    if int(status) != 0:
+        raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{report}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    code = b" " * size
+    nvrtc.nvrtcGetCUBIN(program, code)
+    nvrtc.nvrtcDestroyProgram(program)
+    return code, report
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All or nothing, also when two processes compile the same source."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

@@ -1,0 +1,118 @@
+"""cuBLASLt plans: descriptors, algorithm and workspace of one product, bound once.
+
+A row-major matrix is a column-major one of swapped sizes, so C = op(A) @ op(B) is asked for as
+C^T = op(B)^T op(A)^T: the library's A is our B. All layouts are then column-major, in which every
+epilogue exists and a bias along our columns is the library's bias along rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from nvmath.bindings import cublas
+from nvmath.bindings import cublasLt as lt
+
+from ...types import bfloat16, float16, float32, float64
+from .binder import Gemm
+
+CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
+ALGORITHMS = 8  # candidates asked from the library's heuristic; the first one is used
+RESULT_BYTES = 96
+
+_DESC = lt.MatmulDescAttribute
+_LAYOUT = lt.MatrixLayoutAttribute
+_PREFERENCE = lt.MatmulPreferenceAttribute
+_desc_types = {a: np.dtype(lt.get_matmul_desc_attribute_dtype(a)) for a in _DESC}
+
+
+class Unsupported(Exception):
+    """The library has no algorithm for this product with this epilogue."""
+
+
+class LtPlan:
+    """One Gemm with its addresses; `run(stream)` launches it."""
+
+    def __init__(self, handle: int, call: Gemm, tf32: bool = False) -> None:
+        self.handle, self.call = handle, call
+        dtype = call.a.dtype
+        double = dtype == float64
+        compute = cublas.ComputeType.COMPUTE_64F if double else cublas.ComputeType.COMPUTE_32F
+        if tf32 and dtype == float32:
+            compute = cublas.ComputeType.COMPUTE_32F_FAST_TF32
+        scale = CUDA_DATA[float64 if double else float32]
+        self.desc = lt.matmul_desc_create(compute, scale)
+        self.layouts: list[int] = []
+        self._describe(call)
+        ab, cd = CUDA_DATA[dtype], CUDA_DATA[call.c.dtype]
+        rows_a, columns_a = (call.k, call.m) if call.trans_a else (call.m, call.k)
+        rows_b, columns_b = (call.n, call.k) if call.trans_b else (call.k, call.n)
+        stride_a, stride_b, stride_c = call.strides
+        self.a = self._layout(ab, columns_b, rows_b, call.batch, stride_b)
+        self.b = self._layout(ab, columns_a, rows_a, call.batch, stride_a)
+        self.c = self._layout(cd, call.n, call.m, call.batch, stride_c)
+        real = np.float64 if double else np.float32
+        self.alpha, self.beta = np.ones(1, real), np.full(1, call.beta, real)
+        self.results = lt.MatmulHeuristicResult(ALGORITHMS)
+        self.algorithm = self._choose()
+        workspace = call.workspace
+        self.arguments = (
+            handle, self.desc, self.alpha.ctypes.data, call.b.address, self.a, call.a.address, self.b,
+            self.beta.ctypes.data, call.c.address, self.c, call.c.address, self.c, self.algorithm,
+            workspace.address if workspace else 0, workspace.nbytes if workspace else 0,
+        )  # fmt: skip
+
+    def run(self, stream: int) -> None:
+        """Launch on the stream."""
+        lt.matmul(*self.arguments, stream)
+
+    def _describe(self, call: Gemm) -> None:
+        self._set(_DESC.TRANSA, int(call.trans_b))
+        self._set(_DESC.TRANSB, int(call.trans_a))
+        self._set(_DESC.EPILOGUE, int(getattr(lt.Epilogue, call.epilogue)))
+        if call.bias is not None:
+            self._set(_DESC.BIAS_POINTER, call.bias.address)
+            self._set(_DESC.BIAS_DATA_TYPE, CUDA_DATA[call.bias.dtype])
+        if call.aux is not None:
+            self._set(_DESC.EPILOGUE_AUX_POINTER, call.aux.address)
+            self._set(_DESC.EPILOGUE_AUX_LD, call.aux_ld)
+
+    def _set(self, attribute: Any, value: int) -> None:
+        data = np.array([value], _desc_types[attribute])
+        lt.matmul_desc_set_attribute(self.desc, attribute, data.ctypes.data, data.nbytes)
+
+    def _layout(self, dtype: int, rows: int, columns: int, batch: int, stride: int) -> int:
+        layout = lt.matrix_layout_create(dtype, rows, columns, rows)
+        self.layouts.append(layout)
+        if batch > 1:
+            count, step = np.array([batch], np.int32), np.array([stride], np.int64)
+            lt.matrix_layout_set_attribute(layout, _LAYOUT.BATCH_COUNT, count.ctypes.data, 4)
+            lt.matrix_layout_set_attribute(layout, _LAYOUT.STRIDED_BATCH_OFFSET, step.ctypes.data, 8)
+        return layout
+
+    def _choose(self) -> int:
+        """The library's first choice among algorithms whose sums have one fixed order."""
+        preference = lt.matmul_preference_create()
+        try:
+            size = np.array([self.call.workspace.nbytes if self.call.workspace else 0], np.uint64)
+            lt.matmul_preference_set_attribute(preference, _PREFERENCE.MAX_WORKSPACE_BYTES, size.ctypes.data, 8)
+            schemes = np.array([int(lt.ReductionScheme.COMPUTE_TYPE)], np.uint32)
+            lt.matmul_preference_set_attribute(preference, _PREFERENCE.REDUCTION_SCHEME_MASK, schemes.ctypes.data, 4)
+            found = np.zeros(1, np.int32)
+            try:
+                lt.matmul_algo_get_heuristic(
+                    self.handle, self.desc, self.a, self.b, self.c, self.c, preference, ALGORITHMS,
+                    self.results.ptr, found.ctypes.data,
+                )  # fmt: skip
+            except lt.cuBLASLtError as error:
+                raise Unsupported(str(error)) from None
+            if found[0] == 0:
+                raise Unsupported(f"no algorithm for {self.call}")
+            return self.results.ptr
+        finally:
+            lt.matmul_preference_destroy(preference)
+
+    def __del__(self) -> None:
+        for layout in self.layouts:
+            lt.matrix_layout_destroy(layout)
+        lt.matmul_desc_destroy(self.desc)

@@ -1,0 +1,188 @@
+"""Pointwise kernels, generated from one C++ expression per operator.
+
+    relu      "X > 0 ? X : C(0)"        variables are named like the slots, C is the type computed in
+
+Operands broadcast to the shape of the output. Axes along which all operands step alike are merged,
+so most calls have one axis and no index arithmetic. Where rows are long enough, an element pack of
+16 bytes is loaded and stored at once. Reads every operand and writes every output once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...types import bfloat16, float16
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .compile import read_source
+
+THREADS = 256
+PACK_BYTES = 16
+COMPUTE = {float16: "float", bfloat16: "float"}
+
+Shape = tuple[int, ...]
+
+
+def compute_type(dtype: np.dtype) -> str:
+    """The C++ type in which values of `dtype` are computed."""
+    return COMPUTE.get(dtype, CUDA_TYPES[dtype])
+
+
+def bind_pointwise(
+    binder: Binder, outputs: Mapping[str, Buffer], inputs: Mapping[str, Buffer], expressions: Mapping[str, str],
+    scalars: Mapping[str, Any] | None = None, shapes: Mapping[str, Shape] | None = None,
+) -> None:  # fmt: skip
+    """outputs[name] = expressions[name] at every element.
+
+    inputs   broadcast to the outputs' shape, seen with `shapes[name]` where given
+    scalars  numbers that expressions name; passed by value
+    """
+    shape = next(iter(outputs.values())).shape
+    shapes = shapes or {}
+    size = math.prod(shape)
+    if size == 0:
+        return
+    operands = [*inputs.values(), *outputs.values()]
+    seen = [shapes.get(name, b.shape) for name, b in inputs.items()] + [shape] * len(outputs)
+    extents, strides = merged_axes(shape, seen)
+    pack = pack_size(operands, extents, strides)
+    scalars = {name: _scalar(value) for name, value in (scalars or {}).items()}
+    wide = size >= 2**31
+    source = pointwise_source(outputs, inputs, expressions, scalars, len(extents), pack, _inner(strides), wide)
+    steps = [i64(s) for axis in zip(*strides, strict=True) for s in axis] if len(extents) > 1 else []
+    packs = size // pack
+    binder.launch_source(
+        source, "pointwise", blocks_for(packs, THREADS), THREADS, *inputs.values(), *outputs.values(),
+        *scalars.values(), i64(packs), *(i64(e) for e in extents[1:]), *steps,
+    )  # fmt: skip
+
+
+def merged_axes(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
+    """Extents of the fewest axes, and each operand's stride along them (0 where it broadcasts)."""
+    strides = [_strides(o, len(shape)) for o in operands]
+    extents: list[int] = []
+    merged: list[list[int]] = [[] for _ in operands]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        alike = bool(extents) and all(m[-1] == s[axis] * extent for m, s in zip(merged, strides, strict=True))
+        if alike:
+            extents[-1] *= extent
+        else:
+            extents.append(extent)
+        for m, s in zip(merged, strides, strict=True):
+            if alike:
+                m[-1] = s[axis]
+            else:
+                m.append(s[axis])
+    if not extents:
+        return [1], [[1] for _ in operands]
+    return extents, merged
+
+
+def _strides(shape: Shape, ndim: int) -> list[int]:
+    """Elements from one index to the next along each of `ndim` axes; 0 along broadcast ones."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(0 if extent == 1 else step)
+        step *= extent
+    return [0] * (ndim - len(shape)) + strides[::-1]
+
+
+def _inner(strides: Sequence[Sequence[int]]) -> list[int]:
+    return [s[-1] for s in strides]
+
+
+def pack_size(operands: Sequence[Buffer], extents: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
+    """Elements per access: 16 bytes of the widest operand, where rows and addresses allow it."""
+    pack = PACK_BYTES // max(b.dtype.itemsize for b in operands)
+    while pack > 1:
+        packed = [(b, s) for b, s in zip(operands, strides, strict=True) if s[-1] != 0]  # others: one element a row
+        whole = extents[-1] % pack == 0
+        rows = all(s[-1] == 1 and all(outer % pack == 0 for outer in s[:-1]) for _, s in packed)
+        aligned = all(b.alignment % (pack * b.dtype.itemsize) == 0 for b, _ in packed)
+        if whole and rows and aligned:
+            return pack
+        pack //= 2
+    return 1
+
+
+def pointwise_source(
+    outputs: Mapping[str, Buffer], inputs: Mapping[str, Buffer], expressions: Mapping[str, str],
+    scalars: Mapping[str, np.generic], axes: int, pack: int, inner: Sequence[int], wide: bool,
+) -> str:  # fmt: skip
+    """The kernel's text. It depends on types, number of axes and pack size only, never on names of users."""
+    computed = _computed(inputs, outputs)
+    names = [*inputs, *outputs]
+    index = "u64" if wide else "u32"
+    parameters = [f"const {CUDA_TYPES[b.dtype]}* __restrict__ p_{n}" for n, b in inputs.items()]
+    parameters += [f"{CUDA_TYPES[b.dtype]}* p_{n}" for n, b in outputs.items()]
+    parameters += [f"{_ctype(v)} s_{n}" for n, v in scalars.items()]
+    parameters += ["i64 packs"] + [f"i64 extent{a}" for a in range(1, axes)]
+    if axes > 1:
+        parameters += [f"i64 step_{n}_{a}" for a in range(axes) for n in names]
+    body = [
+        "u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;",
+        "if (at >= packs) return;",
+        *_offsets(names, axes, pack, index),
+    ]
+    for (n, b), step in zip(inputs.items(), inner, strict=False):
+        t = CUDA_TYPES[b.dtype]
+        if pack == 1 or step == 0:
+            body.append(f"const {t} v_{n} = p_{n}[o_{n}];")
+        else:
+            body.append(f"const Pack<{t}, {pack}> v_{n} = *(const Pack<{t}, {pack}>*)(p_{n} + o_{n});")
+    for n, b in outputs.items():
+        body.append(f"Pack<{CUDA_TYPES[b.dtype]}, {pack}> r_{n};")
+    body += ["#pragma unroll", f"for (int i = 0; i < {pack}; ++i) {{"]
+    for (n, b), step in zip(inputs.items(), inner, strict=False):
+        value = f"v_{n}" if pack == 1 or step == 0 else f"v_{n}.v[i]"
+        body.append(f"    const {compute_type(b.dtype)} {n} = up({value});")
+    body += [f"    const C {n} = C(s_{n});" for n in scalars]
+    for n, b in outputs.items():
+        body.append(f"    r_{n}.v[i] = down<{CUDA_TYPES[b.dtype]}>({compute_type(b.dtype)}({expressions[n]}));")
+    body.append("}")
+    for n, b in outputs.items():
+        t = CUDA_TYPES[b.dtype]
+        body.append(f"*(Pack<{t}, {pack}>*)(p_{n} + o_{n}) = r_{n};")
+    lines = "\n    ".join(body)
+    return (
+        f"{read_source('prelude.cuh')}\n#define C {computed}\n"
+        f'extern "C" __global__ void __launch_bounds__({THREADS}) pointwise(\n    '
+        + ",\n    ".join(parameters)
+        + f")\n{{\n    {lines}\n}}\n"
+    )
+
+
+def _offsets(names: Sequence[str], axes: int, pack: int, index: str) -> list[str]:
+    """Where each operand's elements of this thread begin."""
+    if axes == 1:
+        return [f"const u64 o_{n} = at * {pack};" for n in names]
+    lines = [f"{index} rest = {index}(at * {pack});"]
+    for a in range(axes - 1, 0, -1):
+        lines += [f"const {index} i{a} = rest % {index}(extent{a});", f"rest /= {index}(extent{a});"]
+    lines.append(f"const {index} i0 = rest;")
+    for n in names:
+        lines.append(f"const u64 o_{n} = " + " + ".join(f"u64(i{a}) * step_{n}_{a}" for a in range(axes)) + ";")
+    return lines
+
+
+def _computed(inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> str:
+    """C: the type of the first floating operand, else of the first one."""
+    buffers = [*inputs.values(), *outputs.values()]
+    floats = [b for b in buffers if b.dtype.kind == "f" or b.dtype in (bfloat16, float16)]
+    return compute_type((floats or buffers)[0].dtype)
+
+
+def _scalar(value: Any) -> np.generic:
+    return np.int64(value) if isinstance(value, (bool, int, np.integer)) else np.float64(value)
+
+
+def _ctype(value: np.generic) -> str:
+    return "i64" if isinstance(value, np.int64) else "double"
+
+

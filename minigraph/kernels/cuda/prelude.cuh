@@ -1,0 +1,97 @@
+// Types and helpers for all kernels. No includes: 16-bit floats are storage, converted with PTX.
+//   T  element type in memory        C  type it is computed in: float for 16-bit floats
+typedef long long i64;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct alignas(2) f16 {
+    unsigned short bits;
+};
+struct alignas(2) bf16 {
+    unsigned short bits;
+};
+
+template <class T> struct Compute { typedef T type; };
+template <> struct Compute<f16> { typedef float type; };
+template <> struct Compute<bf16> { typedef float type; };
+
+template <class T> __device__ __forceinline__ T up(T x) { return x; }
+__device__ __forceinline__ float up(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ __forceinline__ float up(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+
+// Round to nearest even, once.
+template <class T, class C> struct Down {
+    static __device__ __forceinline__ T from(C x) { return T(x); }
+};
+template <class C> struct Down<f16, C> {
+    static __device__ __forceinline__ f16 from(C x) {
+        f16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(float(x)));
+        return y;
+    }
+};
+template <class C> struct Down<bf16, C> {
+    static __device__ __forceinline__ bf16 from(C x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(float(x)));
+        return y;
+    }
+};
+template <class T, class C> __device__ __forceinline__ T down(C x) { return Down<T, C>::from(x); }
+
+// N elements moved as one access of N * sizeof(T) bytes.
+template <class T, int N> struct alignas(sizeof(T) * N) Pack {
+    T v[N];
+};
+
+// NaN wins, as in NumPy.
+template <class C> __device__ __forceinline__ C max_nan(C a, C b) { return a > b || a != a ? a : b; }
+template <class C> __device__ __forceinline__ C min_nan(C a, C b) { return a < b || a != a ? a : b; }
+
+template <class C> __device__ __forceinline__ C infinity() { return C(__int_as_float(0x7f800000)); }
+template <class C> __device__ __forceinline__ C not_a_number() { return C(__int_as_float(0x7fffffff)); }
+
+// Sums of one value per lane: over a warp, and over a block with `shared` holding one C per warp.
+template <class C> __device__ __forceinline__ C warp_sum(C x) {
+    for (int lanes = 16; lanes > 0; lanes >>= 1) x += __shfl_xor_sync(~0u, x, lanes);
+    return x;
+}
+template <class C> __device__ __forceinline__ C warp_max(C x) {
+    for (int lanes = 16; lanes > 0; lanes >>= 1) x = max_nan(x, C(__shfl_xor_sync(~0u, x, lanes)));
+    return x;
+}
+template <class C> __device__ __forceinline__ C block_sum(C x, C* shared) {
+    x = warp_sum(x);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : C(0);
+    return warp_sum(x);
+}
+template <class C> __device__ __forceinline__ C block_max(C x, C* shared) {
+    x = warp_max(x);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = shared[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0];
+    return warp_max(x);
+}
+
+// The first fault of a run: which step, and the value that was out of range. The host reads it.
+struct Fault {
+    u64 taken;
+    i64 step, value, row;
+};
+__device__ __forceinline__ void report(Fault* fault, i64 step, i64 value, i64 row) {
+    if (atomicCAS(&fault->taken, 0ull, 1ull) == 0ull) {
+        fault->step = step;
+        fault->value = value;
+        fault->row = row;
+    }
+}
