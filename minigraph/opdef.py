@@ -42,7 +42,7 @@ INJECTED = frozenset({"out", "needs", "rng"})
 TRAITS = {
     "elementwise": "each output element depends on the input elements at its (broadcast) place",
     "commutative": "X and Y may change places",
-    "view": "the output is a view of X where X lies contiguously",
+    "view": "the outputs show the memory of the first input whose values are read",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient",
     "optimizer": "updates parameters; dropped by clone(for_test=True)",

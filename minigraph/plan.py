@@ -126,10 +126,10 @@ class Plan:
                     step.stored.append((index, v.name))
             step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
             step.in_place.append(in_place)
-        if "view" in opdef.traits and isinstance(inputs[0], int):
-            for index in step.outputs:
-                for i in index if isinstance(index, list) else [index]:
-                    self.values[i].root = self.values[inputs[0]].root
+        viewed = next((i for i in inputs if isinstance(i, int)), None)
+        if "view" in opdef.traits and viewed is not None:
+            for i in _flat(step.outputs):
+                self.values[i].root = self.values[viewed].root
         self._bind(step, types)
         self.steps.append(step)
 
@@ -166,6 +166,11 @@ class Plan:
                 self.steps[value.last_use].freed.append(i)
             elif value.root != i and value.last_use < end:
                 self.steps[max(value.last_use, value.producer)].freed.append(i)
+        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
+            step.in_place = [
+                i if i is not None and self.values[self.values[i].root].last_use <= position else None
+                for i in step.in_place
+            ]
 
     # running
 
@@ -203,8 +208,8 @@ class Plan:
         if len(step.outputs) == 1 or not isinstance(results, tuple):
             results = (results,)
         for index, result in zip(step.outputs, results, strict=True):
-            if type(index) is int:
-                env[index] = result
+            if type(index) is int:  # NumPy turns 0-d results into scalars
+                env[index] = result if type(result) is np.ndarray else np.asarray(result)
             elif index is not None:
                 for i, r in zip(index, result, strict=True):
                     env[i] = r
@@ -317,7 +322,9 @@ def _inherited(
     value = values[i]
     same = value.type == values[index].type
     dies = value.root == i and i in owner and value.last_use == position
-    return owner[i] if same and dies else None
+    shown = [values[j].root for j in _flat(step.inputs) if isinstance(j, int)]
+    alone = shown.count(i) == 1  # a second input in this memory would be overwritten before it is read
+    return owner[i] if same and dies and alone else None
 
 
 def _best_fit(free: list[int], sizes: list[int], nbytes: int) -> int:
