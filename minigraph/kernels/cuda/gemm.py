@@ -12,13 +12,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...types import FLOATS, float64
-from .binder import Binder
-from .buffer import Buffer
+from ...types import float64
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, merged_axes
 from .reduce import bind_column_sum, bind_sum_to
 
-GELU_TANH = "X * (C(0.5) * (C(1) + tanh(C(0.7978845608028654) * (X + C(0.044715) * X * X * X))))"
+GELU_ERF = "X * (C(0.5) * erfc(X * C(-0.7071067811865476)))"
+GELU_ERF_SLOPE = "C(0.5) * erfc(X * C(-0.7071067811865476)) + X * exp(C(-0.5) * X * X) * C(0.3989422804014327)"
+GELU_TANH = "X * (C(0.5) * (C(1) + tanh(gelu_inner(X))))"
+GELU_TANH_SLOPE = "gelu_tanh_slope(X)"
 
 Shape = tuple[int, ...]
 
@@ -99,38 +102,133 @@ def _grad(
 def fused_gemm_epilogue(
     binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
 ) -> None:
-    """Out = activation(X @ Y + Bias) with bias, and where the library has it the activation, in the epilogue.
+    """Out = activation(X @ Y + Bias), bias and activation in the epilogue where the library has them.
 
-    cuBLASLt's gelu is the tanh form, its auxiliary rows must be multiples of 8 and its float64 gelu
-    is good to 5e-12 only; in all other cases the bias stays in the epilogue and the activation is
-    a kernel of its own.
+    cuBLASLt's gelu is the tanh form, its auxiliary rows must be multiples of 8, and its float64 gelu
+    is good to 5e-12 only. In all other cases the bias stays in the epilogue and the activation is a
+    kernel of its own.
     """
     x, y, bias, out, reserve = ins["X"], ins["Y"], ins["Bias"], outs["Out"], outs.get("ReserveSpace")
+    activation, tanh = attrs["activation"], attrs["approximate"]
     n = out.shape[-1]
-    m = math.prod(out.shape[:-1])
-    k = x.shape[0] if attrs["trans_x"] else x.shape[-1]
     if out.size == 0:
         return
-    facts = {"m": m, "n": n, "k": k, "trans_a": attrs["trans_x"], "trans_b": attrs["trans_y"], "bias": bias}
-    activation = attrs["activation"]
+    z = reserve if activation == "gelu" and reserve is not None else out  # where the pre-activation goes
+
+    def product_then_kernels() -> None:
+        shapes = x.shape, y.shape, out.shape
+        product(binder, x, y, z, shapes, attrs["trans_x"], attrs["trans_y"])
+        bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
+        _activate(binder, z, out, reserve, activation, tanh)
+
+    k = x.shape[0] if attrs["trans_x"] else x.shape[-1]
     if k == 0:
-        z = reserve if reserve is not None and activation == "gelu" else out
-        bind_pointwise(binder, {"Out": z}, {"Bias": bias}, {"Out": "Bias"})
-        _activate(binder, z, out, reserve, activation, attrs["approximate"])
-    elif activation == "none":
-        binder.gemm(x, y, out, epilogue="BIAS", **facts)
-    elif activation == "relu" and reserve is None:
+        return product_then_kernels()
+    facts: dict[str, Any] = {
+        "m": math.prod(out.shape[:-1]), "n": n, "k": k, "trans_a": attrs["trans_x"],
+        "trans_b": attrs["trans_y"], "bias": bias, "fallback": product_then_kernels,
+    }  # fmt: skip
+    library_gelu = activation == "gelu" and tanh and x.dtype != float64
+    if activation == "relu" and reserve is None:
         binder.gemm(x, y, out, epilogue="RELU_BIAS", **facts)
     elif activation == "relu":
         binder.gemm(x, y, out, epilogue="RELU_AUX_BIAS", aux=reserve, aux_ld=-(-n // 128) * 128, **facts)
-    elif attrs["approximate"] and reserve is None and x.dtype != float64:
+    elif library_gelu and reserve is None:
         binder.gemm(x, y, out, epilogue="GELU_BIAS", **facts)
-    elif attrs["approximate"] and n % 8 == 0 and x.dtype != float64:
+    elif library_gelu and n % 8 == 0:
         binder.gemm(x, y, out, epilogue="GELU_AUX_BIAS", aux=reserve, aux_ld=n, **facts)
     else:
-        z = reserve if reserve is not None else out
-        binder.gemm(x, y, z, epilogue="BIAS", **facts)
-        _activate(binder, z, out, reserve, activation, attrs["approximate"])
+        binder.gemm(x, y, z, epilogue="BIAS", **{**facts, "fallback": lambda: _unfused_bias(binder, x, y, z, bias, attrs)})
+        _activate(binder, z, out, None, activation, tanh)
+
+
+def _unfused_bias(binder: Binder, x: Buffer, y: Buffer, z: Buffer, bias: Buffer, attrs: Mapping[str, Any]) -> None:
+    product(binder, x, y, z, (x.shape, y.shape, z.shape), attrs["trans_x"], attrs["trans_y"])
+    bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
+
+
+def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, activation: str, tanh: bool) -> None:
+    """out = activation(z), for relu with the bit mask in `reserve`."""
+    if activation == "relu":
+        if reserve is not None:
+            _pack_mask(binder, z, reserve)
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": "max_nan(X, C(0))"})
+    elif activation == "gelu":
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": GELU_TANH if tanh else GELU_ERF})
+
+
+def fused_gemm_epilogue_grad(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """DX with the derivative of the activation below in its epilogue, DY with the bias gradient in its."""
+    d, x, y, reserve = ins["DOut"], ins["X"], ins["Y"], ins.get("ReserveSpace")
+    dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
+    if dx is not None and dx.size:
+        _input_gradient(binder, d, x, y, reserve, dx, attrs)
+    if dy is not None:
+        _weight_gradient(binder, d, x, dy, dbias, attrs)
+    elif dbias is not None:
+        bind_column_sum(binder, d, dbias)
+
+
+def _input_gradient(
+    binder: Binder, d: Buffer, x: Buffer, y: Buffer, reserve: Buffer | None, dx: Buffer, attrs: Mapping[str, Any]
+) -> None:
+    trans_x, trans_y, kind = attrs["trans_x"], attrs["trans_y"], attrs["activation_grad"]
+    inner = d.shape[-1]
+    columns = dx.shape[-1]
+
+    def product_then_kernels() -> None:
+        plain = {"X": x, "Y": y, "Out_grad": d}
+        matmul_grad(binder, plain, {"X_grad": dx}, attrs)
+        if kind == "relu_grad":
+            _apply_mask(binder, dx, reserve)
+        elif kind == "gelu_grad":
+            slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
+            bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
+
+    epilogue, ld = {"relu_grad": ("DRELU", -(-columns // 128) * 128), "gelu_grad": ("DGELU", columns)}.get(kind, ("", 0))
+    library = kind == "relu_grad" or (attrs["approximate"] and columns % 8 == 0 and d.dtype != float64)
+    if not epilogue or not library or trans_x or inner <= 1 or d.size == 0:
+        return product_then_kernels()
+    binder.gemm(
+        d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not trans_y, epilogue=epilogue,
+        aux=reserve, aux_ld=ld, fallback=product_then_kernels,
+    )  # fmt: skip
+
+
+def _weight_gradient(
+    binder: Binder, d: Buffer, x: Buffer, dy: Buffer, dbias: Buffer | None, attrs: Mapping[str, Any]
+) -> None:
+    rows = math.prod(d.shape[:-1])
+
+    def product_then_sum() -> None:
+        matmul_grad(binder, {"X": x, "Y": dy, "Out_grad": d}, {"Y_grad": dy}, attrs)
+        if dbias is not None:
+            bind_column_sum(binder, d, dbias)
+
+    if dbias is None or rows <= 1 or dy.size == 0:
+        return product_then_sum()
+    facts = {"bias": dbias, "k": rows, "fallback": product_then_sum}
+    if attrs["trans_y"]:  # DY[N, K] = DOut^T X: the sum over k of the library's B
+        binder.gemm(d, x, dy, m=d.shape[-1], n=dy.shape[1], trans_a=True, trans_b=attrs["trans_x"],
+                    epilogue="BGRADB", **facts)  # fmt: skip
+    else:
+        binder.gemm(x, d, dy, m=dy.shape[0], n=d.shape[-1], trans_a=not attrs["trans_x"], epilogue="BGRADA", **facts)
+
+
+def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:
+    """The bits z > 0 of each row, padded to 128."""
+    rows, columns = math.prod(z.shape[:-1]), z.shape[-1]
+    binder.launch("mask.cu", "pack_mask", blocks_for(mask.size, 256), 256, z, mask, i64(rows), i64(columns),
+                  i64(mask.shape[-1]), defines={"T": CUDA_TYPES[z.dtype]})  # fmt: skip
+
+
+def _apply_mask(binder: Binder, d: Buffer, mask: Buffer | None) -> None:
+    """d = 0 where the bit is not set."""
+    assert mask is not None
+    binder.launch("mask.cu", "apply_mask", blocks_for(d.size, 256), 256, d, mask, i64(d.size), i64(d.shape[-1]),
+                  i64(mask.shape[-1]), defines={"T": CUDA_TYPES[d.dtype]})  # fmt: skip
 
 
 def _as_matrices(x: Shape, y: Shape, out: Shape) -> tuple[Shape, Shape, Shape]:
@@ -145,5 +243,3 @@ def _broadcast(a: Shape, b: Shape) -> Shape:
     a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
     return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
 
-
-__all__ = ["FLOATS", "bind_column_sum", "fused_gemm_epilogue", "matmul", "matmul_grad", "product"]

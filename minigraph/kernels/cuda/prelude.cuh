@@ -83,6 +83,15 @@ template <class C> __device__ __forceinline__ C block_max(C x, C* shared) {
     return warp_max(x);
 }
 
+// gelu in its tanh form: the argument of tanh, and the derivative of the whole.
+template <class C> __device__ __forceinline__ C gelu_inner(C x) {
+    return C(0.7978845608028654) * x * (C(1) + C(0.044715) * x * x);
+}
+template <class C> __device__ __forceinline__ C gelu_tanh_slope(C x) {
+    C t = tanh(gelu_inner(x));
+    return C(0.5) * (C(1) + t + x * (C(1) - t * t) * C(0.7978845608028654) * (C(1) + C(3 * 0.044715) * x * x));
+}
+
 // The first fault of a run: which step, and the value that was out of range. The host reads it.
 struct Fault {
     u64 taken;
