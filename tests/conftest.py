@@ -1,0 +1,34 @@
+"""Each test starts with empty default programs, an empty scope, names counted from zero and float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from minigraph import cuda, unique_name
+from minigraph.program import Program, program_guard
+from minigraph.scope import Scope, scope_guard
+from minigraph.types import set_default_dtype
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    """What one test leaves in the globals is not seen by the next."""
+    with program_guard(Program("main"), Program("startup")), scope_guard(Scope()), unique_name.guard():
+        yield
+    set_default_dtype("float32")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20221)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason=f"no GPU: {cuda.why_not()}")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
