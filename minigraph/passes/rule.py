@@ -149,16 +149,16 @@ class _Rewrite:
         inner = self._inner(self.old, self.kept)
         incoming, outgoing = self._gradients() if self.grads else (None, {})
         inner_grads = self._inner(self.grads, list(outgoing.values()))
-        stand_ins = self._stand_ins(inner)
+        stand_ins = self._stand_ins([*inner, *inner_grads])
         last = self.old[-1]
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
-        g.forward, g.training, g.replaced = self.old[0].forward, bool(self.grads), tuple(self.match.kept)
+        g.forward, g.training, g.replaced = self.old[0].forward, bool(outgoing), tuple(self.match.kept)
         backward = None
         try:
             results = self.rule.rewrite(g, **bound)
             results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
             self._check_results(results, self.kept)
-            if self.grads:
+            if outgoing:
                 assert incoming is not None
                 backward = GraphBuilder(self.graph, self.grads[0].rank, self.grads[0], self.pass_name)
                 contributions = self._differentiate(backward, g.emitted, results, incoming, outgoing)
@@ -212,9 +212,10 @@ class _Rewrite:
                     continue
                 kept = next((k for k in self.kept if k.type == v.type), None)
                 require(
-                    kept is not None and kept.producer is not None and kept.producer.rank < reader.rank,
+                    kept is not None and not self.graph.order_problem(reader.rank, [kept]),
                     f"{reader.label()} needs the shape of {v.name}",
-                )  # fmt: skip
+                )
+                assert kept is not None
                 found += [
                     (reader, slot, i, kept)
                     for slot, vs in reader.inputs.items()
@@ -255,9 +256,13 @@ class _Rewrite:
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
-        require(
-            len(incoming) == 1, f"{len(incoming)} gradients flow into {self.old[-1].label()}, wanted one"
-        )
+        result = self.kept[0]
+        require(len(incoming) == 1, f"{len(incoming)} gradients flow into {result.name}, wanted one")
+        for grad in self.grads:
+            require(
+                grad.forward is result.producer or incoming.isdisjoint(grad.input_vars),
+                f"{next(iter(incoming)).name} is the gradient of an inner value, not of {result.name}",
+            )
         return incoming.pop(), outgoing
 
     def _differentiate(
@@ -296,6 +301,9 @@ class _Rewrite:
             assert a.producer is not None
             readers = [c for c in b.consumers if c.rank <= a.producer.rank and c not in (*self.old, *self.grads)]
             require(not readers, f"{b.name} is read earlier by {readers[0].label() if readers else ''}")
+            before = self.graph.vars.get((b.name, b.version - 1))
+            late = [c for c in before.consumers if c.rank > a.producer.rank] if before else []
+            require(not late, f"{b.name} would be overwritten before {late[0].label() if late else ''} reads it")
 
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""

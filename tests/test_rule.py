@@ -1,0 +1,158 @@
+"""The engine of passes/rule.py: programs that a careless rewrite would break.
+
+Each one runs with the pass off and on; the refusal, where there is one, is asserted too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fuzz import check
+from random_programs import Case
+
+from minigraph.backward import append_backward, gradients
+from minigraph.builder import Builder
+from minigraph.ir.convert import to_graph
+from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from minigraph.passes.log import PassReport
+from minigraph.program import Program, Variable
+from minigraph.types import float64, tensor_type
+
+
+class Net:
+    """A program by hand: `net.g.<op>`, data, params, states."""
+
+    def __init__(self) -> None:
+        self.program = Program("net")
+        self.block = self.program.global_block()
+        self.g = Builder(self.block)
+        self.rng = np.random.default_rng(7)
+        self.values: dict[str, np.ndarray] = {}
+        self.feeds: dict[str, np.ndarray] = {}
+
+    def data(self, name: str, *shape: int, rows: int = 4) -> Variable:
+        v = self.block.create_var(name, type=tensor_type(shape, float64), is_data=True, stop_gradient=True)
+        self.feeds[name] = self.rng.normal(size=tuple(rows if s == -1 else s for s in shape))
+        return v
+
+    def param(self, name: str, *shape: int, trainable: bool = True) -> Variable:
+        self.values[name] = self.rng.normal(size=shape)
+        return self.block.create_parameter(name, shape, float64, trainable=trainable)
+
+    def state(self, name: str, *shape: int) -> Variable:
+        self.values[name] = self.rng.normal(size=shape)
+        return self.block.create_var(
+            name, type=tensor_type(shape, float64), persistable=True, stop_gradient=True
+        )
+
+    def linear(self, x: Variable, n: int, name: str = "", **attrs: bool) -> Variable:
+        w = self.param(f"w{name}", *((n, x.shape[-1]) if attrs.get("trans_y") else (x.shape[-1], n)))
+        return self.g.elementwise_add(self.g.matmul(x, w, **attrs), self.param(f"b{name}", n))
+
+    def fuse(self, *fetches: Variable | str | None) -> tuple[dict[str, int], list[str]]:
+        """Check that the pass changes no result; (counts of operators after it, reasons of refusals)."""
+        names = [v if isinstance(v, str) else v.name for v in fetches if v is not None]
+        check(Case(0, 0, self.program, self.values, self.feeds, names))
+        graph, report = to_graph(self.program, names), PassReport("fuse_gemm_epilogue")
+        fuse_gemm_epilogue(graph, report)
+        return dict(graph.count()), [r.reason for r in report.refused]
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+def test_tanh_gelu_without_reserve_space(net):
+    out = net.g.gelu(net.linear(net.data("x", 3, 4), 8), approximate=True)
+    counts, _ = net.fuse(out)
+    assert counts == {"fused_gemm_epilogue": 1}
+
+
+@pytest.mark.parametrize("rows", [-1, 4])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
+def test_gradient_of_an_inner_value_is_not_that_of_the_result(net, activation, rows):
+    s = net.linear(net.data("x", rows, 4), 3)
+    out = getattr(net.g, activation)(s)
+    grads = gradients([s], [net.block.var("w"), net.block.var("b")])
+    counts, reasons = net.fuse(out, *grads)
+    if activation == "tanh":
+        assert counts["fused_gemm_epilogue"] == counts["fused_gemm_epilogue_grad"] == 1
+    else:
+        assert any("is the gradient of an inner value" in r for r in reasons)
+
+
+def test_gradient_of_the_product_is_not_that_of_the_sum(net):
+    x, w, b = net.data("x", 2, 3), net.param("w", 3, 3), net.param("b", 3)
+    z = net.g.matmul(x, w)
+    out = net.g.elementwise_add(z, b)
+    counts, reasons = net.fuse(out, *gradients([z], [w]))
+    assert "fused_gemm_epilogue" not in counts
+    assert "is the gradient of an inner value" in reasons[0]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_gradients_that_nobody_reads_leave_no_empty_operator(net, activation):
+    s = net.linear(net.data("x", 2, 3), 3)
+    out = getattr(net.g, activation)(s)
+    gradients([net.g.reduce_mean(out)], [s])
+    counts, _ = net.fuse(out)
+    assert counts["fused_gemm_epilogue"] == 1 and "fused_gemm_epilogue_grad" not in counts
+    assert f"{activation}_grad" not in counts
+
+
+def test_result_that_is_overwritten_is_not_written_before_its_last_reader(net):
+    """x changes between matmul and add, so the fused operator could only stand before `tanh` reads h."""
+    x, h0 = net.state("x", 2, 3), net.state("h0", 2, 3)
+    h = net.g.assign(h0)
+    z = net.g.matmul(x, net.param("w", 3, 3))
+    net.g.increment(x, out={"Out": x})
+    read = net.g.tanh(h)
+    out = net.g.elementwise_add(z, net.param("b", 3), out={"Out": h})
+    counts, reasons = net.fuse(read, out)
+    assert "fused_gemm_epilogue" not in counts
+    assert reasons == [f"{h.name} would be overwritten before tanh {read.name} reads it"]
+
+
+def test_product_moves_up_to_where_its_operand_still_holds(net):
+    x = net.state("x", 2, 3)
+    z = net.g.matmul(x, net.param("w", 3, 3))
+    net.g.increment(x, out={"Out": x})
+    counts, _ = net.fuse(net.g.elementwise_add(z, net.param("b", 3)))
+    assert counts == {"fused_gemm_epilogue": 1, "increment": 1}
+
+
+def test_product_cannot_move_past_its_bias(net):
+    x, b = net.state("x", 2, 3), net.param("b", 3)
+    z = net.g.matmul(x, net.param("w", 3, 3))
+    net.g.increment(x, out={"Out": x})
+    counts, reasons = net.fuse(net.g.elementwise_add(z, net.g.tanh(b)))
+    assert "fused_gemm_epilogue" not in counts
+    assert reasons[0].startswith("the operators cannot be brought together")
+
+
+def test_who_reads_only_a_shape_gets_another_value(net):
+    x = net.data("x", -1, 3)
+    z = net.g.matmul(x, net.param("w", 3, 5))
+    out = net.g.elementwise_add(z, net.param("b", 5))
+    counts, _ = net.fuse(net.g.fill_any_like(z, value=2.0), out)
+    assert counts == {"fused_gemm_epilogue": 1, "fill_any_like": 1}
+
+
+def test_no_stand_in_that_was_overwritten(net):
+    x = net.data("x", 2, 3)
+    z = net.g.matmul(x, net.param("w", 3, 5))
+    out = net.g.elementwise_add(z, net.param("b", 5))
+    net.g.increment(out, out={"Out": out})
+    counts, reasons = net.fuse(net.g.fill_any_like(z, value=2.0), out)
+    assert "fused_gemm_epilogue" not in counts
+    assert "needs the shape of" in reasons[0]
+
+
+def test_shape_of_an_inner_gradient(net):
+    z = net.g.matmul(net.data("x", 2, 3), net.param("w", 3, 5))
+    loss = net.g.reduce_mean(net.g.elementwise_add(z, net.param("b", 5)))
+    append_backward(loss)
+    like = net.g.fill_any_like(net.block.var(z.grad_name), value=2.0)
+    counts, _ = net.fuse(loss, like)
+    assert counts["fused_gemm_epilogue_grad"] == 1
