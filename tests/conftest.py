@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from minigraph import cuda, unique_name
 from minigraph.program import Program, program_guard
 from minigraph.scope import Scope, scope_guard

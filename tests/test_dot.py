@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-import minigraph  # noqa: F401  (registers the operators)
 import pytest
+
+import minigraph  # noqa: F401  (registers the operators)
 from minigraph.ir.dot import COLOURS, NEW_COLOUR, PARAMETER_COLOUR, to_dot
 from minigraph.ir.text import parse
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import string
 
-import minigraph  # noqa: F401  (registers the operators)
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import minigraph
 from minigraph.backward import append_backward
 from minigraph.builder import Builder
 from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.ir.tokens import TextError
-from minigraph.opdef import OPS, op
+from minigraph.opdef import OPS, DTypeAttr, Floats, Ints, Number, Numbers, op
 from minigraph.program import Program, name_scope, program_guard
 
 MLP = """\
@@ -122,10 +123,6 @@ def attribute_op():
         """X"""
         return X
 
-    every_kind.__annotations__ = {
-        "i": "int", "f": "float", "b": "bool", "s": "str", "n": "Number",
-        "ii": "Ints", "ff": "Floats", "nn": "Numbers", "d": "DTypeAttr | None",
-    }  # fmt: skip
     yield op("Out")(every_kind)
     del OPS["every_kind"]
 
@@ -164,8 +161,10 @@ def random_program(seed: int) -> Program:
     x = block.create_var("x", (r.choice([-1, 4]), 4), kind, is_data=True, stop_gradient=r.random() < 0.8)
     live = [x]
     for i in range(r.randint(1, 4)):
-        facts = {"trainable": i == 0 or r.random() < 0.7, "learning_rate": r.choice([1.0, 0.1]), "need_clip": r.random() < 0.8}
-        live.append(block.create_parameter(f"w{i}" + r.choice(["", ".b", " b", "#1", "="]), (4, 4), kind, **facts))
+        name = f"w{i}" + r.choice(["", ".b", " b", "#1", "="])
+        trainable, clip = i == 0 or r.random() < 0.7, r.random() < 0.8
+        live.append(block.create_parameter(name, (4, 4), kind, trainable=trainable, need_clip=clip,
+                                           learning_rate=r.choice([1.0, 0.1])))  # fmt: skip
     state = block.create_var("steps", (1,), kind, persistable=True, stop_gradient=True)
     for _ in range(r.randint(1, 12)):
         a, b = r.choice(live), r.choice(live)
@@ -337,10 +336,9 @@ def test_damaged_text_is_read_or_refused_but_nothing_else(position, inserted, re
     damaged = MLP[:at] + inserted + MLP[at + removed :]
     try:
         program = parse(damaged)
-    except TextError as error:
-        assert str(error).startswith("line ")
-    else:
-        assert_round_trip(program)
+    except TextError:
+        return
+    assert_round_trip(program)
 
 
 def test_text_has_a_limit(monkeypatch):
@@ -366,7 +364,8 @@ CHANGES = [
     ("for out", "for u", "operator 3, relu_grad: forward operator"),
     ("for X of u", "for Y of u", "operator 4, elementwise_add: gradient of slot"),
     ("for w#1", "for w#0", "operator 7, assign: forward operator"),
-    ("elementwise_add(X=t, Y=b) in", "elementwise_add(X=t, Y=b) {axis=1} in", "operator 1, elementwise_add: attributes"),
+    ("elementwise_add(X=t, Y=b) in", "elementwise_add(X=t, Y=b) {axis=1} in",
+     "operator 1, elementwise_add: attributes"),
     ("  z : f32[8,3] = assign(X=w) for w#1\n", "", "variables: only one has ['z']"),
     ("fetch out", "fetch out\nfetch out", "fetch targets"),
 ]  # fmt: skip
