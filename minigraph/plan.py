@@ -1,24 +1,20 @@
-"""Plan: a Program made ready to run for one feed signature on a CPU.
+"""Plan: a Schedule bound to NumPy kernels.
 
-With the feeds' shapes known, all shapes are: types are inferred once more, the life of every value
-is computed, and values whose kernels can write into a given array share buffers that live as long
-as the Plan, so a step allocates next to nothing. A run is then a loop over bound steps.
-
-    value   one version of a variable; a step that updates `w` in place reads one, writes the next
-    root    the value whose memory a view shows; its life covers the lives of its views
-    buffer  an array of bytes that values with disjoint lives share
+Values whose kernels can write into a given array share buffers that live as long as the Plan, so a
+step allocates next to nothing. A run is a loop over bound steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .errors import FeedError, KernelError, MinigraphError, UninitializedError
-from .program import Operator, Program, describe_call
+from .errors import KernelError, MinigraphError, UninitializedError
+from .program import Program
+from .schedule import Schedule, Step, Value
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
 
@@ -26,183 +22,76 @@ LOW_PRECISION = frozenset({float16, bfloat16})
 
 
 @dataclass
-class Value:
-    """One version of a variable during a run."""
+class BoundStep:
+    """A step with its kernel and the arguments that are known ahead."""
 
-    name: str
-    type: TensorType
-    producer: int  # step that writes it, -1 for feeds and persistables
-    persistable: bool = False
-    last_use: int = -1
-    root: int = -1  # index of the value whose memory this one shows; itself if none
-    buffer: int | None = None
-
-
-@dataclass
-class Step:
-    """One bound kernel call."""
-
-    op: Operator
+    step: Step
     kernel: Callable[..., Any]
-    inputs: list[Any]  # value index, list of them, a stand-in array or None, per input slot
-    outputs: list[Any]  # value index or list of them or None, per output slot
+    inputs: list[Any]  # as in Step, with stand-in arrays for what is not read
     attrs: dict[str, Any]
     out: list[np.ndarray | None] | None  # planned arrays per output slot, if the kernel takes `out`
-    in_place: list[int | None] = field(default_factory=list)  # per output slot: value whose array is updated
-    stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
-    freed: list[int] = field(default_factory=list)  # values nobody reads after this step
 
 
 class Plan:
-    """Steps and buffers of `program` for feeds of the given types."""
+    """Steps and buffers of `program` on a CPU for feeds of the given types."""
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False
     ) -> None:
-        self.program, self.fetches = program, tuple(fetches)
-        self.values: list[Value] = []
-        self.current: dict[str, int] = {}
-        self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
-        self.persistables: dict[str, int] = {}
-        self.steps: list[Step] = []
+        self.program = program
+        self.schedule = Schedule(program, feeds, fetches, prune)
+        self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
+        self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
-        self.random = False
-        for op in pruned_ops(program, self.fetches) if prune else program.ops:
-            self._add_step(op)
-        self.fetched = [self._read(name) for name in self.fetches]
-        self._lives()
         self.buffers = _assign_buffers(self.values, self.steps)
 
-    # building
-
-    def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
-        index = len(self.values)
-        self.values.append(Value(name, type, producer, persistable, root=index))
-        self.current[name] = index
-        return index
-
-    def _read(self, name: str) -> int:
-        """The present value of a variable; persistables come from the Scope at their first use."""
-        if name in self.current:
-            return self.current[name]
-        v = self.program.vars[name]
-        if v.persistable:
-            self.persistables[name] = self._new_value(name, v.type, persistable=True)
-            return self.persistables[name]
-        raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
-
-    def _add_step(self, op: Operator) -> None:
-        opdef, position = op.opdef, len(self.steps)
-        inputs: list[Any] = []
-        types: dict[str, list[TensorType]] = {}
-        for slot in opdef.inputs:
-            indices = [self._read(v.name) for v in op.inputs.get(slot.name, ())]
-            if not indices:
-                inputs.append(None)
-                continue
-            types[slot.name] = [self.values[i].type for i in indices]
-            if slot.name in opdef.no_need_buffer:
-                stand_ins = [_stand_in(t) for t in types[slot.name]]
-                inputs.append(stand_ins if slot.variadic else stand_ins[0])
-                continue
-            for i in indices:
-                self.values[i].last_use = position
-            inputs.append(indices if slot.variadic else indices[0])
-        try:
-            inferred = opdef.infer_types(types, op.attrs)
-        except MinigraphError as error:
-            raise error.at(_describe(op, types), op.site) from None
-        step = Step(op, opdef.cpu_kernel, inputs, [], dict(op.attrs), None)
-        for slot in opdef.outputs:
-            variables = op.outputs.get(slot.name, [])
-            indices, in_place = [], None
-            for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
-                source = opdef.inplace.get(slot.name)
-                if source and v.persistable and v.name in op.input(source):
-                    in_place = self.current[v.name]
-                index = self._new_value(v.name, t, position, v.persistable)
-                indices.append(index)
-                if v.persistable:
-                    step.stored.append((index, v.name))
-            step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
-            step.in_place.append(in_place)
-        viewed = next((i for i in inputs if isinstance(i, int)), None)
-        if "view" in opdef.traits and viewed is not None:
-            for i in _flat(step.outputs):
-                self.values[i].root = self.values[viewed].root
-        self._bind(step, types)
-        self.steps.append(step)
-
-    def _bind(self, step: Step, types: dict[str, list[TensorType]]) -> None:
-        """Arguments that a kernel takes besides slots and attributes."""
-        injected = step.op.opdef.injected
-        if "needs" in injected:
-            step.attrs["needs"] = frozenset(s for s, vs in step.op.outputs.items() if vs)
-        if "rng" in injected:
-            self.random = True
-        low = any(t.dtype in LOW_PRECISION for ts in types.values() for t in ts) or any(
-            self.values[i].type.dtype in LOW_PRECISION for i in _flat(step.outputs)
-        )
-        if low:
-            step.kernel = _in_float32(step.kernel, [self._types(o) for o in step.outputs])
-        elif "out" in injected:
-            step.out = [None] * len(step.outputs)
-
-    def _types(self, output: Any) -> Any:
-        if isinstance(output, list):
-            return [self.values[i].type for i in output]
-        return None if output is None else self.values[output].type
-
-    def _lives(self) -> None:
-        """last_use of every root covers its views; fetched values live to the end."""
-        end = len(self.steps)
-        for i in self.fetched:
-            self.values[i].last_use = end
-        for value in reversed(self.values):
-            root = self.values[value.root]
-            root.last_use = max(root.last_use, value.last_use, value.producer)
-        for i, value in enumerate(self.values):
-            if value.root == i and value.producer >= 0 and value.last_use < end and not value.persistable:
-                self.steps[value.last_use].freed.append(i)
-            elif value.root != i and value.last_use < end:
-                self.steps[max(value.last_use, value.producer)].freed.append(i)
-        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
-            step.in_place = [
-                i if i is not None and self.values[self.values[i].root].last_use <= position else None
-                for i in step.in_place
-            ]
-
-    # running
+    def _bind(self, step: Step) -> BoundStep:
+        opdef, attrs = step.op.opdef, dict(step.op.attrs)
+        if "needs" in opdef.injected:
+            attrs["needs"] = step.needs
+        inputs = [
+            [_stand_in(i) if isinstance(i, TensorType) else i for i in s]
+            if isinstance(s, list)
+            else _stand_in(s) if isinstance(s, TensorType) else s
+            for s in step.inputs
+        ]
+        touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
+        if any(dtype in LOW_PRECISION for dtype in touched):
+            kernel = _in_float32(opdef.cpu_kernel, [self.schedule.types(o) for o in step.outputs])
+            return BoundStep(step, kernel, inputs, attrs, None)
+        out = [None] * len(step.outputs) if "out" in opdef.injected else None
+        return BoundStep(step, opdef.cpu_kernel, inputs, attrs, out)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, seed: int) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays."""
         env: list[Any] = [None] * len(self.values)
-        for name, index in self.feeds.items():
+        for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
-        for name, index in self.persistables.items():
+        for name, index in self.schedule.persistables.items():
             env[index] = self._from_scope(scope, name)
         step_number = scope.steps[self.program.id]
         if self.random:
             scope.steps[self.program.id] += 1
         with np.errstate(all="ignore"):
-            for step in self.steps:
-                self._run_step(step, env, scope, (seed, step.op.number, step_number))
+            for bound in self.steps:
+                self._run_step(bound, env, scope, (seed, bound.step.op.number, step_number))
         self.checked = True
         return [self._fetch(env, i) for i in self.fetched]
 
-    def _run_step(self, step: Step, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
+    def _run_step(self, bound: BoundStep, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
+        step = bound.step
         args = [
             env[i] if type(i) is int else [env[j] if type(j) is int else j for j in i] if type(i) is list else i
-            for i in step.inputs
+            for i in bound.inputs
         ]
-        attrs = step.attrs
-        if step.out is not None:
-            out = [env[i] if i is not None else o for o, i in zip(step.out, step.in_place, strict=True)]
+        attrs = bound.attrs
+        if bound.out is not None:
+            out = [env[i] if i is not None else o for o, i in zip(bound.out, step.in_place, strict=True)]
             attrs = {**attrs, "out": tuple(out)}
         if "rng" in step.op.opdef.injected:
             attrs = {**attrs, "rng": rng}
         try:
-            results = step.kernel(*args, **attrs)
+            results = bound.kernel(*args, **attrs)
         except Exception as problem:
             raise self._failure(step, problem) from problem
         if len(step.outputs) == 1 or not isinstance(results, tuple):
@@ -226,7 +115,7 @@ class Plan:
 
     def _check_results(self, step: Step, env: list[Any], args: list[Any]) -> None:
         """In the first run: every kernel returns what the operator's inference promised, in memory of its own."""
-        for i in _flat(step.outputs):
+        for i in step.written:
             value, array = self.values[i], env[i]
             if not isinstance(array, np.ndarray):
                 array = env[i] = np.asarray(array)
@@ -268,26 +157,17 @@ class Plan:
         return array if owned and array.base is None and not twice else array.copy()
 
 
-def pruned_ops(program: Program, fetches: Sequence[str]) -> list[Operator]:
-    """The operators on which the fetched values depend."""
-    needed, kept = set(fetches), []
-    for op in reversed(program.ops):
-        if any(name in needed for name in op.output_arg_names) and op.role != "optimize":
-            kept.append(op)
-            needed.update(op.input_arg_names)
-    return kept[::-1]
-
-
-def _assign_buffers(values: list[Value], steps: list[Step]) -> list[np.ndarray]:
+def _assign_buffers(values: list[Value], steps: list[BoundStep]) -> list[np.ndarray]:
     """Give each value that a kernel can write in place a buffer, shared where lives do not overlap."""
     sizes: list[int] = []
     free: list[int] = []
     expiring: dict[int, list[int]] = {}
     owner: dict[int, int] = {}  # root -> buffer
-    wishes: list[tuple[Step, int, int]] = []
-    for position, step in enumerate(steps):
+    wishes: list[tuple[BoundStep, int, int]] = []
+    for position, bound in enumerate(steps):
+        step = bound.step
         for slot, index in enumerate(step.outputs):
-            if step.out is None or not isinstance(index, int) or values[index].persistable:
+            if bound.out is None or not isinstance(index, int) or values[index].persistable:
                 continue
             value = values[index]
             buffer = _inherited(step, slot, index, values, owner, position)
@@ -296,15 +176,15 @@ def _assign_buffers(values: list[Value], steps: list[Step]) -> list[np.ndarray]:
             owner[index] = buffer
             value.buffer = buffer
             expiring.setdefault(value.last_use, []).append(index)
-            wishes.append((step, slot, index))
+            wishes.append((bound, slot, index))
         for index in expiring.pop(position, ()):
-            if owner[index] not in (owner[i] for i in _flat(step.outputs) if i in owner and i != index):
+            if owner[index] not in (owner[i] for i in step.written if i in owner and i != index):
                 free.append(owner[index])
     buffers = [np.empty(size, np.uint8) for size in sizes]
-    for step, slot, index in wishes:
+    for bound, slot, index in wishes:
         t = values[index].type
-        assert step.out is not None
-        step.out[slot] = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
+        assert bound.out is not None
+        bound.out[slot] = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
     return buffers
 
 
@@ -322,7 +202,7 @@ def _inherited(
     value = values[i]
     same = value.type == values[index].type
     dies = value.root == i and i in owner and value.last_use == position
-    shown = [values[j].root for j in _flat(step.inputs) if isinstance(j, int)]
+    shown = [values[j].root for j in step.read]
     alone = shown.count(i) == 1  # a second input in this memory would be overwritten before it is read
     return owner[i] if same and dies and alone else None
 
@@ -369,13 +249,6 @@ def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., A
     return run
 
 
-def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
-    """The call with the types of this run."""
-    return describe_call(op.type, {
-        s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
-    })  # fmt: skip
-
-
 def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
     for a in args:
         yield from a if isinstance(a, list) else () if a is None else (a,)
@@ -383,7 +256,3 @@ def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
 
 def _is_input(array: np.ndarray, args: Sequence[Any]) -> bool:
     return any(array is a for a in args)
-
-
-def _flat(outputs: Sequence[Any]) -> list[int]:
-    return [i for o in outputs if o is not None for i in (o if isinstance(o, list) else [o])]

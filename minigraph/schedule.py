@@ -1,0 +1,187 @@
+"""Schedule: what a Program does in one run, for feeds of known types, independent of the device.
+
+With the feeds' shapes known, all shapes are: types are inferred once more, every write becomes a
+value of its own, and the life of each value is computed. Plans turn a Schedule into bound kernels.
+
+    value   one version of a variable; a step that updates `w` in place reads one, writes the next
+    root    the value whose memory a view shows; its life covers the lives of its views
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import FeedError, MinigraphError
+from .program import Operator, Program, describe_call
+from .types import TensorType
+
+
+@dataclass
+class Value:
+    """One version of a variable during a run."""
+
+    name: str
+    type: TensorType
+    producer: int  # step that writes it, -1 for feeds and persistables
+    persistable: bool = False
+    last_use: int = -1
+    root: int = -1  # index of the value whose memory this one shows; itself if none
+    buffer: int | None = None  # number of the shared buffer it lies in
+
+
+@dataclass
+class Step:
+    """One operator with its values: an index, a list of them, or None for each slot.
+
+    A slot whose values are not read (`no_need_buffer`) holds the TensorType instead of the index.
+    """
+
+    op: Operator
+    inputs: list[Any]
+    outputs: list[Any]
+    in_place: list[int | None] = field(default_factory=list)  # per output slot: value whose array is updated
+    stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
+    freed: list[int] = field(default_factory=list)  # values nobody reads after this step
+
+    @property
+    def read(self) -> list[int]:
+        """The values that are read."""
+        return [i for i in flat(self.inputs) if isinstance(i, int)]
+
+    @property
+    def written(self) -> list[int]:
+        """The values that are written."""
+        return flat(self.outputs)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The output slots that are present."""
+        return frozenset(slot for slot, variables in self.op.outputs.items() if variables)
+
+
+class Schedule:
+    """Values and steps of `program` for feeds of the given types."""
+
+    def __init__(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False
+    ) -> None:
+        self.program, self.fetches = program, tuple(fetches)
+        self.values: list[Value] = []
+        self.current: dict[str, int] = {}
+        self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
+        self.persistables: dict[str, int] = {}
+        self.steps: list[Step] = []
+        for op in pruned_ops(program, self.fetches) if prune else program.ops:
+            self._add_step(op)
+        self.fetched = [self._read(name) for name in self.fetches]
+        self._lives()
+
+    def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
+        index = len(self.values)
+        self.values.append(Value(name, type, producer, persistable, root=index))
+        self.current[name] = index
+        return index
+
+    def _read(self, name: str) -> int:
+        """The present value of a variable; persistables come from the Scope at their first use."""
+        if name in self.current:
+            return self.current[name]
+        v = self.program.vars[name]
+        if v.persistable:
+            self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            return self.persistables[name]
+        raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
+
+    def _add_step(self, op: Operator) -> None:
+        opdef, position = op.opdef, len(self.steps)
+        inputs: list[Any] = []
+        types: dict[str, list[TensorType]] = {}
+        for slot in opdef.inputs:
+            indices = [self._read(v.name) for v in op.inputs.get(slot.name, ())]
+            if not indices:
+                inputs.append(None)
+                continue
+            types[slot.name] = [self.values[i].type for i in indices]
+            if slot.name in opdef.no_need_buffer:
+                inputs.append(types[slot.name] if slot.variadic else types[slot.name][0])
+                continue
+            for i in indices:
+                self.values[i].last_use = position
+            inputs.append(indices if slot.variadic else indices[0])
+        try:
+            inferred = opdef.infer_types(types, op.attrs)
+        except MinigraphError as error:
+            raise error.at(_describe(op, types), op.site) from None
+        step = Step(op, inputs, [])
+        for slot in opdef.outputs:
+            variables = op.outputs.get(slot.name, [])
+            indices, in_place = [], None
+            for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
+                source = opdef.inplace.get(slot.name)
+                if source and v.persistable and v.name in op.input(source):
+                    in_place = self.current[v.name]
+                index = self._new_value(v.name, t, position, v.persistable)
+                indices.append(index)
+                if v.persistable:
+                    step.stored.append((index, v.name))
+            step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
+            step.in_place.append(in_place)
+        viewed = next((i for i in inputs if isinstance(i, int)), None)
+        if "view" in opdef.traits and viewed is not None:
+            for i in step.written:
+                self.values[i].root = self.values[viewed].root
+        self.steps.append(step)
+
+    @property
+    def random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any("random" in step.op.opdef.traits for step in self.steps)
+
+    def types(self, output: Any) -> Any:
+        """The TensorType of a value, a list of them for a list, None for None."""
+        if isinstance(output, list):
+            return [self.values[i].type for i in output]
+        return None if output is None else self.values[output].type
+
+    def _lives(self) -> None:
+        """last_use of every root covers its views; fetched values live to the end."""
+        end = len(self.steps)
+        for i in self.fetched:
+            self.values[i].last_use = end
+        for value in reversed(self.values):
+            root = self.values[value.root]
+            root.last_use = max(root.last_use, value.last_use, value.producer)
+        for i, value in enumerate(self.values):
+            if value.root == i and value.producer >= 0 and value.last_use < end and not value.persistable:
+                self.steps[value.last_use].freed.append(i)
+            elif value.root != i and value.last_use < end:
+                self.steps[max(value.last_use, value.producer)].freed.append(i)
+        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
+            step.in_place = [
+                i if i is not None and self.values[self.values[i].root].last_use <= position else None
+                for i in step.in_place
+            ]
+
+
+def pruned_ops(program: Program, fetches: Sequence[str]) -> list[Operator]:
+    """The operators on which the fetched values depend."""
+    needed, kept = set(fetches), []
+    for op in reversed(program.ops):
+        if any(name in needed for name in op.output_arg_names) and op.role != "optimize":
+            kept.append(op)
+            needed.update(op.input_arg_names)
+    return kept[::-1]
+
+
+def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
+    """The call with the types of this run."""
+    return describe_call(op.type, {
+        s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
+    })  # fmt: skip
+
+
+def flat(slots: Sequence[Any]) -> list[Any]:
+    """What stands in the slots, lists opened, None left out."""
+    return [i for s in slots if s is not None for i in (s if isinstance(s, list) else [s])]
