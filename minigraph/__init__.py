@@ -1,3 +1,36 @@
 """minigraph: a static-graph deep-learning framework with graph rewriting, after Paddle's static API."""
 
-from . import ops  # noqa: F401
+from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
+from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, tensor
+from .errors import MinigraphError
+from .executor import seed
+from .mode import enable_static, in_dynamic_mode
+from .param_attr import ParamAttr
+from .program import Variable
+from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
+from .types import (
+    CPUPlace,
+    CUDAPlace,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    get_default_dtype,
+    int8,
+    int16,
+    int32,
+    int64,
+    set_default_dtype,
+    uint8,
+)
+from .types import bool_ as bool
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
+    "enable_static", "float16", "float32", "float64", "get_default_dtype", "in_dynamic_mode", "int8", "int16", "int32",
+    "int64", "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "static", "tensor",
+    "uint8",
+]  # fmt: skip
+__all__ += tensor.__all__

@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     matmul,
     norm,
     optimizer,
+    print,
     random,
     reduce,
     shape,

@@ -1,0 +1,176 @@
+"""Loss functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...builder import Builder, builder_of
+from ...errors import AttrError, ShapeError, call_site, raise_unknown
+from ...program import Variable
+from ...tensor.arguments import constant, emit, operands, output_prefix, variable
+from ...types import INTS, float32, float64, normalize_axis
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def square_error_cost(input: Variable, label: Variable) -> Variable:
+    """(input - label)^2, element by element."""
+    call = "square_error_cost"
+    x, y = operands(variable(input, call, "input"), variable(label, call, "label"), call)
+    g, prefix = builder_of(x), output_prefix(call, None)
+    return g.square(g.elementwise_sub(x, y, name=prefix), name=prefix)
+
+
+def mse_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
+    """The mean (or sum, or each) of (input - label)^2."""
+    _check_reduction("mse_loss", reduction)
+    return _reduced(square_error_cost(input, label), reduction)
+
+
+def softmax_with_cross_entropy(
+    logits: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100,
+    numeric_stable_mode: bool = True, return_softmax: bool = False, axis: int = -1,
+) -> Any:  # fmt: skip
+    """log(sum(exp(logits))) - logits[label] along `axis`, which has size 1 in the result.
+
+    label   class numbers with size 1 at `axis` or without that axis; with soft_label weights of the
+            classes in logits' shape
+    Rows whose label is ignore_index have loss 0. return_softmax: (loss, softmax). The computation is
+    always the stable one.
+    """
+    call = "softmax_with_cross_entropy"
+    softmax, loss = emit(
+        call, call, variable(logits, call, "logits"), variable(label, call, "label"), soft_label=soft_label,
+        ignore_index=ignore_index, axis=axis,
+    )  # fmt: skip
+    return (loss, softmax) if return_softmax else loss
+
+
+def label_smooth(
+    label: Variable, prior_dist: Variable | None = None, epsilon: float = 0.1, name: str | None = None
+) -> Variable:
+    """(1 - epsilon) * label + epsilon * prior_dist, by default the uniform distribution over the last axis."""
+    label = variable(label, "label_smooth", "label")
+    g, prefix = builder_of(label), output_prefix("label_smooth", name)
+    if prior_dist is not None:
+        prior = g.scale(variable(prior_dist, "label_smooth", "prior_dist"), scale=epsilon)
+        return g.elementwise_add(g.scale(label, scale=1 - epsilon), prior, name=prefix)
+    return g.scale(label, scale=1 - epsilon, bias=epsilon / _classes(label, label.ndim - 1), name=prefix)
+
+
+def cross_entropy(
+    input: Variable, label: Variable, weight: Variable | None = None, ignore_index: int = -100,
+    reduction: str = "mean", soft_label: bool = False, axis: int = -1, use_softmax: bool = True,
+    label_smoothing: float = 0.0, name: str | None = None,
+) -> Variable:  # fmt: skip
+    """-log(softmax(input)[label]) along `axis`, averaged over the rows.
+
+    input            scores of the classes along `axis`; with use_softmax=False probabilities
+    label            class numbers, input's shape without `axis` or with size 1 there; with soft_label
+                     probabilities in input's shape
+    weight           [classes] factors of the rows by their class
+    ignore_index     rows with this label count nowhere
+    label_smoothing  this share of each label is spread evenly over all classes
+    reduction        mean, sum or none; none has label's shape, for soft labels with size 1 at `axis`
+
+    The mean is over the rows kept (with `weight`: divided by the sum of their weights), whatever
+    ignore_index is; Paddle's static mode divides by all rows if it is negative. With no row kept it is 0.
+    """
+    call = "cross_entropy"
+    x, label = variable(input, call, "input"), variable(label, call, "label")
+    _check_reduction(call, reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise AttrError(f"label_smoothing {label_smoothing} is not in [0, 1]", call=call, site=call_site())
+    g, axis = builder_of(x), normalize_axis(axis, x.ndim)
+    drop_axis = not soft_label and label.ndim == x.ndim - 1
+    simple = use_softmax and label_smoothing == 0
+    kept = None if soft_label else _kept(g, label, ignore_index)
+    if simple and weight is None:
+        loss = softmax_with_cross_entropy(x, label, soft_label, ignore_index, axis=axis)
+        rows = kept
+    else:
+        if kept is not None and drop_axis:
+            kept = g.unsqueeze(kept, axes=[axis])
+        target = _distribution(g, x, label, kept, soft_label, axis, label_smoothing)
+        loss = _cross_entropy(g, x, target, axis, use_softmax)
+        rows = kept if weight is None else _row_weights(g, target, variable(weight, call, "weight"), axis)
+        if weight is not None:
+            loss = g.elementwise_mul(loss, rows)
+        if kept is not None:
+            loss = g.elementwise_mul(loss, g.cast(kept, dtype=loss.dtype))
+            rows = kept if weight is None else g.elementwise_mul(rows, g.cast(kept, dtype=loss.dtype))
+    if reduction == "mean" and rows is not None:
+        return _mean_over(g, loss, rows)
+    return g.squeeze(loss, axes=[axis]) if reduction == "none" and drop_axis else _reduced(loss, reduction)
+
+
+def _kept(g: Builder, label: Variable, ignore_index: int) -> Variable | None:
+    """Which rows count, None where no label can be ignore_index."""
+    if label.dtype in INTS and not np.iinfo(label.dtype).min <= ignore_index <= np.iinfo(label.dtype).max:
+        return None
+    label, ignored = operands(label, ignore_index, "cross_entropy")
+    return g.not_equal(label, ignored)
+
+
+def _distribution(
+    g: Builder, x: Variable, label: Variable, kept: Variable | None, soft_label: bool, axis: int, smoothing: float
+) -> Variable:
+    """The label as weights of the classes in x's shape; an ignored row is class 0 for now."""
+    if not soft_label:
+        numbers = label if label.ndim == x.ndim - 1 else g.squeeze(label, axes=[axis])
+        if kept is not None:
+            zero = constant(0, label.dtype, label)
+            numbers = g.where(g.squeeze(kept, axes=[axis]), numbers, zero)
+        label = g.one_hot(numbers, depth=_classes(x, axis), dtype=x.dtype)
+        if axis != x.ndim - 1:
+            order = list(range(x.ndim - 1))
+            order.insert(axis, x.ndim - 1)
+            label = g.transpose(label, perm=order)
+    if smoothing == 0:
+        return label
+    return g.scale(label, scale=1 - smoothing, bias=smoothing / _classes(x, axis))
+
+
+def _cross_entropy(g: Builder, x: Variable, target: Variable, axis: int, use_softmax: bool) -> Variable:
+    """-sum(target * log(probability)) along axis, kept with size 1; 0 * log(0) is 0."""
+    if use_softmax:
+        return softmax_with_cross_entropy(x, target, soft_label=True, axis=axis)
+    absent = g.equal(target, constant(0, target.dtype, target))
+    logs = g.log(g.where(absent, constant(1, x.dtype, x), x))
+    return g.scale(g.reduce_sum(g.elementwise_mul(target, logs), axis=[axis], keepdim=True), scale=-1.0)
+
+
+def _row_weights(g: Builder, target: Variable, weight: Variable, axis: int) -> Variable:
+    """sum(target * weight) along axis: for hard labels the weight of the row's class."""
+    trailing = target.ndim - 1 - axis
+    if trailing and weight.ndim == 1:
+        weight = g.unsqueeze(weight, axes=[1 + i for i in range(trailing)])
+    return g.reduce_sum(g.elementwise_mul(target, weight), axis=[axis], keepdim=True)
+
+
+def _mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
+    """sum(loss) / sum(rows), 0 / 1 where no row counts; in float32 at least, where counts are exact."""
+    dtype = loss.dtype if loss.dtype in (float32, float64) else float32
+    count = g.cast(g.reduce_sum(rows), dtype=dtype) if rows.dtype != dtype else g.reduce_sum(rows)
+    none = g.equal(count, constant(0, dtype, loss))
+    divisor = g.where(none, constant(1, dtype, loss), count)
+    total = g.reduce_sum(loss if loss.dtype == dtype else g.cast(loss, dtype=dtype))
+    mean = g.elementwise_div(total, divisor)
+    return mean if mean.dtype == loss.dtype else g.cast(mean, dtype=loss.dtype)
+
+
+def _reduced(loss: Variable, reduction: str) -> Variable:
+    return loss if reduction == "none" else emit(reduction, f"reduce_{reduction}", loss)
+
+
+def _classes(x: Variable, axis: int) -> int:
+    if x.shape[axis] < 1:
+        raise ShapeError(f"the number of classes, axis {axis} of {x}, must be known", call="loss", site=call_site())
+    return x.shape[axis]
+
+
+def _check_reduction(call: str, reduction: str) -> None:
+    if reduction not in REDUCTIONS:
+        raise_unknown(f"reduction of {call}", reduction, REDUCTIONS, AttrError)

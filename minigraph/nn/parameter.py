@@ -1,0 +1,63 @@
+"""Parameters: made in the main program, initialised in the startup program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import unique_name
+from ..errors import ProgramError, call_site, require
+from ..param_attr import ParamAttr
+from ..program import Parameter, default_main_program, default_startup_program
+from ..types import TensorType, default_dtype, tensor_type
+from .initializer import Constant, Initializer, XavierUniform
+
+
+def create_parameter(
+    owner: str, shape: Any, dtype: Any = None, attr: Any = None, is_bias: bool = False,
+    default_initializer: Initializer | None = None,
+) -> Parameter | None:  # fmt: skip
+    """A Parameter called `<owner>.w_<n>` (`.b_<n>` for a bias) or what `attr` says; None for attr=False.
+
+    Without an initializer weights are XavierUniform, biases 0. A name that exists already with the
+    same type is shared, with another type it is an error.
+    """
+    attr = ParamAttr.of(attr)
+    if attr is None:
+        return None
+    initializer = attr.initializer or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
+    type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+    require(type.is_static, f"every size of a parameter must be known, got {type}")
+    name = attr.name or unique_name.generate(f"{owner}.{'b' if is_bias else 'w'}")
+    block = default_main_program().global_block()
+    existing = block.vars.get(name)
+    if existing is not None:
+        _check_shared(existing, type)
+        return existing  # pyright: ignore[reportReturnType]
+    _initialise(name, type, initializer)
+    return block.create_parameter(
+        name, type.shape, type.dtype, trainable=attr.trainable, learning_rate=attr.learning_rate,
+        regularizer=attr.regularizer, need_clip=attr.need_clip,
+    )  # fmt: skip
+
+
+def _initialise(name: str, type: TensorType, initializer: Initializer) -> None:
+    """Fill the variable in the startup program, unless another program's parameter of this name does."""
+    block = default_startup_program().global_block()
+    existing = block.vars.get(name)
+    if existing is not None:
+        require(
+            existing.type == type, f"parameter {name} is {existing.type} in the startup program, {type} is asked for",
+            ProgramError,
+        )  # fmt: skip
+        return
+    initializer(block.create_var(name, type=type, persistable=True), block)
+
+
+def _check_shared(existing: Any, type: TensorType) -> None:
+    if not isinstance(existing, Parameter):
+        raise ProgramError(f"variable {existing} exists already and is no parameter", site=call_site())
+    if existing.type != type:
+        raise ProgramError(
+            f"parameter {existing} exists already, {type} is asked for under the same name", site=call_site(),
+            hint="give one of them another ParamAttr(name=...)",
+        )  # fmt: skip

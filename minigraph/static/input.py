@@ -1,0 +1,105 @@
+"""What stands at the beginning of a program: data to be fed, and parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import unique_name
+from ..errors import ProgramError, call_site
+from ..nn.initializer import Initializer
+from ..nn.parameter import create_parameter as make_parameter
+from ..param_attr import ParamAttr
+from ..program import Parameter, Variable, default_main_program
+from ..types import as_dtype, default_dtype, normalize_shape, tensor_type
+
+
+def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variable:
+    """A Variable to be fed under its name; None or -1 is a size known only at run time.
+
+    dtype      the default data type for None
+    lod_level  only 0: sequences of several lengths in one array do not exist here
+    Asked for twice with the same shape and type it is the same Variable; otherwise an error.
+    """
+    if lod_level != 0:
+        raise ProgramError(f"lod_level {lod_level} is not supported, only 0", call="data", site=call_site())
+    if not isinstance(name, str):
+        raise ProgramError(f"name must be a str, is {name!r}", call="data", site=call_site())
+    type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+    block = default_main_program().global_block()
+    existing = block.vars.get(name)
+    if existing is None:
+        return block.create_var(name, type=type, stop_gradient=True, is_data=True)
+    if existing.is_data and existing.type == type:
+        return existing
+    where = f", made at {existing.site.text()}" if existing.site else ""
+    raise ProgramError(
+        f"variable {existing} exists already{where}; it cannot be declared again as {type}", call=f"data({name!r})",
+        site=call_site(), hint="use another name, or another program: with static.program_guard(static.Program()): ...",
+    )  # fmt: skip
+
+
+def create_parameter(
+    shape: Any, dtype: Any = None, name: str | None = None, attr: Any = None, is_bias: bool = False,
+    default_initializer: Initializer | None = None,
+) -> Parameter:  # fmt: skip
+    """A Parameter of the default main program, initialised by the default startup program.
+
+    Weights are XavierUniform and biases 0 unless `attr` or default_initializer says otherwise.
+    """
+    if attr is None:
+        attr = ParamAttr(name=name)
+    elif name is not None:
+        raise ProgramError(
+            "name and attr are both given", call="create_parameter", site=call_site(), hint="use ParamAttr(name=...)"
+        )
+    owner = unique_name.generate("create_parameter")
+    parameter = make_parameter(owner, shape, dtype, attr, is_bias, default_initializer)
+    if parameter is None:
+        raise ProgramError("attr=False makes no parameter", call="create_parameter", site=call_site())
+    return parameter
+
+
+class InputSpec:
+    """Shape, data type and name of an input, None or -1 for a size known only at run time."""
+
+    def __init__(
+        self, shape: Any, dtype: Any = "float32", name: str | None = None, stop_gradient: bool = False
+    ) -> None:
+        self.shape, self.dtype = normalize_shape(shape), as_dtype(dtype)
+        self.name, self.stop_gradient = name, stop_gradient
+
+    @classmethod
+    def from_tensor(cls, tensor: Variable, name: str | None = None) -> InputSpec:
+        """The InputSpec of a Variable."""
+        return cls(tensor.shape, tensor.dtype, name or tensor.name)
+
+    @classmethod
+    def from_numpy(cls, ndarray: np.ndarray, name: str | None = None) -> InputSpec:
+        """The InputSpec of an array."""
+        return cls(ndarray.shape, ndarray.dtype, name)
+
+    def batch(self, batch_size: int) -> InputSpec:
+        """Put an axis of size `batch_size` in front."""
+        self.shape = normalize_shape((batch_size, *self.shape))
+        return self
+
+    def unbatch(self) -> InputSpec:
+        """Take the first axis away."""
+        if not self.shape:
+            raise ProgramError("a 0-d InputSpec has no batch axis", call="unbatch", site=call_site())
+        self.shape = self.shape[1:]
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InputSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.name, self.stop_gradient
+
+    def __repr__(self) -> str:
+        return f"InputSpec(shape={self.shape}, dtype={self.dtype.name}, name={self.name})"

@@ -1,0 +1,155 @@
+"""What functions on variables accept: Variables, and numbers or arrays beside a Variable.
+
+A number or NumPy array that stands beside a Variable becomes a constant of the Variable's type. The
+Variable gives way only where the constant would lose something: an int Variable beside a float is
+cast to the default data type, a bool one beside an int to int64, both as in Paddle. Of two Variables
+an int beside a float is cast to the float's type (Paddle 2 casts the right one to the left one's),
+the smaller of two ints to the larger; two floats of different types are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import unique_name
+from ..builder import builder_of
+from ..errors import DTypeError, ProgramError, call_site
+from ..program import Variable
+from ..types import FLOATS, INTS, bool_, default_dtype, int64
+
+MAX_CONSTANT = 4096  # elements of an array that is written into the program as a constant
+
+Number = bool | int | float
+Operand = Variable | Number | np.ndarray
+
+
+def describe(value: Any) -> str:
+    """`a float: 3.0`, cut where it is long."""
+    text = repr(value)
+    return f"a {type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def variable(value: Any, call: str, argument: str = "x") -> Variable:
+    """`value`, which must be a Variable."""
+    if isinstance(value, Variable):
+        return value
+    hint = "mg.assign(value) makes a Variable" if is_number(value) or isinstance(value, (np.ndarray, list)) else None
+    raise ProgramError(
+        f"{argument} must be a Variable, is {describe(value)}", call=call, site=call_site(), hint=hint
+    )
+
+
+def variables(values: Any, call: str, argument: str = "x") -> list[Variable]:
+    """`values`, which must be a list or tuple of Variables, at least one."""
+    if not isinstance(values, (list, tuple)):
+        raise ProgramError(
+            f"{argument} must be a list of Variables, is {describe(values)}", call=call, site=call_site()
+        )
+    if not values:
+        raise ProgramError(f"{argument} is an empty list", call=call, site=call_site())
+    return [variable(v, call, f"{argument}[{i}]") for i, v in enumerate(values)]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar or 0-d array as a Python number, anything else as it is."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        return value.item()
+    return value
+
+
+def output_prefix(kind: str, name: str | None) -> str:
+    """Prefix of the output names of one call: `relu_0.tmp` by default, `<name>.tmp` with a name."""
+    if name is not None and not isinstance(name, str):
+        raise ProgramError(f"name must be a str, is {describe(name)}", call=kind, site=call_site())
+    return (name or unique_name.generate(kind)) + ".tmp"
+
+
+def emit(kind: str, op_type: str, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
+    """Append an operator; the new variables are named after `kind`, or `name` where it is given."""
+    return builder_of(*inputs).emit(op_type, *inputs, name=output_prefix(kind, name), **attrs)
+
+
+def constant(value: Number | np.ndarray, dtype: np.dtype, like: Variable | None = None) -> Variable:
+    """A Variable of type `dtype` that holds `value`, in the program of `like`.
+
+    A number becomes `fill_constant` of rank 0, an array `assign_value`, whose elements stand in the
+    text of the program: at most MAX_CONSTANT of them.
+    """
+    g = builder_of(like)
+    if not isinstance(value, np.ndarray):
+        _check_fits(value, dtype)
+        return g.fill_constant(shape=(), value=value, dtype=dtype)
+    if value.size > MAX_CONSTANT:
+        raise ProgramError(
+            f"an array of {value.size} elements is too large for a constant of the program, {MAX_CONSTANT} may be",
+            site=call_site(), hint="feed it through static.data, or hold it in a parameter with initializer.Assign",
+        )  # fmt: skip
+    if value.size and value.dtype.kind in "iu":
+        _check_fits(int(value.min()), dtype)
+        _check_fits(int(value.max()), dtype)
+    return g.assign_value(values=value.reshape(-1).tolist(), shape=value.shape, dtype=dtype)
+
+
+def _check_fits(value: Number, dtype: np.dtype) -> None:
+    if dtype in INTS and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        raise DTypeError(f"{value} does not fit {dtype}", site=call_site(), hint="cast the variable to a larger type")
+
+
+def operands(x: Any, y: Any, call: str) -> tuple[Variable, Variable]:
+    """Two operands as Variables of one type; at least one of them is a Variable already."""
+    if isinstance(x, Variable) and isinstance(y, Variable):
+        return promoted(x, y)
+    if isinstance(y, Variable):
+        y = widened(y, x, call, "x")
+        return constant(plain(x), y.dtype, y), y
+    x = widened(variable(x, call), y, call, "y")
+    return x, constant(plain(y), x.dtype, x)
+
+
+def promoted(x: Variable, y: Variable) -> tuple[Variable, Variable]:
+    """Two Variables brought to one type, floats of different types left as they are."""
+    if x.dtype == y.dtype or (x.dtype in FLOATS and y.dtype in FLOATS):
+        return x, y
+    wide = next((v.dtype for v in (x, y) if v.dtype in FLOATS), None) or np.promote_types(x.dtype, y.dtype)
+    return as_type(x, wide), as_type(y, wide)
+
+
+def value_of(value: Any, call: str, argument: str) -> Number | np.ndarray:
+    """`value`, which must be a number or an array of numbers."""
+    if not (is_number(value) or isinstance(value, np.ndarray)):
+        raise ProgramError(
+            f"{argument} must be a Variable, a number or a NumPy array, is {describe(value)}", call=call,
+            site=call_site(),
+        )  # fmt: skip
+    if np.asarray(value).dtype.kind not in "biuf":
+        raise DTypeError(f"{argument} must hold numbers, is {describe(value)}", call=call, site=call_site())
+    return value
+
+
+def widened(x: Variable, value: Any, call: str, argument: str) -> Variable:
+    """`x`, cast where the constant `value` would not fit its kind."""
+    kind = np.asarray(value_of(value, call, argument)).dtype.kind
+    if kind == "f" and x.dtype not in FLOATS:
+        return as_type(x, default_dtype())
+    if kind in "iu" and x.dtype == bool_:
+        return as_type(x, int64)
+    return x
+
+
+def as_type(x: Variable, dtype: np.dtype) -> Variable:
+    """`x` cast to `dtype`, itself if it has that type."""
+    return x if x.dtype == dtype else builder_of(x).cast(x, dtype=dtype)
+
+
+def ints(value: Any) -> Sequence[int] | None:
+    """An axis or list of axes as attributes take it: a tuple, None for None and for an empty list."""
+    if value is None:
+        return None
+    return tuple(value) or None if isinstance(value, (list, tuple)) else (value,)

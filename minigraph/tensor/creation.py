@@ -1,0 +1,116 @@
+"""Variables from nothing, from values, and from the shape of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..builder import builder_of
+from ..errors import DTypeError, ProgramError, call_site
+from ..program import Variable
+from ..types import as_dtype, default_dtype
+from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether x is a Variable."""
+    return isinstance(x, Variable)
+
+
+def _number(value: Any, call: str, argument: str) -> Any:
+    value = plain(value)
+    if not is_number(value):
+        raise ProgramError(f"{argument} must be a number, is {describe(value)}", call=call, site=call_site())
+    return value
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """A Variable of the given shape with every element equal to `fill_value`.
+
+    dtype  the default data type for None
+    """
+    value = _number(fill_value, "full", "fill_value")
+    dtype = as_dtype(dtype) if dtype is not None else default_dtype()
+    return builder_of().fill_constant(shape=shape, value=value, dtype=dtype, name=output_prefix("fill_constant", name))
+
+
+def zeros(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """full(shape, 0, dtype)"""
+    return full(shape, 0, dtype, name)
+
+
+def ones(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """full(shape, 1, dtype)"""
+    return full(shape, 1, dtype, name)
+
+
+def full_like(x: Variable, fill_value: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """`fill_value` in the shape of x, sizes known only at run time included; x's type for dtype=None."""
+    value = _number(fill_value, "full_like", "fill_value")
+    return emit("full_like", "fill_any_like", variable(x, "full_like"), value=value, dtype=dtype, name=name)
+
+
+def zeros_like(x: Variable, dtype: Any = None, name: str | None = None) -> Variable:
+    """full_like(x, 0, dtype)"""
+    return full_like(variable(x, "zeros_like"), 0, dtype, name)
+
+
+def ones_like(x: Variable, dtype: Any = None, name: str | None = None) -> Variable:
+    """full_like(x, 1, dtype)"""
+    return full_like(variable(x, "ones_like"), 1, dtype, name)
+
+
+def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None, name: str | None = None) -> Variable:
+    """start, start + step, ... up to `end`, which is left out; arange(n) counts from 0.
+
+    dtype  for None int64 if all three are ints, else the default data type
+    """
+    if end is None:
+        start, end = 0, start
+    bounds = [_number(v, "arange", a) for v, a in ((start, "start"), (end, "end"), (step, "step"))]
+    if dtype is None:
+        dtype = "int64" if all(isinstance(v, int) for v in bounds) else default_dtype()
+    start, end, step = bounds
+    prefix = output_prefix("arange", name)
+    return builder_of().arange(start=start, end=end, step=step, dtype=dtype, name=prefix)
+
+
+def assign(x: Any, output: Variable | None = None) -> Variable:
+    """A copy of x: a Variable, a number, or (nested lists as) a NumPy array of at most 4096 elements.
+
+    output  write it there instead of to a new Variable
+    Python floats become the default data type; arrays keep their own.
+    """
+    if not isinstance(x, Variable):
+        x = _from_value(x)
+        if output is None:
+            return x
+    out = None if output is None else {"Out": variable(output, "assign", "output")}
+    return emit("assign", "assign", x, out=out)
+
+
+def _from_value(value: Any) -> Variable:
+    if not (is_number(value) or isinstance(value, (np.ndarray, list, tuple))):
+        raise ProgramError(
+            f"x must be a Variable, numbers or a NumPy array, is {describe(value)}", call="assign", site=call_site()
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as problem:
+        raise ProgramError(f"x is no array: {problem}", call="assign", site=call_site()) from None
+    if array.dtype.kind not in "biufV":
+        raise DTypeError(f"x must hold numbers, is {describe(value)}", call="assign", site=call_site())
+    typed = isinstance(value, (np.ndarray, np.generic)) or array.dtype.kind != "f"
+    dtype = as_dtype(array.dtype) if typed else default_dtype()
+    return constant(array if array.ndim else array.item(), dtype)
+
+
+def tril(x: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
+    """The lower triangle of the last two axes, zeros above `diagonal` (0 the main one, > 0 above it)."""
+    return emit("tril", "tril_triu", variable(x, "tril"), diagonal=diagonal, lower=True, name=name)
+
+
+def triu(x: Variable, diagonal: int = 0, name: str | None = None) -> Variable:
+    """The upper triangle of the last two axes, zeros below `diagonal`."""
+    return emit("triu", "tril_triu", variable(x, "triu"), diagonal=diagonal, lower=False, name=name)

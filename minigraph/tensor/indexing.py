@@ -1,0 +1,144 @@
+"""`x[...]`: NumPy's basic indexing, and rows by an int Variable.
+
+    x[1], x[-1]         an axis less; out of range is an error, at run time if the size is known only then
+    x[1:8:2], x[::-1]   bounds count from the back where negative, and are clamped
+    x[..., None]        Ellipsis stands for the axes left over, None adds one of size 1
+    x[i], x[:, i]       i an int Variable, array or list: gather along that axis
+
+A selection by truth values has a size that depends on values, so it is refused; assignment, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..builder import builder_of
+from ..errors import DTypeError, ProgramError, ShapeError, call_site
+from ..program import Variable
+from ..types import INTS, int64
+from .arguments import constant, describe
+
+FIRST, LAST = -(2**63), 2**63 - 1  # bounds beyond every size
+
+
+def getitem(x: Variable, index: Any) -> Variable:
+    """x[index] as described above."""
+    items = _full_index(x, index if isinstance(index, tuple) else (index,))
+    slices: list[tuple[int, int, int, int]] = []  # axis, start, end, step
+    dropped: list[int] = []
+    added: list[int] = []  # places in the result
+    picked: tuple[int, Variable] | None = None
+    axis = place = 0
+    for item in items:
+        if item is None:
+            added.append(place)
+            place += 1
+            continue
+        if isinstance(item, slice):
+            bounds = _bounds(x, axis, item)
+            slices += [(axis, *bounds)] if bounds != (0, LAST, 1) else []
+            place += 1
+        elif isinstance(item, int):
+            slices.append((axis, item, item + 1 if item != -1 else LAST, 1))
+            dropped.append(axis)
+        else:
+            if picked is not None:
+                _refuse(x, "more than one index is an array", "apply them one after the other: x[i][:, j]")
+            picked = axis, item
+            place += item.ndim
+        axis += 1
+    if picked is not None and dropped:
+        _refuse(x, "an int and an array index stand together", "apply them one after the other: x[0][i]")
+    return _emit(x, slices, dropped, picked, added)
+
+
+def _emit(
+    x: Variable, slices: list[tuple[int, int, int, int]], dropped: list[int],
+    picked: tuple[int, Variable] | None, added: list[int],
+) -> Variable:  # fmt: skip
+    g = builder_of(x)
+    result = x
+    if slices:
+        axes, starts, ends, steps = (list(column) for column in zip(*slices, strict=True))
+        stepping = {"steps": steps} if any(s != 1 for s in steps) else {}
+        result = g.slice(x, axes=axes, starts=starts, ends=ends, decrease_axes=dropped, **stepping)
+    if picked is not None:
+        result = g.gather(result, picked[1], axis=picked[0])
+    if added:
+        result = g.unsqueeze(result, axes=added)
+    return g.assign(x) if result is x else result
+
+
+def _full_index(x: Variable, items: tuple[Any, ...]) -> list[Any]:
+    """The index with Ellipsis written out and every item an int, slice, None or int Variable."""
+    named = sum(item is not None and item is not Ellipsis for item in items)
+    ellipses = sum(item is Ellipsis for item in items)
+    if ellipses > 1:
+        _refuse(x, "more than one Ellipsis")
+    if named > x.ndim:
+        raise ShapeError(f"{named} indices for {x} of rank {x.ndim}", call="getitem", site=call_site())
+    rest = [slice(None)] * (x.ndim - named)
+    full: list[Any] = []
+    for item in items:
+        full += rest if item is Ellipsis else [_item(x, item)]
+    return full if ellipses else full + rest
+
+
+def _item(x: Variable, item: Any) -> Any:
+    """One entry of an index in canonical form."""
+    if item is None or isinstance(item, slice):
+        return item
+    if isinstance(item, (int, np.integer)) and not isinstance(item, bool):
+        return int(item)
+    if isinstance(item, (list, np.ndarray)):
+        array = np.asarray(item)
+        if array.dtype.kind not in "iu" and array.size:
+            _refuse(x, f"an index array must hold ints, is {describe(item)}")
+        return constant(array.astype(int64) if array.ndim else array.item(), int64, x)
+    if not isinstance(item, Variable):
+        _refuse(x, f"an index is an int, slice, None, Ellipsis or int Variable, not {describe(item)}")
+    if item.dtype not in INTS:
+        raise DTypeError(
+            f"index {item} must hold ints", call="getitem", site=call_site(),
+            hint="a selection by truth values has a size known only at run time; mg.where keeps the shape",
+        )  # fmt: skip
+    return item
+
+
+def _bounds(x: Variable, axis: int, item: slice) -> tuple[int, int, int]:
+    """start, end and step; (0, LAST, 1) for the whole axis."""
+    for bound in (item.start, item.stop, item.step):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer))):
+            _refuse(x, f"a slice takes ints, not {describe(bound)}", "mg.gather picks at positions known at run time")
+    size = x.shape[axis]
+    step = 1 if item.step is None else int(item.step)
+    if step == 0:
+        _refuse(x, "a slice with step 0")
+    start = (0 if step > 0 else LAST) if item.start is None else int(item.start)
+    end = (LAST if step > 0 else FIRST) if item.stop is None else int(item.stop)
+    whole = (start == 0 or 0 <= size <= -start) and step == 1 and (end == LAST or 0 <= size <= end)
+    if whole:
+        return 0, LAST, 1
+    if size >= 0:  # sizes instead of the two far bounds
+        start, end = size - 1 if start == LAST else start, size if end == LAST else -size - 1 if end == FIRST else end
+    return start, end, step
+
+
+def _refuse(x: Variable, fact: str, hint: str | None = None) -> NoReturn:
+    raise ProgramError(fact, call=f"getitem(x={x})", site=call_site(), hint=hint)
+
+
+def setitem(x: Variable, index: Any, value: Any) -> NoReturn:
+    """Variables are written once: x[...] = value is refused."""
+    raise ProgramError(
+        f"variable {x} cannot be assigned to by index", call="setitem", site=call_site(),
+        hint="build a new variable with mg.where or mg.concat",
+    )  # fmt: skip
+
+
+def iterate(x: Variable) -> Iterator[Variable]:
+    """x[0], x[1], ...; the size of axis 0 must be known."""
+    return iter([getitem(x, i) for i in range(len(x))])

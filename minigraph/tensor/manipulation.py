@@ -1,0 +1,74 @@
+"""Other shapes, orders, pieces and repetitions of Variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ProgramError, call_site
+from ..program import Variable
+from .arguments import describe, emit, ints, variable, variables
+
+
+def reshape(x: Variable, shape: Any, name: str | None = None) -> Variable:
+    """The elements of x in another shape; 0 copies a size of x, one -1 takes what is left."""
+    return emit("reshape", "reshape", variable(x, "reshape"), shape=shape, name=name)
+
+
+def transpose(x: Variable, perm: Any, name: str | None = None) -> Variable:
+    """Axis i of the result is axis perm[i] of x."""
+    return emit("transpose", "transpose", variable(x, "transpose"), perm=perm, name=name)
+
+
+def squeeze(x: Variable, axis: Any = None, name: str | None = None) -> Variable:
+    """x without the axes `axis` (an int or list), which have size 1; None drops all of size 1."""
+    return emit("squeeze", "squeeze", variable(x, "squeeze"), axes=ints(axis), name=name)
+
+
+def unsqueeze(x: Variable, axis: Any, name: str | None = None) -> Variable:
+    """x with axes of size 1 at the places `axis` (an int or list) of the result."""
+    return emit("unsqueeze", "unsqueeze", variable(x, "unsqueeze"), axes=ints(axis) or (), name=name)
+
+
+def flatten(x: Variable, start_axis: int = 0, stop_axis: int = -1, name: str | None = None) -> Variable:
+    """x with the axes from start_axis to stop_axis made one."""
+    x = variable(x, "flatten")
+    return emit("flatten", "flatten", x, start_axis=start_axis, stop_axis=stop_axis, name=name)
+
+
+def concat(x: Any, axis: int = 0, name: str | None = None) -> Variable:
+    """The Variables of the list x joined along `axis`."""
+    return emit("concat", "concat", variables(x, "concat"), axis=axis, name=name)
+
+
+def stack(x: Any, axis: int = 0, name: str | None = None) -> Variable:
+    """The Variables of the list x, of one shape, joined along a new axis."""
+    return emit("stack", "stack", variables(x, "stack"), axis=axis, name=name)
+
+
+def split(x: Variable, num_or_sections: Any, axis: int = 0, name: str | None = None) -> list[Variable]:
+    """x cut along `axis` into so many equal pieces, or into a list of sizes, one of which may be -1."""
+    x = variable(x, "split")
+    if isinstance(num_or_sections, (list, tuple)):
+        return emit("split", "split", x, sections=num_or_sections, axis=axis, name=name)
+    if isinstance(num_or_sections, Variable):
+        raise ProgramError(
+            f"num_or_sections must be an int or a list of ints, is {describe(num_or_sections)}", call="split",
+            site=call_site(),
+        )  # fmt: skip
+    return emit("split", "split", x, num=num_or_sections, axis=axis, name=name)
+
+
+def expand(x: Variable, shape: Any, name: str | None = None) -> Variable:
+    """x repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first."""
+    return emit("expand", "expand", variable(x, "expand"), shape=shape, name=name)
+
+
+def tile(x: Variable, repeat_times: Any, name: str | None = None) -> Variable:
+    """x laid side by side repeat_times[i] times along axis i."""
+    return emit("tile", "tile", variable(x, "tile"), repeat_times=repeat_times, name=name)
+
+
+def gather(x: Variable, index: Variable, axis: int | None = None, name: str | None = None) -> Variable:
+    """The slices of x at the positions `index`, an int Variable, along `axis` (0 for None)."""
+    x, index = variable(x, "gather"), variable(index, "gather", "index")
+    return emit("gather", "gather", x, index, axis=0 if axis is None else axis, name=name)
