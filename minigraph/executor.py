@@ -21,7 +21,7 @@ from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType
 
 PLANS_KEPT = 8
 
-_seed = 0
+_seed: int | None = None
 
 
 def seed(value: int) -> int:
@@ -37,8 +37,8 @@ def _seed_of(program: Program) -> int:
     global _seed
     if program.random_seed:
         return program.random_seed
-    if not _seed:
-        _seed = secrets.randbits(62) + 1
+    if _seed is None:
+        _seed = secrets.randbits(62)
     return _seed
 
 
