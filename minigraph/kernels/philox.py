@@ -31,7 +31,7 @@ from .special import central_normal_quantile
 MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 WEYL = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
-LOW, HIGH_SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 BLOCKS_AT_ONCE = 8192  # counters of 64 KiB each: a round's arrays stay in the cache
 WORD = 2.0**-32
 
@@ -41,21 +41,31 @@ Rng = tuple[int, int, int]  # seed, operator's number, step
 def philox4x32(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndarray:
     """Blocks of words [n, 4] (uint32) for counters given as four arrays of n words."""
     c0, c1, c2, c3 = (np.array(c, np.uint64) for c in counter)
+    p0, p1 = np.empty_like(c0), np.empty_like(c0)
     k0, k1 = key
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0 = (p1 >> HIGH_SHIFT) ^ c1 ^ np.uint64(k0)
-        c2 = (p0 >> HIGH_SHIFT) ^ c3 ^ np.uint64(k1)
-        c1, c3 = p1 & LOW, p0 & LOW
-        k0, k1 = (k0 + WEYL[0]) & 0xFFFFFFFF, (k1 + WEYL[1]) & 0xFFFFFFFF
-    return np.stack((c0, c1, c2, c3), axis=-1).astype(np.uint32)
+        np.multiply(c0, MULTIPLIERS[0], out=p0)
+        np.multiply(c2, MULTIPLIERS[1], out=p1)
+        np.right_shift(p1, HALF, out=c0)
+        np.bitwise_xor(c0, c1, out=c0)
+        np.bitwise_xor(c0, np.uint64(k0), out=c0)
+        np.right_shift(p0, HALF, out=c2)
+        np.bitwise_xor(c2, c3, out=c2)
+        np.bitwise_xor(c2, np.uint64(k1), out=c2)
+        np.bitwise_and(p1, LOW, out=c1)
+        np.bitwise_and(p0, LOW, out=c3)
+        k0, k1 = (k0 + WEYL[0]) % 2**32, (k1 + WEYL[1]) % 2**32
+    blocks = np.empty((c0.size, 4), np.uint32)
+    for i, c in enumerate((c0, c1, c2, c3)):
+        blocks[:, i] = c
+    return blocks
 
 
 def words(rng: Rng, start: int, stop: int) -> np.ndarray:
     """The random words of elements start to stop (uint32)."""
     seed, number, step = rng
     block = np.arange(start // 4, (stop + 3) // 4, dtype=np.uint64)
-    counter = (block & LOW, block >> HIGH_SHIFT, np.full_like(block, step & 0xFFFFFFFF),
+    counter = (block & LOW, block >> HALF, np.full_like(block, step & 0xFFFFFFFF),
                np.full_like(block, number & 0xFFFFFFFF))  # fmt: skip
     drawn = philox4x32(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
     return drawn.reshape(-1)[start % 4 : start % 4 + stop - start]
