@@ -59,9 +59,7 @@ class LRScheduler:
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        for name in self.state_names:
-            if name not in state_dict:
-                raise_unknown(f"state of {type(self).__name__}", name, state_dict, AttrError)
+        _require_names(self, self.state_names, state_dict)
         for name in self.state_names:
             setattr(self, name, state_dict[name])
 
@@ -180,11 +178,10 @@ class LinearWarmup(LRScheduler):
         return super().state_dict() | ({"LinearWarmup_LR": self.learning_rate.state_dict()} if inner else {})
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().set_state_dict(state_dict)
         if isinstance(self.learning_rate, LRScheduler):
-            if "LinearWarmup_LR" not in state_dict:
-                raise_unknown("state of LinearWarmup", "LinearWarmup_LR", state_dict, AttrError)
+            _require_names(self, (*self.state_names, "LinearWarmup_LR"), state_dict)
             self.learning_rate.set_state_dict(state_dict["LinearWarmup_LR"])
+        super().set_state_dict(state_dict)
 
     set_dict = set_state_dict
 
@@ -282,3 +279,9 @@ def check(name: str, value: Any, condition: bool, wanted: str) -> Any:
 def _rising(values: Sequence[int]) -> bool:
     found = list(values)
     return all(is_int(v, 0) for v in found) and found == sorted(set(found))
+
+
+def _require_names(scheduler: LRScheduler, names: Sequence[str], state_dict: Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in state_dict:
+            raise_unknown(f"state of {type(scheduler).__name__}", name, state_dict, AttrError)

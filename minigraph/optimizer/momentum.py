@@ -13,7 +13,7 @@ from .optimizer import Optimizer, check_number
 class Momentum(Optimizer):
     """v = momentum * v + g; p = p - lr * v, or p - lr * (g + momentum * v) with use_nesterov.
 
-    rescale_grad      multiplies the clipped and regularized gradient
+    rescale_grad      multiplies the clipped and regularized gradient (Paddle 2.6.2 ignores it on a CPU)
     use_multi_tensor  changes nothing on one CPU; accepted as in Paddle
     """
 

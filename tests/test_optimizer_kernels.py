@@ -1,0 +1,185 @@
+"""CPU kernels of the updates against their references, and the blocks in which they run."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+
+import minigraph  # noqa: F401  (defines the operators)
+from minigraph.kernels import optimizer as kernels
+from minigraph.kernels import parallel
+from minigraph.opdef import OPS
+
+UPDATES = ("sgd", "momentum", "adam", "adamw", "squared_l2_norm")
+SIZES = (0, 1, 3, 65535, 65536, 65537, 2**20 + 1)
+
+
+def inputs_of(name, shape, dtype="float64", seed=0):
+    rng = np.random.default_rng(seed)
+    p, g, m, v = (np.asarray(rng.normal(size=shape), dtype) for _ in range(4))
+    rate, powers = np.array([0.01], dtype), (np.array([0.9**3]), np.array([0.999**3]))
+    return {
+        "sgd": (p, g, rate), "momentum": (p, g, m, rate), "adam": (p, g, rate, m, np.asarray(v * v), *powers),
+        "adamw": (p, g, rate, m, np.asarray(v * v), *powers), "squared_l2_norm": (p,),
+    }[name]  # fmt: skip
+
+
+def attrs_of(name):
+    changed = {"momentum": {"use_nesterov": True}, "adamw": {"coeff": 0.1, "lr_ratio": 0.5}}
+    return OPS[name].bind_attrs(changed.get(name, {}))
+
+
+def tuple_of(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def out_of(name, inputs):
+    opdef = OPS[name]
+    return tuple(inputs[opdef.input_names.index(opdef.inplace[slot])] for slot in opdef.output_names)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def some_cores(request, monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: request.param)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", UPDATES)
+def test_kernel_equals_reference(name, size, some_cores):
+    inputs = inputs_of(name, (size,))
+    kept = [a.copy() for a in inputs]
+    expected = tuple_of(OPS[name].reference(*inputs, **attrs_of(name)))
+    found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+        assert a.dtype == b.dtype
+        assert a.shape == np.shape(b)
+    for a, b in zip(inputs, kept, strict=True):
+        np.testing.assert_array_equal(a, b)  # without out nothing is written
+    if name != "squared_l2_norm":
+        out = out_of(name, inputs)
+        results = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name), out=out))
+        for result, own, b in zip(results, out, found, strict=True):
+            assert result is own
+            np.testing.assert_array_equal(result, b)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_float32_kernel_is_within_a_few_ulp_of_float64(name):
+    inputs = inputs_of(name, (70001,), "float32")
+    exact = tuple_of(OPS[name].reference(*[a.astype("float64") for a in inputs], **attrs_of(name)))
+    found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
+    for a, b in zip(found, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=4e-7, atol=4e-7)
+        assert a.dtype == ("float64" if a.shape == (1,) else "float32")
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "reversed", "broadcast gradient", "0-d", "scalars"])
+@pytest.mark.parametrize("name", [n for n in UPDATES if n != "squared_l2_norm"])
+def test_kernel_on_arrays_that_are_not_contiguous(name, layout):
+    shape = () if layout in ("0-d", "scalars") else (300, 400)
+    plain = list(inputs_of(name, shape))
+    changed = {
+        "transposed": lambda a: np.asfortranarray(a), "0-d": lambda a: a, "scalars": lambda a: a[()],
+        "strided": lambda a: np.repeat(a, 2, axis=1)[:, ::2], "reversed": lambda a: a[::-1].copy()[::-1],
+        "broadcast gradient": lambda a: a,
+    }[layout]  # fmt: skip
+    states = [i for i, a in enumerate(plain) if a.shape == shape]
+    if layout == "broadcast gradient":
+        plain[1] = np.broadcast_to(plain[1][:1], shape)
+    inputs = [changed(a) if i in states else a.copy() for i, a in enumerate(plain)]
+    expected = tuple_of(OPS[name].reference(*plain, **attrs_of(name)))
+    out = out_of(name, inputs)
+    results = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name), out=out))
+    for result, own, b in zip(results, out, expected, strict=True):
+        np.testing.assert_allclose(result, b, rtol=1e-12, atol=1e-14)
+        assert result is own or layout == "scalars"
+
+
+def test_out_that_is_another_array_is_written_and_the_input_is_not():
+    p, g, rate = inputs_of("sgd", (5,))
+    kept, other = p.copy(), np.zeros(5)
+    assert kernels.sgd(p, g, rate, out=(other,)) is other
+    np.testing.assert_array_equal(p, kept)
+    np.testing.assert_allclose(other, p - 0.01 * g)
+
+
+def test_squared_norm_of_extreme_values():
+    assert np.isnan(kernels.squared_l2_norm(np.array([1.0, np.nan])))
+    assert kernels.squared_l2_norm(np.array([1.0, -np.inf])) == np.inf
+    many = np.full(3_000_000, 0.1, "float32")
+    assert kernels.squared_l2_norm(many).dtype == "float32"
+    assert abs(kernels.squared_l2_norm(many) / (0.1**2 * many.size) - 1) < 1e-6
+
+
+# blocks on cores
+
+
+def test_blocks_cover_a_range_once(some_cores):
+    for size in (0, 1, 63, 64, 65, 1000, 4097):
+        for block in (1, 64, 100, 5000):
+            seen = np.zeros(size, int)
+
+            def mark(start, stop, seen=seen, block=block):
+                assert 0 < stop - start <= block
+                seen[start:stop] += 1
+
+            parallel.for_blocks(size, block, mark)
+            assert (seen == 1).all()
+
+
+def test_an_exception_in_a_block_is_raised_once_all_threads_stopped(some_cores):
+    def fail(start, stop):
+        raise ValueError(f"block at {start}")
+
+    for _ in range(20):
+        with pytest.raises(ValueError, match="block at"):
+            parallel.for_blocks(1000, 10, fail)
+    done = []
+    parallel.for_blocks(1000, 10, lambda start, stop: done.append(stop - start))
+    assert sum(done) == 1000
+
+
+def test_error_state_of_the_caller_holds_in_every_thread(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 4)
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        parallel.for_blocks(640, 64, lambda start, stop: np.divide(1.0, np.zeros(1)))
+    with np.errstate(all="ignore"):
+        parallel.for_blocks(640, 64, lambda start, stop: np.divide(1.0, np.zeros(1)))
+
+
+def test_blocks_within_blocks(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    counts = np.zeros(4, int)
+
+    def inner(k):
+        def body(start, stop):
+            counts[k] += stop - start
+
+        return body
+
+    parallel.for_blocks(4 * 64, 64, lambda start, stop: parallel.for_blocks(1, 1, inner(start // 64)))
+    parallel.for_blocks(4 * 64, 64, lambda start, stop: parallel.for_blocks(256, 256, inner(start // 64)))
+    assert (counts == 257).all()
+
+
+def _child(queue):
+    total = []
+    parallel.for_blocks(1000, 100, lambda start, stop: total.append(stop - start))
+    queue.put(sum(total))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork, from Python 3.12 on
+def test_pools_survive_a_fork(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    parallel.for_blocks(1000, 100, lambda start, stop: None)
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=_child, args=(queue,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    assert queue.get() == 1000
