@@ -9,11 +9,12 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import FeedError, MinigraphError
+from .opdef import OpDef
 from .program import Operator, Program, describe_call
 from .types import TensorType
 
@@ -61,12 +62,22 @@ class Step:
         return frozenset(slot for slot, variables in self.op.outputs.items() if variables)
 
 
+def is_view(opdef: OpDef) -> bool:
+    """Whether NumPy computes this operator without a copy."""
+    return "view" in opdef.traits
+
+
 class Schedule:
-    """Values and steps of `program` for feeds of the given types."""
+    """Values and steps of `program` for feeds of the given types.
+
+    shows_memory   which operators' outputs are views on this device
+    """
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False
-    ) -> None:
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        shows_memory: Callable[[OpDef], bool] = is_view,
+    ) -> None:  # fmt: skip
+        self.shows_memory = shows_memory
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}
@@ -129,7 +140,7 @@ class Schedule:
             step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
             step.in_place.append(in_place)
         viewed = next((i for i in inputs if isinstance(i, int)), None)
-        if "view" in opdef.traits and viewed is not None:
+        if viewed is not None and self.shows_memory(opdef):
             for i in step.written:
                 self.values[i].root = self.values[viewed].root
         self.steps.append(step)
@@ -160,9 +171,15 @@ class Schedule:
                 self.steps[max(value.last_use, value.producer)].freed.append(i)
         for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
             step.in_place = [
-                i if i is not None and self.values[self.values[i].root].last_use <= position else None
+                i if i is not None and self.values[self.values[i].root].last_use <= position
+                and shown_once(step, self.values, i) else None
                 for i in step.in_place
-            ]
+            ]  # fmt: skip
+
+
+def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
+    """Whether one input alone shows the memory of value i: a second one would be overwritten before it is read."""
+    return [values[j].root for j in step.read].count(values[i].root) == 1
 
 
 def pruned_ops(program: Program, fetches: Sequence[str]) -> list[Operator]:

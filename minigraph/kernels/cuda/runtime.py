@@ -16,7 +16,7 @@ from .buffer import Buffer
 from .compile import compile_source
 from .lt import LtPlan, Unsupported
 
-DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 STATIC_SHARED = 48 * 1024  # more must be asked for
 
 
@@ -79,9 +79,58 @@ class Runtime:
             self._functions[key] = function
         return self._functions[key]
 
-    def as_cupy(self, memory: cupy.ndarray, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
-        """An array that shows `memory` from byte `offset` on."""
-        return cupy.ndarray(shape, dtype, memptr=memory.data + offset)
+    # arrays in and out
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
+        """An array of this GPU with undefined content."""
+        with cupy.cuda.Device(self.device.index), self.stream:
+            return cupy.ndarray(shape, dtype)
+
+    def to_device(self, array: Any) -> cupy.ndarray:
+        """A copy on this GPU."""
+        host = array if isinstance(array, np.ndarray) else cupy.asnumpy(array)
+        copy = self.empty(host.shape, host.dtype)
+        self._copy_in(np.ascontiguousarray(host), copy.data.ptr)
+        self.stream.synchronize()
+        return copy
+
+    def holds(self, array: Any) -> bool:
+        """Whether this is an array of this GPU."""
+        return isinstance(array, cupy.ndarray) and array.device.id == self.device.index
+
+    def upload(self, array: Any, buffer: Buffer) -> None:
+        """A fed array into its buffer; arrays of a GPU do not pass through the host."""
+        if isinstance(array, np.ndarray):
+            return self._copy_in(np.ascontiguousarray(array), buffer.address)
+        source = cupy.ascontiguousarray(array)
+        cupy.cuda.get_current_stream().synchronize()  # whoever made it may still be writing
+        runtime_ = cupy.cuda.runtime
+        runtime_.memcpyAsync(buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr)
+        self.stream.synchronize()  # `source` may be freed when this returns
+
+    def _copy_in(self, host: np.ndarray, address: int) -> None:
+        if host.nbytes:  # the copy from pageable memory is staged before this returns
+            cupy.cuda.runtime.memcpyAsync(address, host.ctypes.data, host.nbytes, HOST_TO_DEVICE, self.stream.ptr)
+
+    def download(self, buffer: Buffer, host: np.ndarray) -> None:
+        """A buffer's bytes into a host array; complete after the stream is synchronised."""
+        if buffer.nbytes:
+            cupy.cuda.runtime.memcpyAsync(
+                host.ctypes.data, buffer.address, buffer.nbytes, DEVICE_TO_HOST, self.stream.ptr
+            )
+
+    def fetch(self, buffer: Buffer, as_numpy: bool) -> Any:
+        """A copy of a buffer: a NumPy array, or one of this GPU."""
+        if as_numpy:
+            host = np.empty(buffer.shape, buffer.dtype)
+            self.download(buffer, host)
+            return host
+        copy = self.empty(buffer.shape, buffer.dtype)
+        if buffer.nbytes:
+            cupy.cuda.runtime.memcpyAsync(
+                copy.data.ptr, buffer.address, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
+            )
+        return copy
 
 
 @cache
