@@ -9,8 +9,8 @@ import numpy as np
 from ...builder import Builder, builder_of
 from ...errors import AttrError, ShapeError, call_site, raise_unknown
 from ...program import Variable
-from ...tensor.arguments import constant, emit, operands, output_prefix, variable
-from ...types import INTS, float32, float64, normalize_axis
+from ...tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
+from ...types import INTS, bool_, float32, float64, normalize_axis
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -88,7 +88,8 @@ def cross_entropy(
     simple = use_softmax and label_smoothing == 0
     kept = None if soft_label else _kept(g, label, ignore_index)
     if simple and weight is None:
-        loss = softmax_with_cross_entropy(x, label, soft_label, ignore_index, axis=axis)
+        last = -1 if axis == x.ndim - 1 else axis  # the default, which need not be said
+        loss = softmax_with_cross_entropy(x, label, soft_label, ignore_index, axis=last)
         rows = kept
     else:
         if kept is not None and drop_axis:
@@ -151,14 +152,16 @@ def _row_weights(g: Builder, target: Variable, weight: Variable, axis: int) -> V
 
 
 def _mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
-    """sum(loss) / sum(rows), 0 / 1 where no row counts; in float32 at least, where counts are exact."""
+    """sum(loss) / sum(rows), 0 / 1 where no row counts; sums of 16-bit floats in float32."""
+    count = g.reduce_sum(rows)
+    one = constant(1, count.dtype, loss)
+    if rows.dtype == bool_:
+        count = g.elementwise_max(count, one)
+    else:
+        count = g.where(g.equal(count, constant(0, count.dtype, loss)), one, count)
     dtype = loss.dtype if loss.dtype in (float32, float64) else float32
-    count = g.cast(g.reduce_sum(rows), dtype=dtype) if rows.dtype != dtype else g.reduce_sum(rows)
-    none = g.equal(count, constant(0, dtype, loss))
-    divisor = g.where(none, constant(1, dtype, loss), count)
-    total = g.reduce_sum(loss if loss.dtype == dtype else g.cast(loss, dtype=dtype))
-    mean = g.elementwise_div(total, divisor)
-    return mean if mean.dtype == loss.dtype else g.cast(mean, dtype=loss.dtype)
+    mean = g.elementwise_div(g.reduce_sum(as_type(loss, dtype)), as_type(count, dtype))
+    return as_type(mean, loss.dtype)
 
 
 def _reduced(loss: Variable, reduction: str) -> Variable:
