@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import KernelError, MinigraphError, UninitializedError
 from .program import Program
-from .schedule import Schedule, Step, Value
+from .schedule import Schedule, Step, Value, shown_once
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
 
@@ -202,9 +202,7 @@ def _inherited(
     value = values[i]
     same = value.type == values[index].type
     dies = value.root == i and i in owner and value.last_use == position
-    shown = [values[j].root for j in step.read]
-    alone = shown.count(i) == 1  # a second input in this memory would be overwritten before it is read
-    return owner[i] if same and dies and alone else None
+    return owner[i] if same and dies and shown_once(step, values, i) else None
 
 
 def _best_fit(free: list[int], sizes: list[int], nbytes: int) -> int:

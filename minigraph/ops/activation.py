@@ -4,6 +4,7 @@ gelu_grad the input."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -91,10 +92,29 @@ def _(rng):
 def gelu_slope(x: np.ndarray, approximate: bool) -> np.ndarray:
     """The derivative of gelu."""
     if not approximate:
-        return normal_cdf(x) + x * normal_pdf(x)
-    square = x * x
-    t = np.tanh(SQRT_2_OVER_PI * x * (1 + TANH_CUBE * square))
-    return (1 + t + x * (1 - t * t) * (SQRT_2_OVER_PI * (1 + 3 * TANH_CUBE * square))) * x.dtype.type(0.5)
+        slope = normal_pdf(x)
+        slope *= x
+        slope += normal_cdf(x)
+        return slope
+    t, inner = tanh_argument(x, np.empty(x.shape, x.dtype)), x * x
+    np.tanh(t, out=t)
+    inner *= 3 * SQRT_2_OVER_PI * TANH_CUBE
+    inner += SQRT_2_OVER_PI  # the derivative of tanh's argument
+    inner *= x
+    inner *= 1 - t * t
+    t += 1
+    t += inner
+    t *= 0.5
+    return t
+
+
+def tanh_argument(x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """sqrt(2 / pi) * (x + TANH_CUBE * x^3), written into `out`."""
+    np.multiply(x, x, out=out)
+    out *= SQRT_2_OVER_PI * TANH_CUBE
+    out += SQRT_2_OVER_PI
+    out *= x
+    return out
 
 
 @op(traits={"elementwise"})
@@ -104,15 +124,12 @@ def gelu(X, *, approximate: bool = False, out=None):
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, arXiv:1606.08415.
     """
     Out = destination(out, X)
-    if not approximate:
-        return np.multiply(X, normal_cdf(X), out=Out)
-    np.multiply(X, X, out=Out)
-    Out *= SQRT_2_OVER_PI * TANH_CUBE
-    Out += SQRT_2_OVER_PI
-    Out *= X
-    np.tanh(Out, out=Out)
-    Out += 1
-    Out *= 0.5
+    if approximate:
+        np.tanh(tanh_argument(X, Out), out=Out)
+        Out += 1
+        Out *= 0.5
+    else:
+        normal_cdf(X, out=Out)
     Out *= X
     return Out
 
@@ -133,6 +150,27 @@ def _(rng):
 def gelu_grad(X, Out_grad, *, approximate: bool = False, out=None):
     """Out_grad times the derivative of gelu at X."""
     return np.multiply(Out_grad, gelu_slope(X, approximate), out=out[0] if out else None)
+
+
+@gelu_grad.grad
+def _(g, X, Out_grad, X_grad_grad, *, approximate):
+    product = g.elementwise_mul(Out_grad, X_grad_grad)
+    bend = _gelu_bend(g, X, approximate)
+    return g.elementwise_mul(product, bend), g.gelu_grad(X, X_grad_grad, approximate=approximate)
+
+
+def _gelu_bend(g: Any, X: Any, approximate: bool) -> Any:
+    """The second derivative: phi(X) * (2 - X^2), with t = tanh(u) (1 - t^2) * (u' + X * (u'' / 2 - t * u'^2))."""
+    square = g.square(X)
+    if not approximate:
+        density = g.scale(g.exp(g.scale(square, scale=-0.5)), scale=1 / math.sqrt(2 * math.pi))
+        return g.elementwise_mul(density, g.scale(square, scale=-1.0, bias=2.0))
+    cube = SQRT_2_OVER_PI * TANH_CUBE
+    t = g.tanh(g.elementwise_mul(X, g.scale(square, scale=cube, bias=SQRT_2_OVER_PI)))
+    u1, half_u2 = g.scale(square, scale=3 * cube, bias=SQRT_2_OVER_PI), g.scale(X, scale=3 * cube)
+    inner = g.elementwise_sub(half_u2, g.elementwise_mul(t, g.square(u1)))
+    slope = g.scale(g.square(t), scale=-1.0, bias=1.0)
+    return g.elementwise_mul(slope, g.elementwise_add(u1, g.elementwise_mul(X, inner)))
 
 
 @gelu_grad.samples
@@ -217,7 +255,12 @@ def silu_grad(X, Out_grad, *, out=None):
     """Out_grad * s * (1 + X * (1 - s)), s = sigmoid(X)"""
     s = one_plus_exp_minus(X, destination(out, X))
     np.reciprocal(s, out=s)
-    return np.multiply(Out_grad * (1 + X * (1 - s)), s, out=s)
+    slope = 1 - s
+    slope *= X
+    slope += 1
+    s *= slope
+    s *= Out_grad
+    return s
 
 
 @silu_grad.grad

@@ -62,7 +62,7 @@ def sum_to(grad: np.ndarray, shape: tuple[int, ...], axis: int = -1) -> np.ndarr
 
 def destination(out: Any, like: np.ndarray) -> np.ndarray:
     """The planned array of the only output, or a new one like `like`."""
-    return np.empty_like(like) if out is None or out[0] is None else out[0]
+    return np.empty(like.shape, like.dtype) if out is None or out[0] is None else out[0]
 
 
 def masked(values: np.ndarray, condition: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
