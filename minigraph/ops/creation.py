@@ -134,7 +134,8 @@ def range_length(start: Number, end: Number, step: Number) -> int:
     for name, value in (("start", start), ("end", end), ("step", step)):
         require(math.isfinite(value), f"{name} must be finite, is {value}", AttrError)
     require(step != 0, "step is 0", AttrError)
-    return max(math.ceil((end - start) / step), 0)
+    whole = all(isinstance(value, int) for value in (start, end, step))  # then without rounding
+    return max(-((start - end) // step) if whole else math.ceil((end - start) / step), 0)
 
 
 @op(traits={"nondifferentiable"})

@@ -54,7 +54,7 @@ def _(rng):
 def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
     """W_grad[v] = the sum of Out_grad over the places where Ids is v, zero for padding_idx.
 
-    Dense, and summed in the order of the places: the same bits in every run.
+    Dense, and the same bits in every run.
     """
     W_grad = add_rows(Ids.reshape(-1), Out_grad.reshape(-1, W.shape[1]), W.shape[0])
     if padding_idx is not None:

@@ -121,15 +121,15 @@ def require_ints(name: str, t: TensorType) -> None:
 
 
 def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
-    """Out[v] = the sum of rows[i] over all i with index[i] == v, in the order of i; Out has `size` rows.
+    """Out[v] = the sum of rows[i] over all i with index[i] == v; Out has `size` rows.
 
-    A stable sort brings equal indices together, so the sums do not depend on chance.
+    A stable sort brings equal indices together: the same bits in every run.
     """
     total = np.zeros((size, *rows.shape[1:]), rows.dtype)
     if index.size:
         order = np.argsort(index, kind="stable")
-        in_order = index[order]
-        first = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+        in_order = index[order].astype(np.intp, copy=False)
+        first = np.flatnonzero(np.diff(in_order, prepend=-1))
         total[in_order[first]] = np.add.reduceat(rows[order], first, axis=0)
     return total
 
@@ -172,7 +172,8 @@ def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
     picked = np.moveaxis(Out_grad.reshape((*X.shape[:axis], Index.size, *X.shape[axis + 1 :])), axis, 0)
-    index = np.where(Index < 0, Index + X.shape[axis], Index).reshape(-1)
+    index = Index.reshape(-1).astype(np.intp)
+    index[index < 0] += X.shape[axis]
     return np.ascontiguousarray(np.moveaxis(add_rows(index, picked, X.shape[axis]), 0, axis))
 
 
@@ -195,7 +196,10 @@ def _(rng):
 
 @op
 def tril_triu(X, *, diagonal: int = 0, lower: bool = True):
-    """The lower (or upper) triangle of the last two axes, zeros elsewhere; `diagonal` > 0 lies above the main one."""
+    """The lower (or upper) triangle of the last two axes, zeros elsewhere; `diagonal` > 0 lies above the main one.
+
+    ONNX's Trilu takes the upper one by default.
+    """
     return np.tril(X, diagonal) if lower else np.triu(X, diagonal)
 
 

@@ -121,7 +121,8 @@ def dropout(
     mode     upscale_in_train: kept elements are divided by 1 - p; inference passes X through.
              downscale_in_infer: kept elements stay as they are; inference multiplies X by 1 - p.
     is_test  inference: nothing is dropped, Mask is all ones
-    A dropped element is zero even where X is infinite or NaN (ONNX multiplies by the mask).
+    A dropped element is zero even where X is infinite or NaN (ONNX multiplies by the mask). ONNX's
+    Dropout is inference by default and its mask is bool; its training is upscale_in_train.
     """
     result = out[0] if out else None
     if is_test:

@@ -42,8 +42,8 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
 def reshape(X, *, shape: Ints):
     """X with its elements, in row-major order, in another shape.
 
-    0 in `shape` copies X's size at that place, one -1 takes what is left. As in Paddle, and unlike
-    NumPy, a 0 is never a size of its own: an empty array is reshaped by copying or by -1.
+    0 in `shape` copies X's size at that place, one -1 takes what is left. As in Paddle and ONNX, and
+    unlike NumPy, a 0 is never a size of its own: an empty array is reshaped by copying or by -1.
     """
     return X.reshape(reshaped(X.shape, shape))
 
@@ -250,7 +250,10 @@ def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
 
 @op
 def expand(X, *, shape: Ints):
-    """X repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first."""
+    """X repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first.
+
+    A size other than 1 stays: ONNX's Expand also takes a 1 in `shape` for "keep", here -1 says that.
+    """
     return np.broadcast_to(X, expanded_shape(X.shape, shape)).copy()
 
 
