@@ -134,8 +134,9 @@ def range_length(start: Number, end: Number, step: Number) -> int:
     for name, value in (("start", start), ("end", end), ("step", step)):
         require(math.isfinite(value), f"{name} must be finite, is {value}", AttrError)
     require(step != 0, "step is 0", AttrError)
-    whole = all(isinstance(value, int) for value in (start, end, step))  # then without rounding
-    return max(-((start - end) // step) if whole else math.ceil((end - start) / step), 0)
+    if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        return max(-((start - end) // step), 0)  # without rounding
+    return max(math.ceil((end - start) / step), 0)
 
 
 @op(traits={"nondifferentiable"})

@@ -22,7 +22,7 @@ def sections(
         AttrError,
     )
     require(0 not in steps, f"steps {list(steps)} has a 0", AttrError)
-    found = [np.s_[:]] * ndim
+    found: list[Any] = [np.s_[:]] * ndim
     for axis, start, end, step in zip(normalize_axes(axes, ndim), starts, ends, steps, strict=True):
         found[axis] = np.s_[start:end:step]
     return tuple(found)
