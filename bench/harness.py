@@ -1,0 +1,182 @@
+"""Fair timing: each arm in a process of its own, turns in alternation, results compared first.
+
+Thread pools of two frameworks in one process disturb each other, and a machine is not equally fast
+all the time. So every arm is a worker process that idles until it is asked for the next few steps;
+the arms take turns, and an arm's figure is the median over all its steps.
+
+    python -m bench.harness <bench> <arm>     is what a worker runs; it speaks JSON lines
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+WARM_UP = 5  # steps of each arm before the first timed one
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to do the same work.
+
+    make  () -> (check, step): `check()` returns what must agree between arms, `step()` is timed
+    peer  the framework that must be installed besides minigraph, if any
+    """
+
+    make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Arms to be compared; `agree(reference, other)` says what is wrong, or None."""
+
+    name: str
+    title: str
+    arms: Mapping[str, Arm]
+    agree: Callable[[Any, Any], str | None]
+
+
+class Worker:
+    """An arm's process."""
+
+    def __init__(self, bench: Bench, arm: str, threads: int) -> None:
+        self.arm = arm
+        pools = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.harness", bench.name, arm], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, **pools}, cwd=Path(__file__).parent.parent,
+        )  # fmt: skip
+
+    def ask(self, **question: Any) -> Any:
+        """The worker's answer to one question."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"arm {self.arm} ended with status {self.process.wait()}; its message stands above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def work(bench_name: str, arm: str) -> None:
+    """A worker's loop: answer questions from stdin until it closes."""
+    bench: Bench = importlib.import_module(f"bench.{bench_name}").BENCH
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a framework prints goes to stderr
+    check, step = bench.arms[arm].make()
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "check" in question:
+            answer = check()
+        elif "versions" in question:
+            answer = versions()
+        else:
+            answer = [_timed(step) for _ in range(question["steps"])]
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str) -> None:
+    """Run the arms of minigraph and of `peers`, print a table and write bench/results/<name>.json."""
+    unknown = set(peers) - {arm.peer for arm in bench.arms.values()}
+    if unknown:
+        raise SystemExit(f"{bench.name} has no peer {', '.join(sorted(unknown))}")
+    names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]
+    workers = [Worker(bench, name, threads) for name in names]
+    checks = {w.arm: w.ask(check=True) for w in workers}
+    for name in names[1:]:
+        problem = bench.agree(checks[names[0]], checks[name])
+        if problem:
+            raise SystemExit(f"{bench.name}: {names[0]} and {name} do not compute the same: {problem}")
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for w in workers:
+        w.ask(steps=WARM_UP)
+    for turn in range(rounds):
+        for w in workers if turn % 2 else reversed(workers):
+            times[w.arm] += w.ask(steps=steps)
+    installed = {name: version for w in workers for name, version in w.ask(versions=True).items()}
+    for w in workers:
+        w.close()
+    report = {
+        "bench": bench.name,
+        "title": bench.title,
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "threads": threads,
+        "versions": installed,
+        "checked": checks,
+        "milliseconds": {name: _summary(seconds) for name, seconds in times.items()},
+    }
+    path = RESULTS / f"{bench.name}.json"
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(table(report))
+    print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def _summary(seconds: Sequence[float]) -> dict[str, Any]:
+    ms = [round(s * 1e3, 4) for s in seconds]
+    low, *_, high = statistics.quantiles(ms, n=10)
+    return {"median": statistics.median(ms), "p10": round(low, 4), "p90": round(high, 4), "raw": ms}
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """One row for each arm; ratios are to the first arm, above 1 is slower."""
+    figures = report["milliseconds"]
+    first = next(iter(figures.values()))["median"]
+    lines = [f"{report['title']}, {report['machine']['cpu']}, {report['threads']} threads",
+             f"{'':24} {'median ms':>10} {'p10':>8} {'p90':>8} {'ratio':>7}"]  # fmt: skip
+    for name, f in figures.items():
+        lines.append(f"{name:24} {f['median']:10.2f} {f['p10']:8.2f} {f['p90']:8.2f} {f['median'] / first:7.2f}")
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = (line.partition(":") for line in info.read_text().splitlines())
+        cpu = next((value.strip() for key, _, value in lines if key.strip() == "model name"), cpu)
+    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that this process has imported."""
+    found = {}
+    for package in ("minigraph", "numpy", "torch", "jax", "cupy"):
+        if package in sys.modules:
+            module = sys.modules[package]
+            found[package] = str(getattr(module, "__version__", None) or importlib.metadata.version(package))
+    return found
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], sys.argv[2])
