@@ -10,14 +10,21 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import AttrError, DTypeError, KernelError, MinigraphError, ProgramError, ShapeError
+from minigraph.errors import (
+    AttrError,
+    DTypeError,
+    KernelError,
+    MinigraphError,
+    ProgramError,
+    ShapeError,
+)
 
 A = np.array([[0.5, -1.5, 2.0], [3.0, 0.25, -0.75]])
 B = np.array([[1.5, 2.0, 0.5], [-1.0, 4.0, 1.25]])
 P = np.abs(A)
 ROW = np.array([2.0, -0.5, 1.5])
 CUBE = np.arange(24.0).reshape(2, 3, 4) - 7
-I = np.array([[3, -2, 7], [0, 5, -1]])
+K = np.array([[3, -2, 7], [0, 5, -1]])
 J = np.array([[2, 2, -3], [1, 4, 6]])
 T = np.array([[True, False, True], [False, False, True]])
 
@@ -77,14 +84,14 @@ FUNCTIONS = {
     "isfinite": (lambda x: mg.isfinite(x), np.isfinite, (np.array([1.0, np.nan, np.inf]),)),
     "clip": (lambda x: mg.clip(x, -1, 1.5), lambda x: np.clip(x, -1, 1.5), (A,)),
     "clip min": (lambda x: mg.clip(x, min=0.25), lambda x: np.maximum(x, 0.25), (A,)),
-    "clip ints": (lambda x: mg.clip(x, 0, 5), lambda x: np.clip(x, 0, 5), (I,)),
+    "clip ints": (lambda x: mg.clip(x, 0, 5), lambda x: np.clip(x, 0, 5), (K,)),
     "scale": (lambda x: mg.scale(x, 2.0, 1.0, bias_after_scale=False), lambda x: (x + 1) * 2, (A,)),
     "sum": (lambda x: mg.sum(x), np.sum, (CUBE,)),
     "sum axis": (lambda x: mg.sum(x, axis=-1, keepdim=True), lambda x: x.sum(-1, keepdims=True), (CUBE,)),
     "sum axes": (lambda x: mg.sum(x, axis=[0, 2]), lambda x: x.sum((0, 2)), (CUBE,)),
     "sum no axes": (lambda x: mg.sum(x, axis=[]), np.sum, (CUBE,)),
     "sum of truth": (lambda x: mg.sum(x, axis=0), lambda x: x.sum(0), (T,)),
-    "sum dtype": (lambda x: mg.sum(x, dtype="float64"), lambda x: np.float64(x.sum()), (I,)),
+    "sum dtype": (lambda x: mg.sum(x, dtype="float64"), lambda x: np.float64(x.sum()), (K,)),
     "mean": (lambda x: mg.mean(x, axis=1, keepdim=True), lambda x: x.mean(1, keepdims=True), (CUBE,)),
     "max": (lambda x: mg.max(x, axis=1), lambda x: x.max(1), (CUBE,)),
     "min": (lambda x: mg.min(x), np.min, (CUBE,)),
@@ -97,8 +104,8 @@ FUNCTIONS = {
         lambda x: x.argmax(1, keepdims=True).astype("int32"), (A,),
     ),
     "argmin": (lambda x: mg.argmin(x), lambda x: x.argmin(), (A,)),
-    "equal": (lambda x, y: mg.equal(x, y), np.equal, (I, J)),
-    "not_equal": (lambda x: mg.not_equal(x, 5), lambda x: x != 5, (I,)),
+    "equal": (lambda x, y: mg.equal(x, y), np.equal, (K, J)),
+    "not_equal": (lambda x: mg.not_equal(x, 5), lambda x: x != 5, (K,)),
     "less_than": (lambda x, y: mg.less_than(x, y), np.less, (A, ROW)),
     "less_equal": (lambda x, y: mg.less_equal(x, y), np.less_equal, (A, B)),
     "greater_than": (lambda x: mg.greater_than(x, 0.25), lambda x: x > 0.25, (A,)),
@@ -152,28 +159,28 @@ OPERATORS = {
     "2 ** x": (lambda x: 2**x, (A,)),
     "-x": (lambda x: -x, (A,)),
     "abs": (lambda x: abs(x), (A,)),
-    "int + 3": (lambda x: x + 3, (I,)),
-    "3 - int": (lambda x: 3 - x, (I,)),
-    "int * -2": (lambda x: x * -2, (I,)),
-    "int ** 2": (lambda x: x**2, (I,)),
-    "int + large": (lambda x: x + (2**60 + 1), (I,)),
-    "-int": (lambda x: -x, (I,)),
+    "int + 3": (lambda x: x + 3, (K,)),
+    "3 - int": (lambda x: 3 - x, (K,)),
+    "int * -2": (lambda x: x * -2, (K,)),
+    "int ** 2": (lambda x: x**2, (K,)),
+    "int + large": (lambda x: x + (2**60 + 1), (K,)),
+    "-int": (lambda x: -x, (K,)),
     "uint8 + 250": (lambda x: x + np.uint8(250), (np.array([1, 2, 9], np.uint8),)),
     "9 - uint8": (lambda x: np.uint8(9) - x, (np.array([1, 2, 9], np.uint8),)),
     "bool + 1": (lambda x: x + 1, (T,)),
-    "x == y": (lambda x, y: x == y, (I, J)),
-    "x != 5": (lambda x: x != 5, (I,)),
+    "x == y": (lambda x, y: x == y, (K, J)),
+    "x != 5": (lambda x: x != 5, (K,)),
     "x < y": (lambda x, y: x < y, (A, B)),
     "x <= 0.5": (lambda x: x <= 0.5, (A,)),
     "0.5 < x": (lambda x: 0.5 < x, (A,)),  # noqa: SIM300
     "x >= y": (lambda x, y: x >= y, (A, A)),
-    "int < 2.5": (lambda x: x < 2.5, (I,)),
+    "int < 2.5": (lambda x: x < 2.5, (K,)),
     "& and |": (lambda x, y: (x & y) | (x ^ y), (T, T[::-1])),
     "~x": (lambda x: ~x, (T,)),
-    "int + float": (lambda x, y: x + y, (I, A)),
-    "float * int": (lambda x, y: x * y, (A, I)),
+    "int + float": (lambda x, y: x + y, (K, A)),
+    "float * int": (lambda x, y: x * y, (A, K)),
     "bool * float": (lambda x, y: x * y, (T, A)),
-    "int32 + int64": (lambda x, y: x + y, (I.astype(np.int32), J)),
+    "int32 + int64": (lambda x, y: x + y, (K.astype(np.int32), J)),
     "x + array": (lambda x: x + np.array([1.0, 2.0, 3.0]), (A,)),
     "array * x": (lambda x: np.array([[1.0], [2.0]]) * x, (A,)),
     "array @ x": (lambda x: np.eye(2) @ x, (A,)),
@@ -334,9 +341,9 @@ def test_division_by_a_number_is_exact() -> None:
 
 
 def test_int_beside_float_becomes_the_default_type() -> None:
-    assert_same(evaluate(lambda x: x + 0.5, I), (I + 0.5).astype("f4"))
-    assert_same(evaluate(lambda x: x / 2, I), (I / 2).astype("f4"))
-    assert_same(evaluate(lambda x, y: x / y, I, J), (I.astype("f4") / J.astype("f4")))
+    assert_same(evaluate(lambda x: x + 0.5, K), (K + 0.5).astype("f4"))
+    assert_same(evaluate(lambda x: x / 2, K), (K / 2).astype("f4"))
+    assert_same(evaluate(lambda x, y: x / y, K, J), (K.astype("f4") / J.astype("f4")))
 
 
 @pytest.mark.parametrize(
@@ -477,7 +484,9 @@ def test_variables_of_two_programs_do_not_mix() -> None:
     x = static.data("x", [2, 3])
     with static.program_guard(static.Program(), static.Program()):
         y = static.data("y", [2, 3])
-    mixtures = (lambda: x + y, lambda: mg.concat([x, y]), lambda: x @ y.T, lambda: x == y, lambda: mg.where(x > 0, x, y))
+    mixtures = (
+        lambda: x + y, lambda: mg.concat([x, y]), lambda: x @ y.T, lambda: x == y, lambda: mg.where(x > 0, x, y),
+    )  # fmt: skip
     for build in mixtures:
         with pytest.raises(ProgramError, match="belongs to another program"):
             build()
