@@ -22,17 +22,28 @@ from minigraph import unique_name
 from minigraph.backward import append_backward, gradients
 from minigraph.builder import Builder
 from minigraph.errors import ProgramError
+from minigraph.optimizer import SGD, Adam, AdamW, Momentum
+from minigraph.optimizer.optimizer import Optimizer
 from minigraph.program import Program, Variable
 from minigraph.types import float64, int64, tensor_type
+from minigraph.validate import evaluate
 
 SIZES = (1, 2, 3, 3, 5, 8)
 ACTIVATIONS = {"relu": 34, "erf": 17, "gelu": 15, "tanh": 6, "sigmoid": 4, "none": 24}
 BIASES = {"param": 54, "frozen": 6, "shared": 8, "computed": 8, "one": 3, "row": 4, "residual": 5, "axis0": 5,
           "scalar": 2, "none": 5}  # fmt: skip
 WEIGHTS = {"param": 62, "frozen": 8, "shared": 12, "computed": 8, "data": 5, "batched": 5}
-LAYERS = {"linear": 66, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
+LAYERS = {"linear": 62, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
           "moved": 3, "overwritten": 3, "ints": 1, "vector": 1}  # fmt: skip
-ENDINGS = {"sgd": 56, "adam": 14, "inference": 9, "inner": 12, "twice": 4, "second": 5}
+ENDINGS = {"SGD": 36, "Momentum": 9, "Adam": 14, "AdamW": 11, "inference": 9, "inner": 12, "twice": 4, "second": 5}
+OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
+    "SGD": lambda: SGD(0.05),
+    "Momentum": lambda: Momentum(0.05, use_nesterov=True),
+    # epsilon is large: near 0, Adam would magnify the rounding of gradients that are 0 but for it
+    "Adam": lambda: Adam(0.01, epsilon=1e-3, weight_decay=0.01),
+    "AdamW": lambda: AdamW(0.01, epsilon=1e-3),
+}
+PLAIN = 0.4  # of the programs are nothing but linear layers with parameters and activations
 
 
 @dataclass
@@ -53,7 +64,7 @@ def random_program(seed: int, layers: Collection[int] | None = None, bare: bool 
     for without_traps in (False, True):
         with unique_name.guard():
             net = _Net(random.Random(seed), seed)
-            count = net.r.randint(1, 7)
+            count = net.r.randint(2, 7)
             for i in range(count):
                 if layers is None or i in layers:
                     net.r = random.Random(f"{seed}:{i}")
@@ -73,13 +84,15 @@ class _Net:
 
     def __init__(self, r: random.Random, seed: int) -> None:
         self.r, self.numbers = r, np.random.default_rng(seed)
-        self.program = Program("random")
+        self.program, self.startup = Program("random"), Program("startup")
+        self.plain = r.random() < PLAIN
         self.block = self.program.global_block()
         self.g = Builder(self.block)
         self.values: dict[str, np.ndarray] = {}
         self.feeds: dict[str, np.ndarray] = {}
         self.fetches: list[str] = []
         self.fetched_grads: list[Variable] = []
+        self.read_later: list[Variable] = []
         self.words: list[str] = []
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.rows = 0 if r.random() < 0.02 else r.choice((1, 2, 3, 4, 5))
@@ -132,12 +145,12 @@ class _Net:
         fitting = [v for v in self.pool if fits(self.sizes[v.name])]
         if not fitting:
             return None
-        return fitting[-1] if self.r.random() < 0.75 else self.r.choice(fitting)
+        return fitting[-1] if self.plain or self.r.random() < 0.8 else self.r.choice(fitting)
 
     # layers
 
     def layer(self, without_traps: bool) -> None:
-        kind = self.choose(LAYERS)
+        kind = "linear" if self.plain else self.choose(LAYERS)
         if without_traps and kind in ("moved", "overwritten"):
             kind = "linear"
         out = getattr(self, kind)()
@@ -151,20 +164,30 @@ class _Net:
         if x is None:
             return None
         r = self.r
-        trans_x = self.sizes[x.name][:1] == self.sizes[x.name][:-1] and r.random() < 0.15
+        trans_x = r.random() < (0.15 if len(self.sizes[x.name]) == 2 else 0.05)
         trans_y = r.random() < 0.25
         inner, rows = self.sizes[x.name][-1], self.sizes[x.name][-2]
         if trans_x:
             inner, rows = rows, inner
         columns = inner if r.random() < 0.3 and inner else r.choice(SIZES)
         weight_kind, bias_kind, activation = self.choose(WEIGHTS), self.choose(BIASES), self.choose(ACTIVATIONS)
+        if self.plain:
+            weight_kind = bias_kind = "param"
         self.words.append(f"linear({weight_kind}, {bias_kind}, {activation})")
+        if bias_kind == "axis0" and r.random() < 0.6:
+            columns = rows  # so that a bias along the wrong axis fits
         y = self.weight(weight_kind, (columns, inner) if trans_y else (inner, columns))
         if r.random() < 0.02 and len(self.sizes[x.name]) == 2 and inner == rows and not trans_x:
             y = x  # one variable in both slots
             columns = inner
-        early = self.bias(bias_kind, x, columns, rows) if r.random() < 0.3 else None
-        z = self.emit("matmul", x, y, trans_x=trans_x, trans_y=trans_y)
+        before = weight_kind != "batched" and r.random() < 0.3
+        early = self.bias(bias_kind, x, columns, rows) if before else None
+        product = {"trans_x": trans_x, "trans_y": trans_y}
+        if not self.plain and weight_kind != "batched" and r.random() < 0.02:  # the product lives on in a state
+            state = self.state(*self.sizes[x.name][:-2], rows, columns)
+            z = self.emit("matmul", x, y, **product, out={"Out": state})
+        else:
+            z = self.emit("matmul", x, y, **product)
         self.expose(z)
         bias = early if early is not None else self.bias(bias_kind, z, columns, rows)
         s = self.add(z, bias, bias_kind) if bias is not None else z
@@ -219,7 +242,7 @@ class _Net:
 
     def expose(self, v: Variable, last: bool = False) -> None:
         """Sometimes an inner value is read by others, fetched, frozen, or its gradient is fetched."""
-        chance = self.r.random()
+        chance = 1.0 if self.plain else self.r.random()
         if chance < 0.04 and not last:
             self.pool.append(v)
         elif chance < 0.07:
@@ -230,8 +253,8 @@ class _Net:
             v.stop_gradient = True
         elif chance < 0.13:
             self.pool.append(self.emit("fill_any_like", v, value=0.5))
-        elif chance < 0.14 and not last:
-            self.fetches.append(self.emit("assign", v).name)
+        elif chance < 0.16:
+            self.read_later.append(v)
 
     def reshape(self) -> Variable | None:
         x = self.pick(lambda s: len(s) >= 2 and 0 not in s)
@@ -297,7 +320,10 @@ class _Net:
         late = r.random() < 0.5
         bias = b if late else self.emit("tanh", b)
         z = self.emit("matmul", state, y)
-        r.choice((self._increment, self._assign))(state)
+        if r.random() < 0.5:
+            self._increment(state)
+        else:
+            self.emit("assign", self.emit("tanh", state), out={"Out": state})
         if late and r.random() < 0.6:
             bias = self.emit("tanh", b)
         if out is not None:
@@ -316,16 +342,16 @@ class _Net:
         target = r.choice((z, out, x, y))
         if r.random() < 0.3:
             self.fetches.append(self.emit("fill_any_like", z, value=0.5).name)
-        self._increment(target)
+        if r.random() < 0.6:
+            self._increment(target)
+        else:
+            self.emit("assign", self.param(*self.sizes[target.name]), out={"Out": target})
         if r.random() < 0.3:
             self.fetches.append(self.emit("fill_any_like", z, value=1.5).name)
         return out
 
     def _increment(self, v: Variable) -> None:
         self.emit("increment", v, step=0.5, out={"Out": v})
-
-    def _assign(self, v: Variable) -> None:
-        self.emit("assign", self.emit("tanh", v), out={"Out": v})
 
     # the end
 
@@ -340,10 +366,10 @@ class _Net:
         for v in ends or [last]:
             loss = self._loss(v) if loss is None else self.emit("elementwise_add", loss, self._loss(v))
         assert loss is not None
-        self.fetches.append(loss.name)
+        self.fetches += [loss.name, *(self.emit("tanh", v).name for v in self.read_later)]
         parameters = [p for p in self.block.all_parameters() if p.trainable]
         self.words.append(ending)
-        if ending in ("sgd", "adam"):
+        if ending in OPTIMIZERS:
             self.minimize(loss, ending)
         elif ending != "inference":
             getattr(self, ending)(loss, parameters)
@@ -362,22 +388,15 @@ class _Net:
 
     def minimize(self, loss: Variable, kind: str) -> None:
         blocked = [n for n in self.sizes if self.r.random() < 0.01]
-        found = None
         try:
-            found = append_backward(loss, no_grad_set=blocked)
+            _, found = OPTIMIZERS[kind]().minimize(loss, self.startup, no_grad_set=blocked)
         except ProgramError as problem:
             if "depends on no trainable" not in str(problem):
                 raise
             return
-        for p, grad in found:
-            if self.r.random() < 0.4:
-                self.fetches.append(grad.name)
-            with self.program.emitting("optimize"):
-                self.update(p, grad, kind)
-
-    def update(self, p: Variable, grad: Variable, kind: str) -> None:
-        step = self.g.scale(grad, scale=0.1)
-        self.g.assign(self.g.elementwise_sub(p, step), out={"Out": p})
+        self.fetches += [grad.name for _, grad in found if self.r.random() < 0.4]
+        states = evaluate(self.startup, {})
+        self.values |= {name: states[name] for name in self.startup.vars}
 
     def inner(self, loss: Variable, parameters: list[Variable]) -> None:
         """Gradients of inner values, some with a given gradient of the target."""
@@ -389,21 +408,24 @@ class _Net:
         self._fetch(gradients([target], wanted, seeds))
 
     def twice(self, loss: Variable, parameters: list[Variable]) -> None:
-        """The same gradients appended twice, or of two targets that share what lies below."""
+        """Gradients appended twice: of one target for different inputs, or of two targets that share layers."""
+        if self.r.random() < 0.4:
+            target = self.r.choice([loss, *self._inner()])
+            seed = [self.data(target.shape, self.sizes[target.name])]
+            for half in (parameters[::2], parameters[1::2]):
+                self._fetch(gradients([target], half or parameters, seed))
+            return
         self._fetch(gradients([loss], self._inputs(parameters)))
         target = self.r.choice([loss, *self._inner()])
         self._fetch(gradients([target], self._inputs(parameters)))
 
     def second(self, loss: Variable, parameters: list[Variable]) -> None:
         """A penalty on the gradient, differentiated again."""
-        if any(op.type in ("gelu", "slice", "transpose") for op in self.block.ops):
-            return self.inner(loss, parameters)
         wanted = self._inputs(parameters)
         first = [d for d in gradients([loss], wanted) if d is not None]
         if first:
             penalty = self.g.reduce_sum(self.g.elementwise_mul(first[0], first[0]))
             self._fetch([penalty, *gradients([penalty], parameters)])
-        return None
 
     def _inner(self) -> list[Variable]:
         return [v for op in self.block.ops for v in op.output_vars if v.name in self.sizes and v.type.is_float]
