@@ -189,7 +189,7 @@ class _Differentiation:
         last = self.producer.get(id(v))
         if last is not None and self.position[id(last)] > self.position[id(op)]:
             raise ProgramError(
-                f"{v.name} is overwritten by {last.type} after {op.type} used it, its gradient would read the new value",
+                f"{v.name} is overwritten by {last.type} after {op.type} used it, its gradient would be wrong",
                 call=op.call(), site=op.site, hint="write to a new variable instead of in place",
             )  # fmt: skip
 

@@ -58,10 +58,8 @@ class _FreeList:
             offset = self.gaps[i][0]
             self.gaps[i : i + 1] = [(offset + size, gap - size)] if gap > size else []
             return offset
-        if self.gaps and sum(self.gaps[-1]) == self.end:  # grow the gap at the end
-            offset = self.gaps.pop()[0]
-        else:
-            offset = self.end
+        last_gap_grows = self.gaps and sum(self.gaps[-1]) == self.end
+        offset = self.gaps.pop()[0] if last_gap_grows else self.end
         self.end = offset + size
         return offset
 

@@ -131,4 +131,5 @@ def _(g, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, trans_x, trans_y
 def _(rng):
     yield (rng.normal(size=(3, 4)), rng.normal(size=(4, 5)), rng.normal(size=(3, 5))), {}
     yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5)), rng.normal(size=(2, 3, 5))), {}
-    yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), {"trans_x": True, "trans_y": True}
+    both = {"trans_x": True, "trans_y": True}
+    yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both

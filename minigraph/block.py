@@ -1,0 +1,170 @@
+"""Block: variables by name and operators in order; `append_op` is the one way in which it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import unique_name
+from .errors import MinigraphError, ProgramError, call_site, raise_unknown, require
+from .opdef import get_op
+from .operator import Operator, Slots, describe_call
+from .types import TensorType, default_dtype, normalize_shape, tensor_type
+from .variable import Parameter, Variable
+
+if TYPE_CHECKING:
+    from .program import Program
+
+MAX_NAME = 256
+
+
+class Block:
+    """Variables by name and Operators in order."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.idx, self.parent_idx = 0, -1
+        self.vars: dict[str, Variable] = {}
+        self.ops: list[Operator] = []
+
+    def var(self, name: str) -> Variable:
+        """The variable called `name`."""
+        found = self.vars.get(name)
+        if found is None:
+            raise_unknown(f"variable of program {self.program.name}", name, self.vars, ProgramError)
+        return found
+
+    def has_var(self, name: str) -> bool:
+        return name in self.vars
+
+    def all_parameters(self) -> list[Parameter]:
+        return [v for v in self.vars.values() if isinstance(v, Parameter)]
+
+    def create_var(
+        self, name: str | None = None, shape: Any = (), dtype: Any = None, *,
+        persistable: bool = False, stop_gradient: bool = False, is_data: bool = False,
+        type: TensorType | None = None,
+    ) -> Variable:  # fmt: skip
+        """Add a variable; `type` or (shape, dtype)."""
+        name = name if name is not None else unique_name.generate("_generated_var")
+        type = type or tensor_type(shape, dtype if dtype is not None else default_dtype())
+        return self._add(
+            Variable(self, name, type, persistable=persistable, stop_gradient=stop_gradient, is_data=is_data,
+                     site=call_site())
+        )  # fmt: skip
+
+    def create_parameter(
+        self, name: str | None = None, shape: Any = (), dtype: Any = None, **facts: Any
+    ) -> Parameter:
+        """Add a Parameter; facts: trainable, learning_rate, regularizer, need_clip."""
+        name = name if name is not None else unique_name.generate("parameter")
+        shape = normalize_shape(shape)
+        require(-1 not in shape, f"parameter {name}: every size must be known, got {list(shape)}")
+        type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+        return self._add(Parameter(self, name, type, site=call_site(), **facts))
+
+    def _add(self, variable: Any) -> Any:
+        name = variable.name
+        require(
+            isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable(),
+            f"{name!r} cannot be a name: 1 to {MAX_NAME} printable characters",
+            ProgramError,
+        )
+        if name in self.vars:
+            raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
+        self.vars[name] = variable
+        self.program.version += 1
+        return variable
+
+    def rename_var(self, old: str, new: str) -> None:
+        """Give a variable another name; operators follow, since they hold the variable itself."""
+        if old == new:
+            return
+        if new in self.vars:
+            raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
+        variable = self.vars.pop(old)
+        variable._name = new
+        self.vars[new] = variable
+        self.program.version += 1
+
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Operator:
+        """Add an operator at the end: the one way in which a Program grows.
+
+        inputs   {slot: variable, name or list of them}
+        outputs  likewise; the variables exist already. Their types must fit the inferred ones.
+        """
+        op, inferred = self.prepare_op(type, self._resolve(inputs or {}), attrs or {})
+        given = self._resolve(outputs or {})
+        try:
+            for slot in given.keys() - set(op.opdef.output_names):
+                raise_unknown(f"output slot of {type}", slot, op.opdef.output_names, ProgramError)
+            for slot in op.opdef.outputs:
+                if slot.name in given:
+                    op.outputs[slot.name] = self._typed(slot.name, given[slot.name], inferred.get(slot.name))
+                else:
+                    require(slot.optional, f"output {slot.name} is missing", ProgramError)
+        except MinigraphError as error:
+            raise error.at(op.call(), op.site) from None
+        return self.add_op(op)
+
+    def prepare_op(
+        self, type: str, inputs: Slots, attrs: Mapping[str, Any]
+    ) -> tuple[Operator, dict[str, list[TensorType]]]:
+        """A checked Operator without outputs that is not in the Block yet, and its output types."""
+        site = self.program.site or call_site()
+        try:
+            opdef = get_op(type)
+            opdef.check_inputs(inputs)
+            for slot, variables in inputs.items():
+                for v in variables:
+                    require(
+                        isinstance(v, Variable), f"{slot} must be a variable, is {v!r}"[:200], ProgramError
+                    )
+                    require(
+                        v.block is self, f"{slot}={v.name} belongs to another program", ProgramError,
+                        "build inside program_guard(main) of the program that owns the variable",
+                    )  # fmt: skip
+            bound = opdef.bind_attrs(attrs)
+            inferred = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound)
+        except MinigraphError as error:
+            raise error.at(describe_call(type, inputs), site) from None
+        op = Operator(
+            self, opdef, inputs, {}, bound, role=self.program.role, forward=self.program.differentiated,
+            site=site, scope_name=self.program.scope_name,
+        )  # fmt: skip
+        return op, inferred
+
+    def add_op(self, op: Operator) -> Operator:
+        """Put a prepared operator at the end."""
+        op.number = self.program.next_number()
+        self.ops.append(op)
+        self.program.version += 1
+        return op
+
+    def _resolve(self, slots: Mapping[str, Any]) -> Slots:
+        resolved = {}
+        for slot, value in slots.items():
+            if value is None:
+                continue
+            values = value if isinstance(value, (list, tuple)) else [value]
+            resolved[slot] = [self.var(v) if isinstance(v, str) else v for v in values]
+        return {slot: values for slot, values in resolved.items() if values}
+
+    def _typed(self, slot: str, variables: list[Variable], types: list[TensorType] | None) -> list[Variable]:
+        require(types is not None, f"this call has no output {slot}", ProgramError)
+        assert types is not None
+        require(
+            len(types) == len(variables), f"output {slot} has {len(types)} values, not {len(variables)}", ProgramError
+        )
+        for v, t in zip(variables, types, strict=True):
+            require(v.type.accepts(t), f"output {slot} is {t}, variable {v} does not fit")
+        return variables
+
+    def __str__(self) -> str:
+        return str(self.program)
