@@ -1,0 +1,267 @@
+"""The house rules that a reader should be able to rely on, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "minigraph"
+
+# Who may import whom: a module or package, and those below it. A package may always import itself.
+# Rows stand from bottom to top: whoever is named stands further up in the table.
+MAY_IMPORT = {
+    # what everything stands on
+    "errors": "",
+    "types": "errors",
+    "opdef": "errors types",
+    "unique_name": "",
+    "scope": "errors types",
+    # kernels know arrays only, operators know kernels
+    "kernels": "errors types",
+    "ops": "errors types opdef kernels",
+    # the program and what writes it
+    "dump": "",
+    "variable": "errors types",
+    "operator": "errors opdef variable",
+    "block": "errors types opdef unique_name variable operator",
+    "program": "errors scope dump variable operator block",
+    "builder": "errors types opdef unique_name program",
+    "backward": "errors types opdef program builder",
+    # passes know the graph, never a kernel or the executor
+    "ir": "errors types opdef program dump",
+    "passes": "errors types opdef program builder ir",
+    "strategy": "errors ir passes",
+    "validate": "errors types opdef program",
+    "compiler": "errors types program ir passes strategy validate",
+    # running knows programs and kernels, never a graph or a pass
+    "cuda": "errors types kernels",
+    "schedule": "errors types opdef program",
+    "memory": "",
+    "plan": "errors types opdef program scope schedule",
+    "plan_cuda": "errors types kernels program scope schedule memory",
+    "executor": "errors types program scope cuda plan plan_cuda",
+    # the faces that a Paddle script expects: nothing below imports them
+    "mode": "errors",
+    "param_attr": "errors",
+    "regularizer": "errors types program builder",
+    "tensor": "errors types unique_name program builder",
+    "math_op_patch": "errors types program builder tensor",
+    "nn": "errors types unique_name program builder param_attr tensor",
+    "optimizer": "errors types unique_name scope program builder backward regularizer nn",
+    "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
+    "base": "unique_name",
+    "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
+        "base",
+}
+# Imported under `if TYPE_CHECKING`: what these belong to or show.
+FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "program", "block": "program"}
+
+# Foreign packages and the only places that import them. numpy and the standard library are everywhere.
+FOREIGN = {
+    "networkx": "ir/graph.py",
+    "ml_dtypes": "types.py",
+    "safetensors": "static/io.py",
+    "cupy": "kernels/",
+    "nvmath": "kernels/",
+    "cuda": "kernels/",  # NVIDIA's cuda.bindings
+}
+LATE_IMPORTS = ("cupy", "nvmath", "cuda", "minigraph.kernels.cuda.runtime")  # inside functions: a CPU has none
+
+LONGEST_FILE = 400
+FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
+FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
+FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
+FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = [*FILES, *sorted(PACKAGE.rglob("*.cu*"))]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def module(path: Path) -> str:
+    """`ir.graph` for minigraph/ir/graph.py, "" for minigraph/__init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Absolute names of all modules that a file imports, with their statements."""
+    package = ["minigraph", *module(path).split(".")] if module(path) else ["minigraph"]
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = PACKAGE.joinpath(*source.split(".")[1:], alias.name)
+                is_module = source.startswith("minigraph") and (inner.is_dir() or inner.with_suffix(".py").exists())
+                yield (f"{source}.{alias.name}" if is_module else source), node
+
+
+def row(name: str, table: dict[str, str]) -> str | None:
+    """The row of a table that holds for a module: its own or that of the package around it."""
+    parts = name.split(".")
+    return next((r for n in range(len(parts), 0, -1) if (r := ".".join(parts[:n])) in table), None)
+
+
+def within(path: Path, kind: type | tuple[type, ...]) -> set[ast.AST]:
+    """All nodes inside nodes of a kind."""
+    return {inner for node in ast.walk(tree(path)) if isinstance(node, kind) for inner in ast.walk(node)}
+
+
+def under_type_checking(path: Path) -> set[ast.AST]:
+    tests = (n for n in ast.walk(tree(path)) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    return {inner for node in tests for inner in ast.walk(node)}
+
+
+def layering_problems(path: Path) -> list[str]:
+    own = row(module(path), MAY_IMPORT)
+    if own is None:
+        return [f"{short(path)} has no row in MAY_IMPORT: say who it may import"]
+    found, typing_only = [], under_type_checking(path)
+    for name, node in imports(path):
+        if name.split(".")[0] != "minigraph":
+            continue
+        target = name.removeprefix("minigraph").removeprefix(".")
+        below = FOR_TYPES_ONLY.get(own, "") if node in typing_only else MAY_IMPORT[own]
+        allowed = dict.fromkeys([*below.split(), *([own] if own else [])], "")
+        if row(target, allowed) is None:
+            target = target or "minigraph itself"
+            found.append(f"{short(path)}:{node.lineno} imports {target}, {own} may import only {below}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_imports_follow_the_layers(path):
+    assert layering_problems(path) == []
+
+
+def test_an_import_that_the_table_does_not_allow_is_found(monkeypatch):
+    executor, graph = PACKAGE / "executor.py", PACKAGE / "ir" / "graph.py"
+    monkeypatch.setitem(MAY_IMPORT, "executor", MAY_IMPORT["executor"].replace("plan", ""))
+    monkeypatch.setitem(MAY_IMPORT, "ir", "errors types opdef dump")
+    assert [line.split(" imports ")[1] for line in layering_problems(executor)] == [
+        f"plan, executor may import only {MAY_IMPORT['executor']}"
+    ]
+    assert "imports program, ir may import only errors types opdef dump" in layering_problems(graph)[0]
+    without = {name: below for name, below in MAY_IMPORT.items() if name != "ir"}
+    monkeypatch.setattr(sys.modules[__name__], "MAY_IMPORT", without)
+    assert layering_problems(graph) == ["ir/graph.py has no row in MAY_IMPORT: say who it may import"]
+
+
+def test_the_table_is_the_house():
+    known = {module(path).split(".")[0] for path in FILES}
+    assert {name.split(".")[0] for name in MAY_IMPORT} == known
+
+
+def test_the_table_reads_from_bottom_to_top():
+    """So it has no cycle."""
+    seen: set[str] = set()
+    for name, below in MAY_IMPORT.items():
+        assert set(below.split()) <= seen, f"{name}: {set(below.split()) - seen}"
+        seen.add(name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_foreign_packages_stay_in_their_place(path):
+    for name, node in imports(path):
+        top = name.split(".")[0]
+        if top in ("minigraph", "numpy", *sys.stdlib_module_names):
+            assert top not in FORBIDDEN_MODULES, f"{short(path)}:{node.lineno} imports {top}"
+            continue
+        assert top in FOREIGN, f"{short(path)}:{node.lineno} imports {top}, which is no dependency"
+        assert short(path).startswith(FOREIGN[top]), f"{short(path)}:{node.lineno}: {top} belongs to {FOREIGN[top]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_no_imports_inside_functions(path):
+    inside = within(path, (ast.FunctionDef, ast.AsyncFunctionDef))
+    for name, node in imports(path):
+        late = node in inside and not name.startswith(LATE_IMPORTS)
+        assert not late, f"{short(path)}:{node.lineno} imports {name} inside a function"
+
+
+def forbidden(source: ast.AST) -> Iterator[str]:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            yield f"line {node.lineno}: {node.func.id}()"
+        if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_ATTRIBUTES.get(ast.unparse(node.value), ()):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in FORBIDDEN_ATTRIBUTES.get(node.module or "", ()):
+                    yield f"line {node.lineno}: {node.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_no_print_no_environment_no_evaluation(path):
+    assert list(forbidden(tree(path))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["print(1)", "import os\nos.environ['A']", "from os import environ", "eval('1')", "exec('1')", "os.system('ls')"],
+)
+def test_the_check_for_forbidden_things_can_fail(line):
+    assert len(list(forbidden(ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_files_are_short_and_well_named(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+    assert not FORBIDDEN_NAMES & {*path.relative_to(PACKAGE).parts[:-1], path.stem}
+
+
+def test_every_file_of_the_package_is_installed():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = ["**/*.py", *project["tool"]["setuptools"]["package-data"]["minigraph"]]
+    installed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert files - installed == set()
+    packages = {path.parent for path in FILES} | {PACKAGE}
+    assert all((folder / "__init__.py").exists() for folder in packages)
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=PACKAGE.parent
+    )
+    return result.stdout.strip()
+
+
+def test_import_needs_no_gpu_package_and_no_heavy_one():
+    loaded = run_python("import sys, minigraph; print(*{name.split('.')[0] for name in sys.modules})").split()
+    heavy = {"cupy", "nvmath", "cuda", "torch", "scipy", "matplotlib", "sklearn", "pandas", "pytest"}
+    assert "numpy" in loaded
+    assert not heavy & set(loaded)
+
+
+def test_import_works_where_cupy_is_broken():
+    code = "import sys; sys.modules.update(cupy=None, nvmath=None); import minigraph as mg; print(mg.cuda.why_not())"
+    assert run_python(code) != "None"
+
+
+def test_import_takes_less_than_half_a_second():
+    code = "import time; t = time.perf_counter(); import minigraph; print(time.perf_counter() - t)"
+    times = []
+    while len(times) < 10 and min(times, default=1.0) >= 0.5:  # other tests run at the same time and disturb
+        times.append(float(run_python(code)))
+    assert min(times) < 0.5, times
