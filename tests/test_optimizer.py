@@ -523,3 +523,16 @@ def test_a_read_only_state_is_an_error_that_names_the_operator():
     scope.arrays["w"].flags.writeable = False
     with pytest.raises(KernelError, match="sgd"):
         exe.run(net.main, {"x": X, "y": Y}, [], scope=scope)
+
+
+@pytest.mark.parametrize("make", [lambda: opt.SGD(0.1), lambda: opt.Momentum(0.1), lambda: opt.AdamW(0.1)])
+def test_parameters_and_states_are_updated_in_place(make):
+    net = build(make())
+    exe, scope = Executor(), Scope()
+    exe.run(net.startup, scope=scope)
+    arrays, values = dict(scope.arrays), {n: a.copy() for n, a in scope.arrays.items()}
+    for _ in range(3):
+        exe.run(net.main, {"x": X, "y": Y}, [net.loss], scope=scope)
+    for name, array in arrays.items():
+        assert scope.arrays[name] is array, name
+        assert "learning_rate" in name or not np.array_equal(array, values[name]), name

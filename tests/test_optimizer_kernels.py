@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 
 import numpy as np
 import pytest
@@ -151,35 +152,34 @@ def test_error_state_of_the_caller_holds_in_every_thread(monkeypatch):
 
 
 def test_blocks_within_blocks(monkeypatch):
+    """A helper that waits for helpers of its own would wait for itself."""
     monkeypatch.setattr(parallel, "cores", lambda: 2)
-    counts = np.zeros(4, int)
+    sizes = []
 
-    def inner(k):
-        def body(start, stop):
-            counts[k] += stop - start
+    def outer(start, stop):
+        parallel.for_blocks(256, 64, lambda start, stop: sizes.append(stop - start))
 
-        return body
-
-    parallel.for_blocks(4 * 64, 64, lambda start, stop: parallel.for_blocks(1, 1, inner(start // 64)))
-    parallel.for_blocks(4 * 64, 64, lambda start, stop: parallel.for_blocks(256, 256, inner(start // 64)))
-    assert (counts == 257).all()
+    parallel.for_blocks(256, 64, outer)
+    assert sizes == [64] * 16
 
 
-def _child(queue):
-    total = []
-    parallel.for_blocks(1000, 100, lambda start, stop: total.append(stop - start))
-    queue.put(sum(total))
+def meet(queue=None):
+    """Two blocks that wait for each other end only if two threads run them."""
+    barrier = threading.Barrier(2)
+    parallel.for_blocks(128, 64, lambda start, stop: barrier.wait(20))
+    if queue is not None:
+        queue.put("met")
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork, from Python 3.12 on
-def test_pools_survive_a_fork(monkeypatch):
+def test_a_forked_child_has_helpers_of_its_own(monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: 2)
-    parallel.for_blocks(1000, 100, lambda start, stop: None)
+    meet()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
-    process = context.Process(target=_child, args=(queue,))
+    process = context.Process(target=meet, args=(queue,))
     process.start()
-    process.join(30)
+    process.join(60)
     assert process.exitcode == 0
-    assert queue.get() == 1000
+    assert queue.get() == "met"

@@ -141,7 +141,7 @@ def _target(array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
 
 def _scratch(dtype: np.dtype) -> np.ndarray:
     """This thread's array for intermediate values."""
-    found = _thread.__dict__.get(dtype)
+    found = _thread.__dict__.get(dtype.char)
     if found is None:
-        found = _thread.__dict__[dtype] = np.empty(BLOCK, dtype)
+        found = _thread.__dict__[dtype.char] = np.empty(BLOCK, dtype)
     return found

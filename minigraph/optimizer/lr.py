@@ -263,7 +263,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_int(value: Any, least: int) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def is_rate(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import unique_name
@@ -49,7 +49,8 @@ class Optimizer:
             grad_clip is None or callable(grad_clip), f"grad_clip must be a ClipGradBy... object, is {grad_clip!r}",
             AttrError,
         )  # fmt: skip
-        self.learning_rate, self.regularization, self.grad_clip = learning_rate, weight_decay, grad_clip
+        self.learning_rate, self.regularization = learning_rate, weight_decay
+        self.grad_clip: Any = grad_clip
         self.multi_precision, self.name = bool(multi_precision), name
         self.parameters = None if parameters is None else _as_list("parameters", parameters)
         self._rates: dict[int, _Rate] = {}  # by program id
@@ -205,8 +206,10 @@ def check_number(name: str, value: Any, below: float = math.inf) -> float:
 
 def _as_list(name: str, value: Any) -> list[Any]:
     """A list of Parameters or their names."""
-    whole = isinstance(value, (str, Variable, dict)) or not isinstance(value, Iterable)
-    found = [value] if whole else list(value)
-    wrong = next((p for p in found if whole or not isinstance(p, (str, Variable))), None)
-    require(wrong is None, f"{name} must be a list of Parameters or names, holds or is {wrong!r}"[:200], AttrError)
+    fact = f"{name} must be a list of Parameters or names"
+    if isinstance(value, (str, Variable, Mapping)) or not isinstance(value, Iterable):
+        raise AttrError(f"{fact}, is {value!r}"[:200])
+    found = list(value)
+    for p in found:
+        require(isinstance(p, (str, Variable)), f"{fact}, holds {p!r}"[:200], AttrError)
     return found
