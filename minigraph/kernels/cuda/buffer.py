@@ -9,9 +9,9 @@ import numpy as np
 
 from ...types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
 
-CUDA_TYPES = {
-    float64: "double", float32: "float", float16: "f16", bfloat16: "bf16", int64: "long long",
-    int32: "int", int16: "short", int8: "signed char", uint8: "unsigned char", bool_: "bool",
+CUDA_TYPES = {  # one word each, so that T(0) is a conversion
+    float64: "double", float32: "float", float16: "f16", bfloat16: "bf16", int64: "i64",
+    int32: "int", int16: "short", int8: "i8", uint8: "u8", bool_: "bool",
 }  # fmt: skip
 
 

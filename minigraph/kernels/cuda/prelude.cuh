@@ -1,5 +1,7 @@
 // Types and helpers for all kernels. No includes: 16-bit floats are storage, converted with PTX.
 //   T  element type in memory        C  type it is computed in: float for 16-bit floats
+typedef signed char i8;
+typedef unsigned char u8;
 typedef long long i64;
 typedef unsigned int u32;
 typedef unsigned long long u64;
