@@ -3,7 +3,7 @@
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
 copies. NumPy runs one loop per elementary operation, so a block is small enough to stay in a
 core's cache between them and large enough that threads seldom wait for the interpreter lock
-(measured: below 64 Ki elements two threads get slower than one). Each element is computed by the
+(below 64 Ki elements two threads were measured to be slower than one). Each element is computed by the
 same operations wherever blocks end, so results do not depend on the number of cores.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from .parallel import for_blocks
 
-BLOCK = 131072  # elements
+BLOCK = 196608  # elements
 NORM_BLOCK = 8192  # elements that BLAS sums in the array's type: of longer ones it makes threads, whose sums differ
 
 Out = Sequence[np.ndarray | None] | None
