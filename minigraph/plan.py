@@ -36,9 +36,10 @@ class Plan:
     """Steps and buffers of `program` on a CPU for feeds of the given types."""
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False
-    ) -> None:
-        self.program = program
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.program, self.seed = program, seed
         self.schedule = Schedule(program, feeds, fetches, prune)
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
@@ -62,19 +63,22 @@ class Plan:
         out = [None] * len(step.outputs) if "out" in opdef.injected else None
         return BoundStep(step, opdef.cpu_kernel, inputs, attrs, out)
 
-    def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, seed: int) -> list[np.ndarray]:
-        """Run all steps and return the fetched arrays."""
+    def set_scalar(self, scope: Scope, name: str, value: float) -> None:
+        """Fill a persistable variable with one number."""
+        self._from_scope(scope, name)[...] = value
+
+    def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
+        """Run all steps and return the fetched arrays, NumPy's in any case."""
         env: list[Any] = [None] * len(self.values)
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
         for name, index in self.schedule.persistables.items():
             env[index] = self._from_scope(scope, name)
         step_number = scope.steps[self.program.id]
-        if self.random:
-            scope.steps[self.program.id] += 1
+        scope.steps[self.program.id] += 1
         with np.errstate(all="ignore"):
             for bound in self.steps:
-                self._run_step(bound, env, scope, (seed, bound.step.op.number, step_number))
+                self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
         self.checked = True
         return [self._fetch(env, i) for i in self.fetched]
 
@@ -139,7 +143,7 @@ class Plan:
         return KernelError(f"{type(problem).__name__}: {problem}", call=step.op.call(), site=step.op.site)
 
     def _from_scope(self, scope: Scope, name: str) -> np.ndarray:
-        v, array = self.program.vars[name], scope.arrays.get(name)
+        v, array = self.program.vars[name], scope.on_host(name)
         if array is None:
             raise UninitializedError(
                 f"{v} has no value in the scope", site=v.site,
