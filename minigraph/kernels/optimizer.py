@@ -1,9 +1,9 @@
 """Parameter updates on a CPU: in place, block by block, spread over the cores.
 
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
-copies. NumPy runs one loop per elementary operation, so a block is small enough to stay in a
-core's cache between them and large enough that threads seldom wait for the interpreter lock
-(below 64 Ki elements two threads were measured to be slower than one). Each element is computed by the
+copies. NumPy runs one loop per elementary operation, so a block is small enough to stay in cache
+between them, and large enough that threads seldom wait for the interpreter lock (with blocks below
+64 Ki elements two threads were measured to be slower than one). Each element is computed by the
 same operations wherever blocks end, so results do not depend on the number of cores.
 """
 
