@@ -20,24 +20,25 @@ from minigraph.nn import functional as F
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
 NAMES = {
-    "": "enable_static in_dynamic_mode set_default_dtype get_default_dtype seed CPUPlace CUDAPlace ParamAttr matmul "
-        "add subtract multiply divide pow exp log sqrt rsqrt square abs sign tanh sin cos maximum minimum clip where "
-        "equal not_equal less_than less_equal greater_than greater_equal logical_and logical_or logical_xor logical_not sum "
-        "mean max min argmax reshape transpose squeeze unsqueeze flatten concat split stack expand tile gather cast "
-        "full zeros ones arange tril triu cumsum float32 float64 float16 bfloat16 int64 int32 bool",
+    "": "enable_static in_dynamic_mode set_default_dtype get_default_dtype seed CPUPlace CUDAPlace "
+        "ParamAttr matmul add subtract multiply divide pow exp log sqrt rsqrt square abs sign tanh sin cos "
+        "maximum minimum clip where equal not_equal less_than less_equal greater_than greater_equal "
+        "logical_and logical_or logical_xor logical_not sum mean max min argmax reshape transpose squeeze "
+        "unsqueeze flatten concat split stack expand tile gather cast full zeros ones arange tril triu "
+        "cumsum float32 float64 float16 bfloat16 int64 int32 bool ",
     "static": "Program Block Operator Variable program_guard default_main_program default_startup_program data "
         "InputSpec create_parameter append_backward gradients Executor CompiledProgram BuildStrategy Scope "
-        "global_scope scope_guard cpu_places cuda_places name_scope Print save load nn.fc amp.fp16_guard",
+        "global_scope scope_guard cpu_places cuda_places name_scope Print save load nn.fc amp.fp16_guard ",
     "nn": "Layer Linear ReLU GELU SiLU Tanh Sigmoid Softmax Dropout LayerNorm Embedding Sequential LayerList "
-        "CrossEntropyLoss MSELoss ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue",
+        "CrossEntropyLoss MSELoss ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue ",
     "nn.initializer": "Constant Assign Normal TruncatedNormal Uniform XavierNormal XavierUniform KaimingNormal "
-        "KaimingUniform",
+        "KaimingUniform ",
     "nn.functional": "relu gelu silu tanh sigmoid softmax dropout layer_norm embedding cross_entropy mse_loss linear "
-        "softmax_with_cross_entropy square_error_cost log_softmax",
+        "softmax_with_cross_entropy square_error_cost log_softmax ",
     "optimizer": "SGD Momentum Adam AdamW lr.LRScheduler lr.StepDecay lr.MultiStepDecay lr.ExponentialDecay "
-        "lr.PolynomialDecay lr.NoamDecay lr.CosineAnnealingDecay lr.LinearWarmup",
-    "regularizer": "L1Decay L2Decay",
-    "base.unique_name": "guard generate",
+        "lr.PolynomialDecay lr.NoamDecay lr.CosineAnnealingDecay lr.LinearWarmup ",
+    "regularizer": "L1Decay L2Decay ",
+    "base.unique_name": "guard generate ",
 }  # fmt: skip
 
 
