@@ -1,0 +1,298 @@
+"""Data movement: arrays under another shape, another order of axes, cut apart or joined.
+
+All these operators are one copy between two places in memory, described by axes: how many steps
+there are along each, and how far a step leads in the source and in the destination (elements).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .binder import Binder, blocks_for, i32, i64
+from .buffer import Buffer
+from .pointwise import PACK_BYTES, bind_pointwise
+from .reduce import bind_sum_to
+
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
+BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
+WORDS_PER_BLOCK = 1024
+TILES = {1: 128, 2: 64, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
+SHORT = 32  # an axis below this length would leave most of a tile empty
+
+Slots = Mapping[str, Any]
+
+
+class Axis(NamedTuple):
+    """`extent` places, a step leads so many elements on in the source and in the destination."""
+
+    extent: int
+    source: int
+    destination: int
+
+
+def bits(buffer: Buffer) -> Buffer:
+    """The buffer with its elements as integers of their size: values are moved, not computed."""
+    return buffer.view(buffer.shape, BITS[buffer.dtype.itemsize])
+
+
+def steps_of(shape: Sequence[int]) -> list[int]:
+    """Elements from one index to the next along each axis of a contiguous array."""
+    steps, step = [], 1
+    for extent in reversed(shape):
+        steps.append(step)
+        step *= extent
+    return steps[::-1]
+
+
+def bind_copy(
+    binder: Binder, destination: Buffer, source: Buffer, axes: Sequence[Axis], to: int = 0, start: int = 0
+) -> None:
+    """destination[to + sum i * axis.destination] = source[start + sum i * axis.source]; `axes` in destination order."""
+    if any(a.extent == 0 for a in axes):
+        return
+    axes = merged(axes)
+    if len(axes) == 1 and axes[0][1:] == (1, 1):
+        _copy_run(binder, destination, source, axes[0].extent, to, start)
+        return
+    itemsize = source.dtype.itemsize
+    word = word_bytes(itemsize, axes, (to, start), min(source.alignment, destination.alignment))
+    axes, to, start = in_words(axes, word // itemsize), to * itemsize // word, start * itemsize // word
+    fastest = next((i for i, a in enumerate(axes) if a.source == 1), len(axes) - 1)
+    last = axes[-1]
+    if fastest < len(axes) - 1 and last.destination == 1:
+        if min(axes[fastest].extent, last.extent) >= SHORT and len(axes) <= TILE_AXES + 2:
+            _bind_tiles(binder, destination, source, axes, fastest, word, to, start)
+            return
+        if axes[fastest].extent < last.extent:  # consecutive threads then read, not write, one after the other
+            axes = sorted(axes, key=lambda a: -abs(a.source))
+    _bind_words(binder, destination, source, axes, word, to, start)
+
+
+def merged(axes: Sequence[Axis]) -> list[Axis]:
+    """The fewest axes that visit the same places in the same order."""
+    found: list[Axis] = []
+    for axis in axes:
+        if axis.extent == 1:
+            continue
+        outer = found[-1] if found else None
+        if outer and outer[1:] == (axis.extent * axis.source, axis.extent * axis.destination):
+            found[-1] = Axis(outer.extent * axis.extent, axis.source, axis.destination)
+        else:
+            found.append(axis)
+    return found or [Axis(1, 1, 1)]
+
+
+def word_bytes(itemsize: int, axes: Sequence[Axis], offsets: Sequence[int], alignment: int) -> int:
+    """Bytes of the widest word that both sides hold in one piece."""
+    *outer, last = axes
+    if last[1:] != (1, 1):
+        return itemsize
+    word = PACK_BYTES
+    while word > itemsize:
+        n = word // itemsize
+        whole = all(k % n == 0 for k in (last.extent, *offsets, *(s for a in outer for s in a[1:])))
+        if whole and alignment % word == 0:
+            return word
+        word //= 2
+    return itemsize
+
+
+def in_words(axes: Sequence[Axis], n: int) -> list[Axis]:
+    """The axes with n consecutive elements made one word."""
+    if n == 1:
+        return list(axes)
+    *outer, last = axes
+    return merged([*(Axis(a.extent, a.source // n, a.destination // n) for a in outer), Axis(last.extent // n, 1, 1)])
+
+
+def _copy_run(binder: Binder, destination: Buffer, source: Buffer, extent: int, to: int, start: int) -> None:
+    if extent == destination.size == source.size:
+        binder.copy(destination, source)
+        return
+    size = source.dtype.itemsize
+    binder.copy(
+        destination.view((extent * size,), np.uint8, to * size), source.view((extent * size,), np.uint8, start * size)
+    )
+
+
+def _bind_words(
+    binder: Binder, destination: Buffer, source: Buffer, axes: list[Axis], word: int, to: int, start: int
+) -> None:
+    if len(axes) > COPY_AXES:
+        outer, *axes = axes
+        for i in range(outer.extent):
+            _bind_words(binder, destination, source, axes, word, to + i * outer.destination, start + i * outer.source)
+        return
+    words = math.prod(a.extent for a in axes)
+    wide = is_wide(axes, to, start)
+    number = i64 if wide else i32
+    padded = [*axes, *[Axis(1, 0, 0)] * (COPY_AXES - len(axes))]
+    binder.launch(
+        "movement.cu", "copy", blocks_for(words, WORDS_PER_BLOCK), 256, source, destination,
+        number(words), number(start), number(to), *(number(n) for column in zip(*padded, strict=True) for n in column),
+        defines={"W": WORDS[word], "AXES": len(axes), "I": "i64" if wide else "int", "U": "u64" if wide else "u32"},
+    )  # fmt: skip
+
+
+def is_wide(axes: Sequence[Axis], to: int, start: int) -> bool:
+    """Whether some word's number or offset needs more than 31 bits."""
+    source = start + sum((a.extent - 1) * max(a.source, 0) for a in axes)
+    destination = to + sum((a.extent - 1) * max(a.destination, 0) for a in axes)
+    return max(source, destination, math.prod(a.extent for a in axes), start, to) >= 2**31
+
+
+def _bind_tiles(
+    binder: Binder, destination: Buffer, source: Buffer, axes: list[Axis], fastest: int, word: int, to: int, start: int
+) -> None:
+    across, down = axes[fastest], axes[-1]
+    batch = [*axes[:fastest], *axes[fastest + 1 : -1]]
+    steps = [across.destination, down.source, *(s for a in batch for s in a[1:])]
+    pack, side = PACK_BYTES // word, TILES[word]
+    alignment = min(source.alignment, destination.alignment)
+    while any(k % pack for k in (across.extent, down.extent, to, start, *steps)) or alignment % (pack * word):
+        pack //= 2
+    tiles = blocks_for(across.extent, side), blocks_for(down.extent, side)
+    padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
+    binder.launch(
+        "movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
+        i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
+        *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
+        defines={"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "V": pack},
+    )  # fmt: skip
+
+
+def view(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """The first output has the elements of the only input that is read; nothing to do where it shows its memory."""
+    source, out = ins.get("Out_grad") or ins["X"], next(iter(outs.values()))
+    if place(out) != place(source):
+        binder.copy(out, source)
+
+
+def place(buffer: Buffer) -> tuple[Buffer, int] | int:
+    """Where a buffer's memory begins: its address, or before that is known the buffer that owns it and the offset."""
+    offset = 0
+    while buffer.owner is not None:
+        offset += buffer.offset
+        buffer = buffer.owner
+    return (buffer, offset) if buffer.ptr is None else buffer.ptr + offset
+
+
+def transpose(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out's axis i is X's axis perm[i]."""
+    x, out = ins["X"], outs["Out"]
+    sources, destinations = steps_of(x.shape), steps_of(out.shape)
+    axes = [Axis(out.shape[i], sources[p], destinations[i]) for i, p in enumerate(attrs["perm"])]
+    bind_copy(binder, out, x, axes)
+
+
+def slice(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X[start:end:step]."""
+    x, out = ins["X"], outs["Out"]
+    ranges = _ranges(x.shape, attrs)
+    start = sum(r.start * s for r, s in zip(ranges, steps_of(x.shape), strict=True))
+    bind_copy(binder, out, x, _section(x.shape, ranges), start=start)
+
+
+def slice_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Zeros, and Out_grad where the slice was taken."""
+    grad, out = ins["Out_grad"], outs["X_grad"]
+    ranges = _ranges(out.shape, attrs)
+    binder.zero(out)
+    start = sum(r.start * s for r, s in zip(ranges, steps_of(out.shape), strict=True))
+    axes = [Axis(a.extent, a.destination, a.source) for a in _section(out.shape, ranges)]
+    bind_copy(binder, out, grad, axes, to=start)
+
+
+def _ranges(shape: Sequence[int], attrs: Slots) -> list[range]:
+    """The indices that a slice takes along each axis."""
+    ranges = [range(size) for size in shape]
+    steps = attrs["steps"] or (1,) * len(attrs["axes"])
+    for axis, start, end, step in zip(attrs["axes"], attrs["starts"], attrs["ends"], steps, strict=True):
+        ranges[axis] = ranges[axis][start:end:step]
+    return ranges
+
+
+def _section(shape: Sequence[int], ranges: Sequence[range]) -> list[Axis]:
+    """Axes from the section of an array of `shape` to a contiguous array."""
+    sources, destinations = steps_of(shape), steps_of([len(r) for r in ranges])
+    return [Axis(len(r), r.step * s, d) for r, s, d in zip(ranges, sources, destinations, strict=True)]
+
+
+def concat(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X[0], X[1], ... along an axis; one copy for each."""
+    out, start = outs["Out"], 0
+    axis = attrs["axis"] % out.ndim
+    inner = math.prod(out.shape[axis + 1 :])
+    for x in ins["X"]:
+        run = x.shape[axis] * inner
+        rows = Axis(math.prod(out.shape[:axis]), run, out.shape[axis] * inner)
+        bind_copy(binder, out, x, [rows, Axis(run, 1, 1)], to=start)
+        start += run
+
+
+def split(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out[0], Out[1], ... are consecutive pieces of X along an axis."""
+    x, parts = ins["X"], outs["Out"]
+    size = x.shape[attrs["axis"]]
+    sections = attrs["sections"] or (size // len(parts),) * len(parts)
+    left = size - sum(s for s in sections if s >= 0)
+    _cut(binder, x, parts, [left if s == -1 else s for s in sections], attrs["axis"])
+
+
+def concat_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """X_grad[i] is the piece of Out_grad that came from X[i]."""
+    sizes = [x.shape[attrs["axis"]] for x in ins["X"]]
+    _cut(binder, ins["Out_grad"], outs["X_grad"], sizes, attrs["axis"])
+
+
+def stack(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X[0], X[1], ... along a new axis."""
+    axis = attrs["axis"] % outs["Out"].ndim
+    parts = [x.view((*x.shape[:axis], 1, *x.shape[axis:])) for x in ins["X"]]
+    concat(binder, {"X": parts}, outs, {"axis": axis})
+
+
+def _cut(binder: Binder, whole: Buffer, parts: Sequence[Buffer | None], sizes: Sequence[int], axis: int) -> None:
+    axis, start = axis % whole.ndim, 0
+    outer, inner = math.prod(whole.shape[:axis]), math.prod(whole.shape[axis + 1 :])
+    for part, size in zip(parts, sizes, strict=True):
+        run = size * inner
+        if part is not None:
+            bind_copy(binder, part, whole, [Axis(outer, whole.shape[axis] * inner, run), Axis(run, 1, 1)], start=start)
+        start += run
+
+
+def expand(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X broadcast to Out's shape."""
+    bind_pointwise(binder, {"Out": bits(outs["Out"])}, {"X": bits(ins["X"])}, {"Out": "X"})
+
+
+def expand_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out_grad summed over the axes along which X was repeated."""
+    bind_sum_to(binder, ins["Out_grad"], outs["X_grad"], outs["X_grad"].shape)
+
+
+def tile(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X side by side: X is broadcast along the axes of copies, which lie between its own."""
+    x, out = ins["X"], outs["Out"]
+    copies, single = _copies(x.shape, out.ndim, attrs["repeat_times"])
+    bind_pointwise(binder, {"Out": bits(out.view(copies))}, {"X": bits(x)}, {"Out": "X"}, shapes={"X": single})
+
+
+def tile_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out_grad summed over the copies of X."""
+    grad, out = ins["Out_grad"], outs["X_grad"]
+    copies, single = _copies(out.shape, grad.ndim, attrs["repeat_times"])
+    bind_sum_to(binder, grad.view(copies), out.view(single), single)
+
+
+def _copies(sizes: Sequence[int], ndim: int, times: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes [copies, size, copies, size, ...] of the repeated array and of the single one."""
+    sizes, times = (1,) * (ndim - len(sizes)) + tuple(sizes), (1,) * (ndim - len(times)) + tuple(times)
+    pairs = list(zip(times, sizes, strict=True))
+    return tuple(n for pair in pairs for n in pair), tuple(n for _, size in pairs for n in (1, size))
