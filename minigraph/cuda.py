@@ -1,29 +1,87 @@
-"""Whether a GPU can be used, and why not."""
+"""The GPU seen from above: whether one can be used, and why not; precision; arrays of other libraries.
+
+CuPy and nvmath-python are imported when a CUDAPlace is first used, never before.
+"""
 
 from __future__ import annotations
 
-from .errors import PlaceError
+import importlib
+from functools import cache
+from typing import Any
+
+from .errors import AttrError, PlaceError, require
 from .types import CUDAPlace
 
-_NOT_YET = "this version of minigraph computes on the CPU only"
+_precision = "highest"
+
+
+@cache
+def why_not() -> str | None:
+    """Why no GPU can be used here; None where one can."""
+    for package, needed in (("cupy", "cupy-cuda13x"), ("nvmath.bindings.cublasLt", "nvmath-python")):
+        try:
+            importlib.import_module(package)
+        except ImportError as problem:
+            return f"{package} cannot be imported ({problem}); pip install 'minigraph[cuda13]' or {needed}"
+    try:
+        count = importlib.import_module("cupy").cuda.runtime.getDeviceCount()
+    except Exception as problem:  # CUDARuntimeError: no driver, no device
+        return f"CUDA finds no usable GPU: {problem}"
+    return None if count else "CUDA finds no GPU"
 
 
 def is_available() -> bool:
     """True where CUDAPlace can run programs; `why_not()` gives the reason otherwise."""
-    return device_count() > 0
-
-
-def why_not() -> str | None:
-    """Why no GPU can be used; None where one can."""
-    return _NOT_YET
+    return why_not() is None
 
 
 def device_count() -> int:
     """Number of GPUs that CUDAPlace can use."""
-    return 0
+    return importlib.import_module("cupy").cuda.runtime.getDeviceCount() if is_available() else 0
 
 
 def require_available(place: CUDAPlace) -> None:
     """Raise a PlaceError with the reason unless `place` can run programs."""
-    if place.device_id >= device_count():
-        raise PlaceError(f"{place} cannot be used: {why_not()}", hint="use mg.CPUPlace()")
+    reason = why_not()
+    if reason is None and place.device_id >= device_count():
+        reason = f"there are {device_count()} GPUs, counted from 0"
+    if reason is not None:
+        raise PlaceError(f"{place} cannot be used: {reason}", hint="use mg.CPUPlace()")
+
+
+def runtime(place: CUDAPlace) -> Any:
+    """The Runtime of a GPU, see kernels/cuda/runtime.py."""
+    require_available(place)
+    return importlib.import_module(".kernels.cuda.runtime", __package__).runtime(place.device_id)
+
+
+def device_array(value: Any) -> Any:
+    """A CuPy array of `value` without a copy through the host; None where it lives on the host."""
+    cupy = importlib.import_module("cupy")
+    if isinstance(value, cupy.ndarray):
+        return value
+    place = getattr(value, "__dlpack_device__", None)
+    return cupy.from_dlpack(value) if place is not None and place()[0] == DLPACK_CUDA else None
+
+
+DLPACK_CUDA = 2  # kDLCUDA
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """How float32 matrix products round on a GPU.
+
+    "highest"  true float32 (the default)
+    "high"     operands rounded to TF32 (10 bits of mantissa), sums in float32
+    """
+    global _precision
+    require(precision in ("highest", "high"), f"precision {precision!r} is not highest or high", AttrError)
+    _precision = precision
+
+
+def get_float32_matmul_precision() -> str:
+    """The precision of float32 matrix products on a GPU."""
+    return _precision
+
+
+def allows_tf32() -> bool:
+    return _precision == "high"

@@ -15,6 +15,7 @@ import numpy as np
 from . import cuda
 from .errors import FeedError, FetchError, ProgramError, nearest, require
 from .plan import Plan
+from .plan_cuda import CudaPlan
 from .program import Operator, Program, Variable, default_main_program
 from .scope import Scope, global_scope
 from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType
@@ -53,7 +54,7 @@ class Executor:
         )  # fmt: skip
         if isinstance(self.place, CUDAPlace):
             cuda.require_available(self.place)
-        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._plans: OrderedDict[Any, Plan | CudaPlan] = OrderedDict()
 
     def run(
         self,
@@ -74,7 +75,8 @@ class Executor:
         fetch_list  Variables or names; a single one need not stand in a list
         scope       where persistables live; the global scope for None
         use_prune   run only what the fetched values depend on
-        Fetched arrays are copies: a later run does not change them.
+        On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
+        gives CuPy arrays. Fetched arrays are copies: a later run does not change them.
         """
         fetches = _fetch_names(fetch_list)
         if program is None:
@@ -86,33 +88,36 @@ class Executor:
             )  # fmt: skip
             program = program.program_for(fetches)
         scope = scope if scope is not None else global_scope()
-        arrays = _checked_feeds(program, feed or {})
+        arrays = _checked_feeds(program, feed or {}, isinstance(self.place, CUDAPlace))
+        seed, tf32 = _seed_of(program), cuda.allows_tf32()
         key = (
-            program.id, program.version, fetches, use_prune,
+            program.id, program.version, fetches, use_prune, seed, tf32,
             tuple((name, a.shape) for name, a in arrays.items()),
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make_plan(program, arrays, fetches, use_prune)
-            self._plans[key] = plan
+            plan = self._plans[key] = self._make_plan(program, arrays, fetches, use_prune, seed, tf32)
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
         for variable, scheduler in program.lr_schedulers:
             if scope.has(variable.name):
-                scope.arrays[variable.name][...] = scheduler()
-        return plan.run(arrays, scope, _seed_of(program) if plan.random else 0)
+                plan.set_scalar(scope, variable.name, scheduler())
+        return plan.run(arrays, scope, return_numpy)
 
     def _make_plan(
-        self, program: Program, arrays: Mapping[str, np.ndarray], fetches: tuple[str, ...], prune: bool
-    ) -> Plan:
+        self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: bool,
+        seed: int, tf32: bool,
+    ) -> Plan | CudaPlan:  # fmt: skip
         for name in fetches:
             if name not in program.vars:
                 raise FetchError(
                     f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
                 )
-        types = {name: TensorType(a.shape, a.dtype) for name, a in arrays.items()}
-        return Plan(program, types, fetches, prune)
+        types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
+        if isinstance(self.place, CUDAPlace):
+            return CudaPlan(program, types, fetches, prune, seed, cuda.runtime(self.place), tf32)
+        return Plan(program, types, fetches, prune, seed)
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
@@ -133,8 +138,8 @@ def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _checked_feeds(program: Program, feed: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays for all fed variables; missing, unknown or misshapen feeds are refused."""
+def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = False) -> dict[str, Any]:
+    """Arrays for all fed variables, of the host or (for a GPU) of a device; what does not fit is refused."""
     require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
     arrays = {}
     for name, value in feed.items():
@@ -146,21 +151,33 @@ def _checked_feeds(program: Program, feed: Mapping[str, Any]) -> dict[str, np.nd
                 f"feed {name!r} is not a data variable of program {program.name}",
                 hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
             )
-        arrays[name] = _as_array(v, value)
+        device = cuda.device_array(value) if on_gpu else None
+        array = device if device is not None else _as_array(v, value)
+        _check_fit(v, array)
+        arrays[name] = array
     return arrays
 
 
 def _as_array(v: Variable, value: Any) -> np.ndarray:
+    """A NumPy array in native byte order; Python numbers take the variable's type where they fit it."""
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except (ValueError, TypeError) as problem:
         raise FeedError(f"feed {v.name}: {problem}", site=v.site) from None
-    if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):  # Python numbers
-        widening = array.dtype.kind in "bi" or (array.dtype.kind == "f" and v.dtype in FLOATS)
-        if widening and array.dtype != v.dtype and array.dtype.kind != "O":
-            array = array.astype(v.dtype)
+    numbers = not isinstance(value, np.generic) and not hasattr(value, "__array__") and array.dtype.kind in "bif"
+    if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
+        typed = array.astype(v.dtype)
+        require(
+            v.dtype in FLOATS or np.array_equal(typed, array), f"feed {v.name} has values that {v.dtype} cannot hold",
+            FeedError,
+        )  # fmt: skip
+        array = typed
     if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
         array = array.astype(v.dtype)
+    return array
+
+
+def _check_fit(v: Variable, array: Any) -> None:
     require(
         array.dtype == v.dtype, f"feed {v.name} must be {v.dtype}, is {array.dtype}", FeedError,
         f"feed {v.name}.astype({v.dtype.name!r})",
@@ -168,7 +185,6 @@ def _as_array(v: Variable, value: Any) -> np.ndarray:
     fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
     if not fits:
         raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
-    return array
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:

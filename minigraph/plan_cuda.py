@@ -112,11 +112,9 @@ class CudaPlan:
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool,
-        device_index: int, seed: int, tf32: bool,
+        seed: int, runtime: Any, tf32: bool,
     ) -> None:  # fmt: skip
-        from .kernels.cuda.runtime import runtime
-
-        self.runtime, self.tf32 = runtime(device_index), tf32
+        self.runtime, self.tf32 = runtime, tf32
         self.bound = BoundProgram(program, feeds, fetches, prune, self.runtime.device, seed)
         self.schedule, self.program = self.bound.schedule, program
         self.arena = self._allocate()
@@ -139,14 +137,22 @@ class CudaPlan:
                 hint="a smaller batch, or 16-bit types",
             ) from None
 
+    def set_scalar(self, scope: Scope, name: str, value: float) -> None:
+        """Fill a persistable variable with one number."""
+        array = scope.arrays[name]
+        if isinstance(array, np.ndarray):
+            array[...] = value
+        else:
+            self.runtime.write(array, np.full(array.shape, value, array.dtype))
+
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""
         self._connect(scope)
         for name, index in self.schedule.feeds.items():
             self.runtime.upload(feeds[name], self.bound.buffers[index])
         if self.schedule.random:
-            self.runtime.upload(np.array([scope.steps[self.program.id]]), self.bound.binder.counter)
-            scope.steps[self.program.id] += 1
+            self.runtime.upload(np.array([scope.steps[self.program.origin]]), self.bound.binder.counter)
+            scope.steps[self.program.origin] += 1
         for call in self.calls:
             call()
         if not self.schedule.fetched:

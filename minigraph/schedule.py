@@ -103,6 +103,8 @@ class Schedule:
         if v.persistable:
             self.persistables[name] = self._new_value(name, v.type, persistable=True)
             return self.persistables[name]
+        if v.is_data:
+            raise FeedError(f"feed {name!r} is missing: the program reads {v}", site=v.site)
         raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
 
     def _add_step(self, op: Operator) -> None:

@@ -49,7 +49,7 @@ class ScopeVariable:
 
 
 class Scope:
-    """Name -> array of persistable variables. Executors may share one.
+    """Name -> array of persistable variables, on the host or the GPU that used it last.
 
     steps  per program, how often it ran: the counter of its random numbers
     """
@@ -64,7 +64,15 @@ class Scope:
     def read(self, name: str) -> np.ndarray:
         """A copy of a value."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
-        return np.array(self.arrays[name])
+        array = self.arrays[name]
+        return np.array(array) if isinstance(array, np.ndarray) else array.get()
+
+    def on_host(self, name: str) -> np.ndarray | None:
+        """The array itself, fetched from the GPU first if a program ran there; None without a value."""
+        array = self.arrays.get(name)
+        if array is not None and not isinstance(array, np.ndarray):
+            array = self.arrays[name] = array.get()
+        return array
 
     def write(self, name: str, array: Any) -> None:
         """Set a value; the Scope owns `array` from now on."""

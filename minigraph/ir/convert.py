@@ -42,7 +42,7 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
 def to_program(graph: Graph, source: Program) -> Program:
     """The Program of a graph: the variables of `source` that still occur, parameters and data all, and new ones."""
     program = Program(source.name)
-    program.random_seed, program.fetched = source.random_seed, source.fetched
+    program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     block = program.global_block()
     used = {v.name for op in graph.ops for vs in (*op.inputs.values(), *op.outputs.values()) for v in vs}
     for v in source.vars.values():

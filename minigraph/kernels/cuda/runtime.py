@@ -94,6 +94,10 @@ class Runtime:
         self.stream.synchronize()
         return copy
 
+    def write(self, array: cupy.ndarray, host: np.ndarray) -> None:
+        """Put a host array's values into an array of this GPU, in the order of the stream."""
+        self._copy_in(np.ascontiguousarray(host), array.data.ptr)
+
     def holds(self, array: Any) -> bool:
         """Whether this is an array of this GPU."""
         return isinstance(array, cupy.ndarray) and array.device.id == self.device.index
