@@ -35,6 +35,10 @@ class ParamAttr:
             initializer is None or callable(initializer), f"initializer {initializer!r} is none of nn.initializer",
             ProgramError, "for example nn.initializer.Constant(0.0)",
         )  # fmt: skip
+        require(
+            isinstance(learning_rate, (int, float)) and learning_rate >= 0,
+            f"learning_rate is a factor >= 0 on the optimizer's rate, not {learning_rate!r}", ProgramError,
+        )  # fmt: skip
         self.name, self.initializer, self.learning_rate = name, initializer, float(learning_rate)
         self.regularizer, self.trainable, self.need_clip = regularizer, bool(trainable), bool(need_clip)
         self.do_model_average = do_model_average

@@ -495,6 +495,8 @@ def test_param_attr() -> None:
         mg.ParamAttr(initializer=0.0)
     with pytest.raises(ProgramError, match="name must be a str"):
         mg.ParamAttr(name=3)
+    with pytest.raises(ProgramError, match="learning_rate is a factor >= 0 on the optimizer's rate, not 'a'"):
+        mg.ParamAttr(learning_rate="a")
     with pytest.raises(AttrError, match="weight_attr=False"):
         nn.Linear(1, 2, weight_attr=False)
 
@@ -580,6 +582,8 @@ def test_exact_initialisers() -> None:
         static.create_parameter([4], attr=initializer.Assign(WEIGHT))
     with pytest.raises(ProgramError, match="must be an array"):
         initializer.Assign(static.data("x", [2]))
+    with pytest.raises(ProgramError, match="value is no array"):
+        initializer.Assign([[1], [2, 3]])
     with pytest.raises(AttrError, match="bounds are -2 and 2"):
         initializer.TruncatedNormal(a=-1.0)
     with pytest.raises(ProgramError, match="is not fan_in or fan_out"):
@@ -591,6 +595,27 @@ def test_initialisers_draw_different_numbers_for_each_parameter() -> None:
     assert not (first == second).any()
     (again, _) = run(lambda: [static.create_parameter([50]), static.create_parameter([50])])
     assert (first == again).all(), "one seed, one result"
+
+
+def test_a_failed_parameter_leaves_nothing_behind() -> None:
+    for attempt in (
+        lambda: nn.Linear(3, -2),
+        lambda: nn.Linear(3, None),
+        lambda: nn.Linear("3", 2),
+        lambda: static.create_parameter([2], attr=mg.ParamAttr("w", initializer.Normal(0.0, -1.0))),
+        lambda: static.create_parameter([2], attr=mg.ParamAttr("w", initializer.Assign([1.0]))),
+        lambda: static.create_parameter([2], "int64", name="w"),
+    ):
+        with pytest.raises(MinigraphError) as info:
+            attempt()
+        assert "test_nn.py" in str(info.value), "the user's line is missing"
+        for program in (static.default_main_program(), static.default_startup_program()):
+            assert not program.vars
+            assert not program.ops
+    w = static.create_parameter([2], attr=mg.ParamAttr("w", initializer.Constant(2.0)))
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    assert exe.run(fetch_list=[w])[0].tolist() == [2.0, 2.0]
 
 
 def test_layers_of_another_program_are_refused() -> None:

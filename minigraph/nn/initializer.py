@@ -45,7 +45,10 @@ class Assign(Initializer):
 
     def __init__(self, value: Any) -> None:
         require(not isinstance(value, Variable), f"value must be an array, is the variable {value}", ProgramError)
-        self.value = np.asarray(value)
+        try:
+            self.value = np.asarray(value)
+        except ValueError as problem:
+            raise ProgramError(f"value is no array: {problem}") from None
 
     def emit(self, g: Builder, param: Variable) -> None:
         require(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import unique_name
-from ..errors import ProgramError, call_site, require
+from ..errors import MinigraphError, ProgramError, call_site, require
 from ..param_attr import ParamAttr
 from ..program import Parameter, default_main_program, default_startup_program
 from ..types import TensorType, default_dtype, tensor_type
@@ -25,8 +25,11 @@ def create_parameter(
     if attr is None:
         return None
     initializer = attr.initializer or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
-    type = tensor_type(shape, dtype if dtype is not None else default_dtype())
-    require(type.is_static, f"every size of a parameter must be known, got {type}")
+    try:
+        type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+        require(type.is_static, f"every size of a parameter must be known, got {type}")
+    except MinigraphError as error:
+        raise error.at(f"parameter of {owner}", call_site()) from None
     name = attr.name or unique_name.generate(f"{owner}.{'b' if is_bias else 'w'}")
     block = default_main_program().global_block()
     existing = block.vars.get(name)
@@ -50,7 +53,14 @@ def _initialise(name: str, type: TensorType, initializer: Initializer) -> None:
             ProgramError,
         )  # fmt: skip
         return
-    initializer(block.create_var(name, type=type, persistable=True), block)
+    variable = block.create_var(name, type=type, persistable=True)
+    try:
+        initializer(variable, block)
+    except Exception as error:
+        del block.vars[name]  # or a second attempt would take it for initialised
+        if isinstance(error, MinigraphError):
+            error.at(f"initializer of {name}", call_site())
+        raise
 
 
 def _check_shared(existing: Any, type: TensorType) -> None:

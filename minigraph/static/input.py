@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import unique_name
-from ..errors import ProgramError, call_site
+from ..errors import MinigraphError, ProgramError, call_site
 from ..nn.initializer import Initializer
 from ..nn.parameter import create_parameter as make_parameter
 from ..param_attr import ParamAttr
@@ -26,7 +26,10 @@ def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variab
         raise ProgramError(f"lod_level {lod_level} is not supported, only 0", call="data", site=call_site())
     if not isinstance(name, str):
         raise ProgramError(f"name must be a str, is {name!r}", call="data", site=call_site())
-    type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+    try:
+        type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+    except MinigraphError as error:
+        raise error.at(f"data({name!r})", call_site()) from None
     block = default_main_program().global_block()
     existing = block.vars.get(name)
     if existing is None:
