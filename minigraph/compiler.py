@@ -20,6 +20,7 @@ from .ir.verify import verify
 from .passes.log import PassReport
 from .program import Program
 from .strategy import PASSES, BuildStrategy
+from .validate import validate
 
 
 class CompiledProgram:
@@ -93,7 +94,7 @@ class _Compilation:
     def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str]) -> None:
         self.version = program.version
         self.reports: dict[str, PassReport] = {}
-        graph = to_graph(program, fetches)
+        graph, previous = to_graph(program, fetches), program
         if strategy.verify != "off":
             verify(graph)
         for flag, apply in PASSES:
@@ -105,6 +106,10 @@ class _Compilation:
             report.seconds = time.perf_counter() - start
             if strategy.verify != "off":
                 verify(graph, flag)
+            if strategy.verify == "each_pass":
+                now = to_program(graph, program)
+                report.note = validate(previous, now, flag, graph.fetched)
+                previous = now
         self.after = to_program(graph, program) if self.reports else program
         if strategy.debug_graphviz_path:
             _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
@@ -114,5 +119,5 @@ def _write_dot(path: Path, before: Program, after: Program) -> None:
     """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
     folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, program in (("before", before), ("after", after)):
-        (folder / f"{stem}_{name}.dot").write_text(to_dot(program), encoding="utf-8")
+    (folder / f"{stem}_before.dot").write_text(to_dot(before), encoding="utf-8")
+    (folder / f"{stem}_after.dot").write_text(to_dot(after, before), encoding="utf-8")

@@ -3,17 +3,22 @@
     program mlp
       data   x      : f32[4,8]
       param  fc.w_0 : f32[8,3] {learning_rate=0.5}
+      state  rate   : f32[1]
     forward
       t   : f32[4,3] = matmul(X=x, Y=fc.w_0)
       out : f32[4,3] = relu(X=t)
     backward
       t@GRAD      : f32[4,3] = relu_grad(Out=out, Out_grad=out@GRAD) for out
       fc.w_0@GRAD : f32[8,3] = matmul(X=x, Y=t@GRAD) {trans_x=true} for Y of t
+    optimize
+      sgd(Param=fc.w_0, Grad=fc.w_0@GRAD, LearningRate=rate)
     fetch out
 
+An operator that only updates persistable variables in place is written without its outputs.
 Declared are variables that exist before the first operator: `data` is fed, `param` trained, `state`
 any other persistable. `var` declares what no operator line tells: a temporary that is not written
-before it is read, or with `frozen` (stop_gradient) one through which no gradient flows.
+before it is read, or one that is `frozen` (stop_gradient) by hand. Data and states are frozen
+unless the line says `live`.
 
     for out        the grad operator of the forward operator that writes `out`; `out#1` is the second
                    operator that writes it, `for Y of out` computes the gradient of its slot Y
@@ -75,6 +80,8 @@ def op_parts(op: Operator) -> Parts:
     """Output names, their types, and the call."""
     opdef = op.opdef
     inputs, outputs = _in_order(op.inputs, opdef.inputs), _in_order(op.outputs, opdef.outputs)
+    if _slots(outputs) == _slots(updates(opdef, inputs)):
+        outputs = {}
     variables = [v for vs in outputs.values() for v in vs]
     plain = [slot for slot, vs in outputs.items() for _ in vs] == unnamed_outputs(opdef, len(variables))
     names = ", ".join(quote(v.name) for v in variables) if plain else _slots(outputs)
@@ -122,6 +129,12 @@ def unnamed_outputs(opdef: OpDef, number: int) -> list[str]:
     return fitting if len(fitting) == number else []
 
 
+def updates(opdef: OpDef, inputs: Mapping[str, list[Variable]]) -> dict[str, list[Variable]]:
+    """The outputs that a line without them stands for: updates in place of persistable inputs."""
+    found = {s.name: inputs[opdef.inplace[s.name]] for s in opdef.outputs if opdef.inplace.get(s.name) in inputs}
+    return found if all(v.persistable for vs in found.values() for v in vs) else {}
+
+
 def first_output(op: Operator) -> str:
     """The name by which lines refer to an operator."""
     return next(v.name for s in op.opdef.outputs for v in op.outputs.get(s.name, ()))
@@ -157,11 +170,13 @@ def _declarations(program: Program) -> list[tuple[Variable, str]]:
 
 
 def _facts(v: Any) -> str:
-    """` frozen`, or ` live` for data through which gradients flow, and what only a Parameter has."""
-    facts = "" if v.stop_gradient == v.is_data else (" frozen" if v.stop_gradient else " live")
+    """` frozen` or ` live` where its kind does not say it, and what only a Parameter has."""
+    parameter = hasattr(v, "optimize_attr")
+    usual = v.is_data or (v.persistable and not parameter)
+    facts = "" if v.stop_gradient == usual else (" frozen" if v.stop_gradient else " live")
     if v.is_data and v.persistable:
         facts += " persistable"
-    if not hasattr(v, "optimize_attr"):
+    if not parameter:
         return facts
     return facts + _attrs({
         "learning_rate": (v.optimize_attr["learning_rate"], 1.0), "need_clip": (v.need_clip, True),

@@ -34,7 +34,7 @@ backward
   u@GRAD : f32[-1,3] = relu_grad(Out=out, Out_grad=out) for out
   v      : f32[-1,3] = elementwise_add(X=t, Y=b) for X of u
 optimize
-  w : f32[8,3] = assign(X=w)
+  increment(X=w)
   w : f32[8,3] = assign(X=w)
   z : f32[8,3] = assign(X=w) for w#1
 fetch out
@@ -63,6 +63,7 @@ def test_a_text_that_uses_everything_comes_back_as_it_is():
     assert program.ops[4].grad_slot == "X"
     assert program.ops[7].forward is program.ops[6]
     assert program.ops[1].scope_name == "net/"
+    assert program.ops[5].outputs == {"Out": [w]}
     assert str(parse(MLP, "mlp.txt").ops[0].site) == "mlp.txt:8"
 
 
@@ -165,7 +166,7 @@ def random_program(seed: int) -> Program:
         trainable, clip = i == 0 or r.random() < 0.7, r.random() < 0.8
         live.append(block.create_parameter(name, (4, 4), kind, trainable=trainable, need_clip=clip,
                                            learning_rate=r.choice([1.0, 0.1])))  # fmt: skip
-    state = block.create_var("steps", (1,), kind, persistable=True, stop_gradient=True)
+    state = block.create_var("steps", (1,), kind, persistable=True, stop_gradient=r.random() < 0.8)
     for _ in range(r.randint(1, 12)):
         a, b = r.choice(live), r.choice(live)
         with program_guard(program), name_scope(r.choice(["a", "b c"])):
@@ -281,6 +282,7 @@ OPERATOR_ERRORS = [
     ("y, z : f32[4,3], f32[4,3] = matmul(X=x, Y=w)", "matmul has Out as outputs, here are 2", "Out=..."),
     ("out=y : f32[4,3] = matmul(X=x, Y=w)", "output slot of matmul 'out' does not exist", "did you mean 'Out'?"),
     ("matmul(X=x, Y=w)", "output Out is missing", None),
+    ("relu(X=x)", "output Out is missing", None),
     ("y : f32[4,3] matmul(X=x, Y=w)", "expected '=', found 'matmul'", None),
     ("y = matmul(X=x, Y=w)", "expected", None),
     ("y : f32[4,3] = matmul(X=x, Y=w) for x", "output of an operator before this line 'x' does not exist", None),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..dump import born_frozen, first_output, unnamed_outputs
+from ..dump import born_frozen, first_output, unnamed_outputs, updates
 from ..errors import CallSite, MinigraphError, ProgramError
 from ..opdef import OPS, OpDef
 from ..program import ROLES, Operator, Parameter, Program, Variable
@@ -89,7 +89,7 @@ class _Parser:
         name = line.name("a variable")
         line.expect(":")
         type = line.type()
-        frozen = line.accept("frozen") or (not line.accept("live") and kind == "data")
+        frozen = line.accept("frozen") or (not line.accept("live") and kind in ("data", "state"))
         persistable = line.accept("persistable") or kind == "state"
         block, site = self.program.global_block(), CallSite(self.filename, line.number)
         if kind == "param":
@@ -123,6 +123,7 @@ class _Parser:
         sources = self.sources(line, opdef, inputs)
         with self.program.emitting(str(self.role), forward=forward, site=CallSite(self.filename, line.number)):
             outputs = self.outputs(line, opdef, self.by_slot(line, opdef, names, op_type), types)
+            outputs = outputs or updates(opdef, sources)
             try:
                 op = self.program.global_block().append_op(opdef.type, sources, outputs, attrs)
             except MinigraphError as error:

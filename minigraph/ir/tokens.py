@@ -55,8 +55,9 @@ class Line:
         while column < len(source) and not (spaced and source[column] == "#"):
             found = TOKEN.match(source, column)
             if found is None:
-                what = "this string does not end" if source[column] == '"' else f"{source[column]!r} has no meaning here"
-                self.fail(what, column)
+                if source[column] == '"':
+                    self.fail("this string does not end", column)
+                self.fail(f"{source[column]!r} has no meaning here", column)
             kind = str(found.lastgroup)
             if kind != "space":
                 self.tokens.append(Token(kind, found.group(), column))
