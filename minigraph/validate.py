@@ -46,8 +46,8 @@ def validate(before: Program, after: Program, pass_name: str, fetched: Iterable[
     for name in fetched:
         if name in old and name not in new:
             raise VerifyError(f"{pass_name} removed {name}, which is fetched")
-    written = {v.name for op in after.ops for v in op.output_vars}
-    for name in [n for n in old if n in new and n in written]:
+    written = dict.fromkeys(v.name for op in after.ops for v in op.output_vars)
+    for name in [n for n in written if n in old]:  # the first one that is written differently
         difference = distance(old[name], new[name])
         if difference > TOLERANCE:
             v = before.vars[name]

@@ -42,13 +42,17 @@ class Miss:
 
 @dataclass
 class PassReport:
-    """What one pass did to one graph."""
+    """What one pass did to one graph.
+
+    note   what else its user should know
+    """
 
     name: str
     applied: list[Applied] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     miss: Miss | None = None
     seconds: float = 0.0
+    note: str | None = None
 
     def refuse(self, rule: str, where: str, reason: str, site: CallSite | None) -> None:
         """Note a refusal, once."""
@@ -74,7 +78,8 @@ class PassReport:
             (f"  + {a.new}   from {', '.join(a.old)}", a.site) for a in self.applied
         ]
         entries += [(f"  - {r.where}   refused by {r.rule}: {r.reason}", r.site) for r in self.refused]
-        return "\n".join(lines + _with_sites(entries))
+        notes = [f"  ! {self.note}"] if self.note else []
+        return "\n".join(lines + _with_sites(entries) + notes)
 
 
 def _with_sites(entries: Sequence[tuple[str, CallSite | None]]) -> list[str]:
