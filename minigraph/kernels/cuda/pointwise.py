@@ -128,7 +128,7 @@ def pointwise_source(
     body = [
         "u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;",
         "if (at >= packs) return;",
-        *_offsets(names, axes, pack, index),
+        *_offsets(names, axes, pack, index, inner),
     ]
     for (n, b), step in zip(inputs.items(), inner, strict=False):
         t = CUDA_TYPES[b.dtype]
@@ -158,10 +158,10 @@ def pointwise_source(
     )
 
 
-def _offsets(names: Sequence[str], axes: int, pack: int, index: str) -> list[str]:
+def _offsets(names: Sequence[str], axes: int, pack: int, index: str, inner: Sequence[int]) -> list[str]:
     """Where each operand's elements of this thread begin."""
     if axes == 1:
-        return [f"const u64 o_{n} = at * {pack};" for n in names]
+        return [f"const u64 o_{n} = at * {pack if step else 0};" for n, step in zip(names, inner, strict=True)]
     lines = [f"{index} rest = {index}(at * {pack});"]
     for a in range(axes - 1, 0, -1):
         lines += [f"const {index} i{a} = rest % {index}(extent{a});", f"rest /= {index}(extent{a});"]
