@@ -124,9 +124,14 @@ def link_slot(emitted: Sequence[Any], slot: str, grad: Any) -> None:
     for op in reversed(emitted):
         for output, variables in op.outputs.items():
             if any(v is grad for v in variables):
-                if (op.type, output) != (f"{op.forward.type}_grad", f"{slot}_grad"):
+                if op.type != f"{op.forward.type}_grad" or gradient_slot(output) != slot:
                     op.grad_slot = slot
                 return
+
+
+def gradient_slot(output: str) -> str:
+    """The input slot whose gradient an output slot of a grad operator holds: `X_grad` or Paddle's `DX` say X."""
+    return output.removesuffix("_grad") if output.endswith("_grad") else output.removeprefix("D")
 
 
 def _as_list(value: Any) -> list[Any]:

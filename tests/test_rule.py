@@ -64,7 +64,18 @@ def test_result_that_is_overwritten_is_not_written_before_its_last_reader(net):
     out = net.g.elementwise_add(z, net.param("b", 3), out={"Out": h})
     counts, reasons = net.fuse(read, out)
     assert "fused_gemm_epilogue" not in counts
-    assert reasons == [f"{h.name} would be overwritten before tanh {read.name} reads it"]
+    assert reasons == [f"{h.name} would be overwritten before tanh {read.name}"]
+
+
+def test_result_is_not_written_before_the_value_that_it_overwrites(net):
+    x, q = net.state("x", 2, 3), net.data("q", 2, 3)
+    z = net.g.matmul(x, net.param("w", 3, 3))
+    net.g.increment(x, out={"Out": x})
+    h = net.g.assign(q)
+    out = net.g.elementwise_add(z, net.param("b", 3), out={"Out": h})
+    counts, reasons = net.fuse(out)
+    assert "fused_gemm_epilogue" not in counts
+    assert reasons == [f"{h.name} would be overwritten before assign {h.name}"]
 
 
 def test_product_moves_up_to_where_its_operand_still_holds(net):

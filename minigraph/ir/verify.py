@@ -31,13 +31,18 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
 def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
     problem = graph.order_problem(op.rank, op.input_vars)
     for v in op.output_vars:
+        before = graph.vars.get((v.name, v.version - 1))
+        if before is not None and before.producer is not None and before.producer.rank >= op.rank:
+            problem = problem or f"{v.name} is written before its earlier version"
         problem = problem or next(
             (f"{v.name} is read before by {c.type}" for c in v.consumers if c.rank <= op.rank), None
         )
-    edges = {(v, key) for v, _, key in graph.nx.in_edges(op, keys=True)}
-    slots = {(v, (slot, i)) for slot, vs in op.inputs.items() for i, v in enumerate(vs)}
-    if edges != slots:
+    reads = {(v, key) for v, _, key in graph.nx.in_edges(op, keys=True)}
+    if reads != _places(op.inputs):
         problem = problem or "edges and input slots differ"
+    writes = {(v, key) for _, v, key in graph.nx.out_edges(op, keys=True)}
+    if writes != _places(op.outputs):
+        problem = problem or "edges and output slots differ"
     if op.forward is not None and op.forward not in graph:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
     try:
@@ -51,3 +56,8 @@ def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
         problem = problem or str(error)
     if problem:
         raise VerifyError(f"after {after}: {problem}", call=op.call(), site=op.site)
+
+
+def _places(slots: dict[str, list[VarNode]]) -> set[tuple[VarNode, tuple[str, int]]]:
+    """(variable, key of its edge) for all positions of an operator's inputs or outputs."""
+    return {(v, (slot, i)) for slot, vs in slots.items() for i, v in enumerate(vs)}

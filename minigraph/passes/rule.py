@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from ..builder import GradNeeds, grads_by_input, link_slot
+from ..builder import GradNeeds, gradient_slot, grads_by_input, link_slot
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
@@ -302,8 +302,8 @@ class _Rewrite:
             readers = [c for c in b.consumers if c.rank <= a.producer.rank and c not in (*self.old, *self.grads)]
             require(not readers, f"{b.name} is read earlier by {readers[0].label() if readers else ''}")
             before = self.graph.vars.get((b.name, b.version - 1))
-            late = [c for c in before.consumers if c.rank > a.producer.rank] if before else []
-            require(not late, f"{b.name} would be overwritten before {late[0].label() if late else ''} reads it")
+            late = [c for c in (before.producer, *before.consumers) if c and c.rank > a.producer.rank] if before else []
+            require(not late, f"{b.name} would be overwritten before {late[0].label() if late else ''}")
 
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""
@@ -350,7 +350,7 @@ def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
         return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]
     if grad.type != f"{grad.forward.type}_grad":
         return []  # a value on the way
-    return [(slot.removesuffix("_grad"), vs) for slot, vs in grad.outputs.items() if slot.endswith("_grad")]
+    return [(gradient_slot(slot), vs) for slot, vs in grad.outputs.items()]
 
 
 def _kept(op: OpNode, name: str, grads: dict[VarNode, VarNode]) -> Any:

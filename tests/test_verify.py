@@ -1,0 +1,152 @@
+"""ir/verify.py sees each way in which a pass can leave a graph broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from net import Net
+
+from minigraph.backward import append_backward
+from minigraph.errors import VerifyError
+from minigraph.ir.convert import to_graph
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.ir.verify import verify
+from minigraph.opdef import get_op
+from minigraph.types import float32, float64, tensor_type
+
+
+def graph() -> Graph:
+    """z = x @ w; s = z + b; loss = mean(s), its gradients, and a counter that is updated after a reader."""
+    net = Net()
+    out = net.linear(net.data("x", 2, 3), 4)
+    loss = net.g.reduce_mean(out)
+    append_backward(loss)
+    counter = net.state("counter", 1)
+    net.g.tanh(counter)
+    net.g.increment(counter, out={"Out": counter})
+    return to_graph(net.program, [loss.name])
+
+
+def op(graph: Graph, op_type: str) -> OpNode:
+    return next(o for o in graph.ops if o.type == op_type)
+
+
+def producer_gone(g: Graph) -> None:
+    g.remove_op(op(g, "matmul"))
+
+
+def fetched_value_gone(g: Graph) -> None:
+    mean = op(g, "reduce_mean")
+    for grad in list(mean.grads):
+        g.remove_op(grad)
+    g.remove_op(mean)
+
+
+def two_writers(g: Graph) -> None:
+    z = op(g, "matmul").outputs["Out"][0]
+    s = op(g, "elementwise_add").outputs["Out"][0]
+    g.add_op(OpNode(get_op("assign"), {"X": [z]}, {"Out": [s]}, {}, rank=(1, 0)))
+
+
+def reads_before_it_is_written(g: Graph) -> None:
+    op(g, "matmul").rank = (1, 5)
+    g._sorted = None
+
+
+def reads_after_the_update(g: Graph) -> None:
+    last = g.ops[-1].rank[0]
+    op(g, "tanh").rank = (last, 1)
+    g._sorted = None
+
+
+def edge_without_slot(g: Graph) -> None:
+    tanh = op(g, "tanh")
+    tanh.inputs["X"][0] = g.vars["x", 0]
+
+
+def write_edge_without_slot(g: Graph) -> None:
+    op(g, "tanh").outputs["Out"][0] = g.add_var("other", tensor_type((1,), float64))
+
+
+def versions_in_the_wrong_order(g: Graph) -> None:
+    t = op(g, "tanh").outputs["Out"][0]
+    counter, new = g.vars["counter", 0], g.add_var(t.name, t.type)
+    g.add_op(OpNode(get_op("assign"), {"X": [counter]}, {"Out": [new]}, {}, rank=(0, 1)))
+
+
+def slot_that_is_none(g: Graph) -> None:
+    mean = op(g, "reduce_mean")
+    x = mean.inputs["X"][0]
+    mean.inputs["Wrong"] = [x]
+    g.nx.add_edge(x, mean, key=("Wrong", 0))
+
+
+def missing_slot(g: Graph) -> None:
+    add = op(g, "elementwise_add")
+    g.nx.remove_edge(add.inputs["Y"][0], add, key=("Y", 0))
+    del add.inputs["Y"]
+
+
+def type_that_is_not_inferred(g: Graph) -> None:
+    op(g, "elementwise_add").outputs["Out"][0].type = tensor_type((2, 5), float64)
+
+
+def wrong_dtype(g: Graph) -> None:
+    op(g, "tanh").outputs["Out"][0].type = tensor_type((1,), float32)
+
+
+def attribute_that_does_not_fit(g: Graph) -> None:
+    op(g, "elementwise_add").attrs["axis"] = 7
+
+
+def output_that_is_none(g: Graph) -> None:
+    g.set_output(op(g, "tanh"), "Mask", 0, g.add_var("mask", tensor_type((1,), float64)))
+
+
+def link_to_what_is_gone(g: Graph) -> None:
+    lost = op(g, "tanh")
+    grad = op(g, "matmul_grad")
+    g.link(grad, lost)
+    g.nx.remove_node(lost)
+    del g._ops[lost]
+    g._sorted = None
+
+
+BROKEN: list[tuple[Callable[[Graph], None], str]] = [
+    (producer_gone, "is read but nobody writes it"),
+    (fetched_value_gone, "is fetched but nobody writes it"),
+    (two_writers, "has 2 writers"),
+    (reads_before_it_is_written, "is computed later|is read before by"),
+    (reads_after_the_update, "counter is updated in place before"),
+    (edge_without_slot, "edges and input slots differ"),
+    (write_edge_without_slot, "edges and output slots differ|has 0 writers|nobody writes"),
+    (versions_in_the_wrong_order, "is written before its earlier version"),
+    (slot_that_is_none, "input slot of reduce_mean 'Wrong' does not exist"),
+    (missing_slot, "input Y is missing"),
+    (type_that_is_not_inferred, "is inferred as"),
+    (wrong_dtype, "is inferred as"),
+    (attribute_that_does_not_fit, "axis 7 does not place Y"),
+    (output_that_is_none, "Mask"),
+    (link_to_what_is_gone, "its forward operator tanh .* is gone"),
+]
+
+
+def test_a_sound_graph_passes():
+    verify(graph())
+
+
+@pytest.mark.parametrize(("break_it", "fact"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
+def test_a_broken_graph_is_named(break_it, fact):
+    g = graph()
+    break_it(g)
+    with pytest.raises(VerifyError, match=fact) as caught:
+        verify(g, "some_pass")
+    assert "after some_pass" in str(caught.value)
+
+
+def test_the_users_line_is_in_the_message():
+    g = graph()
+    attribute_that_does_not_fit(g)
+    with pytest.raises(VerifyError, match=r"built at tests/net.py:\d+"):
+        verify(g, "some_pass")
