@@ -152,7 +152,7 @@ class CudaPlan:
             self.runtime.upload(feeds[name], self.bound.buffers[index])
         if self.schedule.random:
             self.runtime.upload(np.array([scope.steps[self.program.origin]]), self.bound.binder.counter)
-            scope.steps[self.program.origin] += 1
+        scope.steps[self.program.origin] += 1
         for call in self.calls:
             call()
         if not self.schedule.fetched:

@@ -21,7 +21,7 @@ def _as_rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@op("Out")
+@op("Out", gpu="gemm")
 def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
@@ -73,7 +73,7 @@ def _sum_to(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return grad.sum(axis=(*range(extra), *stretched)).reshape(shape) if extra or stretched else grad
 
 
-@op("X_grad?, Y_grad?")
+@op("X_grad?, Y_grad?", gpu="gemm")
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
     x, y = _transposed(X, trans_x), _transposed(Y, trans_y)

@@ -119,7 +119,10 @@ def pointwise_source(
     computed = _computed(inputs, outputs)
     names = [*inputs, *outputs]
     index = "u64" if wide else "u32"
-    parameters = [f"const {CUDA_TYPES[b.dtype]}* __restrict__ p_{n}" for n, b in inputs.items()]
+    updated = {id(b) for b in outputs.values()}  # an operand that is updated in place must not be read ahead
+    parameters = [
+        f"const {CUDA_TYPES[b.dtype]}* {'' if id(b) in updated else '__restrict__ '}p_{n}" for n, b in inputs.items()
+    ]
     parameters += [f"{CUDA_TYPES[b.dtype]}* p_{n}" for n, b in outputs.items()]
     parameters += [f"{_ctype(v)} s_{n}" for n, v in scalars.items()]
     parameters += ["i64 packs"] + [f"i64 extent{a}" for a in range(1, axes)]
