@@ -1,7 +1,8 @@
-"""The examples run as a user runs them, and reach what they promise."""
+"""The examples and the README's code run as a user runs them, and do what they promise."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,71 @@ from minigraph.ir.text import parse
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("sklearn", reason="needs the examples extra")
 pytest.importorskip("matplotlib", reason="needs the examples extra")
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """What `python ...` prints in `folder`, where modules of that folder can be imported."""
+    result = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_the_readme_prints_what_it_says(tmp_path):
+    """Times aside: they are another machine's."""
+    (tmp_path / "train.py").write_text(readme_blocks("python")[0])
+    printed, said = run_python(tmp_path, "train.py"), readme_blocks("text")[0]
+    printed, said = (re.sub(r" +[0-9.]+ ms", " ms", text).strip() for text in (printed, said))
+    assert printed == said
+
+
+def test_the_operator_of_the_readme_passes_the_table_test(tmp_path):
+    (tmp_path / "softsign.py").write_text("import minigraph\n" + readme_blocks("python")[1])
+    arguments = ["-m", "pytest", "-q", "-p", "softsign", str(ROOT / "tests" / "test_ops.py"), "-k", "softsign"]
+    printed = run_python(tmp_path, *arguments, "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider")
+    passed = re.search(r"(\d+) passed", printed)
+    assert passed
+    assert int(passed[1]) >= 8
+
+
+MERGE_SCALES = """
+import minigraph
+from minigraph.ir.convert import to_graph, to_program
+from minigraph.ir.text import parse
+from minigraph.ir.verify import verify
+from minigraph.passes.log import PassReport
+from minigraph.validate import validate
+from fusion import merge_scales
+
+before = parse('''program p
+  data x : f32[2]
+forward
+  a : f32[2] = scale(X=x) {scale=2.0}
+  b : f32[2] = scale(X=a) {scale=3.0}
+  c : f32[2] = scale(X=b) {bias=1.0}
+fetch c''')
+graph = to_graph(before)
+report = PassReport("merge_scales")
+merge_scales(graph, report)
+verify(graph)
+after = to_program(graph, before)
+print(len(report.applied), validate(before, after, "merge_scales", before.fetched))
+print(after)
+"""
+
+
+def test_the_fusion_of_the_readme_fuses(tmp_path):
+    (tmp_path / "fusion.py").write_text(readme_blocks("python")[2])
+    (tmp_path / "merge_scales.py").write_text(MERGE_SCALES)
+    applied, *program = run_python(tmp_path, "merge_scales.py").splitlines()
+    assert applied == "1 None"
+    assert program[3:] == ["  b : f32[2] = scale(X=x) {scale=6.0}", "  c : f32[2] = scale(X=b) {bias=1.0}", "fetch c"]
 
 
 def train_mlp(out: Path, *arguments: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ..dump import aligned, declaration_lines, op_parts, quote
 from ..program import Operator, Parameter, Program, Variable
 
-CONTEXT = 2  # unchanged operators shown on each side of a change
+CONTEXT = 1  # unchanged operators shown on each side of a change
 
 
 def diff(before: Program, after: Program) -> str:
