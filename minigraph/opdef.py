@@ -21,12 +21,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import AttrError, MinigraphError, ProgramError, raise_unknown, require
+from .errors import AttrError, MinigraphError, PlaceError, ProgramError, raise_unknown, require
 from .types import TensorType, as_dtype
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
@@ -72,6 +72,8 @@ class OpDef:
         no_need_buffer: Iterable[str] = (),
         inplace: Mapping[str, str] | None = None,
         cpu: str | None = None,
+        gpu: str | None = None,
+        cuda: Any = None,
     ) -> None:
         self.type = reference.__name__
         self.reference = reference
@@ -79,7 +81,7 @@ class OpDef:
         self.traits = frozenset(traits)
         self.no_need_buffer = frozenset(no_need_buffer)
         self.inplace = dict(inplace or {})
-        self.cpu = cpu
+        self.cpu, self.gpu, self.cuda = cpu, gpu, cuda
         self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
         self.grad_function: Callable[..., Any] | None = None
@@ -151,6 +153,14 @@ class OpDef:
             return self.reference
         module, function = self.cpu.split(":")
         return getattr(importlib.import_module(module), function)
+
+    @cached_property
+    def gpu_bind(self) -> Callable[..., None]:
+        """What records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
+        if self.cuda is not None:
+            return partial(_cuda_module("elementwise").bind_expression, self.cuda)
+        require(self.gpu is not None, f"{self.type} has no kernel for CUDAPlace", PlaceError)
+        return getattr(_cuda_module(str(self.gpu)), self.type)
 
     @cached_property
     def grad_parameters(self) -> tuple[str, ...]:
@@ -252,6 +262,10 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     no_need_buffer   input slots of which only shape and type are used, never the values
     inplace          {output slot: input slot} whose array the output may take over
     cpu              "module:function", where the reference would waste memory or time on a CPU
+    cuda             C++ expression of one element, in which slots and attributes that are numbers are variables
+                     and C is the type computed in: "X < C(0) ? C(0) : X"; {output slot: expression} for several
+                     outputs; or a function from attributes to one of these
+    gpu              module of minigraph.kernels.cuda whose function of this name binds all other operators
     """
     if callable(outputs):
         return op()(outputs)
@@ -271,6 +285,10 @@ def get_op(op_type: str) -> OpDef:
     if found is None:
         raise_unknown("operator type", op_type, OPS, ProgramError)
     return found
+
+
+def _cuda_module(name: str) -> Any:
+    return importlib.import_module(f"{__package__}.kernels.cuda.{name}")
 
 
 def _named(function: Callable[..., Any], opdef: OpDef, fact: str) -> Callable[..., Any]:

@@ -15,6 +15,17 @@ from .unary import infer_float
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
+
+# C++ of gelu and of grad operators; True is the tanh form.
+_PHI = f"(C(0.5) + C(0.5) * erf(X * C({math.sqrt(0.5)!r})))"
+_TANH = f"tanh(C({SQRT_2_OVER_PI!r}) * X * (C(1) + C({TANH_CUBE}) * X * X))"
+GELU = {False: f"X * {_PHI}", True: f"X * C(0.5) * (C(1) + {_TANH})"}
+GELU_GRAD = {
+    False: f"Out_grad * ({_PHI} + X * C({1 / math.sqrt(2 * math.pi)!r}) * exp(C(-0.5) * X * X))",
+    True: f"[&] {{ const C t = {_TANH}; return Out_grad * C(0.5) * (C(1) + t + X * (C(1) - t * t)"
+    f" * (C({SQRT_2_OVER_PI!r}) * (C(1) + C({3 * TANH_CUBE!r}) * X * X))); }}()",
+}
+SILU_GRAD = "[&] { const C s = C(1) / (C(1) + exp(-X)); return Out_grad * (C(1) + X * (C(1) - s)) * s; }()"
 SHAPES = ((4, 3), (), (0, 3), (1,))
 
 
@@ -28,7 +39,7 @@ def _pairs(rng):
         yield (draw(rng, shape), draw(rng, shape)), {}
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X < C(0) ? C(0) : X")
 def relu(X, *, out=None):
     """max(X, 0); NaN stays NaN."""
     return np.maximum(X, X.dtype.type(0), out=out[0] if out else None)
@@ -39,7 +50,7 @@ def _(g, Out, Out_grad):
     return g.relu_grad(Out, Out_grad)
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="Out > C(0) ? Out_grad : C(0)")
 def relu_grad(Out, Out_grad, *, out=None):
     """Out_grad where Out > 0, else 0."""
     return masked(Out_grad, Out > 0, out[0] if out else None)
@@ -50,7 +61,7 @@ def _(g, Out, X_grad_grad):
     return None, g.relu_grad(Out, X_grad_grad)
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X > C(0) ? X : alpha * X")
 def leaky_relu(X, *, alpha: float = 0.02, out=None):
     """X where X > 0, else alpha * X."""
     return np.multiply(X, _leaky_slope(X, alpha), out=out[0] if out else None)
@@ -72,7 +83,7 @@ def _(rng):
         yield (draw(rng, shape),), {"alpha": 0.1}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="X > C(0) ? Out_grad : alpha * Out_grad")
 def leaky_relu_grad(X, Out_grad, *, alpha: float = 0.02, out=None):
     """Out_grad where X > 0, else alpha * Out_grad."""
     return np.multiply(Out_grad, _leaky_slope(X, alpha), out=out[0] if out else None)
@@ -117,7 +128,7 @@ def tanh_argument(x: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
-@op(traits={"elementwise"})
+@op(traits={"elementwise"}, cuda=lambda a: GELU[a["approximate"]])
 def gelu(X, *, approximate: bool = False, out=None):
     """X * Phi(X), Phi the normal distribution function; approximate=True uses the tanh form.
 
@@ -146,7 +157,7 @@ def _(rng):
             yield (draw(rng, shape),), {"approximate": approximate}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda=lambda a: GELU_GRAD[a["approximate"]])
 def gelu_grad(X, Out_grad, *, approximate: bool = False, out=None):
     """Out_grad times the derivative of gelu at X."""
     return np.multiply(Out_grad, gelu_slope(X, approximate), out=out[0] if out else None)
@@ -180,7 +191,7 @@ def _(rng):
             yield inputs, {"approximate": approximate}
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="tanh(X)")
 def tanh(X, *, out=None):
     """The hyperbolic tangent of X."""
     return np.tanh(X, out=out[0] if out else None)
@@ -191,7 +202,7 @@ def _(g, Out, Out_grad):
     return g.tanh_grad(Out, Out_grad)
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out"})
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out"}, cuda="Out_grad * (C(1) - Out * Out)")
 def tanh_grad(Out, Out_grad, *, out=None):
     """Out_grad * (1 - Out^2)"""
     slope = np.multiply(Out, Out, out=destination(out, Out))
@@ -212,7 +223,7 @@ def one_plus_exp_minus(x: np.ndarray, out: np.ndarray) -> np.ndarray:
     return np.add(out, 1, out=out)
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="C(1) / (C(1) + exp(-X))")
 def sigmoid(X, *, out=None):
     """1 / (1 + exp(-X))"""
     Out = one_plus_exp_minus(X, destination(out, X))
@@ -224,7 +235,7 @@ def _(g, Out, Out_grad):
     return g.sigmoid_grad(Out, Out_grad)
 
 
-@op("X_grad", traits={"elementwise"})
+@op("X_grad", traits={"elementwise"}, cuda="Out_grad * (C(1) - Out) * Out")
 def sigmoid_grad(Out, Out_grad, *, out=None):
     """Out_grad * Out * (1 - Out)"""
     slope = np.subtract(1, Out, out=destination(out, Out))
@@ -238,7 +249,7 @@ def _(g, Out, Out_grad, X_grad_grad):
     return g.elementwise_mul(product, g.scale(Out, scale=-2.0, bias=1.0)), g.sigmoid_grad(Out, X_grad_grad)
 
 
-@op(traits={"elementwise"})
+@op(traits={"elementwise"}, cuda="X / (C(1) + exp(-X))")
 def silu(X, *, out=None):
     """X * sigmoid(X), also called swish."""
     Out = one_plus_exp_minus(X, destination(out, X))
@@ -250,7 +261,7 @@ def _(g, X, Out_grad):
     return g.silu_grad(X, Out_grad)
 
 
-@op("X_grad", traits={"elementwise"})
+@op("X_grad", traits={"elementwise"}, cuda=SILU_GRAD)
 def silu_grad(X, Out_grad, *, out=None):
     """Out_grad * s * (1 + X * (1 - s)), s = sigmoid(X)"""
     s = one_plus_exp_minus(X, destination(out, X))
@@ -272,7 +283,7 @@ def _(g, X, Out_grad, X_grad_grad):
     return g.sigmoid_grad(s, product), g.silu_grad(X, X_grad_grad)
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="(X > C(0) ? X : C(0)) + log1p(exp(-fabs(X)))")
 def softplus(X, *, out=None):
     """log(1 + exp(X))"""
     return np.logaddexp(X, X.dtype.type(0), out=out[0] if out else None)
@@ -283,7 +294,7 @@ def _(g, X, Out_grad):
     return g.softplus_grad(X, Out_grad)
 
 
-@op("X_grad", traits={"elementwise"})
+@op("X_grad", traits={"elementwise"}, cuda="Out_grad / (C(1) + exp(-X))")
 def softplus_grad(X, Out_grad, *, out=None):
     """Out_grad * sigmoid(X)"""
     s = one_plus_exp_minus(X, destination(out, X))

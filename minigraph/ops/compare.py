@@ -21,7 +21,7 @@ def _comparison(name: str, ufunc: np.ufunc, equation: str, *traits: str) -> OpDe
 
     compare.__name__ = name
     compare.__doc__ = f"{equation} as bool, with broadcasting as elementwise_add."
-    define = op(traits={"elementwise", "nondifferentiable", *traits})
+    define = op(traits={"elementwise", "nondifferentiable", *traits}, cuda=equation)
     return define(compare).infer(infer_truth).samples(_comparison_samples)
 
 
@@ -40,13 +40,13 @@ greater_than = _comparison("greater_than", np.greater, "X > Y")
 greater_equal = _comparison("greater_equal", np.greater_equal, "X >= Y")
 
 
-def _connective(name: str, ufunc: np.ufunc, word: str) -> OpDef:
+def _connective(name: str, ufunc: np.ufunc, word: str, cuda: str) -> OpDef:
     def connect(X, Y, *, out=None):
         return ufunc(X, Y, out=out[0] if out else None)
 
     connect.__name__ = name
     connect.__doc__ = f"X {word} Y as bool, with NumPy broadcasting; numbers are true where not zero."
-    define = op(traits={"elementwise", "nondifferentiable", "commutative"})
+    define = op(traits={"elementwise", "nondifferentiable", "commutative"}, cuda=cuda)
     return define(connect).infer(infer_truth).samples(_connective_samples)
 
 
@@ -56,12 +56,12 @@ def _connective_samples(rng):
     yield (np.array([0.0, 1.0, np.nan]), np.array([1.0, 0.0, 2.0])), {}
 
 
-logical_and = _connective("logical_and", np.logical_and, "and")
-logical_or = _connective("logical_or", np.logical_or, "or")
-logical_xor = _connective("logical_xor", np.logical_xor, "xor")
+logical_and = _connective("logical_and", np.logical_and, "and", "X && Y")
+logical_or = _connective("logical_or", np.logical_or, "or", "X || Y")
+logical_xor = _connective("logical_xor", np.logical_xor, "xor", "(X != 0) != (Y != 0)")
 
 
-@op(traits={"elementwise", "nondifferentiable"})
+@op(traits={"elementwise", "nondifferentiable"}, cuda="X == 0")
 def logical_not(X, *, out=None):
     """not X as bool; numbers are true where not zero."""
     return np.logical_not(X, out=out[0] if out else None)
@@ -79,7 +79,7 @@ def _(rng):
     yield (np.array([0.0, 2.0, np.nan]),), {}
 
 
-@op(traits={"elementwise"})
+@op(traits={"elementwise"}, cuda="Condition ? X : Y")
 def where(Condition, X, Y):
     """X where Condition, else Y; all three broadcast as in NumPy.
 
@@ -113,7 +113,7 @@ WHERE_SHAPES = (
 )  # fmt: skip
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"})
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, gpu="elementwise")
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
     return (

@@ -100,7 +100,7 @@ def operands_with_grad(rng):
         yield (X, Y, draw(rng, np.broadcast_shapes(X.shape, align(Y, X.ndim, attrs["axis"]).shape))), attrs
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="X + Y")
 def elementwise_add(X, Y, *, axis: int = -1, out=None):
     """X + Y with broadcasting; axis >= 0 aligns Y's first axis with that axis of X."""
     return np.add(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -121,7 +121,7 @@ def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndar
     return out
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
 def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
     x_out, y_out = out or (None, None)
@@ -140,7 +140,7 @@ def _or_zeros(g: Any, grad: Any, like: Any) -> Any:
     return grad if grad is not None else g.fill_any_like(like, value=0.0)
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X - Y")
 def elementwise_sub(X, Y, *, axis: int = -1, out=None):
     """X - Y with broadcasting, as elementwise_add."""
     return np.subtract(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -151,7 +151,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_sub_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
 def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -166,7 +166,7 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, None, g.elementwise_sub(_or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y), axis=axis)
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="X * Y")
 def elementwise_mul(X, Y, *, axis: int = -1, out=None):
     """X * Y with broadcasting, as elementwise_add."""
     return np.multiply(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -184,7 +184,7 @@ def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis:
     return sum_to(grad * factor, shape, axis)
 
 
-@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"})
+@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"}, gpu="elementwise")
 def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -205,7 +205,7 @@ def _(g, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return X_grad, Y_grad, to_out
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X / Y")
 def elementwise_div(X, Y, *, axis: int = -1, out=None):
     """X / Y of floats, with broadcasting as elementwise_add."""
     return np.divide(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -225,7 +225,7 @@ def _(g, X, Y, Out, Out_grad, *, axis):
     return g.elementwise_div_grad(X, Y, Out, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"})
+@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
 def elementwise_div_grad(X, Y, Out, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad / Y and -Out_grad * Out / Y, summed to the shapes of X and Y."""
     x_out = out[0] if out and X.shape == Out_grad.shape else None
@@ -245,7 +245,7 @@ def _(g, X, Y, Out, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, Y_grad, g.scale(to_out, scale=-1.0), to_grad
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, gpu="elementwise")
 def elementwise_pow(X, Y, *, axis: int = -1, out=None):
     """X ** Y with broadcasting as elementwise_add; ints to negative powers are refused."""
     return np.power(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -256,7 +256,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_pow_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?")
+@op("X_grad?, Y_grad?", gpu="elementwise")
 def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad * Y * X^(Y-1) and Out_grad * X^Y * log(X), summed to the shapes of X and Y.
 
@@ -273,7 +273,7 @@ def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_
     return X_grad, Y_grad
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="max_nan(X, Y)")
 def elementwise_max(X, Y, *, axis: int = -1, out=None):
     """The larger of X and Y, NaN where one is NaN; broadcasting as elementwise_add."""
     return np.maximum(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -284,7 +284,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_max_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?")
+@op("X_grad?, Y_grad?", gpu="elementwise")
 def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) <= X, X, Y, Out_grad, axis, needs)
@@ -295,7 +295,7 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, None, _choose(g, g.greater_equal(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"})
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="min_nan(X, Y)")
 def elementwise_min(X, Y, *, axis: int = -1, out=None):
     """The smaller of X and Y, NaN where one is NaN; broadcasting as elementwise_add."""
     return np.minimum(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -306,7 +306,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_min_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?")
+@op("X_grad?, Y_grad?", gpu="elementwise")
 def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) >= X, X, Y, Out_grad, axis, needs)

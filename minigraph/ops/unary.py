@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import AttrError, DTypeError, require
 from ..opdef import DTypeAttr, OpDef, op
-from ..types import INTS, TensorType, bool_
+from ..types import INTS, TensorType, bool_, float16
 from .elementwise import destination, draw, masked
 
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))
@@ -45,14 +45,16 @@ def _signed_and_ints(rng):
     yield (np.array([[-3, 0, 2]]),), {}
 
 
-def _function(name: str, ufunc: np.ufunc, doc: str, samples=_signed, infer=infer_float, traits=()) -> OpDef:
-    """An operator that is one NumPy function; right in place, too."""
+def _function(
+    name: str, ufunc: np.ufunc, doc: str, samples=_signed, infer=infer_float, traits=(), cuda: str | None = None
+) -> OpDef:  # fmt: skip
+    """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given."""
 
     def apply(X, *, out=None):
         return ufunc(X, out=out[0] if out else None)
 
     apply.__name__, apply.__doc__ = name, doc
-    define = op(traits={"elementwise", *traits}, inplace={"Out": "X"})
+    define = op(traits={"elementwise", *traits}, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")
     return define(apply).infer(infer).samples(samples)
 
 
@@ -60,14 +62,14 @@ exp = _function("exp", np.exp, "e^X")
 log = _function("log", np.log, "The natural logarithm of X; NaN where X < 0.", _positive)
 log1p = _function("log1p", np.log1p, "log(1 + X), accurate near 0.", _positive)
 sqrt = _function("sqrt", np.sqrt, "The square root of X; NaN where X < 0.", _positive)
-square = _function("square", np.square, "X * X", _signed_and_ints, infer_number)
+square = _function("square", np.square, "X * X", _signed_and_ints, infer_number, cuda="X * X")
 abs = _function("abs", np.absolute, "|X|; its gradient at 0 is 0.", _signed_and_ints, infer_number)
 sin = _function("sin", np.sin, "sin(X), X in radians.")
 cos = _function("cos", np.cos, "cos(X), X in radians.")
-reciprocal = _function("reciprocal", np.reciprocal, "1 / X")
+reciprocal = _function("reciprocal", np.reciprocal, "1 / X", cuda="C(1) / X")
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="rsqrt(X)")
 def rsqrt(X, *, out=None):
     """1 / sqrt(X); NaN where X < 0."""
     root = np.sqrt(X, out=destination(out, X))
@@ -78,10 +80,11 @@ rsqrt.infer(infer_float).samples(_positive)
 
 # Their slope is 0 wherever they have one, so no gradient flows through them.
 FLAT = ("nondifferentiable",)
-sign = _function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT)
+SIGN = "X > C(0) ? C(1) : X < C(0) ? C(-1) : X == C(0) ? C(0) : X"
+sign = _function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT, SIGN)
 floor = _function("floor", np.floor, "The largest whole number <= X.", traits=FLAT)
 ceil = _function("ceil", np.ceil, "The smallest whole number >= X.", traits=FLAT)
-round = _function("round", np.rint, "The nearest whole number; halves go to the even one.", traits=FLAT)
+round = _function("round", np.rint, "The nearest whole number; halves go to the even one.", traits=FLAT, cuda="rint(X)")
 
 
 @exp.grad
@@ -134,14 +137,15 @@ def _(g, Out, Out_grad):
     return g.scale(g.elementwise_mul(Out_grad, g.square(Out)), scale=-1.0)
 
 
-def _test(name: str, ufunc: np.ufunc, doc: str) -> OpDef:
+def _test(name: str, ufunc: np.ufunc, doc: str, cuda: str) -> OpDef:
     """An operator that asks one question about each number."""
 
     def ask(X, *, out=None):
         return ufunc(X, out=out[0] if out else None)
 
     ask.__name__, ask.__doc__ = name, doc
-    return op(traits={"elementwise", "nondifferentiable"})(ask).infer(_infer_test).samples(_test_samples)
+    define = op(traits={"elementwise", "nondifferentiable"}, cuda=cuda)
+    return define(ask).infer(_infer_test).samples(_test_samples)
 
 
 def _infer_test(X: TensorType) -> TensorType:
@@ -154,12 +158,18 @@ def _test_samples(rng):
     yield (np.array([1, 2]),), {}
 
 
-isnan = _test("isnan", np.isnan, "Whether X is NaN.")
-isinf = _test("isinf", np.isinf, "Whether X is infinite.")
-isfinite = _test("isfinite", np.isfinite, "Whether X is neither infinite nor NaN.")
+isnan = _test("isnan", np.isnan, "Whether X is NaN.", "X != X")
+isinf = _test("isinf", np.isinf, "Whether X is infinite.", "X == X && X - X != X - X")
+isfinite = _test("isfinite", np.isfinite, "Whether X is neither infinite nor NaN.", "X - X == X - X")
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+def _power(attrs):
+    """C++ of X ** factor; small whole factors without the function of two variables."""
+    short = {2.0: "X * X", 3.0: "X * X * X", 1.0: "X", -1.0: "C(1) / X", 0.0: "C(1)"}
+    return short.get(attrs["factor"], "power(X, factor)")
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda=_power)
 def pow(X, *, factor: float, out=None):
     """X ** factor; of ints for whole factors >= 0."""
     return np.power(X, X.dtype.type(factor), out=out[0] if out else None)
@@ -200,7 +210,14 @@ def _check_value(X: TensorType, name: str, value: float | None) -> None:
         )  # fmt: skip
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+def _line(attrs):
+    """C++ of scale."""
+    if not attrs["bias"]:
+        return "X * scale"
+    return "X * scale + bias" if attrs["bias_after_scale"] else "(X + bias) * scale"
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda=_line)
 def scale(X, *, scale: float = 1.0, bias: float = 0.0, bias_after_scale: bool = True, out=None):
     """X * scale + bias, or (X + bias) * scale with bias_after_scale=False; X's type stays.
 
@@ -237,7 +254,13 @@ def _(rng):
     yield (np.array([1, -2]),), {"scale": -2.0, "bias": 5.0}
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"})
+def _clipped(attrs):
+    """C++ of clip; comparisons with NaN are false, so it stays."""
+    low = "X" if attrs["min"] is None else "(X < min ? min : X)"
+    return low if attrs["max"] is None else f"{low} > max ? max : {low}"
+
+
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda=_clipped)
 def clip(X, *, min: float | None = None, max: float | None = None, out=None):
     """X brought into [min, max]; None leaves a side open, NaN stays NaN."""
     return np.clip(X, *_bounds(X, min, max), out=out[0] if out else None)
@@ -271,7 +294,13 @@ def _(rng):
     yield (np.array([-5, 0, 5]),), {"min": -1.0, "max": 3.0}
 
 
-@op("X_grad", traits={"elementwise"})
+def _inside(attrs):
+    """C++ of clip_grad."""
+    sides = [side for name, side in (("min", "X >= min"), ("max", "X <= max")) if attrs[name] is not None]
+    return f"{' && '.join(sides)} ? Out_grad : C(0)" if sides else "Out_grad"
+
+
+@op("X_grad", traits={"elementwise"}, cuda=_inside)
 def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None):
     """Out_grad where min <= X <= max, else 0."""
     low, high = _bounds(X, min, max)
@@ -295,7 +324,16 @@ def _(rng):
     yield (draw(rng, (4, 3)), draw(rng, (4, 3))), {"min": 0.1}
 
 
-@op(traits={"elementwise"})
+def _converted(attrs):
+    """C++ of cast: one rounding on the way to float16, and narrow ints by way of int as on a CPU."""
+    if attrs["dtype"] == bool_:
+        return "X != 0"
+    if attrs["dtype"] == float16:
+        return "to_round_once(X)"
+    return "int(X)" if attrs["dtype"] in INTS and attrs["dtype"].itemsize < 4 else "X"
+
+
+@op(traits={"elementwise"}, cuda=_converted)
 def cast(X, *, dtype: DTypeAttr):
     """X with another data type. Floats lose their fraction on the way to ints; not zero is True."""
     return X.astype(dtype)

@@ -45,6 +45,14 @@ template <class C> struct Down<bf16, C> {
 };
 template <class T, class C> __device__ __forceinline__ T down(C x) { return Down<T, C>::from(x); }
 
+// A float64 on its way to 16 bits: as float32 whose last bit remembers what was cut off, so that the
+// second rounding gives what one rounding would.
+__device__ __forceinline__ float to_round_once(double x) {
+    const float y = __double2float_rz(x);
+    return double(y) == x || x != x ? y : __uint_as_float(__float_as_uint(y) | 1u);
+}
+template <class C> __device__ __forceinline__ C to_round_once(C x) { return x; }
+
 // N elements moved as one access of N * sizeof(T) bytes.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T v[N];
@@ -53,6 +61,16 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
 // NaN wins, as in NumPy.
 template <class C> __device__ __forceinline__ C max_nan(C a, C b) { return a > b || a != a ? a : b; }
 template <class C> __device__ __forceinline__ C min_nan(C a, C b) { return a < b || a != a ? a : b; }
+
+// x^y; of ints by squaring, modulo 2^bits as in NumPy.
+__device__ __forceinline__ float power(float x, float y) { return powf(x, y); }
+__device__ __forceinline__ double power(double x, double y) { return pow(x, y); }
+template <class C> __device__ __forceinline__ C power(C x, C y) {
+    u64 result = 1, base = u64(i64(x));
+    for (u64 n = y < 0 ? 0 : u64(y); n > 0; n >>= 1, base *= base)
+        if (n & 1) result *= base;
+    return C(result);
+}
 
 template <class C> __device__ __forceinline__ C infinity() { return C(__int_as_float(0x7f800000)); }
 template <class C> __device__ __forceinline__ C not_a_number() { return C(__int_as_float(0x7fffffff)); }
