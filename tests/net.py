@@ -31,7 +31,7 @@ class Net:
         return v
 
     def param(self, name: str, *shape: int, trainable: bool = True) -> Variable:
-        self.values[name] = self.rng.normal(size=shape)
+        self.values[name] = np.asarray(self.rng.normal(size=shape))
         return self.block.create_parameter(name, shape, float64, trainable=trainable)
 
     def state(self, name: str, *shape: int) -> Variable:

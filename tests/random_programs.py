@@ -119,7 +119,7 @@ class _Net:
         v = self.block.create_parameter(f"p{len(self.values)}", shape, float64, trainable=trainable)
         self.sizes[v.name] = shape
         scale = max((1, *shape[-2:-1])) ** -0.5
-        self.values[v.name] = self.numbers.normal(size=shape) * scale
+        self.values[v.name] = np.asarray(self.numbers.normal(size=shape) * scale)
         return v
 
     def state(self, *shape: int) -> Variable:

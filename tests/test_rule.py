@@ -9,6 +9,10 @@ import pytest
 from net import Net
 
 from minigraph.backward import append_backward, gradients
+from minigraph.builder import Builder
+from minigraph.ir.convert import to_graph, to_program
+from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from minigraph.passes.log import PassReport
 
 
 @pytest.fixture
@@ -120,3 +124,26 @@ def test_shape_of_an_inner_gradient(net):
     like = net.g.fill_any_like(net.block.var(z.grad_name), value=2.0)
     counts, _ = net.fuse(loss, like)
     assert counts["fused_gemm_epilogue_grad"] == 1
+
+
+def test_new_names_avoid_declared_ones(net):
+    """The user has a state, used by nobody, that is called like the ReserveSpace would be."""
+    h = net.g.relu(net.linear(net.data("x", 2, 3), 4, "1"))
+    state = net.state(f"{h.name}.reserve", 2)
+    loss = net.g.reduce_mean(net.linear(h, 2, "2"))
+    append_backward(loss)
+    net.fuse(loss)
+    graph = to_graph(net.program)
+    fuse_gemm_epilogue(graph, PassReport("fuse_gemm_epilogue"))
+    after = to_program(graph, net.program)
+    fused = next(op for op in after.ops if "ReserveSpace" in op.outputs)
+    assert fused.output("ReserveSpace") == [f"{state.name}_1"]
+    assert after.vars[state.name].persistable and after.vars[state.name].shape == (2,)
+
+
+def test_operators_added_after_compilation_have_numbers_of_their_own(net):
+    net.linear(net.data("x", 2, 3), 4)
+    after = to_program(to_graph(net.program), net.program)
+    Builder(after.global_block()).tanh(after.vars["x"])
+    numbers = [op.number for op in after.ops]
+    assert len(set(numbers)) == len(numbers)

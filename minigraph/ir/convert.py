@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from ..program import Block, Operator, Program, Variable, copy_var
@@ -10,7 +11,7 @@ from .graph import Graph, OpNode, VarNode
 
 def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
     """The Graph of a program; an operator's rank is its position."""
-    graph = Graph(program.name, (*fetches, *program.fetched))
+    graph = Graph(program.name, (*fetches, *program.fetched), program.vars)
     current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
 
@@ -60,6 +61,7 @@ def to_program(graph: Graph, source: Program) -> Program:
         block.ops.append(new)
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.version = len(block.ops)
+    program._numbers = itertools.count(max((op.number for op in block.ops), default=-1) + 1)
     return program
 
 

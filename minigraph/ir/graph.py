@@ -128,10 +128,11 @@ class Graph:
     """Operators and variables of one program.
 
     fetched   names whose final values somebody wants after the run
+    declared  names of the Program's variables, which new ones must not take
     """
 
-    def __init__(self, name: str = "graph", fetched: Iterable[str] = ()) -> None:
-        self.name, self.fetched = name, frozenset(fetched)
+    def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
+        self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
         self.nx = nx.MultiDiGraph()
         self.vars: dict[tuple[str, int], VarNode] = {}
         self.latest: dict[str, int] = {}  # name -> its newest version
@@ -158,10 +159,13 @@ class Graph:
         return v
 
     def fresh_name(self, base: str) -> str:
-        """`base`, numbered if the graph has that name already."""
-        if base not in self.latest:
+        """`base`, numbered if the graph or its Program has that name already."""
+        if self.is_free(base):
             return base
-        return next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in self.latest)
+        return next(n for i in itertools.count(1) if self.is_free(n := f"{base}_{i}"))
+
+    def is_free(self, name: str) -> bool:
+        return name not in self.latest and name not in self.declared
 
     def rename_var(self, v: VarNode, name: str) -> None:
         """Give a variable of one version another name that is free."""

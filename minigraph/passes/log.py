@@ -53,11 +53,13 @@ class PassReport:
     miss: Miss | None = None
     seconds: float = 0.0
     note: str | None = None
+    _known: set[Refusal] = field(default_factory=set, repr=False)
 
     def refuse(self, rule: str, where: str, reason: str, site: CallSite | None) -> None:
         """Note a refusal, once."""
         entry = Refusal(rule, where, reason, site)
-        if entry not in self.refused:
+        if entry not in self._known:
+            self._known.add(entry)
             self.refused.append(entry)
 
     def missed(self, miss: Miss) -> None:
