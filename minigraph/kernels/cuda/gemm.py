@@ -132,6 +132,9 @@ def fused_gemm_epilogue(
     if activation == "relu" and reserve is None:
         binder.gemm(x, y, out, epilogue="RELU_BIAS", **facts)
     elif activation == "relu":
+        assert reserve is not None
+        if n % 128:
+            binder.zero(reserve)  # the library leaves the bits past n as they are
         binder.gemm(x, y, out, epilogue="RELU_AUX_BIAS", aux=reserve, aux_ld=-(-n // 128) * 128, **facts)
     elif library_gelu and reserve is None:
         binder.gemm(x, y, out, epilogue="GELU_BIAS", **facts)
