@@ -72,7 +72,7 @@ class BoundProgram:
 
     def _bind(self, position: int, step: Step) -> None:
         opdef = step.op.opdef
-        self.binder.begin(position, step.op.number)
+        self.binder.begin(position, step.op.number, opdef.reference)
         ins = {s.name: self._buffer(i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
         outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
         try:
@@ -122,6 +122,7 @@ class CudaPlan:
             buffer.ptr = self.arena.data.ptr + offset
         self.fault = np.zeros(4, np.int64)
         self.runtime.upload(self.fault, self.bound.binder.fault)
+        self.counts_runs = any("rng" in step.op.opdef.injected for step in self.schedule.steps)
         self.addresses: tuple[int, ...] | None = None
         self.calls: list[Callable[[], None]] = []
 
@@ -150,7 +151,7 @@ class CudaPlan:
         self._connect(scope)
         for name, index in self.schedule.feeds.items():
             self.runtime.upload(feeds[name], self.bound.buffers[index])
-        if self.schedule.random:
+        if self.counts_runs:
             self.runtime.upload(np.array([scope.steps[self.program.origin]]), self.bound.binder.counter)
         scope.steps[self.program.origin] += 1
         for call in self.calls:

@@ -84,7 +84,18 @@ class Gemm:
     fallback: list[Any] = field(default_factory=list)
 
 
-Call = Launch | Copy | Fill | Gemm
+@dataclass
+class HostCall:
+    """A function of the host that sees values as NumPy arrays; the GPU waits for it.
+
+    function(runs, *arrays)   runs: how often the program ran before
+    """
+
+    function: Callable[..., None]
+    inputs: list[Buffer]
+
+
+Call = Launch | Copy | Fill | Gemm | HostCall
 
 
 @dataclass
@@ -104,10 +115,11 @@ class Binder:
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     seed: int = 0
     number: int = 0  # of the operator among those of its program
+    reference: Callable[..., Any] | None = None  # its NumPy definition
 
-    def begin(self, step: int, number: int = 0) -> None:
+    def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
-        self.step, self.number = step, number
+        self.step, self.number, self.reference = step, number, reference
         self.scratches.append([])
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
@@ -144,6 +156,10 @@ class Binder:
     def rng(self, attrs: Mapping[str, Any]) -> tuple[np.uint64, np.int64, Buffer]:
         """What keys this operator's random numbers: seed, number, and the step counter on the device."""
         return np.uint64(attrs.get("seed") or self.seed), np.int64(self.number), self.counter
+
+    def host(self, inputs: Sequence[Buffer], function: Callable[..., None]) -> None:
+        """Call a function of the host with the values of `inputs`."""
+        self.calls.append(HostCall(function, list(inputs)))
 
     def zero(self, destination: Buffer) -> None:
         """Set all bytes to zero."""

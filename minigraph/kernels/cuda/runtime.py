@@ -11,7 +11,7 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from .binder import Binder, Call, Copy, Device, Fill, Gemm, Launch
+from .binder import Binder, Call, Copy, Device, Fill, Gemm, HostCall, Launch
 from .buffer import Buffer
 from .compile import compile_source
 from .lt import LtPlan, Unsupported
@@ -45,8 +45,16 @@ class Runtime:
         """The binder's calls as functions without arguments; all addresses are known by now."""
         steps: list[Callable[[], None]] = []
         for call in binder.calls:
-            steps += self._runnable(call, tf32)
+            if isinstance(call, HostCall):
+                steps.append(partial(self._call_host, call, binder.counter))
+            else:
+                steps += self._runnable(call, tf32)
         return steps
+
+    def _call_host(self, call: HostCall, counter: Buffer) -> None:
+        arrays = [self.fetch(b, as_numpy=True) for b in (counter, *call.inputs)]
+        self.stream.synchronize()
+        call.function(int(arrays[0][0]), *arrays[1:])
 
     def _runnable(self, call: Call, tf32: bool) -> list[Callable[[], None]]:
         stream = self.stream.ptr
