@@ -5,14 +5,19 @@ Each one runs with the pass off and on; the refusal, where there is one, is asse
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from net import Net
 
 from minigraph.backward import append_backward, gradients
 from minigraph.builder import Builder
+from minigraph.compiler import CompiledProgram
+from minigraph.executor import Executor
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.log import PassReport
+from minigraph.scope import Scope
+from minigraph.strategy import BuildStrategy
 
 
 @pytest.fixture
@@ -147,3 +152,45 @@ def test_operators_added_after_compilation_have_numbers_of_their_own(net):
     Builder(after.global_block()).tanh(after.vars["x"])
     numbers = [op.number for op in after.ops]
     assert len(set(numbers)) == len(numbers)
+
+
+def test_both_orders_of_operands_are_tried(net):
+    """The bias is a product too, so the sum matches in the wrong order first."""
+    bias = net.g.matmul(net.param("v", 3), net.param("u", 3, 5))
+    z = net.g.matmul(net.data("x", 2, 3), net.param("w", 3, 5))
+    out = net.g.elementwise_add(bias, z)
+    grads = append_backward(net.g.reduce_mean(net.g.tanh(out)))
+    counts, reasons = net.fuse(out, *(g for _, g in grads))
+    assert counts["fused_gemm_epilogue"] == counts["fused_gemm_epilogue_grad"] == 1 and not reasons
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_fused_operators_by_hand_take_part(net, activation, keep):
+    """Without ReserveSpace gelu's gradient computes the pre-activation again, which is not the kept one."""
+    x, w, b = net.data("x", 2, 3), net.param("w1", 3, 5), net.param("b1", 5)
+    h, _ = net.g.fused_gemm_epilogue(x, w, b, activation=activation, needs=["ReserveSpace"] * keep)
+    grads = append_backward(net.g.reduce_mean(net.g.tanh(net.linear(h, 4, "2"))))
+    counts, reasons = net.fuse(*(g for _, g in grads))
+    assert counts["fused_gemm_epilogue_grad"] == 2
+    merged = activation == "relu" or keep
+    assert (f"{activation}_grad" not in counts) == merged
+    assert merged == (not reasons)
+    assert merged or "which is not the input of" in reasons[0]
+
+
+def test_compiled_programs_keep_what_is_fetched(net):
+    """Each set of fetched names has a compilation of its own."""
+    h = net.g.relu(net.linear(net.data("x", -1, 3), 5))
+    s = net.program.ops[1].outputs["Out"][0]
+    strategy = BuildStrategy()
+    strategy.fuse_gemm_epilogue = True
+    compiled, exe, scope = CompiledProgram(net.program, strategy), Executor(), Scope()
+    for name, array in net.values.items():
+        scope.write(name, array)
+    (one,) = exe.run(compiled, feed=net.feeds, fetch_list=[h], scope=scope)
+    assert [op.type for op in compiled.after.ops] == ["fused_gemm_epilogue"]
+    inner, two = exe.run(compiled, feed=net.feeds, fetch_list=[s, h], scope=scope)
+    assert [op.type for op in compiled.after.ops] == ["fused_gemm_epilogue", "relu"]
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(np.maximum(inner, 0), two)

@@ -92,7 +92,7 @@ def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, *, trans_x, trans_y, activatio
         Out_grad = g.relu_grad(Out, Out_grad)
     elif activation == "gelu":
         if ReserveSpace is None:  # not kept: compute the pre-activation again
-            ReserveSpace = g.fused_gemm_epilogue(X, Y, Bias, **product)
+            ReserveSpace, _ = g.fused_gemm_epilogue(X, Y, Bias, **product)
         Out_grad = g.gelu_grad(ReserveSpace, Out_grad, approximate=approximate)
     needs = g.among(X="DX", Y="DY", Bias="DBias")
     return g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)

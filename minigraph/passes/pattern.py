@@ -103,18 +103,21 @@ class Pattern:
     def root_type(self) -> str:
         return self.root.opdef.type
 
-    def match(self, anchor: OpNode) -> tuple[Match | None, int, str]:
-        """(match, operators matched, why not) with the pattern's last operator at `anchor`."""
-        best = (0, "")
+    def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:
+        """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
+
+        There is one match for each order of commutative operands that fits.
+        """
+        matches, best = [], (0, "")
         for order in _operand_orders(self.root):
             match = Match()
             try:
                 self._match_op(self.root, anchor, match, order)
                 match.kept = [match.bound.get(v) for v in self.kept]
-                return match, len(match.ops), ""
+                matches.append(match)
             except Mismatch as why:
                 best = max(best, (len(match.ops), str(why)), key=lambda found: found[0])
-        return None, *best
+        return matches, *best
 
     def _match_op(
         self, pattern: PatternOp, op: OpNode, match: Match, order: dict[PatternOp, bool]

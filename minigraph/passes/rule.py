@@ -121,15 +121,20 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     for anchor in [op for op in graph.ops if op.type == pattern.root_type]:
         if anchor not in graph:
             continue
-        match, matched, why = pattern.match(anchor)
-        if match is None:
+        matches, matched, why = pattern.match(anchor)
+        if not matches:
             report.missed(Miss(rule.name, matched, why, anchor.site))
             continue
-        try:
-            report.applied.append(_Rewrite(graph, rule, match, report.name).run())
-            applied += 1
-        except Refused as no:
-            report.refuse(rule.name, anchor.label(), str(no), anchor.site)
+        refusals = []
+        for match in matches:
+            try:
+                report.applied.append(_Rewrite(graph, rule, match, report.name).run())
+                applied += 1
+                break
+            except Refused as no:
+                refusals.append(str(no))
+        else:
+            report.refuse(rule.name, anchor.label(), refusals[0], anchor.site)
     return applied
 
 
