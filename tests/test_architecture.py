@@ -260,8 +260,9 @@ def test_import_works_where_cupy_is_broken():
 
 
 def test_import_takes_less_than_half_a_second():
-    code = "import time; t = time.perf_counter(); import minigraph; print(time.perf_counter() - t)"
+    """Processor time of the process: other tests run at the same time and stretch the wall clock."""
+    code = "import time; t = time.process_time(); import minigraph; print(time.process_time() - t)"
     times = []
-    while len(times) < 10 and min(times, default=1.0) >= 0.5:  # other tests run at the same time and disturb
+    while len(times) < 10 and min(times, default=1.0) >= 0.5:
         times.append(float(run_python(code)))
     assert min(times) < 0.5, times
