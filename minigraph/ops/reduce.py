@@ -75,7 +75,7 @@ def _grad_samples(rng):
         yield (X, Out_grad), attrs
 
 
-@op
+@op(gpu="reduce")
 def reduce_sum(X, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """The sum over `axis` (None: all axes, (): none); of bool and ints it is int64, of nothing 0."""
     dtype = X.dtype if X.dtype.kind == "f" else int64
@@ -87,7 +87,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_sum_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"})
+@op("X_grad", no_need_buffer={"X"}, gpu="reduce")
 def reduce_sum_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad, spread over X's shape."""
     return _spread(Out_grad, X.shape, axis, out)
@@ -98,7 +98,7 @@ def _(g, X_grad_grad, *, axis, keepdim):
     return None, g.reduce_sum(X_grad_grad, axis=axis, keepdim=keepdim)
 
 
-@op
+@op(gpu="reduce")
 def reduce_mean(X, *, axis: Ints | None = None, keepdim: bool = False):
     """The mean over `axis` (None: all axes, (): none) of floats; of nothing it is NaN."""
     total = np.sum(X, axis=axis, keepdims=keepdim)
@@ -122,7 +122,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_mean_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"})
+@op("X_grad", no_need_buffer={"X"}, gpu="reduce")
 def reduce_mean_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad / (number of elements in each mean), spread over X's shape."""
     return _spread(Out_grad / X.dtype.type(max(_count(X.shape, axis), 1)), X.shape, axis, out)
@@ -133,7 +133,7 @@ def _(g, X_grad_grad, *, axis, keepdim):
     return None, g.reduce_mean(X_grad_grad, axis=axis, keepdim=keepdim)
 
 
-@op
+@op(gpu="reduce")
 def reduce_prod(X, *, axis: Ints | None = None, keepdim: bool = False):
     """The product over `axis` (None: all axes, (): none); of bool and ints it is int64, of nothing 1."""
     dtype = X.dtype if X.dtype.kind == "f" else int64
@@ -145,7 +145,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_prod_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad")
+@op("X_grad", gpu="cumsum")
 def reduce_prod_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False):
     """Out_grad * the product of the other elements, which is right where elements are 0, too."""
     axes = normalize_axes(axis, X.ndim)
@@ -187,7 +187,7 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
     )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
-    forward, backward = op(extremum), op("X_grad")(extremum_grad)
+    forward, backward = op(gpu="reduce")(extremum), op("X_grad", gpu="reduce")(extremum_grad)
 
     @forward.infer
     def _(X, *, axis, keepdim):
@@ -236,7 +236,8 @@ def _position(name: str, function: Any, word: str) -> OpDef:
     position.__name__ = name
     position.__doc__ = f"The position of the first {word} along `axis`, in the flattened X for None."
 
-    return op(traits={"nondifferentiable"})(position).infer(_infer_position).samples(_position_samples)
+    define = op(traits={"nondifferentiable"}, gpu="reduce")
+    return define(position).infer(_infer_position).samples(_position_samples)
 
 
 def _infer_position(X: TensorType, *, axis: int | None, keepdim: bool, dtype: np.dtype) -> TensorType:
@@ -259,7 +260,7 @@ arg_max = _position("arg_max", np.argmax, "largest element")
 arg_min = _position("arg_min", np.argmin, "smallest element")
 
 
-@op
+@op(gpu="cumsum")
 def cumsum(X, *, axis: int | None = None, exclusive: bool = False, reverse: bool = False):
     """Sums of the elements up to each one along `axis`, of the flattened X for None.
 
@@ -305,7 +306,7 @@ def _(rng):
     yield (np.array([1, 2, 3], "int32"),), {"axis": 0}
 
 
-@op("X_grad", no_need_buffer={"X"})
+@op("X_grad", no_need_buffer={"X"}, gpu="cumsum")
 def cumsum_grad(X, Out_grad, *, axis: int | None = None, exclusive: bool = False, reverse: bool = False):
     """Out_grad summed from the other end, in X's shape."""
     return _running_sum(Out_grad, axis or 0, exclusive, not reverse).reshape(X.shape)

@@ -93,6 +93,17 @@ def runs(shape: Shape, axes: Sequence[int]) -> list[tuple[int, bool]]:
     return found
 
 
+def stages(shape: Shape, axes: Sequence[int]) -> list[Shape]:
+    """(outer, m, inner) of the passes that reduce `axes` run by run, the longest run first."""
+    parts, found = runs(shape, axes), []
+    while any(reduced for _, reduced in parts):
+        _, longest = max((extent, i) for i, (extent, reduced) in enumerate(parts) if reduced)
+        sizes = [extent for extent, _ in parts]
+        found.append((math.prod(sizes[:longest]), sizes[longest], math.prod(sizes[longest + 1 :])))
+        del parts[longest]
+    return found
+
+
 def accumulator(kind: str, dtype: np.dtype) -> np.dtype:
     """The type in which partial results of `kind` are kept."""
     if dtype in (float16, bfloat16):
@@ -121,19 +132,16 @@ def bind_reduce(binder: Binder, kind: str, x: Buffer, axes: Sequence[int], out: 
     if x.size == 0:
         value = "not_a_number<C>()" if mean else f"C({identity(kind, out.dtype)})"
         return bind_pointwise(binder, {"Out": out}, {}, {"Out": value})
-    parts = runs(x.shape, axes)
-    if not any(reduced for _, reduced in parts):
-        return bind_pointwise(binder, {"Out": out}, {"X": x.view(out.shape)}, {"Out": "X"})
+    passes = stages(x.shape, axes)
+    if not passes:
+        value = "C(0)" if kind.startswith("ARG") else "X"
+        return bind_pointwise(binder, {"Out": out}, {"X": x}, {"Out": value}, shapes={"X": out.shape})
     source = x
-    while any(reduced for _, reduced in parts):
-        _, longest = max((extent, i) for i, (extent, reduced) in enumerate(parts) if reduced)
-        sizes = [extent for extent, _ in parts]
-        outer, m, inner = math.prod(sizes[:longest]), sizes[longest], math.prod(sizes[longest + 1 :])
-        del parts[longest]
-        last = not any(reduced for _, reduced in parts)
-        goal = out if last else binder.scratch((outer, inner), accumulator(kind, x.dtype))
+    for sizes in passes:
+        last = sizes is passes[-1]
+        goal = out if last else binder.scratch((sizes[0] * sizes[2],), accumulator(kind, x.dtype))
         finish = "down<U>((a) / A(count))" if mean and last else "down<U>(a)"
-        _one_axis(binder, kind, x.dtype, source, (outer, m, inner), goal, finish, count)
+        _one_axis(binder, kind, x.dtype, source, sizes, goal, finish, count)
         source = goal
 
 
@@ -150,25 +158,42 @@ def _one_axis(
     binder: Binder, kind: str, dtype: np.dtype, x: Buffer, sizes: Shape, goal: Buffer, finish: str, count: int
 ) -> None:
     """goal[outer, inner] = x[outer, m, inner] reduced; `dtype` is that of the operator's input."""
-    outer, _, inner = sizes
     position = kind.startswith("ARG")
     finish = "U((a).at)" if position else finish
-    kept = accumulator(kind, dtype)
-    facts = {
-        "C" if position else "A": CUDA_TYPES[kept], "KIND": kind, "IDENTITY": identity(kind, dtype), "UNROLL": UNROLL,
-    }  # fmt: skip
-    widest = WIDEST_POSITION if position else WIDEST
+    facts, widest = _facts(kind, dtype), WIDEST_POSITION if position else WIDEST
     source, end = (Operand(b, CUDA_TYPES[b.dtype], b.dtype.itemsize, widest) for b in (x, goal))
     cut = _tile(binder, source, end, sizes, whole=False)
     if cut.splits > 1:
-        results = outer * cut.splits * inner
-        if position:
-            partial = Operand(binder.scratch((results, 2), int64), "Best", 16, widest)
-        else:
-            partial = Operand(binder.scratch((results,), kept), CUDA_TYPES[kept], kept.itemsize, widest)
-        _launch(binder, source, partial, sizes, facts | {"FINISH(a)": "(a)"}, count, whole=False)
-        source, sizes = partial, (outer, cut.splits, inner)
+        partial = _pieces(binder, kind, dtype, source, sizes, cut.splits)
+        source, sizes = partial, (sizes[0], cut.splits, sizes[2])
     _launch(binder, source, end, sizes, facts | {"FINISH(a)": finish}, count, whole=True)
+
+
+def _facts(kind: str, dtype: np.dtype) -> dict[str, Any]:
+    kept = CUDA_TYPES[accumulator(kind, dtype)]
+    if kind.startswith("ARG") and kept == "bool":
+        kept = "int"  # truth values as conditions of conditions take the compiler to its limits
+    return {"C" if kind.startswith("ARG") else "A": kept, "KIND": kind, "IDENTITY": identity(kind, dtype)}
+
+
+def _pieces(binder: Binder, kind: str, dtype: np.dtype, source: Operand, sizes: Shape, splits: int) -> Operand:
+    """The results of the pieces [outer, splits, inner], as accumulators."""
+    results, kept = sizes[0] * splits * sizes[2], accumulator(kind, dtype)
+    if kind.startswith("ARG"):
+        partial = Operand(binder.scratch((results, 2), int64), "Best", 16, source.widest)
+    else:
+        partial = Operand(binder.scratch((results,), kept), CUDA_TYPES[kept], kept.itemsize, source.widest)
+    _launch(binder, source, partial, sizes, _facts(kind, dtype) | {"FINISH(a)": "(a)"}, 1, whole=False)
+    return partial
+
+
+def bind_pieces(binder: Binder, kind: str, x: Buffer, sizes: Shape) -> tuple[Buffer | None, Tiling]:
+    """The results of the pieces into which x[outer, m, inner] is cut; None where it stays whole."""
+    kept = accumulator(kind, x.dtype)
+    source = Operand(x, CUDA_TYPES[x.dtype], x.dtype.itemsize, WIDEST)
+    end = Operand(x, CUDA_TYPES[kept], kept.itemsize, WIDEST)
+    cut = _tile(binder, source, end, sizes, whole=False)
+    return (_pieces(binder, kind, x.dtype, source, sizes, cut.splits).buffer if cut.splits > 1 else None), cut
 
 
 def _tile(binder: Binder, source: Operand, goal: Operand, sizes: Shape, whole: bool) -> Tiling:
@@ -194,7 +219,8 @@ def _launch(
 ) -> None:
     outer, m, inner = sizes
     t = _tile(binder, source, goal, sizes, whole)
-    defines = {**facts, "T": source.type, "U": goal.type, "WIDTH": _width(source, goal, inner)}
+    width = _width(source, goal, inner)
+    defines = {**facts, "T": source.type, "U": goal.type, "WIDTH": width, "UNROLL": UNROLL}
     args = source.buffer, goal.buffer, i64(outer), i64(m)
     if inner == 1:
         defines["LANES"] = t.lanes
