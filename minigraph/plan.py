@@ -60,7 +60,8 @@ class Plan:
         if any(dtype in LOW_PRECISION for dtype in touched):
             kernel = _in_float32(opdef.cpu_kernel, [self.schedule.types(o) for o in step.outputs])
             return BoundStep(step, kernel, inputs, attrs, None)
-        out: list[np.ndarray | None] | None = [None] * len(step.outputs) if "out" in opdef.injected else None
+        unplanned: list[np.ndarray | None] = [None] * len(step.outputs)
+        out = unplanned if "out" in opdef.injected else None
         return BoundStep(step, opdef.cpu_kernel, inputs, attrs, out)
 
     def set_scalar(self, scope: Scope, name: str, value: float) -> None:
