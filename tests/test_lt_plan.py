@@ -1,0 +1,188 @@
+"""cuBLASLt descriptors, built against a stub of the library that records what it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from minigraph.kernels.cuda.binder import Binder, Gemm
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.types import bfloat16, float32, float64
+
+
+class Desc(enum.IntEnum):
+    TRANSA = 3
+    TRANSB = 4
+    EPILOGUE = 7
+    BIAS_POINTER = 8
+    EPILOGUE_AUX_POINTER = 11
+    EPILOGUE_AUX_LD = 12
+    BIAS_DATA_TYPE = 26
+
+
+class Layout(enum.IntEnum):
+    BATCH_COUNT = 5
+    STRIDED_BATCH_OFFSET = 6
+
+
+class Preference(enum.IntEnum):
+    MAX_WORKSPACE_BYTES = 1
+    REDUCTION_SCHEME_MASK = 3
+
+
+class Epilogue(enum.IntEnum):
+    DEFAULT = 1
+    BIAS = 4
+    RELU_AUX_BIAS = 134
+    DRELU = 136
+    BGRADA = 256
+    BGRADB = 512
+
+
+class ComputeType(enum.IntEnum):
+    COMPUTE_32F = 68
+    COMPUTE_64F = 70
+    COMPUTE_32F_FAST_TF32 = 77
+
+
+class Library:
+    """Remembers descriptors and layouts by handle; a product is the arguments it was called with."""
+
+    MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Desc, Layout, Preference
+    Epilogue = Epilogue
+    ReductionScheme = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 2})
+    cuBLASLtError = type("cuBLASLtError", (Exception,), {})
+
+    def __init__(self):
+        self.objects, self.calls, self.algorithms = {}, [], 1
+
+    def _new(self, **facts):
+        handle = len(self.objects) + 1
+        self.objects[handle] = facts
+        return handle
+
+    def get_matmul_desc_attribute_dtype(self, attribute):
+        return np.int64 if "POINTER" in attribute.name or attribute.name.endswith("LD") else np.int32
+
+    def matmul_desc_create(self, compute, scale):
+        return self._new(compute=compute, scale=scale)
+
+    def matrix_layout_create(self, dtype, rows, columns, ld):
+        return self._new(dtype=dtype, rows=rows, columns=columns, ld=ld)
+
+    def matmul_preference_create(self):
+        return self._new()
+
+    def _set(self, handle, attribute, pointer, nbytes):
+        value = int.from_bytes(ctypes.string_at(pointer, nbytes), sys.byteorder, signed=True)
+        self.objects[handle][attribute.name] = value
+
+    matmul_desc_set_attribute = matrix_layout_set_attribute = matmul_preference_set_attribute = _set
+
+    def MatmulHeuristicResult(self, count):
+        return types.SimpleNamespace(ptr=4096)
+
+    def matmul_algo_get_heuristic(self, handle, desc, a, b, c, d, preference, wanted, results, found):
+        ctypes.memmove(found, np.array([self.algorithms], np.int32).ctypes.data, 4)
+
+    def matmul_preference_destroy(self, handle):
+        pass
+
+    matrix_layout_destroy = matmul_desc_destroy = matmul_preference_destroy
+
+    def matmul(self, *arguments):
+        self.calls.append(arguments)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    stub = Library()
+    bindings = types.ModuleType("nvmath.bindings")
+    bindings.cublas, bindings.cublasLt = types.SimpleNamespace(ComputeType=ComputeType), stub
+    monkeypatch.setitem(sys.modules, "nvmath", types.ModuleType("nvmath"))
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", bindings)
+    monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.lt", raising=False)
+    yield stub
+    sys.modules.pop("minigraph.kernels.cuda.lt", None)
+
+
+def plan_of(call: Gemm, **facts):
+    return importlib.import_module("minigraph.kernels.cuda.lt").LtPlan(7, call, **facts)
+
+
+def operand(*shape, dtype=float32, ptr=1 << 20):
+    return Buffer(shape, dtype, ptr)
+
+
+def gemm(m, n, k, dtype=float32, **facts):
+    a, b, c = (operand(s, dtype=dtype, ptr=p << 20) for s, p in ((m * k, 1), (k * n, 2), (m * n, 3)))
+    return Gemm(a, b, c, m=m, n=n, k=k, workspace=operand(1024, dtype=np.dtype("uint8"), ptr=4 << 20), **facts)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, False), (False, True), (True, True)])
+def test_operands_are_swapped_and_layouts_are_column_major(library, trans_a, trans_b):
+    m, n, k = 5, 7, 3
+    plan = plan_of(gemm(m, n, k, trans_a=trans_a, trans_b=trans_b))
+    desc = library.objects[plan.desc]
+    assert (desc["TRANSA"], desc["TRANSB"]) == (trans_b, trans_a)
+    sizes = [(library.objects[x]["rows"], library.objects[x]["columns"], library.objects[x]["ld"])
+             for x in (plan.a, plan.b, plan.c)]  # fmt: skip
+    assert sizes == [(k, n, k) if trans_b else (n, k, n), (m, k, m) if trans_a else (k, m, k), (n, m, n)]
+    plan.run(99)
+    handle, described, _, b, _, a, _, _, c, _, d, *rest = library.calls[0]
+    assert (handle, described, a, b, c, d) == (7, plan.desc, 1 << 20, 2 << 20, 3 << 20, 3 << 20)
+    assert rest[-3:] == [4 << 20, 1024, 99]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "compute", "scale"),
+    [(float32, False, 68, 0), (float32, True, 77, 0), (bfloat16, True, 68, 0), (float64, True, 70, 1)],
+)
+def test_float32_is_rounded_to_tf32_only_if_allowed(library, dtype, tf32, compute, scale):
+    plan = plan_of(gemm(4, 4, 4, dtype), tf32=tf32)
+    assert (library.objects[plan.desc]["compute"], library.objects[plan.desc]["scale"]) == (compute, scale)
+    assert plan.alpha.dtype == (np.float64 if dtype == float64 else np.float32)
+
+
+def test_epilogue_carries_pointers_types_and_leading_dimension(library):
+    bias, mask = operand(7, dtype=bfloat16, ptr=5 << 20), operand(5, 16, dtype=np.dtype("uint8"), ptr=6 << 20)
+    plan = plan_of(gemm(5, 7, 3, bfloat16, epilogue="RELU_AUX_BIAS", bias=bias, aux=mask, aux_ld=128))
+    desc = library.objects[plan.desc]
+    assert desc["EPILOGUE"] == Epilogue.RELU_AUX_BIAS
+    assert (desc["BIAS_POINTER"], desc["BIAS_DATA_TYPE"]) == (5 << 20, 14)
+    assert (desc["EPILOGUE_AUX_POINTER"], desc["EPILOGUE_AUX_LD"]) == (6 << 20, 128)
+
+
+def test_batches_step_by_their_strides(library):
+    plan = plan_of(gemm(5, 7, 3, batch=4, strides=(15, 0, 35)))
+    steps = [library.objects[x]["STRIDED_BATCH_OFFSET"] for x in (plan.a, plan.b, plan.c)]
+    assert steps == [0, 15, 35]
+    assert all(library.objects[x]["BATCH_COUNT"] == 4 for x in (plan.a, plan.b, plan.c))
+
+
+def test_no_algorithm_is_reported(library):
+    library.algorithms = 0
+    module = importlib.import_module("minigraph.kernels.cuda.lt")
+    with pytest.raises(module.Unsupported, match="no algorithm"):
+        plan_of(gemm(5, 7, 3))
+
+
+def test_algorithms_add_in_one_fixed_order(library):
+    plan_of(gemm(5, 7, 3))
+    assert any(facts.get("REDUCTION_SCHEME_MASK") == 2 for facts in library.objects.values())
+
+
+def test_a_fallback_is_recorded_apart():
+    binder = Binder()
+    binder.begin(0)
+    a, b, c = operand(15), operand(21), operand(35)
+    binder.gemm(a, b, c, m=5, n=7, k=3, epilogue="BIAS", fallback=lambda: binder.zero(c))
+    (call,) = binder.calls
+    assert isinstance(call, Gemm)
+    assert [type(f).__name__ for f in call.fallback] == ["Fill"]
