@@ -11,7 +11,7 @@ from ..opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
 from ..types import TensorType, float32, int64, normalize_shape
 
 
-@op(traits={"nondifferentiable"})
+@op(traits={"nondifferentiable"}, gpu="creation")
 def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32):
     """An array of the given shape with every element equal to `value`."""
     return np.full(shape, value, dtype)
@@ -30,7 +30,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
 
 
-@op(traits={"nondifferentiable"}, no_need_buffer={"X"})
+@op(traits={"nondifferentiable"}, no_need_buffer={"X"}, gpu="creation")
 def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
     return np.full(X.shape, value, dtype or X.dtype)
@@ -47,7 +47,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
 
 
-@op
+@op(gpu="creation")
 def assign(X):
     """A copy of X."""
     return X.copy()
@@ -63,7 +63,7 @@ def _(rng):
     yield (rng.normal(size=(2, 3)),), {}
 
 
-@op(inplace={"Out": "X"})
+@op(inplace={"Out": "X"}, cuda="X + step")
 def increment(X, *, step: float = 1.0, out=None):
     """X + step, written back in place where Out is X itself."""
     return np.add(X, np.asarray(step).astype(X.dtype), out=out[0] if out else None)
@@ -79,7 +79,7 @@ def _(rng):
     yield (rng.normal(size=(1,)),), {"step": 2.0}
 
 
-@op
+@op(gpu="creation")
 def sum(X: Arrays, *, out=None):
     """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
     total = np.add(X[0], X[1], out=out[0] if out else None) if len(X) > 1 else X[0].copy()
@@ -107,7 +107,7 @@ def _(rng):
     yield ([rng.normal(size=(2, 3))],), {}
 
 
-@op(traits={"nondifferentiable"})
+@op(traits={"nondifferentiable"}, gpu="creation")
 def assign_value(*, values: Numbers, shape: Ints, dtype: DTypeAttr):
     """An array of the given shape that holds `values` in row-major order."""
     return np.array(values, dtype).reshape(shape)
@@ -139,7 +139,7 @@ def range_length(start: Number, end: Number, step: Number) -> int:
     return max(math.ceil((end - start) / step), 0)
 
 
-@op(traits={"nondifferentiable"})
+@op(traits={"nondifferentiable"}, gpu="creation")
 def arange(*, start: Number = 0, end: Number, step: Number = 1, dtype: DTypeAttr = int64):
     """start, start + step, start + 2 step, ... up to `end`, which is left out."""
     return (start + step * np.arange(range_length(start, end, step))).astype(dtype)

@@ -43,7 +43,7 @@ def check_powers(**powers: TensorType) -> None:
         require(power.size == 1, f"{slot} must have one element, is {power}")
 
 
-@op("ParamOut", traits=UPDATE, inplace={"ParamOut": "Param"}, cpu="minigraph.kernels.optimizer:sgd")
+@op("ParamOut", traits=UPDATE, inplace={"ParamOut": "Param"}, cpu="minigraph.kernels.optimizer:sgd", gpu="optimizer")
 def sgd(Param, Grad, LearningRate):
     """Param - LearningRate * Grad"""
     return Param - LearningRate.item() * Grad
@@ -64,7 +64,7 @@ def _(rng):
 
 @op(
     "ParamOut, VelocityOut", traits=UPDATE, inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
-    cpu="minigraph.kernels.optimizer:momentum",
+    cpu="minigraph.kernels.optimizer:momentum", gpu="optimizer",
 )  # fmt: skip
 def momentum(Param, Grad, Velocity, LearningRate, *, mu: float = 0.9, use_nesterov: bool = False):
     """VelocityOut = mu * Velocity + Grad; ParamOut = Param - LearningRate * VelocityOut.
@@ -88,7 +88,7 @@ def _(rng):
         yield (*rng.normal(size=(3, 4, 3)), np.array([0.1])), {"mu": 0.8, "use_nesterov": nesterov}
 
 
-@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adam")
+@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adam", gpu="optimizer")
 def adam(
     Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow,
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
@@ -127,7 +127,7 @@ def _(rng):
     yield adam_inputs(rng, ()), {"beta1": 0.5, "beta2": 0.75, "epsilon": 1e-3}
 
 
-@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adamw")
+@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adamw", gpu="optimizer")
 def adamw(
     Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow,
     *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
@@ -162,7 +162,7 @@ def _(rng):
     yield adam_inputs(rng, (4, 3)), {"coeff": 0.1, "with_decay": False}
 
 
-@op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:squared_l2_norm")
+@op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:squared_l2_norm", gpu="optimizer")
 def squared_l2_norm(X):
     """The sum of X^2 over all elements, a scalar; float32 for 16-bit X, whose squares would overflow."""
     return np.sum(np.square(X))

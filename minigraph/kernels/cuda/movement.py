@@ -173,6 +173,9 @@ def view(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         binder.copy(out, source)
 
 
+reshape = reshape_grad = squeeze = unsqueeze = flatten = view
+
+
 def place(buffer: Buffer) -> tuple[Buffer, int] | int:
     """Where a buffer's memory begins: its address, or before that is known the buffer that owns it and the offset."""
     offset = 0

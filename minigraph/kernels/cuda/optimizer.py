@@ -43,7 +43,7 @@ def sgd(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 
 
 def momentum(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """VelocityOut = mu * Velocity + Grad; ParamOut = Param - LearningRate * (VelocityOut, or Grad + mu * VelocityOut)"""
+    """VelocityOut = mu * Velocity + Grad; ParamOut = Param - LearningRate * (VelocityOut or its look-ahead)"""
     read = [ins[slot] for slot in ("Param", "Grad", "Velocity")]
     written = _targets(binder, ins, outs, "Param", "Velocity")
     rate = ins["LearningRate"]

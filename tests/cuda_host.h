@@ -1,0 +1,183 @@
+// Runs CUDA C++ on a CPU: the threads of a block are fibers of one thread, taken up in turn at barriers.
+// One block at a time; exited threads no longer count at barriers, as on a GPU. A barrier that can never
+// be reached by all aborts.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <ucontext.h>
+#include <utility>
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct Dim {
+    unsigned x = 1, y = 1, z = 1;
+};
+struct Barrier {
+    int alive = 0, waiting = 0;
+    unsigned generation = 0;
+    void release() {
+        if (alive == 0 || waiting < alive) return;
+        waiting = 0;
+        ++generation;
+    }
+};
+struct Fiber {
+    ucontext_t context;
+    Dim index;
+    bool done;
+};
+
+static const int MOST = 1024, STACK = 256 * 1024;
+static Fiber fibers[MOST], *fiber;
+static char* stacks;
+static ucontext_t scheduler;
+static Barrier block_barrier, warp_barriers[MOST / 32];
+static unsigned long long lanes[MOST];
+static Dim gridDim, blockDim, blockIdx;
+static long progress;
+#define threadIdx (fiber->index)
+
+static void leave() { swapcontext(&fiber->context, &scheduler); }
+static void meet(Barrier& b) {
+    const unsigned generation = b.generation;
+    ++b.waiting;
+    ++progress;
+    b.release();
+    while (b.generation == generation) leave();
+}
+static void (*run_thread)(const void**);
+static const void** arguments;
+static void fiber_main() {
+    run_thread(arguments);
+    fiber->done = true;
+    ++progress;
+    Barrier& warp = warp_barriers[fiber->index.x / 32];
+    --block_barrier.alive, --warp.alive;
+    block_barrier.release(), warp.release();
+    leave();
+}
+static void run_block(int threads) {
+    if (!stacks) stacks = (char*)malloc(size_t(MOST) * STACK);
+    block_barrier = Barrier();
+    for (Barrier& b : warp_barriers) b = Barrier();
+    for (int t = 0; t < threads; ++t) {
+        Fiber& f = fibers[t];
+        f.index.x = t, f.index.y = f.index.z = 0, f.done = false;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = stacks + size_t(t) * STACK;
+        f.context.uc_stack.ss_size = STACK;
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, fiber_main, 0);
+        ++block_barrier.alive, ++warp_barriers[t / 32].alive;
+    }
+    while (block_barrier.alive) {
+        const long before = progress;
+        for (int t = 0; t < threads; ++t)
+            if (!fibers[t].done) fiber = &fibers[t], swapcontext(&scheduler, &fiber->context);
+        if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
+    }
+}
+template <class... P, size_t... N>
+static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(P*)args[N]...); }
+template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeof...(P); }
+#define HOST_ENTRY(kernel)                                                                                        \
+    extern "C" long host_parameters() { return parameters(kernel); }                                              \
+    extern "C" void host_run(const void** args, unsigned x, unsigned y, unsigned z, unsigned threads) {           \
+        run_thread = [](const void** a) { call(kernel, a, std::make_index_sequence<parameters(kernel)>()); };     \
+        arguments = args;                                                                                         \
+        gridDim.x = x, gridDim.y = y, gridDim.z = z, blockDim.x = threads;                                        \
+        for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z)                                                        \
+            for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)                                                    \
+                for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(threads);                            \
+    }
+
+static inline void __syncthreads() { meet(block_barrier); }
+static inline Barrier& warp() { return warp_barriers[fiber->index.x / 32]; }
+static inline void __syncwarp(unsigned = ~0u) { meet(warp()); }
+template <class X> static X from_lane(X x, unsigned lane) {
+    static_assert(sizeof(X) <= 8, "");
+    memcpy(&lanes[fiber->index.x], &x, sizeof(X));
+    meet(warp());
+    X y;
+    memcpy(&y, &lanes[fiber->index.x / 32 * 32 + lane], sizeof(X));
+    meet(warp());
+    return y;
+}
+static inline unsigned lane_id() { return fiber->index.x % 32; }
+// The last argument cuts a warp into groups of so many lanes.
+template <class X> static X __shfl_sync(unsigned, X x, unsigned from, unsigned width = 32) {
+    return from_lane(x, lane_id() / width * width + from % width);
+}
+template <class X> static X __shfl_xor_sync(unsigned, X x, unsigned l, unsigned = 32) {
+    return from_lane(x, lane_id() ^ l);
+}
+template <class X> static X __shfl_up_sync(unsigned, X x, unsigned d, unsigned width = 32) {
+    return from_lane(x, lane_id() % width < d ? lane_id() : lane_id() - d);
+}
+template <class X> static X __shfl_down_sync(unsigned, X x, unsigned d, unsigned width = 32) {
+    return from_lane(x, lane_id() % width + d >= width ? lane_id() : lane_id() + d);
+}
+static inline unsigned __match_any_sync(unsigned, unsigned x) {
+    lanes[fiber->index.x] = x;
+    meet(warp());
+    unsigned mask = 0;
+    const unsigned first = fiber->index.x / 32 * 32;
+    for (unsigned l = 0; l < 32 && first + l < blockDim.x; ++l)
+        if (!fibers[first + l].done && unsigned(lanes[first + l]) == x) mask |= 1u << l;
+    meet(warp());
+    return mask;
+}
+static inline unsigned __ballot_sync(unsigned, int x) {
+    const unsigned mask = __match_any_sync(~0u, x != 0);
+    return x ? mask : 0;  // only lanes that hold true may use it
+}
+
+template <class X> static X atomicAdd(X* p, X x) { X old = *p; *p = old + x; return old; }
+template <class X> static X atomicCAS(X* p, X expected, X x) { X old = *p; if (old == expected) *p = x; return old; }
+template <class X> static X atomicMax(X* p, X x) { X old = *p; if (x > old) *p = x; return old; }
+template <class X> static X atomicMin(X* p, X x) { X old = *p; if (x < old) *p = x; return old; }
+
+template <class A, class B> static std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
+template <class A, class B> static std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
+template <class To, class From> static To bits_as(From x) {
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+static inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+static inline float __int_as_float(int x) { return bits_as<float>(x); }
+static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+static inline float __double2float_rz(double x) {
+    const float y = float(x);
+    return std::fabs(double(y)) > std::fabs(x) ? std::nextafter(y, 0.0f) : y;
+}
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double rsqrt(double x) { return 1 / std::sqrt(x); }
+static inline float rsqrt(float x) { return 1 / std::sqrt(x); }
+using std::abs;
+using std::exp;
+using std::floor;
+using std::log;
+using std::sqrt;
+using std::tanh;
+static inline void sincospi(double x, double* s, double* c) { *s = sin(M_PI * x), *c = cos(M_PI * x); }
+static inline double erfinv(double y) {
+    double x = 0;
+    for (int i = 0; i < 60; ++i) x -= (erf(x) - y) * std::sqrt(M_PI) / 2 * exp(x * x);
+    return x;
+}
+
+static inline float cvt_f32_f16(unsigned short x) { return float(bits_as<_Float16>(x)); }
+static inline unsigned short cvt_rn_f16_f32(float x) { return bits_as<unsigned short>(_Float16(x)); }
+static inline unsigned short cvt_rn_bf16_f32(float x) {
+    const unsigned u = bits_as<unsigned>(x);
+    return x != x ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}

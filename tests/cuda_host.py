@@ -1,0 +1,160 @@
+"""CUDA kernels on a CPU: what a Binder recorded, compiled by the host's C++ compiler and run.
+
+cuda_host.h stands in for the GPU; the kernels' text is the one that NVRTC gets. Every array lies between
+guards and begins with garbage, so writes beside an array and elements never written show.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigraph.kernels.cuda.binder import Binder, Call, Copy, Fill, Launch
+from minigraph.kernels.cuda.buffer import Buffer
+
+COMPILER = shutil.which("g++")
+GUARD, ALIGNMENT = 256, 256  # bytes
+GARBAGE = 0xA7
+CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\((.+)\)\);')
+HEADER = Path(__file__).with_name("cuda_host.h")
+
+Slots = dict[str, Any]
+
+
+class NotOnHost(Exception):
+    """A call that needs a GPU's library."""
+
+
+class Memory:
+    """Host arrays in place of device buffers."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[Buffer, np.ndarray] = {}
+        self.guarded: list[np.ndarray] = []
+
+    def put(self, buffer: Buffer, value: np.ndarray | None = None) -> None:
+        """Give a buffer memory, unless it has some, filled with `value` or with garbage."""
+        while buffer.owner is not None:
+            buffer = buffer.owner
+        if buffer in self.arrays:
+            return
+        whole = np.full(buffer.nbytes + 2 * GUARD + ALIGNMENT, GARBAGE, np.uint8)
+        start = GUARD + -(whole.ctypes.data + GUARD) % ALIGNMENT
+        inner = whole[start : start + buffer.nbytes]
+        if value is not None:
+            inner[...] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        buffer.ptr = whole.ctypes.data + start
+        self.arrays[buffer] = inner.view(buffer.dtype).reshape(buffer.shape)
+        self.guarded += [whole[:start], whole[start + buffer.nbytes :]]
+
+    def check(self) -> None:
+        """Nothing was written beside an array."""
+        for guard in self.guarded:
+            assert (guard == GARBAGE).all(), "a kernel wrote beside an array"
+
+
+def run(binder: Binder, memory: Memory) -> None:
+    """Run the calls of a binder in order."""
+    for call in binder.calls:
+        for buffer in _buffers(call):
+            memory.put(buffer)
+        _run(call)
+    memory.check()
+
+
+def _buffers(call: Call) -> list[Buffer]:
+    if isinstance(call, Launch):
+        return [a for a in call.args if isinstance(a, Buffer)]
+    if not isinstance(call, Copy | Fill):
+        raise NotOnHost(f"{type(call).__name__} needs a GPU")
+    return [call.destination, call.source] if isinstance(call, Copy) else [call.destination]
+
+
+def _run(call: Call) -> None:
+    if isinstance(call, Copy):
+        ctypes.memmove(call.destination.address, call.source.address, call.destination.nbytes)
+    elif isinstance(call, Fill):
+        ctypes.memset(call.destination.address, call.value, call.destination.nbytes)
+    elif isinstance(call, Launch):
+        values = [np.int64(a.address) if isinstance(a, Buffer) else a for a in call.args]
+        held = [np.array([v]) for v in values]
+        pointers = (ctypes.c_void_p * len(held))(*[h.ctypes.data for h in held])
+        library = compiled(call.source, call.function)
+        assert library.host_parameters() == len(held), f"{call.function} takes {library.host_parameters()} arguments"
+        library.host_run(pointers, *call.grid, call.block[0])
+
+
+@cache
+def compiled(source: str, function: str) -> ctypes.CDLL:
+    """The kernel as a function of this process."""
+    text, _ = CONVERSION.subn(lambda m: f"{m[2]} = cvt_{m[1].replace('.', '_')}({m[3]});", source)
+    text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function})\n"
+    path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16]
+    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
+    _compile("-shared", "-o", path.with_suffix(".so"), path.with_suffix(".cpp"))
+    library = ctypes.CDLL(str(path.with_suffix(".so")))
+    library.host_run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 4]
+    library.host_parameters.restype = ctypes.c_long
+    return library
+
+
+def _compile(*arguments: Any) -> None:
+    options = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-w")
+    command = [COMPILER or "g++", *options, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[:3000]
+
+
+@cache
+def _folder() -> Path:
+    """A folder for this process, with the header compiled ahead."""
+    _folders.append(tempfile.TemporaryDirectory(prefix="minigraph-host-"))
+    header = Path(_folders[-1].name, HEADER.name)
+    shutil.copy(HEADER, header)
+    _compile("-x", "c++-header", header, "-o", header.with_name(f"{HEADER.name}.gch"))
+    return header.parent
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed at exit
+
+
+def run_bind(
+    bind: Callable[..., None], inputs: Mapping[str, Any], outputs: Mapping[str, Any], attrs: Mapping[str, Any],
+    in_place: Mapping[str, str] | None = None, seed: int = 0, number: int = 0, step: int = 0, unread: Any = (),
+) -> tuple[Slots, np.ndarray]:  # fmt: skip
+    """Outputs of a bind function on arrays, and the fault record.
+
+    inputs   {slot: array, list of arrays or None}
+    outputs  {slot: TensorType, list of them or None}
+    """
+    memory, binder = Memory(), Binder(seed=seed)
+    binder.begin(3, number)
+
+    def buffer(t: Any, value: np.ndarray | None = None, given: bool = True) -> Buffer:
+        made = Buffer(t.shape, t.dtype)
+        if given:
+            memory.put(made, value)
+        return made
+
+    def over(x: Any, one: Callable[[Any], Any]) -> Any:
+        return None if x is None else [one(e) for e in x] if isinstance(x, list) else one(x)
+
+    ins = {slot: over(x, lambda a, s=slot: buffer(a, a, s not in unread)) for slot, x in inputs.items()}
+    outs = {
+        slot: ins[in_place[slot]] if in_place and slot in in_place else over(t, buffer) for slot, t in outputs.items()
+    }
+    memory.put(binder.fault, np.zeros(4, np.int64))
+    memory.put(binder.counter, np.array([step]))
+    bind(binder, ins, outs, attrs)
+    run(binder, memory)
+    return {slot: over(b, memory.arrays.__getitem__) for slot, b in outs.items()}, memory.arrays[binder.fault]
