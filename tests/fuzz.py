@@ -157,6 +157,8 @@ def failure(seed: int, **options: object) -> str | None:
         check(random_program(seed, **options))
     except Different as problem:
         return str(problem)
+    except Exception as problem:  # whatever breaks is a finding
+        return f"{type(problem).__name__}: {problem}"
     return None
 
 
@@ -180,9 +182,10 @@ def main() -> int:
     for seed in range(options.seed, options.seed + options.count):
         try:
             outcome = check(random_program(seed))
-        except Different as problem:
+        except Exception:  # the shrunk program and its seed say more than a traceback
+            print(f"seed {seed}: {failure(seed)}")
             case = shrink(seed)
-            print(f"seed {seed}: {problem}\n{', '.join(case.description)}\n{case.program}\nfetch {case.fetches}")
+            print(f"{', '.join(case.description)}\n{case.program}\nfetch {case.fetches}")
             return 1
         fused += bool(outcome.applied)
         total.add(outcome)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fuzz import REASONS, Different, Outcome, check, passed
+from fuzz import REASONS, Different, Outcome, check, failure, passed, shrink
 from random_programs import random_program
 
 from minigraph.ir.graph import Graph
@@ -255,6 +255,23 @@ PLANTED = [
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
     assert next(_failures(), None) is not None, f"{WITHIN} programs did not show it"
+
+
+def test_a_failing_program_is_shrunk(monkeypatch):
+    activation_is_dropped(monkeypatch)
+    seed = next(s for s in range(WITHIN) if failure(s) and random_program(s).layers > 3)
+    case = shrink(seed)
+    with pytest.raises(Different):
+        check(case)
+    assert len(case.program.ops) < len(random_program(seed).program.ops)
+    assert sum("relu" in word for word in case.description) == 1
+
+
+def test_programs_depend_on_the_seed_only():
+    first, again, other = (random_program(seed) for seed in (5, 5, 6))
+    assert str(first.program) == str(again.program) != str(other.program)
+    assert first.fetches == again.fetches and first.description == again.description
+    assert all((again.feeds[name] == array).all() for name, array in first.feeds.items())
 
 
 def _failures() -> Iterator[str]:
