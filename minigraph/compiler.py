@@ -67,11 +67,17 @@ class CompiledProgram:
         return diff(self.before, self.after)
 
     def explain(self) -> str:
-        """For each flag: what was applied, what was refused and why, the nearest miss, what was off."""
+        """For each flag: what was applied, what was refused and why, the nearest miss, what was off.
+
+        After a run on a GPU also what its kernels do otherwise than the operators ask.
+        """
         compilation = self._latest_or_new()
         lines = [compilation.reports[flag].render() if flag in compilation.reports else f"{flag:<30} off"
                  for flag, _ in PASSES]  # fmt: skip
         lines += [f"{flag:<30} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
+        if compilation.after.notes:
+            lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
+            lines += [f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}" for op, text in compilation.after.notes]
         return "\n".join(lines)
 
     def _latest_or_new(self) -> _Compilation:

@@ -175,6 +175,8 @@ class CudaPlan:
             buffer.ptr = address
         self.calls = self.runtime.runnable(self.bound.binder, self.tf32)
         self.addresses = addresses
+        steps = self.schedule.steps
+        self.program.notes = [(steps[i].op, text) for i, text in self.bound.binder.notes]
 
     def _from_scope(self, scope: Scope, name: str, buffer: Buffer) -> Any:
         array = scope.arrays.get(name)

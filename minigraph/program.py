@@ -49,6 +49,7 @@ class Program:
         self.scope_name = ""
         self.lr_schedulers: list[tuple[Variable, Any]] = []
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
+        self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
         self._numbers = itertools.count()
         self.block0 = Block(self)
 

@@ -81,6 +81,7 @@ class Gemm:
     batch: int = 1
     strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
     workspace: Buffer | None = None
+    step: int = 0
     fallback: list[Any] = field(default_factory=list)
 
 
@@ -111,6 +112,7 @@ class Binder:
     calls: list[Call] = field(default_factory=list)
     step: int = 0
     scratches: list[list[Buffer]] = field(default_factory=list)  # per step
+    notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     seed: int = 0
@@ -121,6 +123,10 @@ class Binder:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
         self.step, self.number, self.reference = step, number, reference
         self.scratches.append([])
+
+    def note(self, text: str) -> None:
+        """Something about this operator's kernel that a report should say."""
+        self.notes.append((self.step, text))
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
         """Memory for this operator alone; its content is undefined."""
@@ -168,7 +174,7 @@ class Binder:
 
     def gemm(self, a: Buffer, b: Buffer, c: Buffer, fallback: Callable[[], None] | None = None, **facts: Any) -> None:
         """A product through cuBLASLt; `fallback` records the calls for an epilogue it may not have."""
-        call = Gemm(a, b, c, workspace=self.scratch((32 << 20,), np.uint8), **facts)
+        call = Gemm(a, b, c, workspace=self.scratch((32 << 20,), np.uint8), step=self.step, **facts)
         if fallback is not None:
             calls, self.calls = self.calls, call.fallback
             fallback()

@@ -141,8 +141,16 @@ def fused_gemm_epilogue(
     elif library_gelu and n % 8 == 0:
         binder.gemm(x, y, out, epilogue="GELU_AUX_BIAS", aux=reserve, aux_ld=n, **facts)
     else:
+        if activation == "gelu":
+            binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
         binder.gemm(x, y, z, epilogue="BIAS", **{**facts, "fallback": lambda: _unfused_bias(binder, x, y, z, bias, attrs)})
         _activate(binder, z, out, None, activation, tanh)
+
+
+def _why_no_library_gelu(tanh: bool, n: int, x: Buffer) -> str:
+    if not tanh:
+        return "cuBLASLt has its tanh form only"
+    return "cuBLASLt's is not exact in float64" if x.dtype == float64 else f"{n} columns are no multiple of 8"
 
 
 def _unfused_bias(binder: Binder, x: Buffer, y: Buffer, z: Buffer, bias: Buffer, attrs: Mapping[str, Any]) -> None:
@@ -193,6 +201,9 @@ def _input_gradient(
     epilogue, ld = {"relu_grad": ("DRELU", -(-columns // 128) * 128), "gelu_grad": ("DGELU", columns)}.get(kind, ("", 0))
     library = kind == "relu_grad" or (attrs["approximate"] and columns % 8 == 0 and d.dtype != float64)
     if not epilogue or not library or trans_x or inner <= 1 or d.size == 0:
+        if epilogue:
+            why = _why_no_library_gelu(attrs["approximate"], columns, d) if not library else "X is transposed or DOut narrow"
+            binder.note(f"{kind} is a kernel after the product: {why}")
         return product_then_kernels()
     binder.gemm(
         d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not trans_y, epilogue=epilogue,

@@ -48,7 +48,7 @@ class Runtime:
             if isinstance(call, HostCall):
                 steps.append(partial(self._call_host, call, binder.counter))
             else:
-                steps += self._runnable(call, tf32)
+                steps += self._runnable(call, tf32, binder)
         return steps
 
     def _call_host(self, call: HostCall, counter: Buffer) -> None:
@@ -56,7 +56,7 @@ class Runtime:
         self.stream.synchronize()
         call.function(int(arrays[0][0]), *arrays[1:])
 
-    def _runnable(self, call: Call, tf32: bool) -> list[Callable[[], None]]:
+    def _runnable(self, call: Call, tf32: bool, binder: Binder) -> list[Callable[[], None]]:
         stream = self.stream.ptr
         if isinstance(call, Launch):
             args = tuple(a.address if isinstance(a, Buffer) else a for a in call.args)
@@ -75,7 +75,9 @@ class Runtime:
         except Unsupported as why:
             if not call.fallback:
                 raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
-            return [step for other in call.fallback for step in self._runnable(other, tf32)]
+            note = call.step, f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}: kernels of their own"
+            binder.notes += [note] if note not in binder.notes else []
+            return [step for other in call.fallback for step in self._runnable(other, tf32, binder)]
 
     def _function(self, call: Launch) -> Any:
         key = call.source, call.function
