@@ -77,7 +77,10 @@ class CompiledProgram:
         lines += [f"{flag:<30} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
-            lines += [f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}" for op, text in compilation.after.notes]
+            lines += [
+                f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}"
+                for op, text in compilation.after.notes
+            ]
         return "\n".join(lines)
 
     def _latest_or_new(self) -> _Compilation:

@@ -143,7 +143,8 @@ def fused_gemm_epilogue(
     else:
         if activation == "gelu":
             binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
-        binder.gemm(x, y, z, epilogue="BIAS", **{**facts, "fallback": lambda: _unfused_bias(binder, x, y, z, bias, attrs)})
+        facts["fallback"] = lambda: _unfused_bias(binder, x, y, z, bias, attrs)
+        binder.gemm(x, y, z, epilogue="BIAS", **facts)
         _activate(binder, z, out, None, activation, tanh)
 
 
@@ -198,11 +199,14 @@ def _input_gradient(
             slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
             bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
 
-    epilogue, ld = {"relu_grad": ("DRELU", -(-columns // 128) * 128), "gelu_grad": ("DGELU", columns)}.get(kind, ("", 0))
+    forms = {"relu_grad": ("DRELU", -(-columns // 128) * 128), "gelu_grad": ("DGELU", columns)}
+    epilogue, ld = forms.get(kind, ("", 0))
     library = kind == "relu_grad" or (attrs["approximate"] and columns % 8 == 0 and d.dtype != float64)
     if not epilogue or not library or trans_x or inner <= 1 or d.size == 0:
         if epilogue:
-            why = _why_no_library_gelu(attrs["approximate"], columns, d) if not library else "X is transposed or DOut narrow"
+            why = "X is transposed or DOut is narrow"
+            if not library:
+                why = _why_no_library_gelu(attrs["approximate"], columns, d)
             binder.note(f"{kind} is a kernel after the product: {why}")
         return product_then_kernels()
     binder.gemm(

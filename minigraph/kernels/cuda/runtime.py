@@ -75,7 +75,8 @@ class Runtime:
         except Unsupported as why:
             if not call.fallback:
                 raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
-            note = call.step, f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}: kernels of their own"
+            sizes = f"{call.m} x {call.n} x {call.k}"
+            note = call.step, f"kernels of their own: cuBLASLt has no {call.epilogue} for {sizes}"
             binder.notes += [note] if note not in binder.notes else []
             return [step for other in call.fallback for step in self._runnable(other, tf32, binder)]
 
