@@ -1,0 +1,179 @@
+"""A Runtime on host memory, to try the GPU checks where there is no GPU.
+
+    python tests/gpu_suite.py --stub --only ops/relu
+
+Plans, arenas, poisoning, faults and the Executor are the real ones. Kernels run through cuda_host,
+products through NumPy. It is slow: for small shapes only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import cuda_host
+import numpy as np
+
+from minigraph import cuda
+from minigraph.kernels.cuda.binder import Binder, Device, Gemm
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.ops.activation import gelu, gelu_slope
+from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.types import float32, float64
+
+LIMIT = 1 << 34  # bytes of this "card"
+
+
+class Pointer:
+    """What `array.data` is for CuPy."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+class StubArray:
+    """An array of the stub's device."""
+
+    def __init__(self, host: np.ndarray) -> None:
+        self.host, self.data = host, Pointer(host.ctypes.data)
+        self.shape, self.dtype, self.nbytes = host.shape, host.dtype, host.nbytes
+
+    def get(self) -> np.ndarray:
+        return self.host.copy()
+
+
+class Stream:
+    ptr = 0
+
+    def synchronize(self) -> None:
+        """Everything has happened already."""
+
+
+class StubRuntime:
+    """The methods of kernels/cuda/runtime.py's Runtime."""
+
+    device, stream = Device(), Stream()
+
+    def allocate(self, nbytes: int) -> StubArray:
+        if nbytes > LIMIT:
+            raise MemoryError(f"the stub has {LIMIT} bytes")
+        return self.empty((max(nbytes, 1),), np.dtype("uint8"))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> StubArray:
+        size = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        raw = np.empty(size + 512, np.uint8)
+        start = -raw.ctypes.data % 512
+        whole = raw[start : start + size]
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return StubArray(
+            whole[:nbytes].view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
+        )
+
+    def runnable(self, binder: Binder, tf32: bool) -> list[Callable[[], None]]:
+        return [
+            partial(gemm, c) if isinstance(c, Gemm) else partial(cuda_host._run, c)
+            for c in binder.calls
+        ]
+
+    def to_device(self, array: Any) -> StubArray:
+        copy = self.empty(array.shape, array.dtype)
+        copy.host[...] = array
+        return copy
+
+    def write(self, array: StubArray, host: np.ndarray) -> None:
+        array.host[...] = host
+
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, StubArray)
+
+    def upload(self, array: Any, buffer: Buffer) -> None:
+        host = np.ascontiguousarray(array)
+        ctypes.memmove(buffer.address, host.ctypes.data, host.nbytes) if host.nbytes else None
+
+    def download(self, buffer: Buffer, host: np.ndarray) -> None:
+        ctypes.memmove(host.ctypes.data, buffer.address, buffer.nbytes) if buffer.nbytes else None
+
+    def fetch(self, buffer: Buffer, as_numpy: bool) -> Any:
+        copy = self.empty(buffer.shape, buffer.dtype)
+        self.download(buffer, copy.host)
+        return copy.host.copy() if as_numpy else copy
+
+
+def _seen(buffer: Buffer, count: int) -> np.ndarray:
+    """`count` elements of a buffer, in place."""
+    raw = (ctypes.c_uint8 * (count * buffer.dtype.itemsize)).from_address(buffer.address)
+    return np.frombuffer(raw, np.uint8).view(buffer.dtype)
+
+
+def _matrices(buffer: Buffer, rows: int, columns: int, batch: int, stride: int) -> np.ndarray:
+    flat = _seen(buffer, (batch - 1) * stride + rows * columns)
+    return np.stack(
+        [
+            flat[i * stride : i * stride + rows * columns].reshape(rows, columns)
+            for i in range(batch)
+        ]
+    )
+
+
+def gemm(call: Gemm) -> None:
+    """What cuBLASLt does with a Gemm: computed in float32, or float64 for float64."""
+    real = float64 if call.a.dtype == float64 else float32
+    sa, sb, sc = call.strides
+    a = _matrices(
+        call.a, *((call.k, call.m) if call.trans_a else (call.m, call.k)), call.batch, sa
+    ).astype(real)
+    b = _matrices(
+        call.b, *((call.n, call.k) if call.trans_b else (call.k, call.n)), call.batch, sb
+    ).astype(real)
+    z = (a.swapaxes(1, 2) if call.trans_a else a) @ (b.swapaxes(1, 2) if call.trans_b else b)
+    if call.beta:
+        z += real.type(call.beta) * _matrices(call.c, call.m, call.n, call.batch, sc).astype(real)
+    _epilogue(call, z[0] if call.batch == 1 else z, a[0], b[0], real)
+    flat = _seen(call.c, (call.batch - 1) * sc + call.m * call.n)
+    for i in range(call.batch):
+        flat[i * sc : i * sc + call.m * call.n] = z[i].reshape(-1).astype(call.c.dtype)
+
+
+def _epilogue(call: Gemm, z: np.ndarray, a: np.ndarray, b: np.ndarray, real: np.dtype) -> None:
+    """Change z in place, and write what the epilogue gives besides."""
+    kind = call.epilogue
+    if kind == "BGRADA":  # of the library's A, which is our B
+        summed = b.sum(axis=1 if call.trans_b else 0)
+        _seen(call.bias, call.n)[...] = summed.astype(call.bias.dtype)
+    elif kind == "BGRADB":
+        summed = a.sum(axis=0 if call.trans_a else 1)
+        _seen(call.bias, call.m)[...] = summed.astype(call.bias.dtype)
+    elif call.bias is not None:
+        z += _seen(call.bias, call.n).astype(real)
+    if "RELU" in kind:
+        if kind == "DRELU":
+            bits = _seen(call.aux, call.m * call.aux_ld // 8).reshape(call.m, -1)
+            z *= unpack_mask(bits, call.n)
+            return
+        if "AUX" in kind:
+            bits = _seen(call.aux, call.m * call.aux_ld // 8).reshape(call.m, -1)
+            bits[...] = pack_mask(z > 0)
+        np.maximum(z, 0, out=z)
+    elif "GELU" in kind:
+        kept = (
+            _seen(call.aux, call.m * call.aux_ld).reshape(call.m, -1)[:, : call.n]
+            if call.aux
+            else None
+        )
+        if kind == "DGELU":
+            z *= gelu_slope(kept.astype(real), True)
+            return
+        if kept is not None:
+            kept[...] = z.astype(call.aux.dtype)
+        z[...] = gelu(z, approximate=True)
+
+
+def install() -> None:
+    """Let CUDAPlace(0) be this stub."""
+    made = StubRuntime()
+    cuda.why_not = lambda: None
+    cuda.device_count = lambda: 1
+    cuda.runtime = lambda place: made
+    cuda.device_array = lambda value: None

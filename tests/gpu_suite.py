@@ -1,0 +1,410 @@
+"""All checks that need a GPU, in one command and without pytest.
+
+    python tests/gpu_suite.py [--only REGEX] [--out FOLDER] [--jobs N]
+    python tests/gpu_suite.py --sanitize        a small set under compute-sanitizer's four tools
+    python tests/gpu_suite.py --list            names only; --stub runs checks on a CPU, slowly
+
+Worker processes run one check after another and survive failing ones; a worker whose GPU context
+broke, or that hangs, is replaced. The summary is printed last and written to FOLDER as JSON.
+tests/test_gpu.py runs the same checks under pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import queue
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gpu_ops
+import gpu_products
+import gpu_programs
+import gpu_shapes
+import gpucheck
+from gpucheck import Check
+
+import minigraph
+from minigraph import cuda
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 120  # seconds for one check
+SANITIZER_LIMIT = 280  # seconds for one tool
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+NOT_PRODUCTS = (
+    "racecheck",
+    "initcheck",
+)  # cuBLASLt's kernels order their accesses in ways these do not know
+SHOWN = 40  # failures in the printed summary
+
+
+def all_checks() -> list[Check]:
+    """Every check, in the order of the issue."""
+    checks = [c for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs) for c in m.checks()]
+    repeated = [name for name, n in Counter(c.name for c in checks).items() if n > 1]
+    assert not repeated, f"names occur twice: {repeated}"
+    return checks
+
+
+# worker
+
+
+def run_check(check: Check) -> dict[str, Any]:
+    """{name, error or None, seconds}"""
+    start, error = time.perf_counter(), None
+    try:
+        check.run()
+    except Exception as problem:  # recorded, the suite goes on
+        error = (
+            gpucheck.brief(problem)
+            if not isinstance(problem, AssertionError)
+            else str(problem)[:1500]
+        )
+    return {"name": check.name, "error": error, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def work() -> None:
+    """Answer names of checks from stdin with their results, until stdin closes or the GPU does not answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints goes to stderr
+    known = {c.name: c for c in all_checks()}
+    for line in sys.stdin:
+        result = run_check(known[line.strip()])
+        result["broken"] = result["error"] is not None and not gpucheck.alive()
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()
+        if result["broken"]:
+            os._exit(3)  # destructors of a broken context may hang
+
+
+class Worker:
+    """A process that runs checks; replaced when it dies."""
+
+    def __init__(self, arguments: list[str], threads: int) -> None:
+        self.command = [sys.executable, str(Path(__file__)), "--worker", *arguments]
+        pools = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
+        )
+        self.environment = {**os.environ, **pools}
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, name: str) -> dict[str, Any]:
+        """The result of one check; an error where the process died or did not answer in time."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=self.environment,
+                cwd=ROOT,
+            )
+        process, start = self.process, time.perf_counter()
+        assert process.stdin
+        assert process.stdout
+        timer = threading.Timer(LIMIT, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(name + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        timer.cancel()
+        if answer:
+            result = json.loads(answer)
+            if result.pop("broken"):
+                self.close()
+            return result
+        self.close()
+        seconds = time.perf_counter() - start
+        why = (
+            f"no answer in {LIMIT} s"
+            if seconds > LIMIT
+            else f"the process ended with {process.returncode}"
+        )
+        return {"name": name, "error": why, "seconds": round(seconds, 3)}
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin
+            assert self.process.stdout
+            try:
+                self.process.stdin.close()
+                self.process.wait(20)
+            except (OSError, subprocess.TimeoutExpired):
+                self.process.kill()
+                self.process.wait()
+            self.process.stdout.close()
+            self.process = None
+
+
+# suite
+
+
+def run_all(checks: list[Check], jobs: int, arguments: list[str]) -> list[dict[str, Any]]:
+    """Results of all checks: those for a card of their own at the end, one after the other."""
+    results: list[dict[str, Any]] = []
+    for part, workers in (
+        ([c for c in checks if not c.alone], jobs),
+        ([c for c in checks if c.alone], 1),
+    ):
+        names: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for c in part:
+            names.put(c.name)
+        threads = [
+            threading.Thread(
+                target=_serve,
+                args=(names, results, arguments, max(1, (os.cpu_count() or 1) // workers)),
+            )
+            for _ in range(min(workers, len(part)))
+        ]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    order = {c.name: i for i, c in enumerate(checks)}
+    return sorted(results, key=lambda r: order[r["name"]])
+
+
+def _serve(
+    names: queue.SimpleQueue[str], results: list[dict[str, Any]], arguments: list[str], threads: int
+) -> None:
+    worker = Worker(arguments, threads)
+    while True:
+        try:
+            name = names.get_nowait()
+        except queue.Empty:
+            break
+        result = worker.ask(name)
+        results.append(result)
+        if result["error"]:
+            sys.stderr.write(f"FAILED {name}: {result['error'][:300]}\n")
+            sys.stderr.flush()
+    worker.close()
+
+
+def summary(results: list[dict[str, Any]], seconds: float) -> str:
+    """A table by groups, the slowest checks, and the failures."""
+    failed = [r for r in results if r["error"]]
+    lines = [f"{'group':12} {'checks':>7} {'failed':>7} {'seconds':>8}"]
+    for group in dict.fromkeys(r["name"].split("/")[0] for r in results):
+        rows = [r for r in results if r["name"].split("/")[0] == group]
+        bad = sum(bool(r["error"]) for r in rows)
+        lines.append(f"{group:12} {len(rows):7} {bad:7} {sum(r['seconds'] for r in rows):8.1f}")
+    slow = sorted(results, key=lambda r: -r["seconds"])[:5]
+    lines.append("slowest: " + ", ".join(f"{r['name']} {r['seconds']:.1f} s" for r in slow))
+    lines += [f"FAILED {r['name']}: {r['error'][:240]}" for r in failed[:SHOWN]]
+    lines += (
+        [f"... and {len(failed) - SHOWN} more, see the JSON file"] if len(failed) > SHOWN else []
+    )
+    lines.append(f"{len(results) - len(failed)} passed, {len(failed)} failed in {seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def environment() -> dict[str, Any]:
+    """GPU, driver and versions, as far as they can be read here."""
+    found: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "cuda": cuda.why_not() or "available",
+    }
+    packages = (
+        "minigraph",
+        "numpy",
+        "cupy-cuda13x",
+        "cupy-cuda12x",
+        "nvmath-python",
+        "cuda-bindings",
+        "torch",
+        "jax",
+    )
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found["minigraph"] = minigraph.__version__
+    if cuda.is_available() and "cupy" in sys.modules:
+        runtime = sys.modules["cupy"].cuda.runtime
+        found["gpu"] = runtime.getDeviceProperties(0)["name"].decode()
+        found["driver"], found["runtime"] = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        found["cublasLt"] = importlib.import_module("nvmath.bindings.cublasLt").get_version()
+    return found
+
+
+def write(out: Path, name: str, report: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / name).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {out / name}")
+
+
+def header(command: str) -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"command": command, "date": now, "environment": environment()}
+
+
+def run_suite(checks: list[Check], options: argparse.Namespace, command: str) -> int:
+    start = time.perf_counter()
+    facts = header(command)
+    results = run_all(checks, options.jobs, ["--stub"] if options.stub else [])
+    seconds = time.perf_counter() - start
+    failed = [r for r in results if r["error"]]
+    report = {
+        **facts,
+        "passed": len(results) - len(failed),
+        "failed": failed,
+        "seconds": round(seconds, 1),
+    }
+    print(f"GPU checks: {json.dumps(facts['environment'])}")
+    print(summary(results, seconds))
+    write(
+        options.out,
+        "gpu_tests.json",
+        {**report, "times": {r["name"]: r["seconds"] for r in results}},
+    )
+    return 1 if failed else 0
+
+
+# compute-sanitizer
+
+
+def run_inline(checks: list[Check]) -> int:
+    """The sanitizer's set in this process, every buffer in an allocation of its own."""
+    gpucheck.apart = True
+    if "cupy" in sys.modules or cuda.is_available():
+        importlib.import_module("cupy").cuda.set_allocator(
+            None
+        )  # no pool: exact sizes, nothing is reused
+    failed = 0
+    for check in checks:
+        result = run_check(check)
+        failed += result["error"] is not None
+        if result["error"]:
+            print(f"FAILED {check.name}: {result['error'][:300]}", flush=True)
+    print(f"{len(checks) - failed} passed, {failed} failed", flush=True)
+    return 0
+
+
+def sanitize(options: argparse.Namespace, command: str) -> int:
+    """Each tool over the small set, all at the same time; nothing may be reported."""
+    tool_path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    facts, start = header(command), time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
+    running = {}
+    for tool in options.tools:
+        inner = [sys.executable, str(Path(__file__)), "--inline", "--only", options.only]
+        if tool in NOT_PRODUCTS:
+            inner.append("--no-products")
+        log = options.out / f"sanitizer_{tool}.txt"
+        outer = [
+            tool_path,
+            "--tool",
+            tool,
+            "--report-api-errors",
+            "no",
+            "--print-limit",
+            "30",
+            "--log-file",
+            str(log),
+        ]
+        text = (options.out / f"sanitizer_{tool}_checks.txt").open("w+")
+        running[tool] = (
+            subprocess.Popen([*outer, *inner], stdout=text, stderr=subprocess.STDOUT, cwd=ROOT),
+            text,
+            log,
+        )
+    results = {tool: _sanitized(*parts) for tool, parts in running.items()}
+    for tool, r in results.items():
+        print(f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']}")
+    report = {**facts, "seconds": round(time.perf_counter() - start, 1), "tools": results}
+    write(options.out, "gpu_sanitizer.json", report)
+    return 0 if all(r["clean"] for r in results.values()) else 1
+
+
+def _sanitized(process: subprocess.Popen[bytes], text: Any, log: Path) -> dict[str, Any]:
+    try:
+        process.wait(SANITIZER_LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    text.seek(0)
+    printed = text.read().strip().splitlines()
+    text.close()
+    said = log.read_text(errors="replace") if log.exists() else ""
+    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
+    clean = bool(found) and all(re.match(r"0 (errors|hazards)", line) for line in found)
+    last = printed[-1] if printed else ""
+    ran = re.fullmatch(r"\d+ passed, 0 failed", last) is not None
+    first = [
+        line.strip("= ")
+        for line in said.splitlines()
+        if "=====" in line and "COMPUTE-SANITIZER" not in line
+    ][:6]
+    return {
+        "clean": clean and ran, "summary": "; ".join(found) or f"no summary, ended with {process.returncode}",
+        "checks": last[:200], "first": [] if clean else first,
+        "failed": [line for line in printed if line.startswith("FAILED")][:20],
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="all checks that need a GPU")
+    parser.add_argument("--only", default="", help="a regular expression that names must contain")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "bench" / "results", help="folder of the summary"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes"
+    )
+    parser.add_argument("--list", action="store_true", help="print names of checks")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="the small set under compute-sanitizer"
+    )
+    parser.add_argument("--tools", nargs="*", default=TOOLS, help="compute-sanitizer's tools")
+    parser.add_argument(
+        "--stub", action="store_true", help="a CPU in place of the GPU, see gpu_stub.py"
+    )
+    for inner in ("--worker", "--inline", "--no-products"):
+        parser.add_argument(inner, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stub:
+        importlib.import_module("gpu_stub").install()
+    if options.worker:
+        work()
+        return 0
+    checks = [c for c in all_checks() if re.search(options.only, c.name)]
+    if options.list:
+        for c in checks:
+            print(
+                c.name, *(["(sanitize)"] if c.sanitize else []), *(["(alone)"] if c.alone else [])
+            )
+        print(
+            f"{len(checks)} checks, {sum(c.sanitize for c in checks)} of them for compute-sanitizer"
+        )
+        return 0
+    if cuda.why_not():
+        raise SystemExit(f"no GPU: {cuda.why_not()}")
+    if options.inline:
+        return run_inline(
+            [c for c in checks if c.sanitize and not (options.no_products and c.product)]
+        )
+    command = f"python tests/gpu_suite.py {shlex.join(sys.argv[1:])}".strip()
+    if options.sanitize:
+        return sanitize(options, command)
+    return run_suite(checks, options, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

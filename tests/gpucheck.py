@@ -1,0 +1,247 @@
+"""What the GPU checks share: an Executor that poisons memory, comparisons with float64, lists of cases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import opcheck
+from opcheck import Call, Slots
+
+from minigraph import cuda
+from minigraph.executor import Executor
+from minigraph.kernels.cuda.binder import Binder, Fill
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.opdef import OPS
+from minigraph.types import FLOATS, CUDAPlace, as_dtype, bfloat16, float16, float32, float64
+
+PLACE = CUDAPlace(0)
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+STEP = {
+    float64: 2.0**-52,
+    float32: 2.0**-23,
+    float16: 2.0**-10,
+    bfloat16: 2.0**-7,
+}  # from 1 to the next number
+GARBAGE = itertools.cycle((0xFF, 0x7B))  # NaN and -1; large finite numbers
+apart = False  # under compute-sanitizer: every buffer in an allocation of its own
+
+
+class Check(NamedTuple):
+    """One named check; it passes by returning.
+
+    sanitize  part of the small set that compute-sanitizer runs
+    product   runs cuBLASLt's kernels, which racecheck and initcheck cannot judge
+    alone     needs much of the card's memory: nothing else runs beside it
+    """
+
+    name: str
+    run: Callable[[], None]
+    sanitize: bool = False
+    product: bool = False
+    alone: bool = False
+
+
+class Poisoned:
+    """A CudaPlan whose temporary memory holds garbage whenever a run begins."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan = plan
+        if apart:
+            self.owned = [(b, plan.runtime.allocate(b.nbytes)) for b, _ in plan.bound.offsets]
+            for buffer, memory in self.owned:
+                buffer.ptr = memory.data.ptr
+            plan.runtime.upload(plan.fault, plan.bound.binder.fault)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+    def run(self, feeds: Any, scope: Any, return_numpy: bool = True) -> list[Any]:
+        plan = self.plan
+        if not apart:
+            spoil(plan.runtime, plan.arena.data.ptr, plan.bound.arena_bytes)
+            plan.runtime.upload(plan.fault, plan.bound.binder.fault)
+        return plan.run(feeds, scope, return_numpy)
+
+
+def spoil(runtime: Any, address: int, nbytes: int) -> None:
+    """Fill memory with the next garbage."""
+    binder = Binder()
+    binder.calls.append(Fill(Buffer((nbytes,), np.dtype("uint8"), ptr=address), next(GARBAGE)))
+    for call in runtime.runnable(binder, False) if nbytes else ():
+        call()
+
+
+class GpuExecutor(Executor):
+    """An Executor at CUDAPlace(0) with Poisoned plans."""
+
+    def __init__(self, place: Any = None) -> None:
+        super().__init__(PLACE)
+
+    def _make_plan(self, *args: Any) -> Any:
+        return Poisoned(super()._make_plan(*args))
+
+
+@contextmanager
+def on_gpu(*modules: ModuleType) -> Iterator[None]:
+    """Functions of these modules (opcheck by default) run their programs on the GPU."""
+    modules = modules or (opcheck,)
+    saved = [m.Executor for m in modules]
+    for m in modules:
+        m.Executor = GpuExecutor
+    try:
+        yield
+    finally:
+        for m, executor in zip(modules, saved, strict=True):
+            m.Executor = executor
+
+
+def alive() -> bool:
+    """Whether the GPU still answers: after an illegal access nothing in this process does."""
+    try:
+        cuda.runtime(PLACE).to_device(np.zeros(1))
+    except Exception:  # whatever CUDA raises
+        return False
+    return True
+
+
+def each(cases: Iterable[tuple[str, Callable[[], None]]]) -> None:
+    """Run all cases; an AssertionError tells how many failed and why the first ones did."""
+    problems, count = [], 0
+    for title, case in cases:
+        count += 1
+        try:
+            case()
+        except Exception as problem:  # one bad case must not hide the others
+            problems.append(f"{title}: {brief(problem)}")
+            if not alive():
+                problems.append("the GPU does not answer any more")
+                break
+    assert not problems, f"{len(problems)} of {count}: " + " | ".join(problems[:4])
+    assert count, "no case"
+
+
+def brief(problem: BaseException) -> str:
+    """The first lines of an error in one line."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {'; '.join(lines[:4])[:300]}"
+
+
+# one operator
+
+
+def call_of(op_type: str, inputs: dict[str, Any], **attrs: Any) -> Call:
+    """A call like those of the samples; `inputs` holds an array or a list of arrays for each slot."""
+    opdef = OPS[op_type]
+    arrays = {slot: x if isinstance(x, list) else [x] for slot, x in inputs.items()}
+    return Call(opdef, 0, arrays, opdef.bind_attrs(attrs))
+
+
+def rounded(call: Call, dtype: str) -> Call:
+    """The call in `dtype`; optimizer states keep the types that they must have."""
+    if "optimizer" not in call.opdef.traits:
+        return call.as_dtype(dtype)
+    state = float32 if as_dtype(dtype) in (float16, bfloat16) else as_dtype(dtype)
+    inputs = {}
+    for slot, xs in call.inputs.items():
+        own = (
+            float64 if slot.endswith("Pow") else dtype if slot in ("Param", "Grad", "X") else state
+        )
+        inputs[slot] = [x.astype(own) if x.dtype in FLOATS else x for x in xs]
+    return Call(call.opdef, call.number, inputs, call.attrs)
+
+
+def check_call(call: Call, dtype: str = "float64", scale: float | None = None) -> None:
+    """The call in `dtype` on the GPU, run twice over other garbage, against float64 of the same rounded inputs.
+
+    scale   magnitude of what is added up, where it exceeds the inputs and the results
+    """
+    call = rounded(call, dtype)
+    with on_gpu():
+        found = opcheck.executed(call)
+    cpu = opcheck.executed(call)
+    exact = cpu if "random" in call.opdef.traits else opcheck.reference(call.as_dtype("float64"))
+    compare(found, exact, cpu, scale if scale is not None else magnitude(call))
+
+
+def magnitude(call: Call) -> float:
+    """The largest finite float input, at least 1."""
+    values = [call.inputs[slot][i].astype(float) for slot, i in call.float_places]
+    return max([1.0, *(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in values)])
+
+
+def compare(found: Slots, exact: Slots, cpu: Slots, scale: float) -> None:
+    """Results of a GPU against exact ones; 16-bit ones may err twice as much as the CPU's, and one step."""
+    assert found.keys() == cpu.keys(), f"outputs {sorted(found)}, expected {sorted(cpu)}"
+    for slot, arrays in cpu.items():
+        for i, (c, f, x) in enumerate(zip(arrays, found[slot], exact[slot], strict=True)):
+            assert f.shape == c.shape and f.dtype == c.dtype, (
+                f"{slot}[{i}] is {f.dtype}{f.shape}, not {c.dtype}{c.shape}"
+            )
+            if c.dtype not in FLOATS:
+                wrong = np.flatnonzero((f != c).reshape(-1))
+                assert not wrong.size, (
+                    f"{slot}[{i}] differs at {wrong.size} places, first {wrong[0]}: {_at(f, c, wrong[0])}"
+                )
+                continue
+            _compare_floats(f"{slot}[{i}]", f, np.asarray(x, float), c, scale)
+
+
+def _at(f: np.ndarray, c: np.ndarray, place: int) -> str:
+    return f"{f.reshape(-1)[place]} instead of {c.reshape(-1)[place]}"
+
+
+def _compare_floats(
+    name: str, f: np.ndarray, exact: np.ndarray, cpu: np.ndarray, scale: float
+) -> None:
+    dtype, found = f.dtype, f.astype(float)
+    size = np.abs(np.where(np.isfinite(exact), exact, 0))
+    largest = max(scale, float(size.max(initial=0.0)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        if dtype == float64:
+            allowed = size * 1e-12 + largest * 1e-13
+        elif dtype == float32:
+            allowed = size * 1e-6 + largest * 1e-6
+        else:
+            allowed = (
+                2 * np.abs(cpu.astype(float) - exact) + size * STEP[dtype] + largest * 1e-6 + 1e-7
+            )
+        error = np.abs(found - exact)
+    same = (found == exact) | (np.isnan(found) & np.isnan(exact)) | (found == cpu.astype(float))
+    bad = np.flatnonzero(~(same | (error <= allowed)).reshape(-1))
+    assert not bad.size, (
+        f"{name} ({dtype}) differs at {bad.size} of {f.size} places, first {bad[0]}:"
+        f" {found.reshape(-1)[bad[0]]!r} instead of {exact.reshape(-1)[bad[0]]!r}"
+    )
+
+
+def assert_near(found: np.ndarray, exact: np.ndarray, tolerance: float, what: str) -> None:
+    """max |found - exact| <= tolerance * max(1, max |exact|), and NaNs at the same places."""
+    found, exact = np.asarray(found, float), np.asarray(exact, float)
+    assert found.shape == exact.shape, f"{what} has shape {found.shape}, not {exact.shape}"
+    assert np.array_equal(np.isnan(found), np.isnan(exact)), f"{what}: NaNs at other places"
+    difference = float(np.nanmax(np.abs(found - exact), initial=0.0))
+    bound = tolerance * max(1.0, float(np.nanmax(np.abs(exact), initial=0.0)))
+    assert difference <= bound, f"{what} differs by {difference:.3g}, {bound:.3g} is allowed"
+
+
+def assert_like_cpu(
+    found: np.ndarray, cpu: np.ndarray, exact: np.ndarray, dtype: Any, what: str
+) -> None:
+    """The largest error is at most twice the CPU's in the same type, and two steps of the largest number."""
+    found, cpu, exact = (np.asarray(a, float) for a in (found, cpu, exact))
+    assert found.shape == exact.shape, f"{what} has shape {found.shape}, not {exact.shape}"
+    step = STEP[as_dtype(dtype)] * float(np.max(np.abs(exact), initial=0.0))
+    error, own = (float(np.max(np.abs(a - exact), initial=0.0)) for a in (found, cpu))
+    assert error <= 2 * own + 2 * step, (
+        f"{what} errs by {error:.3g}, the CPU by {own:.3g}, a step is {step:.3g}"
+    )
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal numbers, others for each shape and seed."""
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
