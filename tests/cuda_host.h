@@ -2,6 +2,7 @@
 // One block at a time; exited threads no longer count at barriers, as on a GPU. A barrier that can never
 // be reached by all aborts.
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +17,7 @@
 #define __launch_bounds__(...)
 
 struct Dim {
-    unsigned x = 1, y = 1, z = 1;
+    unsigned x = 0, y = 0, z = 0;
 };
 struct Barrier {
     int alive = 0, waiting = 0;
@@ -28,22 +29,23 @@ struct Barrier {
     }
 };
 struct Fiber {
-    ucontext_t context;
+    jmp_buf place;  // switching by jumps needs no system call, only the first entry does
     Dim index;
-    bool done;
+    bool done, begun;
 };
 
 static const int MOST = 1024, STACK = 256 * 1024;
 static Fiber fibers[MOST], *fiber;
-static char* stacks;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static Barrier block_barrier, warp_barriers[MOST / 32];
 static unsigned long long lanes[MOST];
 static Dim gridDim, blockDim, blockIdx;
 static long progress;
 #define threadIdx (fiber->index)
 
-static void leave() { swapcontext(&fiber->context, &scheduler); }
+static void leave() {
+    if (!_setjmp(fiber->place)) _longjmp(scheduler, 1);
+}
 static void meet(Barrier& b) {
     const unsigned generation = b.generation;
     ++b.waiting;
@@ -54,32 +56,39 @@ static void meet(Barrier& b) {
 static void (*run_thread)(const void**);
 static const void** arguments;
 static void fiber_main() {
-    run_thread(arguments);
-    fiber->done = true;
-    ++progress;
-    Barrier& warp = warp_barriers[fiber->index.x / 32];
-    --block_barrier.alive, --warp.alive;
-    block_barrier.release(), warp.release();
-    leave();
+    for (;;) {  // one thread of every block
+        run_thread(arguments);
+        fiber->done = true;
+        ++progress;
+        Barrier& warp = warp_barriers[fiber->index.x / 32];
+        --block_barrier.alive, --warp.alive;
+        block_barrier.release(), warp.release();
+        leave();
+    }
+}
+static void enter(Fiber& f) {
+    fiber = &f;
+    if (_setjmp(scheduler)) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = malloc(STACK);
+    context.uc_stack.ss_size = STACK;
+    makecontext(&context, fiber_main, 0);
+    setcontext(&context);
 }
 static void run_block(int threads) {
-    if (!stacks) stacks = (char*)malloc(size_t(MOST) * STACK);
     block_barrier = Barrier();
     for (Barrier& b : warp_barriers) b = Barrier();
     for (int t = 0; t < threads; ++t) {
-        Fiber& f = fibers[t];
-        f.index.x = t, f.index.y = f.index.z = 0, f.done = false;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = stacks + size_t(t) * STACK;
-        f.context.uc_stack.ss_size = STACK;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, fiber_main, 0);
+        fibers[t].index.x = t, fibers[t].done = false;
         ++block_barrier.alive, ++warp_barriers[t / 32].alive;
     }
     while (block_barrier.alive) {
         const long before = progress;
         for (int t = 0; t < threads; ++t)
-            if (!fibers[t].done) fiber = &fibers[t], swapcontext(&scheduler, &fiber->context);
+            if (!fibers[t].done) enter(fibers[t]);
         if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
     }
 }
@@ -91,7 +100,7 @@ template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeo
     extern "C" void host_run(const void** args, unsigned x, unsigned y, unsigned z, unsigned threads) {           \
         run_thread = [](const void** a) { call(kernel, a, std::make_index_sequence<parameters(kernel)>()); };     \
         arguments = args;                                                                                         \
-        gridDim.x = x, gridDim.y = y, gridDim.z = z, blockDim.x = threads;                                        \
+        gridDim.x = x, gridDim.y = y, gridDim.z = z, blockDim.x = threads, blockDim.y = blockDim.z = 1;            \
         for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z)                                                        \
             for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)                                                    \
                 for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(threads);                            \

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.binder import Binder, Call, Copy, Fill, Launch
+from minigraph.kernels.cuda.binder import Binder, Call, Copy, Device, Fill, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 
 COMPILER = shutil.which("g++")
@@ -131,13 +131,14 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed at exit
 def run_bind(
     bind: Callable[..., None], inputs: Mapping[str, Any], outputs: Mapping[str, Any], attrs: Mapping[str, Any],
     in_place: Mapping[str, str] | None = None, seed: int = 0, number: int = 0, step: int = 0, unread: Any = (),
+    device: Device | None = None,
 ) -> tuple[Slots, np.ndarray]:  # fmt: skip
     """Outputs of a bind function on arrays, and the fault record.
 
     inputs   {slot: array, list of arrays or None}
     outputs  {slot: TensorType, list of them or None}
     """
-    memory, binder = Memory(), Binder(seed=seed)
+    memory, binder = Memory(), Binder(device or Device(), seed=seed)
     binder.begin(3, number)
 
     def buffer(t: Any, value: np.ndarray | None = None, given: bool = True) -> Buffer:

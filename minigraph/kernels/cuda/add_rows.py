@@ -14,6 +14,7 @@ THREADS = 256
 DIGITS, DIGIT_BITS = 256, 8
 SORT_BLOCKS = 528  # at most; four for each multiprocessor of an H200
 TILE = 64  # sorted places whose rows are added ahead
+NARROW = 2**32 - 1  # below it, rows and places are numbered in 32 bits
 PACKS = 4  # accesses of one thread in one row, at most
 
 
@@ -70,7 +71,7 @@ def bind_add_rows(
 def bind_sort(binder: Binder, index: Buffer, size: int, low: int, padding: int) -> Sorted:
     """Sort `index` by value, equal ones by place; those out of range or `padding` come last as `size`."""
     n = index.size
-    kind, dtype = ("u32", int32) if max(n, size) < 2**32 - 1 else ("u64", int64)
+    kind, dtype = ("u32", int32) if max(n, size) < NARROW else ("u64", int64)
     keys, places = [[binder.scratch((n,), dtype) for _ in range(2)] for _ in range(2)]
     per_block = blocks_for(max(blocks_for(n, SORT_BLOCKS), 4 * THREADS), THREADS) * THREADS
     blocks = blocks_for(n, per_block)

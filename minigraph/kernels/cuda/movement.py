@@ -10,15 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from ...types import int8, int16, int32, int64, uint8
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .pointwise import PACK_BYTES, bind_pointwise
 from .reduce import bind_sum_to
 
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
-BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: 128, 2: 64, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
@@ -116,7 +115,7 @@ def _copy_run(binder: Binder, destination: Buffer, source: Buffer, extent: int, 
         return
     size = source.dtype.itemsize
     binder.copy(
-        destination.view((extent * size,), np.uint8, to * size), source.view((extent * size,), np.uint8, start * size)
+        destination.view((extent * size,), uint8, to * size), source.view((extent * size,), uint8, start * size)
     )
 
 
