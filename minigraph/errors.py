@@ -5,6 +5,8 @@ Every error of minigraph has the same three parts and, where one helps, a hint:
     ShapeError: matmul(X=x: f32[4,8], Y=z: f32[3,3]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
       built at train.py:31: logits = mg.matmul(x, z)
       hint: transpose_y=True gives inner sizes 8 and 3
+
+Where no call and line are given, they are the function that the user called and the line that did.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import linecache
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple, NoReturn
 
 PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PASSED_OVER = contextmanager.__code__.co_filename  # `with program_guard(...)` enters the package from there
 
 
 class CallSite(NamedTuple):
@@ -37,9 +42,25 @@ class CallSite(NamedTuple):
 def call_site() -> CallSite | None:
     """The user's line that is now calling into minigraph."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+    while frame is not None and _is_ours(frame):
         frame = frame.f_back
     return CallSite(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+
+
+def called_function() -> str | None:
+    """The public function that the user called, `SGD` for its constructor; None for operators like `x + 1`."""
+    frame, name = sys._getframe(1), None
+    while frame is not None and _is_ours(frame):
+        if "<locals>" not in frame.f_code.co_qualname:  # else a wrapper
+            name = frame.f_code.co_qualname
+        frame = frame.f_back
+    name = name.removesuffix(".__init__") if name else None
+    return None if name is None or name.rpartition(".")[2].startswith("_") else name
+
+
+def _is_ours(frame: FrameType) -> bool:
+    filename = frame.f_code.co_filename
+    return filename.startswith(PACKAGE_FOLDER) or filename == PASSED_OVER
 
 
 class MinigraphError(Exception):
@@ -50,6 +71,7 @@ class MinigraphError(Exception):
     ) -> None:
         super().__init__(fact)
         self.fact, self.call, self.site, self.hint = fact, call, site, hint
+        self.called, self.caller = called_function(), call_site()
 
     def at(self, call: str, site: CallSite | None) -> MinigraphError:
         """Fill in the call and the user's line where a lower layer did not know them."""
@@ -58,9 +80,12 @@ class MinigraphError(Exception):
         return self
 
     def __str__(self) -> str:
-        lines = [f"{self.call}: {self.fact}" if self.call else self.fact]
+        call = self.call or self.called
+        lines = [f"{call}: {self.fact}" if call and not self.fact.startswith(call) else self.fact]
         if self.site:
             lines.append(f"  built at {self.site.text()}")
+        elif self.caller:
+            lines.append(f"  called at {self.caller.text()}")
         if self.hint:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
@@ -112,6 +137,12 @@ def require(
     """Raise `error(fact)` unless `condition` holds."""
     if not condition:
         raise error(fact, hint=hint)
+
+
+def shortened(text: str, length: int = 80) -> str:
+    """`text` in one line, cut where it is longer."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

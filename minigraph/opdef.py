@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import AttrError, MinigraphError, PlaceError, ProgramError, raise_unknown, require
+from .errors import AttrError, MinigraphError, PlaceError, ProgramError, raise_unknown, require, shortened
 from .types import TensorType, as_dtype
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
@@ -216,9 +216,11 @@ class OpDef:
             if name in given:
                 try:
                     bound[name] = attr.coerce(given[name])
-                except (TypeError, ValueError) as problem:
-                    fact = problem.fact if isinstance(problem, MinigraphError) else problem
-                    raise AttrError(f"attribute {name} must be {attr.kind}: {fact}") from None
+                except MinigraphError as problem:
+                    raise AttrError(f"attribute {name}: {problem.fact}", hint=problem.hint) from None
+                except (TypeError, OverflowError):
+                    shown = shortened(repr(given[name]))
+                    raise AttrError(f"attribute {name} must be {attr.words}, not {shown}") from None
             else:
                 require(
                     attr.default is not inspect.Parameter.empty, f"attribute {name} is missing", AttrError
@@ -253,6 +255,12 @@ class Attr(NamedTuple):
     kind: str
     coerce: Callable[[Any], Any]
     default: Any
+
+    @property
+    def words(self) -> str:
+        """`a list of ints or None`"""
+        kind = self.kind.removesuffix(" | None")
+        return KIND_WORDS[kind] + " or None" * (kind != self.kind)
 
 
 def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
@@ -325,50 +333,45 @@ def _read_attr(parameter: inspect.Parameter) -> Attr:
 
 def _to_int(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError
     return int(value)
 
 
 def _to_float(value: Any) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError
     return float(value)
 
 
 def _to_bool(value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError
     return bool(value)
 
 
 def _to_str(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError
     return value
 
 
 def _to_number(value: Any) -> float | int | bool:
     if not isinstance(value, (bool, int, float, np.number, np.bool_)):
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
+        raise TypeError
     return value.item() if isinstance(value, (np.number, np.bool_)) else value
 
 
-def _to_ints(value: Any) -> tuple[int, ...]:
-    if isinstance(value, (int, np.integer)):
-        value = (value,)
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError(f"{value!r} is no list of ints")
-    return tuple(_to_int(v) for v in value)
+def _list_of(element: Callable[[Any], Any], single: bool = False) -> Callable[[Any], tuple[Any, ...]]:
+    """A tuple of what `element` makes of each entry; with `single` a number stands for a list of one."""
 
+    def to_tuple(value: Any) -> tuple[Any, ...]:
+        if single and isinstance(value, (int, np.integer)):
+            value = (value,)
+        if isinstance(value, str) or not isinstance(value, (Sequence, Iterator, np.ndarray)):
+            raise TypeError
+        return tuple(element(v) for v in value)
 
-def _to_floats(value: Any) -> tuple[float, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise TypeError(f"{value!r} is no list of floats")
-    return tuple(_to_float(v) for v in value)
-
-
-def _to_numbers(value: Any) -> tuple[float | int | bool, ...]:
-    return tuple(_to_number(v) for v in value)
+    return to_tuple
 
 
 ATTR_KINDS: dict[str, Callable[[Any], Any]] = {
@@ -377,11 +380,15 @@ ATTR_KINDS: dict[str, Callable[[Any], Any]] = {
     "bool": _to_bool,
     "str": _to_str,
     "Number": _to_number,
-    "Ints": _to_ints,
-    "Floats": _to_floats,
-    "Numbers": _to_numbers,
+    "Ints": _list_of(_to_int, single=True),
+    "Floats": _list_of(_to_float),
+    "Numbers": _list_of(_to_number),
     "DTypeAttr": as_dtype,
 }
+KIND_WORDS = {
+    "int": "an int", "float": "a number", "bool": "a bool", "str": "a str", "Number": "a number",
+    "Ints": "a list of ints", "Floats": "a list of numbers", "Numbers": "a list of numbers", "DTypeAttr": "a data type",
+}  # fmt: skip
 
 __all__ = [
     "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Slot", "get_op", "op",

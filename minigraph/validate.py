@@ -38,7 +38,7 @@ def validate(before: Program, after: Program, pass_name: str, fetched: Iterable[
     try:
         old = evaluate(before, values)
     except (MinigraphError, ValueError, IndexError) as problem:
-        return f"not validated, the program does not run on made-up numbers: {problem}"
+        return f"not validated, the program does not run on made-up numbers: {getattr(problem, 'fact', problem)}"
     try:
         new = evaluate(after, values)
     except (MinigraphError, ValueError, IndexError, KeyError) as problem:

@@ -53,7 +53,7 @@ def _verify_op(graph: Graph, op: OpNode, after: str) -> None:
                 if not v.type.accepts(t):
                     problem = problem or f"output {slot}={v} is inferred as {t}"
     except (MinigraphError, KeyError, ValueError) as error:
-        problem = problem or str(error)
+        problem = problem or (error.fact if isinstance(error, MinigraphError) else str(error))
     if problem:
         raise VerifyError(f"after {after}: {problem}", call=op.call(), site=op.site)
 

@@ -171,7 +171,7 @@ class _Rewrite:
             for builder in (backward, g):
                 if builder is not None:
                     builder.undo()
-            raise Refused(str(no)) from None
+            raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
         entry = Applied(
             self.rule.name, ", ".join(f"{self.kept[0].name} = {op.type}" for op in g.emitted[-1:]),
             tuple(op.label() for op in self.old), last.site, last.role,

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import unique_name
 from ..builder import builder_of
-from ..errors import DTypeError, ProgramError, call_site
+from ..errors import DTypeError, ProgramError, call_site, shortened
 from ..program import Variable
 from ..types import FLOATS, INTS, bool_, default_dtype, int64
 
@@ -28,8 +28,8 @@ Operand = Variable | Number | np.ndarray
 
 def describe(value: Any) -> str:
     """`a float: 3.0`, cut where it is long."""
-    text = repr(value)
-    return f"a {type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeioAEIO' else 'a'} {kind}: {shortened(repr(value))}" if value is not None else "None"
 
 
 def variable(value: Any, call: str, argument: str = "x") -> Variable:
