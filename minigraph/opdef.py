@@ -26,7 +26,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import AttrError, MinigraphError, PlaceError, ProgramError, raise_unknown, require, shortened
+from .errors import (
+    AttrError,
+    MinigraphError,
+    PlaceError,
+    ProgramError,
+    raise_unknown,
+    require,
+    shortened,
+)
 from .types import TensorType, as_dtype
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
