@@ -75,12 +75,12 @@ class Plan:
             env[index] = feeds[name]
         for name, index in self.schedule.persistables.items():
             env[index] = self._from_scope(scope, name)
-        step_number = scope.steps[self.program.id]
-        scope.steps[self.program.id] += 1
+        step_number = scope.steps[self.program.origin]
         with np.errstate(all="ignore"):
             for bound in self.steps:
                 self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
         self.checked = True
+        scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return [self._fetch(env, i) for i in self.fetched]
 
     def _run_step(self, bound: BoundStep, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
@@ -127,21 +127,21 @@ class Plan:
             if array.shape != value.type.shape or array.dtype != value.type.dtype:
                 raise KernelError(
                     f"kernel wrote {value.name} as {array.dtype}{list(array.shape)}, inferred was {value.type}",
-                    call=step.op.call(), site=step.op.site,
+                    call=self.schedule.call(step), site=step.op.site,
                 )  # fmt: skip
             shared = value.root == i and value.buffer is None and not value.persistable
             if shared and any(np.may_share_memory(array, a) for a in _arrays(args)):
                 raise KernelError(
                     f"kernel returned an input's memory as {value.name} without the trait view",
-                    call=step.op.call(), site=step.op.site,
+                    call=self.schedule.call(step), site=step.op.site,
                 )  # fmt: skip
 
     def _failure(self, step: Step, problem: Exception) -> Exception:
         if isinstance(problem, MinigraphError):
-            return problem.at(step.op.call(), step.op.site)
+            return problem.at(self.schedule.call(step), step.op.site)
         if isinstance(problem, MemoryError):
-            return KernelError(f"out of memory: {problem}", call=step.op.call(), site=step.op.site)
-        return KernelError(f"{type(problem).__name__}: {problem}", call=step.op.call(), site=step.op.site)
+            return KernelError(f"out of memory: {problem}", call=self.schedule.call(step), site=step.op.site)
+        return KernelError(f"{type(problem).__name__}: {problem}", call=self.schedule.call(step), site=step.op.site)
 
     def _from_scope(self, scope: Scope, name: str) -> np.ndarray:
         v, array = self.program.vars[name], scope.on_host(name)

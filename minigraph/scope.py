@@ -65,13 +65,13 @@ class Scope:
         """A copy of a value."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
         array = self.arrays[name]
-        return np.array(array) if isinstance(array, np.ndarray) else array.get()
+        return np.array(array) if isinstance(array, np.ndarray) else _fetched(array)
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""
         array = self.arrays.get(name)
         if array is not None and not isinstance(array, np.ndarray):
-            array = self.arrays[name] = array.get()
+            array = self.arrays[name] = _fetched(array)
         return array
 
     def write(self, name: str, array: Any) -> None:
@@ -84,6 +84,12 @@ class Scope:
 
     def list_names(self) -> list[str]:
         return list(self.arrays)
+
+
+def _fetched(array: Any) -> np.ndarray:
+    """The values of an array of a GPU, once all work that was given to it is done."""
+    array.device.synchronize()
+    return array.get()
 
 
 _current = [Scope()]
