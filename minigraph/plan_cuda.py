@@ -9,6 +9,7 @@ known. A run is then: feeds into their buffers, the calls in order, fetched valu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,9 @@ class CudaPlan:
         self.runtime, self.tf32 = runtime, tf32
         self.bound = BoundProgram(program, feeds, fetches, prune, self.runtime.device, seed)
         self.schedule, self.program = self.bound.schedule, program
-        self.arena = self._allocate()
+        self.arena = self._allocated(
+            partial(self.runtime.allocate, self.bound.arena_bytes), "temporaries", self.bound.arena_bytes
+        )
         for buffer, offset in self.bound.offsets:
             buffer.ptr = self.arena.data.ptr + offset
         self.fault = np.zeros(4, np.int64)
@@ -126,14 +129,15 @@ class CudaPlan:
         self.addresses: tuple[int, ...] | None = None
         self.calls: list[Callable[[], None]] = []
 
-    def _allocate(self) -> Any:
+    def _allocated(self, allocate: Callable[[], Any], what: str, nbytes: int) -> Any:
+        """What `allocate` returns; where memory runs out, an error with the peak and the largest values."""
         try:
-            return self.runtime.allocate(self.bound.arena_bytes)
+            return allocate()
         except MemoryError as problem:
             largest = sorted(self.schedule.values, key=lambda v: -v.type.nbytes)[:3]
             raise KernelError(
-                f"out of memory on GPU {self.runtime.device.index}: temporaries need"
-                f" {self.bound.arena_bytes / 2**20:.0f} MiB ({problem}); largest values: "
+                f"out of memory on GPU {self.runtime.device.index}: {what} needs {nbytes / 2**20:.0f} MiB, the"
+                f" temporaries of this program {self.bound.arena_bytes / 2**20:.0f} MiB ({problem}); largest values: "
                 + ", ".join(f"{v.name} {v.type} {v.type.nbytes / 2**20:.0f} MiB" for v in largest),
                 hint="a smaller batch, or 16-bit types",
             ) from None
@@ -187,9 +191,9 @@ class CudaPlan:
                     f"{v} has no value in the scope", site=v.site,
                     hint="run the startup program first: exe.run(startup_program)",
                 )  # fmt: skip
-            array = self.runtime.empty(buffer.shape, buffer.dtype)
+            array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
         elif isinstance(array, np.ndarray) or not self.runtime.holds(array):
-            array = self.runtime.to_device(array)
+            array = self._allocated(partial(self.runtime.to_device, array), name, buffer.nbytes)
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             v = self.program.vars[name]
             raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)

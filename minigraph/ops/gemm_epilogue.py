@@ -135,6 +135,7 @@ def fused_gemm_epilogue_grad(
 def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximate):
     require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}")
     require(not trans_x or X.ndim == 2, f"trans_x takes X of rank 2 only, X is {X}")
     out = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)

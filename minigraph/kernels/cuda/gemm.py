@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...types import float64
-from .binder import Binder, blocks_for, i64
+from ...types import FLOATS, bfloat16, float16, float32, float64
+from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, merged_axes
 from .reduce import bind_column_sum, bind_sum_to
@@ -22,6 +22,8 @@ GELU_ERF = "X * (C(0.5) * erfc(X * C(-0.7071067811865476)))"
 GELU_ERF_SLOPE = "C(0.5) * erfc(X * C(-0.7071067811865476)) + X * exp(C(-0.5) * X * X) * C(0.3989422804014327)"
 GELU_TANH = "X * (C(0.5) * (C(1) + tanh(gelu_inner(X))))"
 GELU_TANH_SLOPE = "gelu_tanh_slope(X)"
+
+TILE = 16  # of gemm_int.cu
 
 Shape = tuple[int, ...]
 
@@ -41,7 +43,7 @@ def product(
     if k == 0:
         return binder.zero(c)
     if math.prod(sb[:-2]) == 1 and not trans_a:  # all rows of a meet one matrix
-        binder.gemm(a, b, c, m=math.prod(sc[:-1]), n=n, k=k, trans_b=trans_b)
+        _one_product(binder, a, b, c, m=math.prod(sc[:-1]), n=n, k=k, trans_b=trans_b)
         return
     extents, (ea, eb, ec) = merged_axes(sc[:-2], [sa[:-2], sb[:-2], sc[:-2]])
     sizes = m * k, k * n, m * n
@@ -51,10 +53,23 @@ def product(
         for buffer, steps, size in zip((a, b, c), (ea, eb, ec), sizes, strict=True):
             start = sum(i * s for i, s in zip(index, steps, strict=False)) * size
             parts.append(buffer.view((buffer.size - start,), offset=start * buffer.dtype.itemsize))
-        binder.gemm(
-            *parts, m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, batch=extents[-1],
+        _one_product(
+            binder, *parts, m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, batch=extents[-1],
             strides=inner if extents[-1] > 1 else (0, 0, 0),
         )  # fmt: skip
+
+
+def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
+    """Floats through cuBLASLt, integers by a kernel of our own."""
+    if a.dtype in FLOATS:
+        return binder.gemm(a, b, c, **facts)
+    m, n, k, batch = facts["m"], facts["n"], facts["k"], facts.get("batch", 1)
+    tiles = blocks_for(m, TILE) * blocks_for(n, TILE) * batch
+    binder.launch(
+        "gemm_int.cu", "gemm_int", tiles, TILE * TILE, a, b, c, i64(m), i64(n), i64(k),
+        i32(facts.get("trans_a", False)), i32(facts["trans_b"]), *(i64(s) for s in facts.get("strides", (0, 0, 0))),
+        defines={"T": CUDA_TYPES[a.dtype]},
+    )  # fmt: skip
 
 
 def matmul(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
@@ -94,7 +109,7 @@ def _grad(
     if math.prod(full) == math.prod(sc):
         product(binder, a, b, c, (sa, sb, full), trans_a, trans_b)
         return
-    whole = binder.scratch(full, c.dtype)
+    whole = binder.scratch(full, float32 if c.dtype in (float16, bfloat16) else c.dtype)  # round once
     product(binder, a, b, whole, (sa, sb, full), trans_a, trans_b)
     bind_sum_to(binder, whole, c, sc)
 

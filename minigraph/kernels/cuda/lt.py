@@ -17,8 +17,8 @@ from ...types import bfloat16, float16, float32, float64
 from .binder import Gemm
 
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
-ALGORITHMS = 8  # candidates asked from the library's heuristic; the first one is used
-RESULT_BYTES = 96
+ALGORITHMS = 8  # candidates asked from the library's heuristic
+RESULT_BYTES = 96  # of one candidate; it begins with the algorithm
 
 _DESC = lt.MatmulDescAttribute
 _LAYOUT = lt.MatrixLayoutAttribute
@@ -54,17 +54,31 @@ class LtPlan:
         real = np.float64 if double else np.float32
         self.alpha, self.beta = np.ones(1, real), np.full(1, call.beta, real)
         self.results = lt.MatmulHeuristicResult(ALGORITHMS)
-        self.algorithm = self._choose()
-        workspace = call.workspace
-        self.arguments = (
-            handle, self.desc, self.alpha.ctypes.data, call.b.address, self.a, call.a.address, self.b,
-            self.beta.ctypes.data, call.c.address, self.c, call.c.address, self.c, self.algorithm,
-            workspace.address if workspace else 0, workspace.nbytes if workspace else 0,
-        )  # fmt: skip
+        self.candidates = self._candidates()
+        self.choose(self.candidates[0])
+
+    def choose(self, algorithm: int) -> None:
+        """Use one of the candidates from now on."""
+        self.arguments = self._arguments(algorithm, self.call.c.address)
 
     def run(self, stream: int) -> None:
         """Launch on the stream."""
         lt.matmul(*self.arguments, stream)
+
+    def probe(self, algorithm: int, bias: int, out: int, stream: int) -> None:
+        """Launch with another bias into another output."""
+        assert self.call.bias is not None
+        self._set(_DESC.BIAS_POINTER, bias)
+        lt.matmul(*self._arguments(algorithm, out), stream)
+        self._set(_DESC.BIAS_POINTER, self.call.bias.address)
+
+    def _arguments(self, algorithm: int, out: int) -> tuple[int, ...]:
+        call, workspace = self.call, self.call.workspace
+        return (
+            self.handle, self.desc, self.alpha.ctypes.data, call.b.address, self.a, call.a.address, self.b,
+            self.beta.ctypes.data, out, self.c, out, self.c, algorithm,
+            workspace.address if workspace else 0, workspace.nbytes if workspace else 0,
+        )  # fmt: skip
 
     def _describe(self, call: Gemm) -> None:
         self._set(_DESC.TRANSA, int(call.trans_b))
@@ -90,8 +104,8 @@ class LtPlan:
             lt.matrix_layout_set_attribute(layout, _LAYOUT.STRIDED_BATCH_OFFSET, step.ctypes.data, 8)
         return layout
 
-    def _choose(self) -> int:
-        """The library's first choice among algorithms whose sums have one fixed order."""
+    def _candidates(self) -> list[int]:
+        """Algorithms whose sums have one fixed order, the library's first choice first."""
         preference = lt.matmul_preference_create()
         try:
             size = np.array([self.call.workspace.nbytes if self.call.workspace else 0], np.uint64)
@@ -108,7 +122,7 @@ class LtPlan:
                 raise Unsupported(str(error)) from None
             if found[0] == 0:
                 raise Unsupported(f"no algorithm for {self.call}")
-            return self.results.ptr
+            return [self.results.ptr + RESULT_BYTES * i for i in range(int(found[0]))]
         finally:
             lt.matmul_preference_destroy(preference)
 

@@ -17,6 +17,7 @@ from .compile import compile_source
 from .lt import LtPlan, Unsupported
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
+PROBED_ROWS = 1024
 STATIC_SHARED = 48 * 1024  # more must be asked for
 
 
@@ -38,8 +39,7 @@ class Runtime:
 
     def allocate(self, nbytes: int) -> cupy.ndarray:
         """Bytes of device memory, aligned to 512."""
-        with cupy.cuda.Device(self.device.index), self.stream:
-            return cupy.empty(max(nbytes, 1), cupy.uint8)
+        return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
     def runnable(self, binder: Binder, tf32: bool) -> list[Callable[[], None]]:
         """The binder's calls as functions without arguments; all addresses are known by now."""
@@ -71,7 +71,10 @@ class Runtime:
             return [partial(fill, call.destination.address, call.value, call.destination.nbytes, stream)]
         assert isinstance(call, Gemm)
         try:
-            return [partial(LtPlan(self.handle, call, tf32).run, stream)]
+            plan = LtPlan(self.handle, call, tf32)
+            if call.epilogue == "RELU_BIAS":
+                self._choose_what_keeps_nan(plan)
+            return [partial(plan.run, stream)]
         except Unsupported as why:
             if not call.fallback:
                 raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
@@ -79,6 +82,21 @@ class Runtime:
             note = call.step, f"kernels of their own: cuBLASLt has no {call.epilogue} for {sizes}"
             binder.notes += [note] if note not in binder.notes else []
             return [step for other in call.fallback for step in self._runnable(other, tf32, binder)]
+
+    def _choose_what_keeps_nan(self, plan: LtPlan) -> None:
+        """Some 16-bit algorithms compute relu(NaN) = 0. Try them with a bias of NaN, take the first that does not."""
+        call = plan.call
+        bias = self.to_device(np.full(call.n, np.nan, call.c.dtype))
+        out = self.empty((call.m, call.n), call.c.dtype)
+        rows = min(call.m, PROBED_ROWS)
+        shown = Buffer((rows, call.n), call.c.dtype, out.data.ptr)
+        for candidate in plan.candidates:
+            plan.probe(candidate, bias.data.ptr, out.data.ptr, self.stream.ptr)
+            found = self.fetch(shown, as_numpy=True)
+            self.stream.synchronize()
+            if np.isnan(found).all():
+                return plan.choose(candidate)
+        raise Unsupported("every algorithm turns NaN into 0")
 
     def _function(self, call: Launch) -> Any:
         key = call.source, call.function
@@ -93,9 +111,12 @@ class Runtime:
     # arrays in and out
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
-        """An array of this GPU with undefined content."""
+        """An array of this GPU with undefined content; MemoryError where there is no room."""
         with cupy.cuda.Device(self.device.index), self.stream:
-            return cupy.ndarray(shape, dtype)
+            try:
+                return cupy.ndarray(shape, dtype)
+            except cupy.cuda.memory.OutOfMemoryError as problem:
+                raise MemoryError(str(problem)) from None
 
     def to_device(self, array: Any) -> cupy.ndarray:
         """A copy on this GPU."""
