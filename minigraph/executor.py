@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from . import cuda
-from .errors import FeedError, FetchError, ProgramError, nearest, require
+from .errors import FeedError, FetchError, ProgramError, nearest, require, shortened
 from .plan import Plan
 from .plan_cuda import CudaPlan
-from .program import Operator, Program, Variable, default_main_program
+from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
 from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType
 
@@ -28,8 +28,7 @@ _seed: int | None = None
 def seed(value: int) -> int:
     """Set the seed of programs that have no `random_seed` of their own."""
     global _seed
-    require(isinstance(value, (int, np.integer)) and value >= 0, f"a seed is an int >= 0, not {value!r}", ProgramError)
-    _seed = int(value)
+    _seed = as_seed(value)
     return _seed
 
 
@@ -88,6 +87,7 @@ class Executor:
             )  # fmt: skip
             program = program.program_for(fetches)
         scope = scope if scope is not None else global_scope()
+        require(isinstance(scope, Scope), f"scope must be a Scope, is {shortened(repr(scope))}", ProgramError)
         arrays = _checked_feeds(program, feed or {}, isinstance(self.place, CUDAPlace))
         seed, tf32 = _seed_of(program), cuda.allows_tf32()
         key = (
@@ -159,18 +159,22 @@ def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = Fal
 
 
 def _as_array(v: Variable, value: Any) -> np.ndarray:
-    """A NumPy array in native byte order; Python numbers take the variable's type where they fit it."""
+    """A plain NumPy array in native byte order; Python numbers take the variable's type where they fit it."""
+    if isinstance(value, Variable):
+        raise FeedError(f"feed {v.name} is the variable {value}, which has no value yet; feed an array", site=v.site)
+    if isinstance(value, np.ma.MaskedArray):
+        raise FeedError(f"feed {v.name} is a masked array", site=v.site, hint="feed its filled(...) values")
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    except (ValueError, TypeError) as problem:
-        raise FeedError(f"feed {v.name}: {problem}", site=v.site) from None
-    numbers = not isinstance(value, np.generic) and not hasattr(value, "__array__") and array.dtype.kind in "bif"
+        array = np.asarray(value)
+    except (ValueError, TypeError):
+        raise FeedError(f"feed {v.name} is no array: lists in it differ in length", site=v.site) from None
+    numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
     if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
-        typed = array.astype(v.dtype)
-        require(
-            v.dtype in FLOATS or np.array_equal(typed, array), f"feed {v.name} has values that {v.dtype} cannot hold",
-            FeedError,
-        )  # fmt: skip
+        with np.errstate(over="ignore"):
+            typed = array.astype(v.dtype)
+        fits = np.isfinite(typed) == np.isfinite(array) if v.dtype in FLOATS else typed == array
+        if not fits.all():
+            raise FeedError(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
         array = typed
     if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
         array = array.astype(v.dtype)
@@ -178,13 +182,22 @@ def _as_array(v: Variable, value: Any) -> np.ndarray:
 
 
 def _check_fit(v: Variable, array: Any) -> None:
-    require(
-        array.dtype == v.dtype, f"feed {v.name} must be {v.dtype}, is {array.dtype}", FeedError,
-        f"feed {v.name}.astype({v.dtype.name!r})",
-    )  # fmt: skip
+    if array.dtype != v.dtype:
+        number = array.dtype.kind in "biuf" or array.dtype in FLOATS
+        raise FeedError(
+            f"feed {v.name} must be {v.dtype}, is {array.dtype if number else _kind(array)}", site=v.site,
+            hint=f"feed {v.name}.astype({v.dtype.name!r})" if number else None,
+        )  # fmt: skip
     fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
     if not fits:
         raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
+
+
+def _kind(array: Any) -> str:
+    """What an array of other things than numbers holds."""
+    if array.ndim == 0 and array.dtype.kind in "OU":
+        return shortened(repr(array.item()))
+    return f"an array of {array.dtype.name if array.dtype.names is None else 'records'}"
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:

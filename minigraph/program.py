@@ -42,7 +42,7 @@ class Program:
         self.id = self.origin = next(Program._ids)
         self.name = name or f"program_{self.id}"
         self.version = 0
-        self.random_seed = 0
+        self._random_seed = 0
         self.role = "forward"  # role of operators that are appended now
         self.differentiated: Operator | None = None  # forward link of operators that are appended now
         self.site: CallSite | None = None  # where they come from, if not from the user's current line
@@ -50,11 +50,21 @@ class Program:
         self.lr_schedulers: list[tuple[Variable, Any]] = []
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
-        self._numbers = itertools.count()
+        self.numbered = 0  # operators so far; the next one has this number
         self.block0 = Block(self)
 
     def next_number(self) -> int:
-        return next(self._numbers)
+        self.numbered += 1
+        return self.numbered - 1
+
+    @property
+    def random_seed(self) -> int:
+        """Decides the random numbers of the program; 0 leaves them to `mg.seed`."""
+        return self._random_seed
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        self._random_seed = as_seed(seed)
 
     @property
     def blocks(self) -> list[Block]:
@@ -125,7 +135,7 @@ class Program:
                 site=op.site, number=op.number, scope_name=op.scope_name,
             )  # fmt: skip
             copy.ops.append(new)
-        copy._numbers = itertools.count(max((op.number for op in self.ops), default=-1) + 1)
+        copy.numbered = max((op.number for op in self.ops), default=-1) + 1
         if not for_test:
             copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in self.lr_schedulers]
         copy.version = len(copy.ops)
@@ -170,6 +180,13 @@ class Program:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
 
 
+def as_seed(seed: Any) -> int:
+    """`seed`, which must be an int >= 0."""
+    fits = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool) and seed >= 0
+    require(fits, f"a seed is an int >= 0, not {seed!r}", ProgramError)
+    return int(seed)
+
+
 _current = [Program("main"), Program("startup")]
 
 
@@ -202,6 +219,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 @contextmanager
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
+    require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", ProgramError)
     program = default_main_program()
     saved = program.scope_name
     program.scope_name = f"{saved}{prefix}/"

@@ -9,13 +9,13 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import FeedError, MinigraphError
 from .opdef import OpDef
-from .program import Operator, Program, describe_call
+from .program import Operator, Program, Variable, describe_call
 from .types import TensorType
 
 
@@ -84,7 +84,8 @@ class Schedule:
         self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
-        for op in pruned_ops(program, self.fetches) if prune else program.ops:
+        computed = {name for name in feeds if not program.vars[name].is_data}
+        for op in pruned_ops(program, self.fetches, computed) if prune else program.ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
         self._lives()
@@ -133,6 +134,7 @@ class Schedule:
             indices, in_place = [], None
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
                 source = opdef.inplace.get(slot.name)
+                self._check_feed_is_used(op, v)
                 if source and v.persistable and v.name in op.input(source):
                     in_place = self.current[v.name]
                 index = self._new_value(v.name, t, position, v.persistable)
@@ -146,6 +148,23 @@ class Schedule:
             for i in step.written:
                 self.values[i].root = self.values[viewed].root
         self.steps.append(step)
+
+    def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
+        """A value that is fed for a computed variable must be read before it is overwritten."""
+        fed = self.feeds.get(written.name)
+        if fed is not None and not written.is_data and self.values[fed].last_use < 0:
+            raise FeedError(
+                f"feed {written.name!r} would have no effect: {op.type} computes it", site=op.site,
+                hint="with use_prune=True the operators before a fed value are left out",
+            )  # fmt: skip
+
+    def call(self, step: Step) -> str:
+        """The call with the types of this run, as errors show it."""
+        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
+        return _describe(step.op, {
+            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
+            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
+        })  # fmt: skip
 
     @property
     def random(self) -> bool:
@@ -184,13 +203,13 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     return [values[j].root for j in step.read].count(values[i].root) == 1
 
 
-def pruned_ops(program: Program, fetches: Sequence[str]) -> list[Operator]:
-    """The operators on which the fetched values depend."""
-    needed, kept = set(fetches), []
+def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:
+    """The operators on which the fetched values depend; none for values in `fed`, which are given."""
+    needed, kept = {name for name in fetches if name not in fed}, []
     for op in reversed(program.ops):
         if any(name in needed for name in op.output_arg_names) and op.role != "optimize":
             kept.append(op)
-            needed.update(op.input_arg_names)
+            needed.update(name for name in op.input_arg_names if name not in fed)
     return kept[::-1]
 
 

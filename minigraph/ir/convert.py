@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from ..program import Block, Operator, Program, Variable, copy_var
@@ -61,7 +60,7 @@ def to_program(graph: Graph, source: Program) -> Program:
         block.ops.append(new)
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
     program.version = len(block.ops)
-    program._numbers = itertools.count(max((op.number for op in block.ops), default=-1) + 1)
+    program.numbered = max((op.number for op in block.ops), default=-1) + 1
     return program
 
 

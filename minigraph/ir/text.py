@@ -7,7 +7,6 @@ expected there.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from ..dump import born_frozen, first_output, unnamed_outputs, updates
@@ -56,7 +55,7 @@ class _Parser:
                 line.fail(error.fact, line.tokens[0], error.hint)
             line.expect_end()
         self.program.fetched = tuple(self.fetched)
-        self.program._numbers = itertools.count(max((op.number for op in self.program.ops), default=-1) + 1)
+        self.program.numbered = max((op.number for op in self.program.ops), default=-1) + 1
         return self.program
 
     def header(self, line: Line) -> Program:
