@@ -85,10 +85,12 @@ static void run_block(int threads) {
         fibers[t].index.x = t, fibers[t].done = false;
         ++block_barrier.alive, ++warp_barriers[t / 32].alive;
     }
-    while (block_barrier.alive) {
+    for (unsigned round = blockIdx.x; block_barrier.alive; ++round) {  // in turn from either end: no order is the rule
         const long before = progress;
-        for (int t = 0; t < threads; ++t)
-            if (!fibers[t].done) enter(fibers[t]);
+        for (int k = 0; k < threads; ++k) {
+            Fiber& f = fibers[round % 2 ? threads - 1 - k : k];
+            if (!f.done) enter(f);
+        }
         if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
     }
 }

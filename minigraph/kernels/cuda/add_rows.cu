@@ -14,7 +14,7 @@
 //
 // Bytes moved: rows once, out once, 1/64 of the rows (in C) at most for tiles; about 40 n for the sort.
 // I is u32 or u64 and holds n and size. T is the element, C the type of sums, V elements per access,
-// PACKS accesses per thread of one row, LANES threads share a row.
+// PACKS accesses per thread of one row, LANES threads share a row, J numbers the parts of all rows.
 
 #ifdef INDEX
 extern "C" __global__ void __launch_bounds__(256) row_keys(
@@ -171,12 +171,13 @@ __device__ __forceinline__ void store(S* to, const C (&sum)[PACKS][V], i64 left)
 }
 
 // Which row of [outer, m], and from which element on, this thread works; `left` elements remain there.
-#define WORK(m)                                                                        \
-    const i64 item = i64(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;            \
-    const i64 row = item / pieces, o = row / (m), v = row - o * (m);                   \
-    if (o >= outer) return;                                                            \
-    const i64 first = (item - row * pieces) * (STRIDE * PACKS) + threadIdx.x % LANES * V; \
-    const i64 left = width - first;                                                    \
+#define WORK(m)                                                                             \
+    const J item = J(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;                     \
+    const J line = item / J(pieces), matrix = line / J(m);                                  \
+    if (matrix >= J(outer)) return;                                                         \
+    const i64 row = line, o = matrix, v = line - matrix * J(m);                             \
+    const i64 first = i64(item - line * J(pieces)) * (STRIDE * PACKS) + threadIdx.x % LANES * V; \
+    const i64 left = width - first;                                                         \
     C sum[PACKS][V] = {};
 
 // Level 1: tiles[o, t] = sum of rows at places 64 t ... 64 t + 63. Level 2: the same over tiles of level 1.

@@ -54,7 +54,7 @@ def bind_add_rows(
     groups = THREADS // lanes
     defines = {
         "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": found.kind,
-        "V": pack, "PACKS": packs, "LANES": lanes,
+        "V": pack, "PACKS": packs, "LANES": lanes, "J": numbering(outer * max(size, n) * pieces),
     }  # fmt: skip
     sizes = i64(outer), i64(n), i64(size), i64(width), i64(pieces)
     for level, goal in ((1, sums), (2, sums2)):
@@ -66,6 +66,11 @@ def bind_add_rows(
         "add_rows.cu", "row_sums", blocks_for(outer * size * pieces, groups), THREADS,
         found.starts, found.places, rows, sums, sums2, out, *sizes, defines=defines,
     )  # fmt: skip
+
+
+def numbering(items: int) -> str:
+    """The type that numbers so many items, and those that the last block has beyond them."""
+    return "u32" if items < 2**31 else "u64"
 
 
 def bind_sort(binder: Binder, index: Buffer, size: int, low: int, padding: int) -> Sorted:

@@ -2,7 +2,7 @@
 //
 // take       out[o, i, :] = x[o, index[i], :] for o in [0, outer), i in [0, n): rows of `inner` words. A
 //            group of LANES threads copies up to 8 words per thread of one row, so long rows are
-//            spread over groups. An index outside [low, size) is reported and its row zero; negative
+//            spread over groups, numbered in J. An index outside [low, size) is reported and its row zero; negative
 //            ones count from the back; rows of index `padding` are zero. Reads and writes each row once.
 // one_hot    writes the ones into an array of zeros. An index outside [0, depth) is reported.
 // triangle   out[..., i, j] = x[..., i, j] where j - i <= diagonal (lower) or >= diagonal (upper), else 0;
@@ -18,11 +18,11 @@ extern "C" __global__ void __launch_bounds__(256) take(
     i64 outer, i64 n, i64 size, i64 inner, i64 pieces, i64 low, i64 padding, Fault* fault, i64 step)
 {
     constexpr int WORDS = 8;
-    const i64 item = i64(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;
-    const i64 row = item / pieces, o = row / n, i = row - o * n;
-    if (o >= outer) return;
-    const int lane = threadIdx.x % LANES;
-    const i64 first = (item - row * pieces) * (LANES * WORDS) + lane;
+    const J item = J(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;
+    const J line = item / J(pieces), matrix = line / J(n);
+    if (matrix >= J(outer)) return;
+    const i64 row = line, o = matrix, i = line - matrix * J(n);
+    const i64 first = i64(item - line * J(pieces)) * (LANES * WORDS) + threadIdx.x % LANES;
     i64 at = i64(index[i]);
     bool found = at >= low && at < size;
     if (!found && first == 0 && o == 0) report(fault, step, at, i);

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .add_rows import bind_add_rows
+from .add_rows import bind_add_rows, numbering
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .movement import WORDS, Axis, bits, word_bytes
@@ -34,7 +34,10 @@ def bind_take(
         "index.cu", "take", blocks_for(outer * index.size * pieces, THREADS // lanes), THREADS, x, index, out,
         i64(outer), i64(index.size), i64(size), i64(words), i64(pieces), i64(low), i64(padding),
         binder.fault, i64(binder.step),
-        defines={"W": WORDS[word], "INDEX": CUDA_TYPES[index.dtype], "LANES": lanes},
+        defines={
+            "W": WORDS[word], "INDEX": CUDA_TYPES[index.dtype], "LANES": lanes,
+            "J": numbering(outer * index.size * pieces),
+        },
     )  # fmt: skip
 
 
@@ -94,6 +97,6 @@ def tril_triu(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         i64(rows), i64(columns), i64(attrs["diagonal"]),
         defines={
             "W": CUDA_TYPES[x.dtype], "V": pack, "LOWER": "true" if attrs["lower"] else "false",
-            "I": "u64" if x.size >= 2**31 else "u32",
+            "I": numbering(x.size),
         },
     )  # fmt: skip
