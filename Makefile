@@ -8,11 +8,12 @@ EXAMPLES := .venv/installed-examples-$(KEY)
 DEV := .venv/installed-dev-$(KEY)
 N ?= 20000
 
-.PHONY: help demo test lint types examples fuzz bench clean
+.PHONY: help demo test test-gpu lint types examples fuzz bench clean
 
 help:
 	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
 	@echo "make test      the whole test suite"
+	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
 	@echo "make lint      ruff"
 	@echo "make types     pyright"
 	@echo "make examples  every script of examples/"
@@ -27,6 +28,11 @@ demo: $(EXAMPLES)
 # Two processes share the machine: one BLAS thread for each.
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The second line runs every kernel once under compute-sanitizer's four tools.
+test-gpu:
+	PYTHONPATH=. $(PYTHON) tests/gpu_suite.py --out bench/results
+	PYTHONPATH=. $(PYTHON) tests/gpu_suite.py --out bench/results --sanitize
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -6,28 +6,56 @@ import argparse
 import shlex
 import sys
 
-from . import mlp_cpu
-from .harness import compare
+from . import gpu_gemm, gpu_kernels, mlp_cpu
+from .gpu_timing import GpuBench
+from .harness import Bench, compare
 
-BENCHES = {"mlp_cpu": mlp_cpu.BENCH}
+BENCHES: dict[str, Bench | GpuBench] = {
+    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_kernels.BENCH)
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("bench", choices=["list", "all", *BENCHES])
-    parser.add_argument("--peers", nargs="*", default=[], help="other frameworks, as `list` shows them")
+    parser.add_argument(
+        "benches",
+        nargs="+",
+        choices=["list", "all", *BENCHES],
+        metavar="bench",
+        help="list, all, or names",
+    )
+    parser.add_argument(
+        "--peers", nargs="*", default=[], help="other frameworks, as `list` shows them"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="how often each arm has its turn")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps in a turn")
-    parser.add_argument("--threads", type=int, default=2, help="cores for each arm")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps in a turn (on a CPU)")
+    parser.add_argument("--threads", type=int, default=2, help="cores for each arm (on a CPU)")
+    parser.add_argument("--only", default="", help="cases whose title contains this (on a GPU)")
     options = parser.parse_args()
-    if options.bench == "list":
+    if "list" in options.benches:
         for name, bench in BENCHES.items():
-            peers = ", ".join(sorted({arm.peer for arm in bench.arms.values() if arm.peer}))
-            print(f"{name:12} {bench.title}; peers: {peers}")
+            print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
         return 0
     command = f"python -m bench {shlex.join(sys.argv[1:])}"
-    for name in BENCHES if options.bench == "all" else [options.bench]:
-        compare(BENCHES[name], options.peers, options.rounds, options.steps, options.threads, command)
+    named = [b for b in BENCHES.values() if b.name in options.benches or "all" in options.benches]
+    wanted = {p for text in options.peers for p in text.split(",")}
+    unknown = wanted - {p for b in named for p in b.peers}
+    if unknown:
+        raise SystemExit(
+            f"no peer {', '.join(sorted(unknown))} in {', '.join(b.name for b in named)}"
+        )
+    for bench in named:
+        missing = bench.missing()
+        if missing and "all" not in options.benches:
+            raise SystemExit(f"{bench.name} cannot run: {missing}")
+        if missing:
+            print(f"{bench.name} left out: {missing}")
+            continue
+        peers = [p for p in bench.peers if p in wanted]
+        if isinstance(bench, GpuBench):
+            bench.run(peers, options.rounds, command, options.only)
+        else:
+            compare(bench, peers, options.rounds, options.steps, options.threads, command)
     return 0
 
 

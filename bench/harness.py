@@ -49,6 +49,15 @@ class Bench:
     arms: Mapping[str, Arm]
     agree: Callable[[Any, Any], str | None]
 
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Other frameworks that have an arm."""
+        return tuple(sorted({arm.peer for arm in self.arms.values() if arm.peer}))
+
+    def missing(self) -> str | None:
+        """Why this cannot run here; a CPU is everywhere."""
+        return None
+
 
 class Worker:
     """An arm's process."""
@@ -104,9 +113,6 @@ def _timed(step: Callable[[], Any]) -> float:
 
 def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str) -> None:
     """Run the arms of minigraph and of `peers`, print a table and write bench/results/<name>.json."""
-    unknown = set(peers) - {arm.peer for arm in bench.arms.values()}
-    if unknown:
-        raise SystemExit(f"{bench.name} has no peer {', '.join(sorted(unknown))}")
     names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]
     workers = [Worker(bench, name, threads) for name in names]
     checks = {w.arm: w.ask(check=True) for w in workers}
@@ -132,7 +138,7 @@ def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads
         "threads": threads,
         "versions": installed,
         "checked": checks,
-        "milliseconds": {name: _summary(seconds) for name, seconds in times.items()},
+        "milliseconds": {name: summarized([s * 1e3 for s in seconds]) for name, seconds in times.items()},
     }
     path = RESULTS / f"{bench.name}.json"
     RESULTS.mkdir(exist_ok=True)
@@ -141,8 +147,9 @@ def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
 
-def _summary(seconds: Sequence[float]) -> dict[str, Any]:
-    ms = [round(s * 1e3, 4) for s in seconds]
+def summarized(milliseconds: Sequence[float]) -> dict[str, Any]:
+    """Median, the tenth and the ninetieth percentile, and all times."""
+    ms = [round(m, 4) for m in milliseconds]
     low, *_, high = statistics.quantiles(ms, n=10)
     return {"median": statistics.median(ms), "p10": round(low, 4), "p90": round(high, 4), "raw": ms}
 

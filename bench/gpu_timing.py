@@ -1,0 +1,400 @@
+"""Timing of GPU work: results checked first, arms in turns in one process, several sets of inputs.
+
+An arm is launched repeatedly between two CUDA events on one stream, and its figure is the median
+over all turns. The sets of inputs that it goes through are together larger than the L2 cache. A
+copy of 512 MiB takes its turns between the arms: its bandwidth is what others are compared with.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .harness import RESULTS, summarized, versions
+
+TURN_MS = 8.0  # what an arm runs in one turn
+L2_BYTES = 256 << 20  # four times an H200's cache: the sets of inputs are together larger
+MOST_SETS = 8
+COPIED = 512 << 20
+TOLERANCE = {
+    "float64": 1e-11,
+    "float32": 1e-5,
+    "float16": 2e-3,
+    "bfloat16": 1e-2,
+}  # of ||found - exact|| / ||exact||
+
+Vars = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An array that the arms read: normal numbers, or integers in [0, below)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    below: int = 0
+    scale: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * (
+            2 if "16" in self.dtype else np.dtype(self.dtype).itemsize
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    programs  {arm: (g, variables) -> variables that are its results}; the first arm is the one that is judged
+    exact     results in float64, from a Rows: whole, or those of some rows only, None for what is not compared;
+              the first input has a row for each row of the results
+    torch     (torch, tensors) -> a function that launches the same work in PyTorch
+    nbytes    what must be read and written at the least
+    unchecked arms that do less work, as a bound
+    rewritten arms whose program goes through fuse_gemm_epilogue
+    """
+
+    title: str
+    inputs: Mapping[str, Input]
+    programs: Mapping[str, Callable[[Any, Vars], Sequence[Any]]]
+    exact: Callable[[Rows], Sequence[Any]]
+    torch: Callable[[Any, Vars], Callable[[], Any]] | None = None
+    nbytes: int = 0
+    flops: int = 0
+    unchecked: frozenset[str] = frozenset()
+    rewritten: frozenset[str] = frozenset()
+
+
+class Rows:
+    """Some rows of the arrays on the host, in float64; what `exact` computes with."""
+
+    def __init__(self, gpu: Gpu, arrays: Vars, count: int) -> None:
+        self.gpu, self.arrays = gpu, arrays
+        middle = np.random.default_rng(0).integers(0, count, 16)
+        self.picked = np.unique(
+            np.concatenate((np.arange(min(8, count)), np.arange(max(0, count - 8), count), middle))
+        )
+
+    def of(self, name: str) -> np.ndarray:
+        """The picked rows of an input."""
+        return self.gpu.host(self.arrays[name], self.picked)
+
+    def columns(self, name: str) -> np.ndarray:
+        """The picked columns of a matrix."""
+        return self.gpu.host(self.arrays[name], self.picked, axis=1)
+
+    def whole(self, name: str) -> np.ndarray:
+        return self.gpu.host(self.arrays[name])
+
+    def device(self, name: str) -> Any:
+        """The whole array on the GPU, floats in float64."""
+        return self.gpu.wide(self.arrays[name])
+
+
+class Gpu:
+    """The device: arrays, minigraph's plans, PyTorch's tensors, and time."""
+
+    def __init__(self) -> None:
+        self.cupy = importlib.import_module("cupy")
+        self.mg = importlib.import_module("minigraph")
+        self.runtime = self.mg.cuda.runtime(self.mg.CUDAPlace(0))
+        self.stream = self.runtime.stream
+        self.copied = [self.cupy.zeros(COPIED, self.cupy.uint8) for _ in range(2)]
+        self.base = np.random.default_rng(0).normal(size=1 << 22)
+
+    def facts(self) -> dict[str, Any]:
+        runtime = self.cupy.cuda.runtime
+        return {"name": runtime.getDeviceProperties(0)["name"].decode(), "driver": runtime.driverGetVersion(),
+                "cublasLt": importlib.import_module("nvmath.bindings.cublasLt").get_version()}  # fmt: skip
+
+    # arrays
+
+    def make(self, wanted: Input, seed: int) -> Any:
+        """Random numbers; a block of four million is repeated where more are wanted."""
+        size = int(np.prod(wanted.shape))
+        if wanted.below:
+            host = np.random.default_rng(seed).integers(0, wanted.below, size).astype(wanted.dtype)
+            return self.cupy.asarray(host).reshape(wanted.shape)
+        dtype = self.mg.types.as_dtype(wanted.dtype)
+        block = (np.roll(self.base, 4099 * seed) * wanted.scale).astype(dtype)
+        words = self.cupy.asarray(block.view(f"u{dtype.itemsize}"))
+        whole = self.cupy.empty(size, words.dtype)
+        for start in range(0, size, words.size):
+            whole[start : start + words.size] = words[: size - start]
+        return whole.view(dtype).reshape(wanted.shape)
+
+    def host(self, array: Any, picked: Any = None, axis: int = 0) -> np.ndarray:
+        """A device array, or some of its rows, as float64 (integers as they are)."""
+        dtype = array.dtype
+        if picked is not None:
+            words = array.view(f"u{dtype.itemsize}")
+            array = self.cupy.ascontiguousarray(
+                self.cupy.take(words, self.cupy.asarray(picked), axis=axis)
+            )
+            array = array.view(dtype)
+        found = self.cupy.asnumpy(array)
+        return found if found.dtype.kind in "iub" else found.astype(float)
+
+    def wide(self, array: Any) -> Any:
+        """A device array as float64 (integers as they are)."""
+        if array.dtype.name == "bfloat16":  # the upper half of a float32
+            array = (array.view("u2").astype("u4") << 16).view("f4")
+        return array if array.dtype.kind in "iub" else array.astype("f8")
+
+    # arms
+
+    def planned(self, case: Case, arm: str, arrays: Vars) -> Planned:
+        """minigraph's arm: the operators of one program, bound to arrays that a Scope owns."""
+        program = self.mg.static.Program(case.title)
+        block = program.global_block()
+        variables = {
+            name: block.create_var(name, a.shape, a.dtype, persistable=True)
+            for name, a in arrays.items()
+        }
+        g = importlib.import_module("minigraph.builder").Builder(block)
+        outputs = tuple(v.name for v in case.programs[arm](g, variables))
+        if arm in case.rewritten:
+            strategy = self.mg.static.BuildStrategy()
+            strategy.fuse_gemm_epilogue = True
+            compiled = self.mg.static.CompiledProgram(program, build_strategy=strategy)
+            program = compiled.program_for(outputs)
+        scope = self.mg.static.Scope()
+        scope.arrays.update(arrays)
+        plan = self.plan(program, outputs)
+        return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
+
+    def plan(self, program: Any, outputs: Sequence[str]) -> Any:
+        """A CudaPlan whose memory holds NaNs: what nobody writes shows."""
+        plans = importlib.import_module("minigraph.plan_cuda")
+        made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, False)
+        made.arena.fill(0xFF)
+        self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too
+        self.runtime.upload(made.fault, made.bound.binder.fault)
+        return made
+
+    def tensors(self, torch: Any, arrays: Vars) -> Vars:
+        """PyTorch's tensors on the same memory."""
+        made = {}
+        for name, a in arrays.items():
+            bits = torch.from_dlpack(a.view(np.int16) if a.dtype.itemsize == 2 else a)
+            made[name] = bits.view(getattr(torch, a.dtype.name)) if a.dtype.itemsize == 2 else bits
+        return made
+
+    def copy(self) -> None:
+        to, source = (a.data.ptr for a in self.copied)
+        self.cupy.cuda.runtime.memcpyAsync(to, source, COPIED, 3, self.stream.ptr)
+
+    def milliseconds(self, calls: Sequence[Callable[[], Any]], repeats: int) -> float:
+        """Mean time of one call over `repeats` calls back to back."""
+        start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        start.record(self.stream)
+        for i in range(repeats):
+            calls[i % len(calls)]()
+        end.record(self.stream)
+        end.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(start, end)) / repeats
+
+    def release(self, torch: Any) -> None:
+        """Give unused memory back, so that neither library keeps what the other needs."""
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        if torch is not None:
+            torch.cuda.empty_cache()
+
+
+@dataclass
+class Planned:
+    """A CudaPlan with its results of the first run."""
+
+    plan: Any
+    results: list[Any]
+    scope: Any
+
+    def __call__(self) -> None:
+        for call in self.plan.calls:
+            call()
+
+    def repeats_itself(self) -> bool:
+        """Whether the results in memory are still the bits of the first run."""
+        runtime = self.plan.runtime
+        again = [
+            runtime.fetch(self.plan.bound.buffers[i], False) for i in self.plan.schedule.fetched
+        ]
+        runtime.stream.synchronize()
+        kinds = [f"u{a.dtype.itemsize}" for a in again]
+        return all(
+            bool((a.view(k) == b.view(k)).all())
+            for a, b, k in zip(again, self.results, kinds, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class GpuBench:
+    """Cases that run in one process on CUDAPlace(0)."""
+
+    name: str
+    title: str
+    cases: Callable[[], Sequence[Case]]
+    peers: tuple[str, ...] = ("torch",)
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = importlib.import_module("minigraph").cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Time all cases, print the table and write bench/results/<name>.json."""
+        gpu = Gpu()
+        torch = importlib.import_module("torch") if "torch" in peers else None
+        rows: list[dict[str, Any]] = []
+        for case in self.cases():
+            if only not in case.title:
+                continue
+            try:
+                rows.append(measured(gpu, torch, case, rounds))
+            except Exception as problem:  # one row must not cost the others; it stands in the table
+                rows.append(
+                    {"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:300]}
+                )
+            gpu.release(torch)
+        report = {
+            "bench": self.name,
+            "title": self.title,
+            "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "gpu": gpu.facts(),
+            "versions": versions(),
+            "rounds": rounds,
+            "rows": rows,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(table(report))
+        print(f"written to {path}")
+
+
+def measured(gpu: Gpu, torch: Any, case: Case, rounds: int) -> dict[str, Any]:
+    """Check a case, then time its arms in turns."""
+    footprint = case.nbytes or sum(i.nbytes for i in case.inputs.values())
+    sets = min(MOST_SETS, max(2, -(-L2_BYTES // footprint)))
+    arms: dict[str, list[Callable[[], Any]]] = {}
+    plans: list[Planned] = []
+    errors: dict[str, float] = {}
+    for number in range(sets):
+        arrays = {
+            name: gpu.make(wanted, number + 7 * i)
+            for i, (name, wanted) in enumerate(case.inputs.items())
+        }
+        for name in case.programs:
+            plan = gpu.planned(case, name, arrays)
+            plans.append(plan)
+            arms.setdefault(name, []).append(plan)
+            if number == 0 and name not in case.unchecked:
+                errors[name] = _checked(gpu, case, arrays, plan.results, name)
+        if torch is not None and case.torch is not None:
+            with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+                arms.setdefault("torch", []).append(case.torch(torch, gpu.tensors(torch, arrays)))
+    arms["copy"] = [gpu.copy]
+    times = _in_turns(gpu, torch, arms, rounds)
+    for plan in plans:
+        if not plan.repeats_itself():
+            raise ArithmeticError("results changed from run to run")
+    return {
+        "title": case.title, "nbytes": case.nbytes, "flops": case.flops, "sets": sets, "relative_error": errors,
+        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+    }  # fmt: skip
+
+
+def _checked(gpu: Gpu, case: Case, arrays: Vars, results: Sequence[Any], arm: str) -> float:
+    """The largest relative error of the results; refused where it is not small, or not a number."""
+    first = next(iter(case.inputs.values()))
+    rows = Rows(gpu, arrays, first.shape[0])
+    worst = 0.0
+    for i, (found, exact) in enumerate(zip(results, case.exact(rows), strict=True)):
+        if exact is None:
+            continue
+        if not isinstance(exact, np.ndarray):
+            part = gpu.wide(found)
+        else:
+            part = gpu.host(found) if exact.shape == found.shape else gpu.host(found, rows.picked)
+        if part.shape != exact.shape:
+            raise ArithmeticError(
+                f"{arm}: result {i} has shape {part.shape}, exact is {exact.shape}"
+            )
+        error = _distance(part, exact)
+        if not error <= TOLERANCE[found.dtype.name]:
+            raise ArithmeticError(f"{arm}: result {i} is off by {error:.2g} relative to its norm")
+        worst = max(worst, error)
+    return worst
+
+
+def _distance(found: Any, exact: Any) -> float:
+    """||found - exact|| / ||exact||, NumPy's or CuPy's arrays."""
+    return float(((found - exact) ** 2).sum()) ** 0.5 / max(float((exact**2).sum()) ** 0.5, 1e-300)
+
+
+def _in_turns(
+    gpu: Gpu, torch: Any, arms: Mapping[str, Sequence[Callable[[], Any]]], rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of every arm in every turn, after a warm-up that tells how often to repeat."""
+
+    def timed(calls: Sequence[Callable[[], Any]], repeats: int) -> float:
+        if torch is None:
+            return gpu.milliseconds(calls, repeats)
+        with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+            return gpu.milliseconds(calls, repeats)
+
+    repeats = {}
+    for name, calls in arms.items():
+        timed(calls, 2 * len(calls))
+        once = timed(calls, len(calls))
+        wanted = min(400, int(TURN_MS / max(once, 1e-3)))
+        repeats[name] = max(1, round(wanted / len(calls))) * len(calls)
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(rounds):
+        for name in list(arms) if turn % 2 else reversed(arms):
+            times[name].append(timed(arms[name], repeats[name]))
+    return times
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """One line for each case: the first arm's time, the others relative to it, and what bounds it."""
+    others = list(
+        dict.fromkeys(
+            a for r in report["rows"] for a in list(r.get("milliseconds", {}))[1:] if a != "copy"
+        )
+    )
+    bytes_count = any(r.get("nbytes") for r in report["rows"])
+    bound = f"{'floor ms':>9} {'% copy':>7}" if bytes_count else f"{'TFLOP/s':>8}"
+    title = f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"
+    heads = " ".join(f"{name:>11}" for name in others)
+    lines = [f"{title}; arm / first arm, above 1 is slower", f"{'':44} {'ms':>9} {heads} {bound}"]
+    copies = []
+    for r in report["rows"]:
+        if "failed" in r:
+            lines.append(f"{r['title']:44} FAILED {r['failed'][:150]}")
+            continue
+        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
+        first = next(iter(ms.values()))
+        rate = 2 * COPIED / ms["copy"]  # bytes per millisecond
+        copies.append(rate / 1e6)
+        ratios = " ".join(
+            f"{ms[name] / first:9.2f}" if name in ms else f"{'':9}" for name in others
+        )
+        floor = r["nbytes"] / rate
+        ends = (
+            f"{floor:9.4f} {100 * floor / first:7.1f}"
+            if bytes_count
+            else f"{r['flops'] / first / 1e9:8.0f}"
+        )
+        lines.append(f"{r['title']:44} {first:9.4f} {ratios} {ends}")
+    if copies:
+        lines.append(f"copy {min(copies):.0f} to {max(copies):.0f} GB/s, read and write counted")
+    return "\n".join(lines)
