@@ -17,7 +17,7 @@ def require_scores(name: str, X: TensorType, axis: int) -> int:
     return found
 
 
-@op(inplace={"Out": "X"})
+@op(inplace={"Out": "X"}, gpu="softmax")
 def softmax(X, *, axis: int = -1, out=None):
     """exp(X) / sum of exp(X) along `axis`, computed from X - max(X).
 
@@ -50,7 +50,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", inplace={"X_grad": "Out_grad"})
+@op("X_grad", inplace={"X_grad": "Out_grad"}, gpu="softmax")
 def softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out * (Out_grad - sum(Out * Out_grad) along axis)"""
     total = (Out * Out_grad).sum(axis=axis, keepdims=True)
@@ -80,7 +80,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {"axis": 0}
 
 
-@op(inplace={"Out": "X"})
+@op(inplace={"Out": "X"}, gpu="softmax")
 def log_softmax(X, *, axis: int = -1, out=None):
     """log(softmax(X)) = X - log(sum of exp(X) along axis), without log(0)."""
     out = np.subtract(X, X.max(axis=axis, keepdims=True), out=out[0] if out else None)
@@ -106,7 +106,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"axis": -1}
 
 
-@op("X_grad")
+@op("X_grad", gpu="softmax")
 def log_softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out_grad - exp(Out) * sum(Out_grad) along axis"""
     scaled = np.exp(Out, out=out[0] if out else None)

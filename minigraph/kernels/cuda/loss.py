@@ -1,0 +1,42 @@
+"""Cross entropy of scores and its gradient, with class numbers or class weights as labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .binder import Binder, i64
+from .buffer import CUDA_TYPES, Buffer
+from .rows import RowOperator, bind_rows
+
+
+def softmax_with_cross_entropy(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """Softmax and Loss in one launch; without a reader of Softmax nothing is written but Loss."""
+    Logits, Label, Softmax, Loss = ins["Logits"], ins["Label"], outs.get("Softmax"), outs.get("Loss")
+    soft = attrs["soft_label"]
+    loss = Loss if Loss is not None else Logits
+    facts = {"KIND": "SOFT" if soft else "HARD", "WRITES": int(Softmax is not None), "LOSS": int(Loss is not None)}
+    operator = _operator(binder, facts, Label, loss, attrs, inputs=2 if soft else 1)
+    result = Softmax if Softmax is not None else Logits
+    bind_rows(binder, operator, Logits, Label if soft else Logits, result, attrs["axis"])
+
+
+def softmax_with_cross_entropy_grad(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """Logits_grad = (Softmax - one_hot(Label)) * Loss_grad: each element read once, written once."""
+    Label, Softmax = ins["Label"], ins["Softmax"]
+    soft = attrs["soft_label"]
+    facts = {"KIND": "SOFT_GRAD" if soft else "HARD_GRAD", "WRITES": 1, "LOSS": 0}
+    operator = _operator(binder, facts, Label, ins["Loss_grad"], attrs, inputs=2 if soft else 1)
+    other = Label if soft else Softmax
+    bind_rows(binder, operator._replace(reduces=soft), Softmax, other, outs["Logits_grad"], attrs["axis"])
+
+
+def _operator(
+    binder: Binder, facts: Mapping[str, Any], Label: Buffer, loss: Buffer, attrs: Mapping[str, Any], inputs: int
+) -> RowOperator:
+    arguments = Label, loss, i64(attrs["ignore_index"]), binder.fault, i64(binder.step)
+    return RowOperator("loss.cu", {**facts, "L": CUDA_TYPES[Label.dtype]}, arguments, inputs)
