@@ -31,8 +31,8 @@ test: $(DEV)
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:
-	PYTHONPATH=. $(PYTHON) tests/gpu_suite.py --out bench/results
-	PYTHONPATH=. $(PYTHON) tests/gpu_suite.py --out bench/results --sanitize
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --out bench/results
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --out bench/results --sanitize
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from opcheck import Call
 import minigraph.ops  # noqa: F401
 from minigraph import executor
 from minigraph.errors import MinigraphError
+from minigraph.kernels.cuda.binder import Launch
 from minigraph.opdef import OPS, OpDef
 from minigraph.plan_cuda import BoundProgram
 from minigraph.types import FLOATS, as_dtype, bfloat16, float16, float64
@@ -94,7 +95,7 @@ def kernels(call: Call) -> set[str]:
     types = {name: opcheck.type_of(x) for name, x in opcheck.feed_of(call).items()}
     bound = BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])
     return {
-        getattr(c, "function", None) or getattr(c, "epilogue", None) or type(c).__name__
+        c.function if isinstance(c, Launch) else getattr(c, "epilogue", type(c).__name__)
         for c in bound.binder.calls
     }
 

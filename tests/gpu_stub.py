@@ -17,7 +17,7 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import Binder, Device, Gemm
+from minigraph.kernels.cuda.binder import Binder, Call, Device, Gemm, HostCall
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
@@ -72,10 +72,16 @@ class StubRuntime:
         )
 
     def runnable(self, binder: Binder, tf32: bool) -> list[Callable[[], None]]:
-        return [
-            partial(gemm, c) if isinstance(c, Gemm) else partial(cuda_host._run, c)
-            for c in binder.calls
-        ]
+        return [partial(self._run, call, binder.counter) for call in binder.calls]
+
+    def _run(self, call: Call, counter: Buffer) -> None:
+        if isinstance(call, Gemm):
+            gemm(call)
+        elif isinstance(call, HostCall):
+            runs, *arrays = (self.fetch(b, True) for b in (counter, *call.inputs))
+            call.function(int(runs[0]), *arrays)
+        else:
+            cuda_host._run(call)
 
     def to_device(self, array: Any) -> StubArray:
         copy = self.empty(array.shape, array.dtype)

@@ -29,6 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gpu_edges
 import gpu_ops
 import gpu_products
 import gpu_programs
@@ -52,7 +53,9 @@ SHOWN = 40  # failures in the printed summary
 
 def all_checks() -> list[Check]:
     """Every check, in the order of the issue."""
-    checks = [c for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs) for c in m.checks()]
+    checks = [
+        c for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_edges) for c in m.checks()
+    ]
     repeated = [name for name, n in Counter(c.name for c in checks).items() if n > 1]
     assert not repeated, f"names occur twice: {repeated}"
     return checks
