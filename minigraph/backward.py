@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .builder import Builder, GradNeeds, grads_by_input, link_slot
-from .errors import ProgramError, call_site, require
+from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole
+from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
 from .types import TensorType
 
 
+@whole
 def append_backward(
     loss: Variable,
     parameter_list: Sequence[Any] | None = None,
@@ -43,10 +44,8 @@ def append_backward(
     if parameter_list is None:
         parameters = [p for p in block.all_parameters() if p.trainable]
     else:
-        parameters = [_named_var(block, p) for p in parameter_list]
-        for p in parameters:
-            require(isinstance(p, Parameter), f"parameter_list holds {p}, which is no parameter", ProgramError)
-    blocked = _names(no_grad_set)
+        parameters = [_parameter(block, p) for p in _each("parameter_list", parameter_list)]
+    blocked = _names(block, no_grad_set)
     wanted = [p for p in parameters if p.name not in blocked]
     grads = _Differentiation(block, [loss], [None], wanted, blocked).run()
     found = [(p, g) for p, g in zip(wanted, grads, strict=True) if g is not None]
@@ -57,6 +56,7 @@ def append_backward(
     return found
 
 
+@whole
 def gradients(
     targets: Any, inputs: Any, target_gradients: Any = None, no_grad_set: Iterable[Any] | None = None
 ) -> list[Variable | None]:
@@ -72,13 +72,15 @@ def gradients(
     for v in (*targets, *inputs):
         require(isinstance(v, Variable), f"gradients takes variables, not {v!r}", ProgramError)
         require(v.block is targets[0].block, f"{v.name} belongs to another program", ProgramError)
+    block = targets[0].block
     seeds = _list(target_gradients) if target_gradients is not None else [None] * len(targets)
     require(
         len(seeds) == len(targets), f"{len(targets)} targets, but {len(seeds)} target_gradients", ProgramError
     )
     for t, s in zip(targets, seeds, strict=True):
+        require(s is None or isinstance(s, Variable), f"gradient {s!r} of target {t} is no variable", ProgramError)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
-    return _Differentiation(targets[0].block, targets, seeds, inputs, _names(no_grad_set)).run()
+    return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
 
 
 class _Differentiation:
@@ -263,12 +265,26 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _names(values: Iterable[Any] | None) -> frozenset[str]:
-    return frozenset(v.name if isinstance(v, Variable) else str(v) for v in values or ())
+def _each(what: str, values: Any) -> Iterable[Any]:
+    """`values`, which must be a list, tuple or set."""
+    fits = isinstance(values, (list, tuple, set, frozenset))
+    require(fits, f"{what} must be a list of variables or names, is {shortened(repr(values))}", ProgramError)
+    return values
 
 
-def _named_var(block: Block, value: Any) -> Variable:
-    if isinstance(value, Variable):
-        require(value.block is block, f"{value.name} belongs to another program", ProgramError)
-        return value
-    return block.var(value)
+def _names(block: Block, no_grad_set: Any) -> frozenset[str]:
+    """Names of the variables through which no gradient flows."""
+    names = {v.name if isinstance(v, Variable) else v for v in _each("no_grad_set", no_grad_set or ())}
+    for name in names:
+        if name not in block.vars:
+            raise_unknown("variable of no_grad_set", name, block.vars, ProgramError)
+    return frozenset(names)
+
+
+def _parameter(block: Block, value: Any) -> Parameter:
+    if not isinstance(value, Variable) and value not in block.vars:
+        raise_unknown("parameter", value, [p.name for p in block.all_parameters()], ProgramError)
+    v = value if isinstance(value, Variable) else block.vars[value]
+    require(v.block is block, f"{v.name} belongs to another program", ProgramError)
+    require(isinstance(v, Parameter), f"parameter_list holds {v}, which is no parameter", ProgramError)
+    return v

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import unique_name
-from .errors import MinigraphError, ProgramError, call_site, raise_unknown, require
+from .errors import MinigraphError, ProgramError, call_site, raise_unknown, require, shortened
 from .opdef import get_op
 from .operator import Operator, Slots, describe_call
 from .types import TensorType, default_dtype, normalize_shape, tensor_type
@@ -64,12 +65,7 @@ class Block:
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
     def _add(self, variable: Any) -> Any:
-        name = variable.name
-        require(
-            isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable(),
-            f"{name!r} cannot be a name: 1 to {MAX_NAME} printable characters",
-            ProgramError,
-        )
+        name = _checked_name(variable.name)
         if name in self.vars:
             raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
         self.vars[name] = variable
@@ -78,7 +74,7 @@ class Block:
 
     def rename_var(self, old: str, new: str) -> None:
         """Give a variable another name; operators follow, since they hold the variable itself."""
-        if old == new:
+        if old == _checked_name(new):
             return
         if new in self.vars:
             raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
@@ -86,6 +82,21 @@ class Block:
         variable._name = new
         self.vars[new] = variable
         self.program.version += 1
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is appended inside stays only if all of it is accepted."""
+        ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
+        try:
+            yield
+        except BaseException:
+            del self.ops[ops:]
+            while len(self.vars) > variables:
+                self.vars.popitem()
+            self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
+            self.program.numbered = numbered
+            self.program.version += 1
+            raise
 
     def append_op(
         self,
@@ -99,6 +110,11 @@ class Block:
         inputs   {slot: variable, name or list of them}
         outputs  likewise; the variables exist already. Their types must fit the inferred ones.
         """
+        for what, slots in (("inputs", inputs), ("outputs", outputs), ("attrs", attrs)):
+            require(
+                slots is None or isinstance(slots, Mapping), f"{what} must be a dict, is {shortened(repr(slots))}",
+                ProgramError,
+            )  # fmt: skip
         op, inferred = self.prepare_op(type, self._resolve(inputs or {}), attrs or {})
         given = self._resolve(outputs or {})
         try:
@@ -123,13 +139,7 @@ class Block:
             opdef.check_inputs(inputs)
             for slot, variables in inputs.items():
                 for v in variables:
-                    require(
-                        isinstance(v, Variable), f"{slot} must be a variable, is {v!r}"[:200], ProgramError
-                    )
-                    require(
-                        v.block is self, f"{slot}={v.name} belongs to another program", ProgramError,
-                        "build inside program_guard(main) of the program that owns the variable",
-                    )  # fmt: skip
+                    self._check_own(slot, v)
             bound = opdef.bind_attrs(attrs)
             inferred = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound)
         except MinigraphError as error:
@@ -163,8 +173,26 @@ class Block:
             len(types) == len(variables), f"output {slot} has {len(types)} values, not {len(variables)}", ProgramError
         )
         for v, t in zip(variables, types, strict=True):
+            self._check_own(slot, v)
             require(v.type.accepts(t), f"output {slot} is {t}, variable {v} does not fit")
         return variables
 
+    def _check_own(self, slot: str, v: Any) -> None:
+        """`v` is a variable of this block."""
+        require(isinstance(v, Variable), f"{slot} must be a variable, is {shortened(repr(v))}", ProgramError)
+        require(
+            v.block is self, f"{slot}={v.name} belongs to another program", ProgramError,
+            "build inside program_guard(main) of the program that owns the variable",
+        )  # fmt: skip
+
     def __str__(self) -> str:
         return str(self.program)
+
+
+def _checked_name(name: Any) -> str:
+    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+    require(
+        fits, f"{shortened(repr(name))} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters",
+        ProgramError,
+    )  # fmt: skip
+    return name

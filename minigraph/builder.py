@@ -7,14 +7,17 @@ a Block, passes use `GraphBuilder` of `passes/rule.py`, which has the same spell
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from . import unique_name
 from .errors import ProgramError, require
 from .opdef import Slot, get_op
 from .program import Block, Operator, Variable, default_main_program
 from .types import TensorType
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Builder:
@@ -97,6 +100,17 @@ def builder_of(*operands: Any) -> Builder:
                 if isinstance(v, Variable):
                     return Builder(v.block)
     return Builder(default_main_program().global_block())
+
+
+def whole(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where an operator is refused, none that `function` appended before it stays."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with builder_of(*args, *kwargs.values()).block.whole():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def as_variable(value: Any, what: str) -> Variable:

@@ -147,7 +147,9 @@ def shortened(text: str, length: int = 80) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """A hint `did you mean ...?` with the known name most like `name`, if one is near."""
-    found = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    known = [str(k) for k in known]
+    begun = [k for k in known if len(str(name)) > 2 and k.startswith(str(name))]
+    found = begun or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"did you mean {found[0]!r}?" if found else None
 
 

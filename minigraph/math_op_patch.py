@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import tensor
-from .builder import builder_of
+from .builder import builder_of, whole
 from .errors import DTypeError, call_site
 from .program import Variable
 from .tensor import indexing
@@ -81,6 +81,7 @@ def _rmatmul(self: Variable, other: Any) -> Variable:
     return _product(other, self)
 
 
+@whole
 def _product(x: Any, y: Any) -> Variable:
     x, y = operands(x, y, "@")
     return builder_of(x).matmul(x, y, name="tmp")

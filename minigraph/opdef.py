@@ -268,7 +268,7 @@ class Attr(NamedTuple):
     def words(self) -> str:
         """`a list of ints or None`"""
         kind = self.kind.removesuffix(" | None")
-        return KIND_WORDS[kind] + " or None" * (kind != self.kind)
+        return ATTR_KINDS[kind][1] + " or None" * (kind != self.kind)
 
 
 def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
@@ -333,7 +333,7 @@ def _read_attr(parameter: inspect.Parameter) -> Attr:
     kind = str(parameter.annotation)
     assert parameter.annotation is not parameter.empty, f"attribute {parameter.name} has no type"
     optional = kind.endswith(" | None")
-    coerce = ATTR_KINDS[kind.removesuffix(" | None")]
+    coerce, _ = ATTR_KINDS[kind.removesuffix(" | None")]
     if optional:
         return Attr(kind, lambda v: None if v is None else coerce(v), parameter.default)
     return Attr(kind, coerce, parameter.default)
@@ -382,21 +382,17 @@ def _list_of(element: Callable[[Any], Any], single: bool = False) -> Callable[[A
     return to_tuple
 
 
-ATTR_KINDS: dict[str, Callable[[Any], Any]] = {
-    "int": _to_int,
-    "float": _to_float,
-    "bool": _to_bool,
-    "str": _to_str,
-    "Number": _to_number,
-    "Ints": _list_of(_to_int, single=True),
-    "Floats": _list_of(_to_float),
-    "Numbers": _list_of(_to_number),
-    "DTypeAttr": as_dtype,
+ATTR_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {  # canonical form, and the words of errors
+    "int": (_to_int, "an int"),
+    "float": (_to_float, "a number"),
+    "bool": (_to_bool, "a bool"),
+    "str": (_to_str, "a str"),
+    "Number": (_to_number, "a number"),
+    "Ints": (_list_of(_to_int, single=True), "a list of ints"),
+    "Floats": (_list_of(_to_float), "a list of numbers"),
+    "Numbers": (_list_of(_to_number), "a list of numbers"),
+    "DTypeAttr": (as_dtype, "a data type"),
 }
-KIND_WORDS = {
-    "int": "an int", "float": "a number", "bool": "a bool", "str": "a str", "Number": "a number",
-    "Ints": "a list of ints", "Floats": "a list of numbers", "Numbers": "a list of numbers", "DTypeAttr": "a data type",
-}  # fmt: skip
 
 __all__ = [
     "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Slot", "get_op", "op",

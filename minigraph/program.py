@@ -18,7 +18,7 @@ import numpy as np
 
 from .block import Block
 from .dump import dump
-from .errors import CallSite, ProgramError, require
+from .errors import CallSite, ProgramError, raise_unknown, require, shortened
 from .operator import ROLES, Operator, Slots, describe_call
 from .scope import Scope, global_scope
 from .variable import GRAD_SUFFIX, Parameter, Variable, copy_var
@@ -160,9 +160,14 @@ class Program:
 
         Nothing is changed unless all of them fit.
         """
+        is_dict = isinstance(state_dict, Mapping)
+        require(is_dict, f"state_dict must be a dict, is {shortened(repr(state_dict))}", ProgramError)
+        known = [v.name for v in self.vars.values() if v.persistable]
         checked = {}
         for name, value in state_dict.items():
-            v = self.block0.var(name)
+            if name not in self.vars:
+                raise_unknown("persistable variable", name, known, ProgramError)
+            v = self.vars[name]
             array = np.asarray(value)
             require(v.persistable, f"{name} is not persistable", ProgramError)
             require(

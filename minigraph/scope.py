@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ProgramError, ShapeError, require
+from .errors import DTypeError, ProgramError, ShapeError, require
 
 
 class ScopeTensor:
@@ -23,13 +23,18 @@ class ScopeTensor:
         return array if dtype is None else array.astype(dtype)
 
     def set(self, array: Any, place: Any = None) -> None:
-        """Replace the value; shape and type must stay as they are."""
+        """Replace the value; the shape must stay as it is, numbers of another type are cast where their kind fits."""
         old = self._scope.arrays[self._name]
         new = np.asarray(array)
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
-        self._scope.write(self._name, new.astype(old.dtype, copy=True))
+        with np.errstate(over="ignore"):
+            fits = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
+            typed = new.astype(old.dtype) if fits else new
+        fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
+        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", DTypeError)
+        self._scope.write(self._name, typed if typed is not array else typed.copy())
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape)

@@ -19,7 +19,11 @@ Pass = Callable[[Graph, PassReport], int]
 PASSES: tuple[tuple[str, Pass], ...] = (("fuse_gemm_epilogue", fuse_gemm_epilogue),)
 
 
-@dataclass
+class UnknownField(AttrError, AttributeError):
+    """A BuildStrategy has no such field."""
+
+
+@dataclass(init=False)
 class BuildStrategy:
     """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
 
@@ -58,11 +62,15 @@ class BuildStrategy:
     cache_runtime_context: bool = False
     sync_batch_norm: bool = False
 
+    def __init__(self, **flags: Any) -> None:
+        for name, value in flags.items():
+            setattr(self, name, value)
+
     def __setattr__(self, name: str, value: Any) -> None:
         known = {f.name: f for f in fields(self)}
         if name not in known:
-            raise AttributeError(
-                f"BuildStrategy has no field {name!r}; {nearest(name, known) or 'see its docstring'}"
+            raise UnknownField(
+                f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
             )
         if self.__dict__.get("_compiled"):
             raise AttrError(
@@ -72,7 +80,7 @@ class BuildStrategy:
         wanted = type(known[name].default)
         if value is None and wanted is bool:  # Paddle's memory_optimize = None
             value = False
-        if wanted is bool and isinstance(value, int):
+        if wanted is bool and isinstance(value, int) and value in (0, 1):
             value = bool(value)
         if not isinstance(value, wanted):
             raise AttrError(f"{name} must be a {wanted.__name__}, is {value!r}", site=call_site())

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError, ShapeError, require
+from .errors import AttrError, DTypeError, ShapeError, require
 
 DType = np.dtype
 
@@ -37,6 +37,8 @@ _default_dtype = float32
 def as_dtype(dtype: Any) -> DType:
     """The supported data type that `dtype` (a name, a NumPy type or a dtype) stands for."""
     try:
+        if dtype is None:  # float64 to NumPy
+            raise TypeError
         found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
@@ -160,8 +162,11 @@ def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     return found
 
 
-def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY") -> tuple[int, ...]:
-    """The NumPy broadcast of shapes; an unknown size meets a known one as that size."""
+def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last: int = -1) -> tuple[int, ...]:
+    """The NumPy broadcast of shapes; an unknown size meets a known one as that size.
+
+    last  the axis that the last size is of, for errors
+    """
     rank = max((len(s) for s in shapes), default=0)
     result: list[int] = []
     for axis in range(-rank, 0):
@@ -171,7 +176,7 @@ def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY") -> t
             if size in (1, -1) and other != 1:
                 size, owner = (other, name) if other != -1 or size == 1 else (size, owner)
             elif other not in (1, -1, size):
-                raise ShapeError(f"cannot broadcast axis {axis}: {owner} has {size}, {name} has {other}")
+                raise ShapeError(f"cannot broadcast axis {axis + 1 + last}: {owner} has {size}, {name} has {other}")
         result.append(size)
     return tuple(result)
 
@@ -189,6 +194,10 @@ class CUDAPlace:
     """Arrays live on GPU `device_id` and CUDA kernels compute."""
 
     device_id: int = 0
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.device_id, int) and not isinstance(self.device_id, bool) and self.device_id >= 0
+        require(fits, f"device_id must be an int >= 0, is {self.device_id!r}", AttrError)
 
     def __str__(self) -> str:
         return f"CUDAPlace({self.device_id})"

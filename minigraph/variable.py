@@ -101,6 +101,9 @@ class Variable:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise self._no_value("numpy.array()")
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        raise self._no_value(f"numpy.{function.__name__}()")
+
     def __len__(self) -> int:
         require(self.ndim > 0, f"len() of a 0-d variable {self}", ProgramError)
         require(self.shape[0] >= 0, f"len() of {self}: axis 0 is known only at run time", ProgramError)

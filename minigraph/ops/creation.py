@@ -8,7 +8,15 @@ import numpy as np
 
 from ..errors import AttrError, DTypeError, require
 from ..opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
-from ..types import TensorType, float32, int64, normalize_shape
+from ..types import INTS, TensorType, float32, int64, normalize_shape
+
+
+def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
+    """An int type holds whole numbers within its bounds."""
+    if dtype in INTS:
+        info = np.iinfo(dtype)
+        whole = isinstance(value, int) or value.is_integer()
+        require(whole and info.min <= value <= info.max, f"{what} {value} is no {dtype}", AttrError)
 
 
 @op(traits={"nondifferentiable"}, gpu="creation")
@@ -20,6 +28,7 @@ def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = f
 @fill_constant.infer
 def _(*, shape, value, dtype):
     require(-1 not in normalize_shape(shape), f"every size of a constant must be known, got {list(shape)}")
+    require_fits(value, dtype)
     return TensorType(shape, dtype)
 
 
@@ -38,6 +47,7 @@ def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
 
 @fill_any_like.infer
 def _(X, *, value, dtype):
+    require_fits(value, dtype or X.dtype)
     return X.with_dtype(dtype) if dtype is not None else X
 
 
@@ -147,7 +157,11 @@ def arange(*, start: Number = 0, end: Number, step: Number = 1, dtype: DTypeAttr
 
 @arange.infer
 def _(*, start, end, step, dtype):
-    return TensorType(normalize_shape((range_length(start, end, step),)), dtype)
+    length = range_length(start, end, step)
+    if length and dtype in INTS:
+        for value in (start, start + step * (length - 1)):
+            require_fits(math.trunc(value), dtype)
+    return TensorType(normalize_shape((length,)), dtype)
 
 
 @arange.samples

@@ -47,7 +47,7 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y):
     )
     rows = [] if X.ndim == 1 else [x[-1] if trans_x else x[-2]]
     columns = [] if Y.ndim == 1 else [y[-2] if trans_y else y[-1]]
-    batch = broadcast_shapes(tuple(x[:-2]), tuple(y[:-2]))
+    batch = broadcast_shapes(tuple(x[:-2]), tuple(y[:-2]), last=-3)
     return X.with_shape((*batch, *rows, *columns))
 
 

@@ -277,8 +277,9 @@ def check(name: str, value: Any, condition: bool, wanted: str) -> Any:
 
 
 def _rising(values: Sequence[int]) -> bool:
-    found = list(values)
-    return all(is_int(v, 0) for v in found) and found == sorted(set(found))
+    if not isinstance(values, Sequence) or not all(is_int(v, 0) for v in values):
+        return False
+    return list(values) == sorted(set(values))
 
 
 def _require_names(scheduler: LRScheduler, names: Sequence[str], state_dict: Mapping[str, Any]) -> None:

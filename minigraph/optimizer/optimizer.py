@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .. import unique_name
 from ..backward import append_backward
-from ..builder import Builder
+from ..builder import Builder, builder_of
 from ..errors import AttrError, DTypeError, ProgramError, require
-from ..program import Block, Operator, Parameter, Program, Variable, default_startup_program
+from ..program import (
+    Block,
+    Operator,
+    Parameter,
+    Program,
+    Variable,
+    default_main_program,
+    default_startup_program,
+)
 from ..regularizer import L2Decay, WeightDecayRegularizer
 from ..scope import global_scope
 from ..types import TensorType, bfloat16, float16, float32, float64, tensor_type
@@ -71,10 +80,11 @@ class Optimizer:
         startup_program  gets the initialisation of the states; the default startup program for None
         parameters       beats the `parameters` that the optimizer was made with
         """
-        if isinstance(loss, Variable):
-            self._check_first(loss.program)
-        params_grads = self.backward(loss, startup_program, parameters, no_grad_set)
-        return self._apply(params_grads, startup_program), params_grads
+        with self._all_or_nothing(builder_of(loss).block.program, startup_program):
+            if isinstance(loss, Variable):
+                self._check_first(loss.program)
+            params_grads = self.backward(loss, startup_program, parameters, no_grad_set)
+            return self._apply(params_grads), params_grads
 
     def backward(
         self, loss: Variable, startup_program: Program | None = None, parameters: Any = None,
@@ -89,9 +99,24 @@ class Optimizer:
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         """Append clipping, weight decay and updates; pairs whose gradient is None are left out."""
-        return self._apply(params_grads, None)
+        program = next((p.program for p, g in params_grads if g is not None), default_main_program())
+        with self._all_or_nothing(program, None):
+            return self._apply(params_grads)
 
-    def _apply(self, params_grads: Sequence[tuple[Any, Any]], startup: Program | None) -> list[Operator]:
+    @contextmanager
+    def _all_or_nothing(self, program: Program, startup: Program | None) -> Iterator[None]:
+        """Where something is refused inside, both programs stay as they were."""
+        startup = startup if startup is not None else default_startup_program()
+        require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}", ProgramError)
+        self._startup, rates = startup.global_block(), dict(self._rates)
+        with program.global_block().whole(), self._startup.whole():
+            try:
+                yield
+            except BaseException:
+                self._rates = rates
+                raise
+
+    def _apply(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0].name)
         require(pairs, "there is no gradient to apply", ProgramError)
         params = [p for p, _ in pairs]
@@ -105,7 +130,6 @@ class Optimizer:
             f"multi_precision=True needs float32 copies of 16-bit parameters such as {low}, there are none",
             DTypeError,
         )
-        self._startup = (startup if startup is not None else default_startup_program()).global_block()
         with program.emitting("optimize"):
             if self.grad_clip is not None:
                 pairs = self.grad_clip(pairs)

@@ -36,9 +36,9 @@ def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variab
         return block.create_var(name, type=type, stop_gradient=True, is_data=True)
     if existing.is_data and existing.type == type:
         return existing
-    where = f", made at {existing.site.text()}" if existing.site else ""
+    where = f"; it was made at {existing.site.text()}" if existing.site else ""
     raise ProgramError(
-        f"variable {existing} exists already{where}; it cannot be declared again as {type}", call=f"data({name!r})",
+        f"variable {existing} exists already, it cannot be {type} as well{where}", call=f"data({name!r})",
         site=call_site(), hint="use another name, or another program: with static.program_guard(static.Program()): ...",
     )  # fmt: skip
 

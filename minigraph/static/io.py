@@ -168,10 +168,14 @@ def _checked_path(model_path: Any, call: str) -> str:
     path = os.fspath(model_path)
     for ending in (".pdparams", ".pdopt", ".pdmodel"):
         path = path.removesuffix(ending)
-    if not os.path.basename(path):
+    if not os.path.basename(path) or "\0" in path:
         raise ProgramError(f"{model_path!r} names no file", call=call, site=call_site())
     if call == "save":
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        folder = os.path.dirname(path) or "."
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as problem:
+            raise ProgramError(f"cannot make {folder}: {problem.strerror}", call=call, site=call_site()) from None
     return path
 
 

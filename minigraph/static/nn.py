@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from .. import unique_name
-from ..builder import Builder, builder_of
-from ..errors import AttrError, ProgramError, ShapeError, call_site, raise_unknown
+from ..builder import Builder, builder_of, whole
+from ..errors import AttrError, DTypeError, ProgramError, ShapeError, call_site, raise_unknown
 from ..nn.parameter import create_parameter
 from ..program import Variable
 from ..tensor.arguments import variable
@@ -15,6 +15,7 @@ from ..tensor.arguments import variable
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "leaky_relu", "softplus")
 
 
+@whole
 def fc(
     x: Any, size: int, num_flatten_dims: int = 1, weight_attr: Any = None, bias_attr: Any = None,
     activation: str | None = None, name: str | None = None,
@@ -32,6 +33,9 @@ def fc(
     if not inputs:
         raise ProgramError("x is an empty list", call="fc", site=call_site())
     layer = name or unique_name.generate("fc")
+    for v in inputs:
+        if not v.type.is_float:
+            raise DTypeError(f"x must be a float, is {v}", call="fc", site=call_site(), hint="cast it first")
     g, prefix = builder_of(*inputs), f"{layer}.tmp"
     products = [_product(g, v, size, num_flatten_dims, weight_attr, layer, prefix) for v in inputs]
     out = products[0] if len(products) == 1 else g.sum(products, name=prefix)

@@ -20,6 +20,7 @@ from ..errors import DTypeError, ProgramError, call_site, shortened
 from ..program import Variable
 from ..types import FLOATS, INTS, bool_, default_dtype, int64
 
+FIRST, LAST = -(2**63), 2**63 - 1
 MAX_CONSTANT = 4096  # elements of an array that is written into the program as a constant
 
 Number = bool | int | float
@@ -128,6 +129,8 @@ def value_of(value: Any, call: str, argument: str) -> Number | np.ndarray:
             f"{argument} must be a Variable, a number or a NumPy array, is {describe(value)}", call=call,
             site=call_site(),
         )  # fmt: skip
+    if isinstance(value, int) and not FIRST <= value <= LAST:
+        raise DTypeError(f"{argument} {value} does not fit int64", call=call, site=call_site())
     if np.asarray(value).dtype.kind not in "biuf":
         raise DTypeError(f"{argument} must hold numbers, is {describe(value)}", call=call, site=call_site())
     return value

@@ -15,15 +15,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..builder import builder_of
+from ..builder import builder_of, whole
 from ..errors import DTypeError, ProgramError, ShapeError, call_site
 from ..program import Variable
 from ..types import INTS, int64
-from .arguments import constant, describe
-
-FIRST, LAST = -(2**63), 2**63 - 1  # bounds beyond every size
+from .arguments import FIRST, LAST, constant, describe
 
 
+@whole
 def getitem(x: Variable, index: Any) -> Variable:
     """x[index] as described above."""
     items = _full_index(x, index if isinstance(index, tuple) else (index,))

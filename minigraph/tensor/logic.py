@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builder import builder_of
+from ..builder import builder_of, whole
 from ..errors import ProgramError, call_site
 from ..program import Variable
 from ..types import default_dtype
 from .arguments import Operand, constant, emit, operands, output_prefix, plain, value_of, variable
 
 
+@whole
 def comparison(op_type: str, x: Any, y: Any, prefix: str) -> Variable:
     """`x <op> y` as bool with broadcasting; beside a Variable stands a number or a small NumPy array."""
     x, y = operands(x, y, op_type)
@@ -73,6 +74,7 @@ def logical_not(x: Variable, out: Variable | None = None, name: str | None = Non
     return emit("logical_not", "logical_not", x, name=name, out=None if out is None else {"Out": out})
 
 
+@whole
 def where(condition: Variable, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Variable:
     """x where `condition`, else y; all three broadcast. x and y may be numbers or small NumPy arrays."""
     condition = variable(condition, "where", "condition")

@@ -20,13 +20,20 @@ def transpose(x: Variable, perm: Any, name: str | None = None) -> Variable:
 
 
 def squeeze(x: Variable, axis: Any = None, name: str | None = None) -> Variable:
-    """x without the axes `axis` (an int or list), which have size 1; None drops all of size 1."""
-    return emit("squeeze", "squeeze", variable(x, "squeeze"), axes=ints(axis), name=name)
+    """x without the axes `axis` (an int or list), which have size 1.
+
+    None drops all that have size 1 in x.shape. An axis whose size is known only at run time stays, also
+    in a run in which it is 1: the rank does not depend on the batch.
+    """
+    x, axes = variable(x, "squeeze"), ints(axis)
+    if axes is None and 1 in x.shape:
+        axes = [i for i, size in enumerate(x.shape) if size == 1]
+    return emit("squeeze", "squeeze", x, axes=axes, name=name)
 
 
 def unsqueeze(x: Variable, axis: Any, name: str | None = None) -> Variable:
     """x with axes of size 1 at the places `axis` (an int or list) of the result."""
-    return emit("unsqueeze", "unsqueeze", variable(x, "unsqueeze"), axes=ints(axis) or (), name=name)
+    return emit("unsqueeze", "unsqueeze", variable(x, "unsqueeze"), axes=axis, name=name)
 
 
 def flatten(x: Variable, start_axis: int = 0, stop_axis: int = -1, name: str | None = None) -> Variable:

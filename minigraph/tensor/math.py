@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..builder import builder_of
+from ..builder import builder_of, whole
 from ..errors import ProgramError, call_site
 from ..program import Variable
 from ..types import FLOATS, bool_, default_dtype, uint8
@@ -24,6 +24,7 @@ from .arguments import (
 )
 
 
+@whole
 def arithmetic(op_type: str, x: Any, y: Any, call: str, prefix: str) -> Variable:
     """`x <op> y` with broadcasting; beside a Variable stands a number or a small NumPy array.
 
@@ -172,6 +173,7 @@ def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None) -> Va
     return emit(call, f"reduce_{call}", variable(x, call), axis=ints(axis), keepdim=keepdim, name=name)
 
 
+@whole
 def sum(x: Variable, axis: Any = None, dtype: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The sum over `axis`, an int or list of ints (None or empty: all axes).
 
@@ -198,6 +200,7 @@ def min(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None =
     return _reduce("min", x, axis, keepdim, name)
 
 
+@whole
 def prod(x: Variable, axis: Any = None, keepdim: bool = False, dtype: Any = None, name: str | None = None) -> Variable:
     """The product over `axis`, types as in sum."""
     x = variable(x, "prod")
@@ -206,6 +209,7 @@ def prod(x: Variable, axis: Any = None, keepdim: bool = False, dtype: Any = None
     return _reduce("prod", x, axis, keepdim, name)
 
 
+@whole
 def cumsum(x: Variable, axis: int | None = None, dtype: Any = None, name: str | None = None) -> Variable:
     """Sums of the elements up to each one along `axis`, of the flattened x for None."""
     x = variable(x, "cumsum")

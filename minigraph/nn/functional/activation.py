@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...builder import whole
 from ...program import Variable
 from ...tensor import cast, tanh
 from ...tensor.arguments import emit, variable
@@ -39,12 +40,14 @@ def softplus(x: Variable, name: str | None = None) -> Variable:
     return emit("softplus", "softplus", variable(x, "softplus"), name=name)
 
 
+@whole
 def softmax(x: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
     """exp(x) / sum(exp(x)) along `axis`; dtype: cast x first."""
     x = variable(x, "softmax")
     return emit("softmax", "softmax", x if dtype is None else cast(x, dtype), axis=axis, name=name)
 
 
+@whole
 def log_softmax(x: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
     """log(softmax(x)) without the loss of a logarithm of small numbers; dtype: cast x first."""
     x = variable(x, "log_softmax")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ...builder import builder_of
+from ...builder import builder_of, whole
 from ...program import Variable
 from ...tensor.arguments import emit, output_prefix, variable
 from ...types import default_dtype
 
 
+@whole
 def linear(x: Variable, weight: Variable, bias: Variable | None = None, name: str | None = None) -> Variable:
     """x @ weight + bias; weight is [in, out], x [..., in], bias [out]."""
     x, weight = variable(x, "linear"), variable(weight, "linear", "weight")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...builder import Builder, builder_of
+from ...builder import Builder, builder_of, whole
 from ...errors import AttrError, ShapeError, call_site, raise_unknown
 from ...program import Variable
 from ...tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
@@ -15,6 +15,7 @@ from ...types import INTS, bool_, float32, float64, normalize_axis
 REDUCTIONS = ("mean", "sum", "none")
 
 
+@whole
 def square_error_cost(input: Variable, label: Variable) -> Variable:
     """(input - label)^2, element by element."""
     call = "square_error_cost"
@@ -23,6 +24,7 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
     return g.square(g.elementwise_sub(x, y, name=prefix), name=prefix)
 
 
+@whole
 def mse_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
     """The mean (or sum, or each) of (input - label)^2."""
     _check_reduction("mse_loss", reduction)
@@ -48,6 +50,7 @@ def softmax_with_cross_entropy(
     return (loss, softmax) if return_softmax else loss
 
 
+@whole
 def label_smooth(
     label: Variable, prior_dist: Variable | None = None, epsilon: float = 0.1, name: str | None = None
 ) -> Variable:
@@ -60,6 +63,7 @@ def label_smooth(
     return g.scale(label, scale=1 - epsilon, bias=epsilon / _classes(label, label.ndim - 1), name=prefix)
 
 
+@whole
 def cross_entropy(
     input: Variable, label: Variable, weight: Variable | None = None, ignore_index: int = -100,
     reduction: str = "mean", soft_label: bool = False, axis: int = -1, use_softmax: bool = True,
