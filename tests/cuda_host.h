@@ -171,6 +171,10 @@ static inline float __double2float_rz(double x) {
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline float host_expf(float x) { return std::exp(x); }
+static inline float host_logf(float x) { return std::log(x); }
+#define __expf host_expf  // glibc has hidden ones of these names
+#define __logf host_logf
 static inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 static inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 using std::abs;
