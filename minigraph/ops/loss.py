@@ -155,6 +155,7 @@ def softmax_with_cross_entropy_grad(
 
 @softmax_with_cross_entropy_grad.infer
 def _(Label, Softmax, Loss_grad, *, soft_label, ignore_index, axis):
+    require(Softmax.is_float, f"Softmax must be a float, is {Softmax}", DTypeError)
     axis = normalize_axis(axis, Softmax.ndim)
     loss = Softmax.with_shape(infer_labels(Label, Softmax, axis, soft_label))
     require(Loss_grad.accepts(loss), f"Loss_grad must be {loss}, is {Loss_grad}")

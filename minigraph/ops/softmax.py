@@ -60,6 +60,7 @@ def softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
 
 @softmax_grad.infer
 def _(Out, Out_grad, *, axis):
+    require(Out.is_float, f"Out must be a float, is {Out}", DTypeError)
     return Out
 
 
@@ -116,6 +117,7 @@ def log_softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
 
 @log_softmax_grad.infer
 def _(Out, Out_grad, *, axis):
+    require(Out.is_float, f"Out must be a float, is {Out}", DTypeError)
     return Out
 
 
