@@ -46,7 +46,7 @@ def _one(
     dtype: str,
     op_type: str,
     inputs: dict[str, Any],
-    scale: float | None = None,
+    scale: float | dict[str, float] | None = None,
     **attrs: Any,
 ) -> tuple[str, Callable[[], None]]:
     return title, partial(check_call, call_of(op_type, inputs, **attrs), dtype, scale)
@@ -85,43 +85,43 @@ def running_sums(x: np.ndarray, dtype: str) -> Cases:
         )
 
 
+def softmax64(x: np.ndarray, axis: int) -> np.ndarray:
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
 def softmaxes(x: np.ndarray, dtype: str) -> Cases:
-    grad = normal(*x.shape, seed=1)
+    """Probabilities of long rows are small: errors are measured by the largest of them."""
+    d = normal(*x.shape, seed=1)
     for axis in (-1, 0):
-        yield _one(f"softmax {axis}", dtype, "softmax", {"X": x}, axis=axis)
+        y = softmax64(x, axis)
+        peak, long = float(y.max(initial=0)), 8 * x.shape[axis] ** 0.5
+        yield _one(f"softmax {axis}", dtype, "softmax", {"X": x}, peak, axis=axis)
         yield _one(f"log_softmax {axis}", dtype, "log_softmax", {"X": x}, axis=axis)
-        soft = np.exp(x - x.max(axis, keepdims=True))
-        soft /= soft.sum(axis, keepdims=True)
-        yield _one(
-            f"softmax_grad {axis}",
-            dtype,
-            "softmax_grad",
-            {"Out": soft, "Out_grad": grad},
-            axis=axis,
-        )
-        scale = 8 * x.shape[axis] ** 0.5
+        inputs = {"Out": y, "Out_grad": d}
+        yield _one(f"softmax_grad {axis}", dtype, "softmax_grad", inputs, 8 * peak, axis=axis)
+        inputs = {"Out": np.log(y), "Out_grad": d}
         yield _one(
             f"log_softmax_grad {axis}",
             dtype,
             "log_softmax_grad",
-            {"Out": np.log(soft), "Out_grad": grad},
-            scale,
+            inputs,
+            max(8.0, peak * long),
             axis=axis,
         )
 
 
 def cross_entropies(x: np.ndarray, dtype: str) -> Cases:
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, x.shape[-1], (*x.shape[:-1], 1))
+    labels = np.random.default_rng(3).integers(0, x.shape[-1], (*x.shape[:-1], 1))
     labels.reshape(-1)[::7] = -100
-    yield _one("hard", dtype, "softmax_with_cross_entropy", {"Logits": x, "Label": labels})
-    soft = np.exp(x - x.max(-1, keepdims=True))
-    soft /= soft.sum(-1, keepdims=True)
-    yield _one(
-        "soft", dtype, "softmax_with_cross_entropy", {"Logits": x, "Label": soft}, soft_label=True
-    )
-    grads = {"Label": labels, "Softmax": soft, "Loss_grad": normal(*labels.shape, seed=2)}
-    yield _one("gradient", dtype, "softmax_with_cross_entropy_grad", grads)
+    y = softmax64(x, -1)
+    peak = float(y.max(initial=0))
+    scale = {"Softmax": peak, "Loss": 16.0}
+    yield _one("hard", dtype, "softmax_with_cross_entropy", {"Logits": x, "Label": labels}, scale)
+    inputs = {"Logits": x, "Label": y}
+    yield _one("soft", dtype, "softmax_with_cross_entropy", inputs, scale, soft_label=True)
+    inputs = {"Label": labels, "Softmax": y, "Loss_grad": normal(*labels.shape, seed=2)}
+    yield _one("gradient", dtype, "softmax_with_cross_entropy_grad", inputs, 8 * peak)
 
 
 def norms(x: np.ndarray, dtype: str) -> Cases:

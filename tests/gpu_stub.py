@@ -37,7 +37,7 @@ class StubArray:
     """An array of the stub's device."""
 
     def __init__(self, host: np.ndarray) -> None:
-        self.host, self.data = host, Pointer(host.ctypes.data)
+        self.host, self.data, self.device = host, Pointer(host.ctypes.data), Stream()
         self.shape, self.dtype, self.nbytes = host.shape, host.dtype, host.nbytes
 
     def get(self) -> np.ndarray:

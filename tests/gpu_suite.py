@@ -157,8 +157,10 @@ class Worker:
 # suite
 
 
-def run_all(checks: list[Check], jobs: int, arguments: list[str]) -> list[dict[str, Any]]:
-    """Results of all checks: those for a card of their own at the end, one after the other."""
+def run_all(
+    checks: list[Check], jobs: int, arguments: list[str], end: float
+) -> list[dict[str, Any]]:
+    """Results of all checks: those for a card of their own at the end, one after the other; none starts after `end`."""
     results: list[dict[str, Any]] = []
     for part, workers in (
         ([c for c in checks if not c.alone], jobs),
@@ -167,11 +169,9 @@ def run_all(checks: list[Check], jobs: int, arguments: list[str]) -> list[dict[s
         names: queue.SimpleQueue[str] = queue.SimpleQueue()
         for c in part:
             names.put(c.name)
+        cores = max(1, (os.cpu_count() or 1) // workers)
         threads = [
-            threading.Thread(
-                target=_serve,
-                args=(names, results, arguments, max(1, (os.cpu_count() or 1) // workers)),
-            )
+            threading.Thread(target=_serve, args=(names, results, arguments, cores, end))
             for _ in range(min(workers, len(part)))
         ]
         for t in threads:
@@ -183,7 +183,11 @@ def run_all(checks: list[Check], jobs: int, arguments: list[str]) -> list[dict[s
 
 
 def _serve(
-    names: queue.SimpleQueue[str], results: list[dict[str, Any]], arguments: list[str], threads: int
+    names: queue.SimpleQueue[str],
+    results: list[dict[str, Any]],
+    arguments: list[str],
+    threads: int,
+    end: float,
 ) -> None:
     worker = Worker(arguments, threads)
     while True:
@@ -191,6 +195,9 @@ def _serve(
             name = names.get_nowait()
         except queue.Empty:
             break
+        if time.perf_counter() > end:
+            results.append({"name": name, "error": "not run: the time was up", "seconds": 0.0})
+            continue
         result = worker.ask(name)
         results.append(result)
         if result["error"]:
@@ -261,7 +268,9 @@ def header(command: str) -> dict[str, Any]:
 def run_suite(checks: list[Check], options: argparse.Namespace, command: str) -> int:
     start = time.perf_counter()
     facts = header(command)
-    results = run_all(checks, options.jobs, ["--stub"] if options.stub else [])
+    results = run_all(
+        checks, options.jobs, ["--stub"] if options.stub else [], start + options.seconds
+    )
     seconds = time.perf_counter() - start
     failed = [r for r in results if r["error"]]
     report = {
@@ -370,6 +379,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3600, help="after these no check is started"
     )
     parser.add_argument("--list", action="store_true", help="print names of checks")
     parser.add_argument(
