@@ -2,9 +2,9 @@
 
 Every error of minigraph has the same three parts and, where one helps, a hint:
 
-    ShapeError: matmul(X=x: f32[4,8], Y=z: f32[3,3]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
+    ShapeError: matmul(X=x: f32[4,8], Y=z: f32[3,8]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
       built at train.py:31: logits = mg.matmul(x, z)
-      hint: transpose_y=True gives inner sizes 8 and 3
+      hint: transpose Y
 
 Where no call and line are given, they are the function that the user called and the line that did.
 """

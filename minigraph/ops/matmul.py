@@ -44,6 +44,7 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y):
     require(
         x[x_axis] == y[y_axis] or -1 in (x[x_axis], y[y_axis]),
         f"inner sizes differ: X axis {x_axis} is {x[x_axis]}, Y axis {y_axis} is {y[y_axis]}",
+        hint="transpose Y" if Y.ndim > 1 and x[x_axis] == y[-3 - y_axis] else None,
     )
     rows = [] if X.ndim == 1 else [x[-1] if trans_x else x[-2]]
     columns = [] if Y.ndim == 1 else [y[-2] if trans_y else y[-1]]
