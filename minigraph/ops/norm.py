@@ -22,7 +22,7 @@ def rows_of(x: np.ndarray, begin_norm_axis: int) -> np.ndarray:
     return x.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
 
 
-@op("Y, Mean, Variance")
+@op("Y, Mean, Variance", gpu="norm")
 def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
 
@@ -81,7 +81,7 @@ def _(rng):
     yield (rng.normal(size=(0, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
 
 
-@op("X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"})
+@op("X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="norm")
 def layer_norm_grad(
     X, Mean, Variance, Y_grad, Scale=None, Bias=None, Mean_grad=None, Variance_grad=None, *,
     begin_norm_axis: int = 1, epsilon: float = 1e-5, needs=("X_grad", "Scale_grad", "Bias_grad"),
