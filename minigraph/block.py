@@ -179,20 +179,20 @@ class Block:
 
     def _check_own(self, slot: str, v: Any) -> None:
         """`v` is a variable of this block."""
-        require(isinstance(v, Variable), f"{slot} must be a variable, is {shortened(repr(v))}", ProgramError)
-        require(
-            v.block is self, f"{slot}={v.name} belongs to another program", ProgramError,
-            "build inside program_guard(main) of the program that owns the variable",
-        )  # fmt: skip
+        if not isinstance(v, Variable):
+            raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
+        if v.block is not self:
+            raise ProgramError(
+                f"{slot}={v.name} belongs to another program",
+                hint="build inside program_guard(main) of the program that owns the variable",
+            )
 
     def __str__(self) -> str:
         return str(self.program)
 
 
 def _checked_name(name: Any) -> str:
-    fits = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
-    require(
-        fits, f"{shortened(repr(name))} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters",
-        ProgramError,
-    )  # fmt: skip
+    if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
+        shown = shortened(repr(name))
+        raise ProgramError(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
     return name

@@ -189,15 +189,16 @@ class CPUPlace:
         return "CPUPlace"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CUDAPlace:
     """Arrays live on GPU `device_id` and CUDA kernels compute."""
 
     device_id: int = 0
 
-    def __post_init__(self) -> None:
-        fits = isinstance(self.device_id, int) and not isinstance(self.device_id, bool) and self.device_id >= 0
-        require(fits, f"device_id must be an int >= 0, is {self.device_id!r}", AttrError)
+    def __init__(self, device_id: int = 0) -> None:
+        fits = isinstance(device_id, int) and not isinstance(device_id, bool) and device_id >= 0
+        require(fits, f"device_id must be an int >= 0, is {device_id!r}", AttrError)
+        object.__setattr__(self, "device_id", device_id)
 
     def __str__(self) -> str:
         return f"CUDAPlace({self.device_id})"

@@ -18,7 +18,7 @@ NAN = float("nan")
 # (class, what the message says, the call)
 BUILD = [
     # ranks and sizes
-    ("shape", "matmul(X=m: f32[2,3], Y=n: f32[4,5]): inner sizes differ: X axis -1 is 3", lambda w: mg.matmul(w.m, w.n)),
+    ("shape", "matmul(X=m: f32[2,3], Y=n: f32[4,5]): inner sizes differ: X axis -1", lambda w: mg.matmul(w.m, w.n)),
     ("shape", "inner sizes differ: X axis -2 is 2, Y axis -2 is 4", lambda w: mg.matmul(w.m, w.n, transpose_x=True)),
     ("shape", "hint: transpose Y", lambda w: mg.matmul(w.m, w.m)),
     ("shape", "matmul(X=s: f32[], Y=m: f32[2,3]): a 0-d operand", lambda w: mg.matmul(w.s, w.m)),
@@ -198,7 +198,7 @@ BUILD = [
     ("program", "a seed is an int >= 0, not 'abc'", lambda w: setattr(w.main, "random_seed", "abc")),
     ("program", "a seed is an int >= 0, not -1", lambda w: mg.seed(-1)),
     ("program", "did you mean 'fc_0.w_0'?", lambda w: w.main.set_state_dict({"fc_0.w0": np.ones(3)}, w.scope)),
-    ("shape", "state of fc_0.w_0: f32[4,5] has shape [2]", lambda w: w.main.set_state_dict({"fc_0.w_0": np.ones(2)}, w.scope)),
+    ("shape", "fc_0.w_0: f32[4,5] has shape [2]", lambda w: w.main.set_state_dict({"fc_0.w_0": np.ones(2)}, w.scope)),
 ]  # fmt: skip
 
 
