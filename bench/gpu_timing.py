@@ -132,14 +132,12 @@ class Gpu:
 
     def host(self, array: Any, picked: Any = None, axis: int = 0) -> np.ndarray:
         """A device array, or some of its rows, as float64 (integers as they are)."""
-        dtype = array.dtype
+        words = array.view(f"u{array.dtype.itemsize}")
         if picked is not None:
-            words = array.view(f"u{dtype.itemsize}")
-            array = self.cupy.ascontiguousarray(
+            words = self.cupy.ascontiguousarray(
                 self.cupy.take(words, self.cupy.asarray(picked), axis=axis)
             )
-            array = array.view(dtype)
-        found = self.cupy.asnumpy(array)
+        found = self.cupy.asnumpy(words).view(array.dtype)
         return found if found.dtype.kind in "iub" else found.astype(float)
 
     def wide(self, array: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -127,6 +128,9 @@ def torch_feed_in_bfloat16() -> None:
 
 
 def jax_feed() -> None:
+    os.environ.setdefault(
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+    )  # else JAX takes most of the card
     jax = importlib.import_module("jax")
     x = normal(7, 5).astype("float32")
     placed = jax.numpy.asarray(x)
