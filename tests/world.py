@@ -78,6 +78,11 @@ class World:
         fetches = [self.loss, self.scores, *self.main.all_parameters()]
         return [a.tobytes() for a in self.exe.run(self.main, self.feed, fetches, scope=self.scope)]
 
+    def state(self) -> list[Any]:
+        """What a refused call must not change."""
+        programs = [(str(p), p.numbered, len(p.vars)) for p in (self.main, self.startup)]
+        return [*programs, self.scope.list_names(), dict(self.scope.steps)]
+
     def tensor(self, name: str) -> Any:
         return self.scope.find_var(name).get_tensor()
 
@@ -90,7 +95,7 @@ def untouched_step() -> list[bytes]:
 def check_refused(kind: str, phrase: str, misuse: Callable[[World], Any], shown: str) -> None:
     """One error of this class with the phrase and a line that holds `shown`, at once, and nothing changed."""
     world = World()
-    before = str(world.main), str(world.startup), world.scope.list_names()
+    before = world.state()
     start = time.perf_counter()
     guards = static.program_guard(world.main, world.startup), static.scope_guard(world.scope), unique_name.guard("new_")
     with guards[0], guards[1], guards[2], pytest.raises(ERRORS[kind]) as caught:
@@ -104,7 +109,7 @@ def check_refused(kind: str, phrase: str, misuse: Callable[[World], Any], shown:
     assert shown in lines[1]
     assert len(lines) == 2 or lines[2].startswith("  hint: ")
     assert type(caught.value) is ERRORS[kind] or kind == "attr"
-    assert (str(world.main), str(world.startup), world.scope.list_names()) == before
+    assert world.state() == before
     assert world.step() == untouched_step()
 
 
