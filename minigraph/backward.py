@@ -88,7 +88,7 @@ class _Differentiation:
 
     def __init__(
         self, block: Block, targets: list[Variable], seeds: Sequence[Variable | None],
-        wanted: list[Variable], blocked: Collection[str],
+        wanted: Sequence[Variable], blocked: Collection[str],
     ) -> None:  # fmt: skip
         self.block, self.program = block, block.program
         self.targets, self.seeds, self.wanted, self.blocked = targets, seeds, wanted, blocked
@@ -286,5 +286,6 @@ def _parameter(block: Block, value: Any) -> Parameter:
         raise_unknown("parameter", value, [p.name for p in block.all_parameters()], ProgramError)
     v = value if isinstance(value, Variable) else block.vars[value]
     require(v.block is block, f"{v.name} belongs to another program", ProgramError)
-    require(isinstance(v, Parameter), f"parameter_list holds {v}, which is no parameter", ProgramError)
+    if not isinstance(v, Parameter):
+        raise ProgramError(f"parameter_list holds {v}, which is no parameter")
     return v

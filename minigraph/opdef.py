@@ -245,7 +245,7 @@ class OpDef:
             for s in self.inputs
         ]
         if self.infer_function is None:
-            first = args[0][0] if isinstance(args[0], list) else args[0]
+            first: Any = args[0][0] if isinstance(args[0], list) else args[0]
             return {s.name: [first] for s in self.outputs}
         result = self.infer_function(*args, **attrs)
         if not isinstance(result, tuple):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,8 +177,15 @@ def meet(queue=None):
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork, from Python 3.12 on
-def test_a_forked_child_has_helpers_of_its_own(monkeypatch):
-    monkeypatch.setattr(parallel, "cores", lambda: 2)
+def test_a_forked_child_has_helpers_of_its_own():
+    """In a process of its own: one that other tests have grown may be too large to fork."""
+    code = "import test_optimizer_kernels as tests; tests.fork_and_meet()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parent,
+                   env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)})  # fmt: skip
+
+
+def fork_and_meet():
+    parallel.cores = lambda: 2
     meet()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

@@ -12,6 +12,8 @@ ReserveSpace, a typed part of the interface:
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import AttrError, DTypeError, require
@@ -109,7 +111,7 @@ def _(rng):
 
 @op("DX?, DY?, DBias?", gpu="gemm")
 def fused_gemm_epilogue_grad(
-    DOut, X, Y, ReserveSpace=None, *, trans_x: bool = False, trans_y: bool = False,
+    DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,
 ):  # fmt: skip
     """Gradients of X @ Y + Bias, and through the activation whose output X is.

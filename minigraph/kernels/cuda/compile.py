@@ -31,7 +31,7 @@ class Cubin(NamedTuple):
 @cache
 def read_source(name: str) -> str:
     """The text of a .cu or .cuh file of this folder."""
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("minigraph.kernels.cuda").joinpath(name).read_text(encoding="utf-8")
 
 
 def full_source(name: str, defines: Sequence[tuple[str, str]] = ()) -> str:

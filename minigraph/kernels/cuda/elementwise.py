@@ -75,7 +75,7 @@ def _gradients(x_grad: str, y_grad: str) -> Bind:
             out = outs.get(f"{slot}_grad")
             if out is None:
                 continue
-            shape, full = shapes.get(slot, ins[slot].shape), ins["Out_grad"].shape
+            shape, full = (shapes[slot] if slot in shapes else ins[slot].shape), ins["Out_grad"].shape
             if expression == "Out_grad":  # Y first: X_grad may be Out_grad itself
                 bind_sum_to(binder, ins["Out_grad"], out, shape)
             elif shape == full:
@@ -112,7 +112,7 @@ def elementwise_sub_grad(
     """Out_grad and -Out_grad; the smaller array is the one negated."""
     Out_grad, X_grad, Y_grad = ins["Out_grad"], outs.get("X_grad"), outs.get("Y_grad")
     if Y_grad is not None:
-        shape, source = operand_shapes(ins, attrs).get("Y", Y_grad.shape), Out_grad
+        source, shape = Out_grad, operand_shapes(ins, attrs).get("Y") or Y_grad.shape
         if shape != Out_grad.shape:
             bind_sum_to(binder, Out_grad, Y_grad, shape)
             source = Y_grad

@@ -211,7 +211,7 @@ def _input_gradient(
         matmul_grad(binder, plain, {"X_grad": dx}, attrs)
         if kind == "relu_grad":
             _apply_mask(binder, dx, reserve)
-        elif kind == "gelu_grad":
+        elif kind == "gelu_grad" and reserve is not None:
             slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
             bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
 

@@ -182,10 +182,10 @@ def _computed(inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> st
 
 
 def _scalar(value: Any) -> np.generic:
-    return np.int64(value) if isinstance(value, (bool, int, np.integer)) else np.float64(value)
+    return np.int64(value) if np.asarray(value).dtype.kind in "bi" else np.float64(value)
 
 
 def _ctype(value: np.generic) -> str:
-    return "i64" if isinstance(value, np.int64) else "double"
+    return "i64" if value.dtype.kind == "i" else "double"
 
 
