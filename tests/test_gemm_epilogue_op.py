@@ -11,6 +11,7 @@ import minigraph.ops  # noqa: F401
 from minigraph.builder import Builder
 from minigraph.errors import MinigraphError, ShapeError
 from minigraph.executor import Executor
+from minigraph.opdef import OPS
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.program import Program
 from minigraph.types import float16, float64, tensor_type
@@ -158,3 +159,11 @@ def test_masks_and_pre_activations_are_not_mixed_up():
         with pytest.raises(ShapeError, match="ReserveSpace of"):
             call("fused_gemm_epilogue_grad", "float64", ["DX"], {"DOut": d, "X": x, "Y": y, "ReserveSpace": reserve},
                  activation_grad=kind)  # fmt: skip
+
+
+def test_relu_gradient_in_the_epilogue_is_exact_for_infinite_values():
+    """As relu_grad: what the mask drops is 0, also where the product is infinite."""
+    mask = pack_mask(np.array([[True, False, False]]))
+    inputs = np.array([[np.inf]]), np.ones((1, 3)), np.ones((3, 1)), mask
+    DX, _, _ = OPS["fused_gemm_epilogue_grad"](*inputs, activation_grad="relu_grad", needs=("DX",))
+    assert np.array_equal(DX, [[np.inf, 0.0, 0.0]])

@@ -20,6 +20,7 @@ from ..errors import AttrError, DTypeError, require
 from ..opdef import op
 from ..types import TensorType, uint8
 from .activation import gelu, gelu_slope
+from .elementwise import masked
 from .matmul import matmul, matmul_grad
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
@@ -125,7 +126,7 @@ def fused_gemm_epilogue_grad(
     wanted = [slot for slot, own in (("X_grad", "DX"), ("Y_grad", "DY")) if own in needs]
     DX, DY = matmul_grad(X, Y, DOut, needs=wanted, out=(DX_out, DY_out), **product)
     if DX is not None and activation_grad == "relu_grad":
-        np.multiply(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)
+        masked(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)
     elif DX is not None and activation_grad == "gelu_grad":
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
     rows = tuple(range(DOut.ndim - 1))
