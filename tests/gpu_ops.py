@@ -119,7 +119,9 @@ def _ints(op_type: str) -> None:
 
 
 def _as_ints(x: np.ndarray, dtype: str) -> np.ndarray:
-    return x > 0 if dtype == "bool" else (1 + np.abs(np.round(3 * x)) % 7).astype(dtype)
+    if dtype == "bool":
+        return x > 0
+    return (1 + np.abs(np.round(3 * np.nan_to_num(x, posinf=2, neginf=1))) % 7).astype(dtype)
 
 
 def _differentiable(opdef: OpDef) -> bool:

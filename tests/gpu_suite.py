@@ -295,7 +295,7 @@ def run_suite(checks: list[Check], options: argparse.Namespace, command: str) ->
 def run_inline(checks: list[Check]) -> int:
     """The sanitizer's set in this process, every buffer in an allocation of its own."""
     gpucheck.apart = True
-    if "cupy" in sys.modules or cuda.is_available():
+    if "gpu_stub" not in sys.modules:
         importlib.import_module("cupy").cuda.set_allocator(
             None
         )  # no pool: exact sizes, nothing is reused
@@ -317,8 +317,8 @@ def sanitize(options: argparse.Namespace, command: str) -> int:
     running = {}
     for tool in options.tools:
         inner = [sys.executable, str(Path(__file__)), "--inline", "--only", options.only]
-        if tool in NOT_PRODUCTS:
-            inner.append("--no-products")
+        inner += ["--no-products"] if tool in NOT_PRODUCTS else []
+        inner += ["--stub"] if options.stub else []
         log = options.out / f"sanitizer_{tool}.txt"
         outer = [
             tool_path,

@@ -168,6 +168,8 @@ def check_call(
     cpu = opcheck.executed(call)
     random = "random" in call.opdef.traits
     exact = cpu if random else opcheck.reference(call.as_dtype("float64"))
+    if call.opdef.type.startswith("fused_") and as_dtype(dtype) in (float16, bfloat16):
+        return compare_norms(found, exact, cpu, dtype)
     if scale is None:
         sizes = {
             s: [np.abs(x.astype(float)) for x in map(np.asarray, xs)] for s, xs in exact.items()
@@ -202,6 +204,18 @@ def compare(found: Slots, exact: Slots, cpu: Slots, scale: Mapping[str, float]) 
                 )
                 continue
             _compare_floats(f"{slot}[{i}]", f, np.asarray(x, float), c, scale[slot])
+
+
+def compare_norms(found: Slots, exact: Slots, cpu: Slots, dtype: str) -> None:
+    """For operators that may round what their second half reads: the largest errors are compared."""
+    assert found.keys() == cpu.keys(), f"outputs {sorted(found)}, expected {sorted(cpu)}"
+    for slot, (c,) in cpu.items():
+        f, x = found[slot][0], np.asarray(exact[slot][0])
+        assert f.shape == c.shape and f.dtype == c.dtype, f"{slot} is {f.dtype}{f.shape}"
+        if c.dtype in FLOATS:
+            assert_like_cpu(f, c, x, dtype, slot)
+        else:
+            assert np.array_equal(f, c), f"{slot} differs at {np.sum(f != c)} places"
 
 
 def _at(f: np.ndarray, c: np.ndarray, place: int) -> str:
