@@ -13,6 +13,9 @@
 #define __device__
 #define __global__
 #define __shared__ static
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 

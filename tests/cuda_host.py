@@ -26,6 +26,8 @@ COMPILER = shutil.which("g++")
 GUARD, ALIGNMENT = 256, 256  # bytes
 GARBAGE = 0xA7
 CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\((.+)\)\);')
+DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
+SHARED_BYTES = Device().shared
 HEADER = Path(__file__).with_name("cuda_host.h")
 
 Slots = dict[str, Any]
@@ -98,6 +100,7 @@ def _run(call: Call) -> None:
 def compiled(source: str, function: str) -> ctypes.CDLL:
     """The kernel as a function of this process."""
     text, _ = CONVERSION.subn(lambda m: f"{m[2]} = cvt_{m[1].replace('.', '_')}({m[3]});", source)
+    text = DYNAMIC_SHARED.sub(rf"static \1 \2[{SHARED_BYTES} / sizeof(\1)];", text)
     text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function})\n"
     path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16]
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")

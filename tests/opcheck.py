@@ -22,6 +22,9 @@ Slots = dict[str, list[np.ndarray]]  # slot -> arrays: one, or those of a list s
 STEP = 1e-5  # of central differences
 NO_NUMBER = {"f": np.nan, "V": np.nan, "i": -77, "u": 77, "b": True}  # poison by kind of data type
 
+ALWAYS_FLOAT64 = ("Beta1Pow", "Beta2Pow")
+STATES = ("Velocity", "Moment1", "Moment2")  # float32 where parameters have 16 bits
+
 
 @dataclass
 class Call:
@@ -43,6 +46,16 @@ class Call:
     def as_dtype(self, dtype: Any) -> Call:
         """The call with float inputs rounded to `dtype`."""
         return self.with_inputs(lambda x: x.astype(dtype) if x.dtype in FLOATS else x)
+
+    def for_gpu(self, dtype: Any) -> Call:
+        """Likewise, but for slots that an operator wants in another type."""
+        changed = self.as_dtype(dtype)
+        for slot, arrays in self.inputs.items():
+            if slot in ALWAYS_FLOAT64:
+                changed.inputs[slot] = arrays
+            elif slot in STATES and as_dtype(dtype).itemsize == 2:
+                changed.inputs[slot] = [x.astype(np.float32) for x in arrays]
+        return changed
 
     @property
     def places(self) -> list[tuple[str, int]]:

@@ -15,20 +15,7 @@ CALLS = [
     call for call in all_calls()
     if (call.opdef.gpu or call.opdef.cuda) and "side_effect" not in call.opdef.traits
 ]  # fmt: skip
-KEEP_FLOAT64 = ("Beta1Pow", "Beta2Pow")
-STATES = ("Velocity", "Moment1", "Moment2")  # float32 where parameters have 16 bits
 FIRST = {str(call).rpartition("-")[0]: call for call in reversed(CALLS)}  # one sample of each operator
-
-
-def as_dtype(call: Call, dtype: np.dtype) -> Call:
-    """The call with float inputs of type `dtype`, but for those that an operator wants in another one."""
-    changed = call.as_dtype(dtype)
-    for slot, arrays in call.inputs.items():
-        if slot in KEEP_FLOAT64:
-            changed.inputs[slot] = arrays
-        elif slot in STATES and dtype in (float16, bfloat16):
-            changed.inputs[slot] = [x.astype(float32) for x in arrays]
-    return changed
 
 
 def on_host(call: Call) -> Slots:
@@ -49,7 +36,7 @@ def on_host(call: Call) -> Slots:
 
 
 def check(call: Call, dtype: np.dtype) -> None:
-    rounded = as_dtype(call, dtype)
+    rounded = call.for_gpu(dtype)
     try:
         found = on_host(rounded)
     except NotOnHost as why:

@@ -15,11 +15,12 @@ Grid = tuple[int, int, int]
 
 
 class Device(NamedTuple):
-    """What launch sizes depend on; the defaults are an H200's."""
+    """What launch sizes depend on; the defaults are an H200's. A block may have `shared` bytes of shared memory."""
 
     arch: str = "sm_90a"
     multiprocessors: int = 132
     index: int = 0
+    shared: int = 227 * 1024
 
 
 @dataclass

@@ -13,7 +13,7 @@ from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, compute_type
 from .reduce import accumulator, bind_column_sum
-from .rows import PACK_BYTES, SHELF_BYTES, UNROLL, lanes_of_row
+from .rows import PACK_BYTES, STATIC_SHARED, UNROLL, lanes_of_row
 
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 16, 8  # elements of a row in a thread, 4 bytes each
 STREAM_THREADS = 512
@@ -44,7 +44,7 @@ def layer_norm(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], 
         facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": 1024 // threads}
         binder.launch("norm.cu", "forward", blocks_for(rows, threads // lanes), threads, *args, defines=facts)
     else:
-        kept = min(packs, SHELF_BYTES // (width * X.dtype.itemsize))
+        kept = min(packs, (binder.device.shared - STATIC_SHARED) // (width * X.dtype.itemsize))
         facts |= {"THREADS": STREAM_THREADS, "SHELF": kept, "BLOCKS": 1, "UNROLL": UNROLL}
         shared = kept * width * X.dtype.itemsize
         binder.launch("norm.cu", "forward", rows, STREAM_THREADS, *args, defines=facts, shared=shared)

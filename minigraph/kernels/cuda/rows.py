@@ -20,7 +20,7 @@ from .reduce import power_of_two
 
 PACK_BYTES = 16
 REGISTERS, REGISTERS_OF_1024 = 32, 24  # of a thread that hold elements of a row, 4 bytes each
-SHELF_BYTES = 200 * 1024  # shared memory of a block, of the 227 KB of a multiprocessor
+STATIC_SHARED = 16 * 1024  # what kernels take besides the shelf, and more
 STREAM_THREADS = 512
 UNROLL = 4
 COLUMN_THREADS, COLUMN_WIDTH = 256, 4
@@ -81,7 +81,7 @@ def _rows(binder: Binder, operator: RowOperator, a: Buffer, b: Buffer, y: Buffer
     facts |= {"THREADS": STREAM_THREADS, "BLOCKS": 1 if a.dtype == float64 else 2}  # float64 needs 128 registers
     splits = _splits(binder, operator, rows, packs)
     if splits == 1 and operator.reduces:
-        kept = min(packs, SHELF_BYTES // (PACK_BYTES * operator.inputs))
+        kept = min(packs, (binder.device.shared - STATIC_SHARED) // (PACK_BYTES * operator.inputs))
         shared = kept * PACK_BYTES * operator.inputs
         args = a, b, y, i64(n), i64(kept)
         _launch(binder, operator, {"STREAM": 1, **facts}, "streamed", rows, STREAM_THREADS, args, shared)

@@ -31,8 +31,8 @@ class Runtime:
         with cupy.cuda.Device(index):
             major, minor = divmod(int(cupy.cuda.Device(index).compute_capability), 10)
             arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-            count = cupy.cuda.runtime.getDeviceProperties(index)["multiProcessorCount"]
-            self.device = Device(arch, count, index)
+            facts = cupy.cuda.runtime.getDeviceProperties(index)
+            self.device = Device(arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"])
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.handle = lt.create()
         self._functions: dict[tuple[str, str], Any] = {}

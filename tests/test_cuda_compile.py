@@ -1,0 +1,189 @@
+"""Every operator has a GPU form; its launches are valid and its kernels compile without spilled registers.
+
+Needs no GPU. Operators are bound on the shapes of their samples in all float types, and on shapes that
+reach the kernels for long rows, few rows, many elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import opcheck
+import pytest
+
+from minigraph.kernels.cuda.binder import Binder, Device, Launch
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.compile import compile_source
+from minigraph.opdef import OPS, OpDef
+from minigraph.types import FLOATS, TensorType, as_dtype
+
+FLOAT_TYPES = ("float64", "float32", "float16", "bfloat16")
+DEVICES = {"sm_80": Device("sm_80", 108, shared=163 * 1024), "sm_90a": Device()}
+REGISTERS = 65536  # of a multiprocessor
+
+# Operators that CUDAPlace cannot run, and why.
+NO_GPU_FORM: dict[str, str] = {}
+
+# Operators whose kernels keep an array in local memory, and why.
+LOCAL_MEMORY = {
+    name: "digits of 2 / pi, by which the library reduces large angles" for name in ("sin", "cos")
+}
+
+ROWS = (
+    "2048,1024", "2048,4096", "2048,8192", "512,16384", "512,32768", "512,50257", "3,1000000", "64,700,128", "9000,30",
+)  # fmt: skip
+REDUCED = (("8192,4096", (0,)), ("8192,4096", (1,)), ("64,3000,48", (1,)), ("1000003", None), ("8,9,10,11", (0, 2)))
+
+
+def types(text: str, dtype: Any) -> TensorType:
+    return TensorType(tuple(int(s) for s in text.split(",") if s), as_dtype(dtype))
+
+
+def without(shape: str, axis: int) -> str:
+    """`shape` with size 1 at `axis`."""
+    sizes = shape.split(",")
+    sizes[axis] = "1"
+    return ",".join(sizes)
+
+
+def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, Any]]]:
+    """(operator, input types, attributes) of shapes that samples do not reach."""
+
+    def of(*shapes: str) -> list[TensorType | None]:
+        return [types(s, dtype) for s in shapes]
+
+    for shape in ROWS:
+        axis = 1 if shape.count(",") == 2 else 0 if shape == "9000,30" else -1
+        row, at = without(shape, axis), {"axis": axis}
+        label = types(row, "int64")
+        for name in ("softmax", "log_softmax"):
+            yield name, of(shape), at
+            yield f"{name}_grad", of(shape, shape), at
+        yield "softmax_with_cross_entropy", [*of(shape), label], at
+        yield "softmax_with_cross_entropy", of(shape, shape), {"soft_label": True, **at}
+        yield "softmax_with_cross_entropy_grad", [label, *of(shape, row)], at
+        yield "softmax_with_cross_entropy_grad", of(shape, shape, row), {"soft_label": True, **at}
+        if axis == -1:
+            rows, n = shape.split(",")
+            yield "layer_norm", of(shape, n, n), {}
+            yield "layer_norm_grad", of(shape, rows, rows, shape, n, n), {}
+            yield "layer_norm_grad", [*of(shape, rows, rows, shape), None, None, *of(rows, rows)], {}
+    for shape, axis in REDUCED:
+        for name in ("reduce_sum", "reduce_mean", "reduce_prod", "reduce_max"):
+            yield name, of(shape), {"axis": axis}
+        if axis is None or len(axis) == 1:
+            for name in ("arg_max", "arg_min", "cumsum"):
+                yield name, of(shape), {"axis": axis and axis[0]}
+            yield "cumsum", of(shape), {"axis": axis and axis[0], "reverse": True, "exclusive": True}
+    yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
+    yield "relu", of(f"{2**31 + 3}"), {}
+    yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
+
+
+def bound(opdef: OpDef, inputs: dict[str, Any], attrs: dict[str, Any], device: Device) -> Binder:
+    """The operator's calls for inputs of these types ({slot: list of types}), all outputs wanted."""
+    variadic = {s.name for s in (*opdef.inputs, *opdef.outputs) if s.variadic}
+
+    def buffers(slots: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
+        made = {s.name: [Buffer(t.shape, t.dtype) for t in given.get(s.name) or ()] for s in slots}
+        return {name: b if name in variadic else b[0] if b else None for name, b in made.items()}
+
+    outputs = opdef.infer_types(inputs, attrs)
+    binder = Binder(device)
+    binder.begin(0)
+    opdef.gpu_bind(binder, buffers(opdef.inputs, inputs), buffers(opdef.outputs, outputs), attrs)
+    return binder
+
+
+@cache
+def launches(op_type: str, arch: str) -> list[Launch]:
+    """All launches of an operator that differ in their source, of samples and of large shapes."""
+    opdef, found = OPS[op_type], {}
+    for call in opcheck.samples(opdef) if opdef.samples_function else ():
+        for dtype in FLOAT_TYPES if call.float_places else FLOAT_TYPES[:1]:
+            typed = call.for_gpu(dtype)
+            inputs = {slot: [opcheck.type_of(x) for x in xs] for slot, xs in typed.inputs.items()}
+            found |= by_source(bound(opdef, inputs, typed.attrs, DEVICES[arch]))
+    for dtype in FLOAT_TYPES:
+        for name, given, attrs in large(dtype):
+            if name == op_type:
+                inputs = {s.name: [t] for s, t in zip(opdef.inputs, given, strict=False) if t}
+                found |= by_source(bound(opdef, inputs, opdef.bind_attrs(attrs), DEVICES[arch]))
+    return list(found.values())
+
+
+def by_source(binder: Binder) -> dict[Any, Launch]:
+    for call in binder.calls:
+        if isinstance(call, Launch):
+            call.check()
+    calls = [call for call in binder.calls if isinstance(call, Launch)]
+    return {(call.source, call.function, call.shared > 0): call for call in calls}
+
+
+KERNELS = [name for name, opdef in OPS.items() if not opdef.traits & {"side_effect"}]
+
+
+@pytest.mark.parametrize("opdef", list(OPS.values()), ids=lambda o: o.type)
+def test_operator_has_a_gpu_form(opdef):
+    assert (opdef.gpu is None and opdef.cuda is None) == (opdef.type in NO_GPU_FORM)
+    assert opdef.type in NO_GPU_FORM or callable(opdef.gpu_bind)
+
+
+def test_listed_reasons_are_still_needed():
+    assert NO_GPU_FORM.keys() | LOCAL_MEMORY.keys() <= OPS.keys()
+
+
+@pytest.mark.parametrize("op_type", KERNELS)
+def test_launches_are_valid(op_type):
+    for arch, device in DEVICES.items():
+        for call in launches(op_type, arch):
+            call.check()
+            assert call.shared <= device.shared, f"{call.function} takes {call.shared} bytes of shared memory"
+
+
+def test_large_shapes_reach_every_row_kernel():
+    functions = {call.function for name in KERNELS for call in launches(name, "sm_90a")}
+    assert functions >= {
+        "pointwise", "rows", "columns", "held", "streamed", "statistics", "apply", "forward", "backward", "column_sums",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", DEVICES)
+@pytest.mark.parametrize("op_type", KERNELS)
+def test_kernels_compile_without_spills(op_type, arch):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    for call in launches(op_type, arch):
+        cubin = compile_source(call.source, arch)
+        report = _report(cubin.log, call.function)
+        assert cubin.spilled_bytes == 0, f"{call.function} spills registers: {cubin.log}"
+        assert op_type in LOCAL_MEMORY or "0 bytes stack frame" in report, f"{call.function}: {report}"
+        registers = int(re.search(r"Used (\d+) registers", report)[1])
+        threads = -(-call.block[0] // 128) * 128  # registers are given to groups of 4 warps
+        assert -(-registers // 8) * 8 * threads <= REGISTERS, f"{call.function}: {registers} registers, {call.block}"
+        static = re.search(r"(\d+) bytes smem", report)
+        shared = call.shared + (int(static[1]) if static else 0)
+        assert shared <= DEVICES[arch].shared, f"{call.function}: {shared} bytes of shared memory"
+
+
+def _report(log: str, function: str) -> str:
+    """The compiler's words on one kernel of a source."""
+    parts = re.split(r"Compiling entry function '(\w+)'", log)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[function]
+
+
+def test_spills_are_seen():
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    source = """extern "C" __global__ void __launch_bounds__(1024, 2) crowded(float* x) {
+        float kept[80];
+        for (int i = 0; i < 80; ++i) kept[i] = x[threadIdx.x + 1024 * i];
+        __syncthreads();
+        for (int i = 0; i < 80; ++i) x[threadIdx.x + 1024 * i] = kept[i] * kept[79 - i];
+    }"""
+    assert compile_source(source).spilled_bytes > 0
+
+
+def test_float_types_are_all(rng):
+    assert {as_dtype(t) for t in FLOAT_TYPES} == FLOATS
