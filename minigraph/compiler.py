@@ -29,7 +29,8 @@ class CompiledProgram:
     before, after  Programs; their str() shows one operator per line
     """
 
-    def __init__(self, program: Program, build_strategy: BuildStrategy | None = None) -> None:
+    def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
+        program = program_or_graph  # Paddle's name; graphs are made inside
         require(isinstance(program, Program), f"CompiledProgram takes a Program, not {program!r}", ProgramError)
         require(
             build_strategy is None or isinstance(build_strategy, BuildStrategy),

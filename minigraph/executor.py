@@ -25,10 +25,10 @@ PLANS_KEPT = 8
 _seed: int | None = None
 
 
-def seed(value: int) -> int:
+def seed(seed: int) -> int:
     """Set the seed of programs that have no `random_seed` of their own."""
     global _seed
-    _seed = as_seed(value)
+    _seed = as_seed(seed)
     return _seed
 
 

@@ -53,10 +53,10 @@ def _known_dtypes() -> str:
     return ", ".join(d.name for d in SHORT_NAMES)
 
 
-def set_default_dtype(dtype: Any) -> None:
+def set_default_dtype(d: Any) -> None:
     """The data type of parameters, and of `data` and `full` where none is given (float32 at first)."""
     global _default_dtype
-    found = as_dtype(dtype)
+    found = as_dtype(d)
     require(found in FLOATS, f"the default data type must be a float, not {found}", DTypeError)
     _default_dtype = found
 

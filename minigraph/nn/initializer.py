@@ -1,7 +1,7 @@
 """Initialisers: each appends to the startup program the operator that fills a parameter.
 
 fan_in and fan_out of a weight [in, out] are its sizes; of a rank above 2 (out, in, window...) they are
-multiplied by the window's size. A vector counts as both.
+multiplied by the window's size. A vector counts as both. `name` is Paddle's and says nothing here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Constant(Initializer):
 class Assign(Initializer):
     """The elements of `value`, an array or nested lists of the parameter's shape."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, name: str | None = None) -> None:
         require(not isinstance(value, Variable), f"value must be an array, is the variable {value}", ProgramError)
         try:
             self.value = np.asarray(value)
@@ -62,7 +62,7 @@ class Assign(Initializer):
 class Normal(Initializer):
     """Normal numbers with the given mean and standard deviation."""
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+    def __init__(self, mean: float = 0.0, std: float = 1.0, name: str | None = None) -> None:
         self.mean, self.std = mean, std
 
     def emit(self, g: Builder, param: Variable) -> None:
@@ -72,7 +72,9 @@ class Normal(Initializer):
 class TruncatedNormal(Initializer):
     """Normal numbers given that they lie within 2 std of the mean."""
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> None:
+    def __init__(
+        self, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, name: str | None = None
+    ) -> None:
         require((a, b) == (-2.0, 2.0), f"bounds are -2 and 2 standard deviations, not {a} and {b}", AttrError)
         self.mean, self.std = mean, std
 
@@ -85,7 +87,7 @@ class TruncatedNormal(Initializer):
 class Uniform(Initializer):
     """Uniform numbers in [low, high)."""
 
-    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+    def __init__(self, low: float = -1.0, high: float = 1.0, name: str | None = None) -> None:
         self.low, self.high = low, high
 
     def emit(self, g: Builder, param: Variable) -> None:
