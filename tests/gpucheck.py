@@ -190,7 +190,7 @@ def magnitude(call: Call) -> float:
 
 
 def compare(found: Slots, exact: Slots, cpu: Slots, scale: Mapping[str, float]) -> None:
-    """Results of a GPU against exact ones; 16-bit ones may err twice as much as the CPU's, and one step."""
+    """Results of a GPU against exact ones; those below float64 may err twice as much as the CPU's, and one step."""
     assert found.keys() == cpu.keys(), f"outputs {sorted(found)}, expected {sorted(cpu)}"
     for slot, arrays in cpu.items():
         for i, (c, f, x) in enumerate(zip(arrays, found[slot], exact[slot], strict=True)):
@@ -231,7 +231,8 @@ def _compare_floats(
         if dtype == float64:
             allowed = size * 1e-12 + scale * 1e-13
         elif dtype == float32:
-            allowed = size * 1e-6 + scale * 1e-6
+            own = np.nanmax(np.abs(cpu.astype(float) - exact), initial=0.0, where=np.isfinite(exact))
+            allowed = np.maximum(size * 1e-6 + scale * 1e-6, 2 * own)  # rows of small variance amplify rounding
         else:
             least = 6e-8 if dtype == float16 else 0.0  # the distance of its smallest numbers
             allowed = (
