@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +44,10 @@ def _seed_of(program: Program) -> int:
 
 
 class Executor:
-    """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`."""
+    """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
+
+    Threads may share an executor or a scope: their runs come one after the other.
+    """
 
     def __init__(self, place: Place | None = None) -> None:
         self.place = place if place is not None else CPUPlace()
@@ -54,6 +58,7 @@ class Executor:
         if isinstance(self.place, CUDAPlace):
             cuda.require_available(self.place)
         self._plans: OrderedDict[Any, Plan | CudaPlan] = OrderedDict()
+        self._lock = threading.RLock()  # plans own their buffers
 
     def run(
         self,
@@ -94,16 +99,17 @@ class Executor:
             program.id, program.version, fetches, use_prune, seed, tf32,
             tuple((name, a.shape) for name, a in arrays.items()),
         )  # fmt: skip
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._make_plan(program, arrays, fetches, use_prune, seed, tf32)
-            if len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(key)
-        for variable, scheduler in program.lr_schedulers:
-            if scope.has(variable.name):
-                plan.set_scalar(scope, variable.name, scheduler())
-        return plan.run(arrays, scope, return_numpy)
+        with self._lock, scope.lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._make_plan(program, arrays, fetches, use_prune, seed, tf32)
+                if len(self._plans) > PLANS_KEPT:
+                    self._plans.popitem(last=False)
+            self._plans.move_to_end(key)
+            for variable, scheduler in program.lr_schedulers:
+                if scope.has(variable.name):
+                    plan.set_scalar(scope, variable.name, scheduler())
+            return plan.run(arrays, scope, return_numpy)
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,11 +58,13 @@ class Scope:
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
     steps  per program, how often it ran: the counter of its random numbers
+    lock   held by the Executor that runs in it
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
         self.steps: Counter[int] = Counter()
+        self.lock = threading.RLock()
 
     def has(self, name: str) -> bool:
         return name in self.arrays

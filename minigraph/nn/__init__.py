@@ -15,12 +15,13 @@ from .layers import (
     ReLU,
     Sigmoid,
     SiLU,
+    Silu,
     Softmax,
     Tanh,
 )
 
 __all__ = [
     "GELU", "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "CrossEntropyLoss", "Dropout", "Embedding",
-    "Layer", "LayerList", "LayerNorm", "Linear", "MSELoss", "ReLU", "Sequential", "SiLU", "Sigmoid", "Softmax", "Tanh",
-    "functional", "initializer",
+    "Layer", "LayerList", "LayerNorm", "Linear", "MSELoss", "ReLU", "Sequential", "SiLU", "Sigmoid", "Silu", "Softmax",
+    "Tanh", "functional", "initializer",
 ]  # fmt: skip

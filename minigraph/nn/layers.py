@@ -128,6 +128,9 @@ class SiLU(Layer):
         return F.silu(x, name=self.name)
 
 
+Silu = SiLU  # as Paddle spells it
+
+
 class Tanh(Layer):
     """The hyperbolic tangent."""
 
