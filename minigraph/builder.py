@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from . import unique_name
 from .errors import ProgramError, require
 from .opdef import Slot, get_op
-from .program import Block, Operator, Variable, default_main_program
+from .program import Block, Operator, Variable, default_main_program, default_startup_program
 from .types import TensorType
 
 P = ParamSpec("P")
@@ -103,11 +103,12 @@ def builder_of(*operands: Any) -> Builder:
 
 
 def whole(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: where an operator is refused, none that `function` appended before it stays."""
+    """Decorator: where something is refused, nothing that `function` appended before it stays."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with builder_of(*args, *kwargs.values()).block.whole():
+        startup = default_startup_program().global_block()
+        with builder_of(*args, *kwargs.values()).block.whole(), startup.whole():
             return function(*args, **kwargs)
 
     return run

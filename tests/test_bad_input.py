@@ -89,6 +89,9 @@ BUILD = [
     ("shape", "more than 2^63 elements", lambda w: static.data("q", [2**40, 2**40])),
     ("shape", "size -2 is negative", lambda w: static.data("q", [-2])),
     ("shape", "a shape is a list of sizes, not None", lambda w: static.data("q", None)),
+    ("program", "a parameter attribute is a ParamAttr", lambda w: static.nn.fc(w.x, 3, bias_attr=2.5)),
+    ("program", "a parameter attribute is a ParamAttr", lambda w: nn.Linear(4, 3, bias_attr=2.5)),
+    ("shape", "cannot hold a value of shape [2]", lambda w: nn.Linear(4, 3, bias_attr=nn.initializer.Assign([1, 2]))),
     # indices
     ("shape", "index 5 is out of range for X axis 0 of size 2", lambda w: w.m[5]),
     ("shape", "index -3 is out of range", lambda w: w.m[-3]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..builder import whole
 from ..errors import AttrError, require
 from ..program import Variable
 from ..types import normalize_shape
@@ -16,6 +17,7 @@ from .layer import Layer
 class Linear(Layer):
     """x @ weight + bias with weight [in_features, out_features]; bias_attr=False leaves the bias out."""
 
+    @whole
     def __init__(
         self, in_features: int, out_features: int, weight_attr: Any = None, bias_attr: Any = None,
         name: str | None = None,
@@ -62,6 +64,7 @@ class Embedding(Layer):
 class LayerNorm(Layer):
     """Normalisation over the last axes, of sizes `normalized_shape`, with a weight (1 at first) and bias (0)."""
 
+    @whole
     def __init__(
         self, normalized_shape: Any, epsilon: float = 1e-5, weight_attr: Any = None, bias_attr: Any = None,
         name: str | None = None,
