@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import AttrError, call_site, nearest
+from .errors import AttrError, nearest
 from .ir.graph import Graph
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from .passes.log import PassReport
@@ -74,7 +74,7 @@ class BuildStrategy:
             )
         if self.__dict__.get("_compiled"):
             raise AttrError(
-                f"{name} is set after the strategy was compiled, it would have no effect", site=call_site(),
+                f"{name} is set after the strategy was compiled, it would have no effect",
                 hint="make a new BuildStrategy and a new CompiledProgram",
             )  # fmt: skip
         wanted = type(known[name].default)
@@ -83,9 +83,9 @@ class BuildStrategy:
         if wanted is bool and isinstance(value, int) and value in (0, 1):
             value = bool(value)
         if not isinstance(value, wanted):
-            raise AttrError(f"{name} must be a {wanted.__name__}, is {value!r}", site=call_site())
+            raise AttrError(f"{name} must be a {wanted.__name__}, is {value!r}")
         if name == "verify" and value not in ("off", "structure", "each_pass"):
-            raise AttrError(f"verify must be off, structure or each_pass, is {value!r}", site=call_site())
+            raise AttrError(f"verify must be off, structure or each_pass, is {value!r}")
         object.__setattr__(self, name, value)
 
     def freeze(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save as serialize
 
-from ..errors import ProgramError, UninitializedError, call_site, nearest, require
+from ..errors import ProgramError, UninitializedError, nearest, require
 from ..program import Parameter, Program, Variable
 from ..scope import Scope, global_scope
 from ..types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
@@ -44,7 +44,7 @@ def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -
     for v in (*parameters, *others):
         if not scope.has(v.name):
             raise UninitializedError(
-                f"{v} has no value in the scope", call="save", site=call_site(), hint="run the startup program first"
+                f"{v} has no value in the scope", call="save", hint="run the startup program first"
             )
     mark = {MARK: secrets.token_hex(8)}
     if others:
@@ -66,7 +66,7 @@ def load(program: Program, model_path: str, executor: Any = None, var_list: Iter
     wanted = None if var_list is None else {v.name if isinstance(v, Variable) else str(v) for v in var_list}
     if wanted is not None:
         for name in wanted - {v.name for v in (*parameters, *others)}:
-            raise ProgramError(f"var_list holds {name}, no persistable variable", call="load", site=call_site())
+            raise ProgramError(f"var_list holds {name}, no persistable variable", call="load")
         parameters, others = ([v for v in vs if v.name in wanted] for vs in (parameters, others))
     state: dict[str, np.ndarray] = {}
     marks = set()
@@ -77,7 +77,7 @@ def load(program: Program, model_path: str, executor: Any = None, var_list: Iter
             marks.add(mark)
     if len(marks) > 1:
         raise ProgramError(
-            f"{path}.pdparams and {path}.pdopt come from different saves", call="load", site=call_site()
+            f"{path}.pdparams and {path}.pdopt come from different saves", call="load"
         )
     program.set_state_dict(state, scope)
 
@@ -93,7 +93,7 @@ def load_program_state(model_path: str, var_list: Iterable[Variable] | None = No
     names = [v.name if isinstance(v, Variable) else str(v) for v in var_list]
     for name in names:
         if name not in state:
-            raise ProgramError(f"{path} holds no {name}", site=call_site(), hint=nearest(name, state))
+            raise ProgramError(f"{path} holds no {name}", hint=nearest(name, state))
     return {name: state[name] for name in names}
 
 
@@ -119,13 +119,12 @@ def _checked(
     for names, fact in ((missing, "lacks"), (unknown, "holds, unknown to the program,")):
         if names:
             hint = nearest(names[0], arrays if names is missing else known)
-            raise ProgramError(f"{path} {fact} {', '.join(names[:5])}", call="load", site=call_site(), hint=hint)
+            raise ProgramError(f"{path} {fact} {', '.join(names[:5])}", call="load", hint=hint)
     for name, v in known.items():
         array = arrays[name]
         if array.shape != v.shape or array.dtype != v.dtype:
             raise ProgramError(
                 f"{path} holds {name} as {array.dtype}{list(array.shape)}, the program has {v}", call="load",
-                site=call_site(),
             )  # fmt: skip
     return {name: arrays[name] for name in known}
 
@@ -136,13 +135,13 @@ def _read(path: str) -> tuple[dict[str, np.ndarray], str | None]:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as problem:
-        raise ProgramError(f"cannot read {path}: {problem.strerror}", call="load", site=call_site()) from None
+        raise ProgramError(f"cannot read {path}: {problem.strerror}", call="load") from None
     try:
         arrays = {
             name: np.frombuffer(t["data"], DTYPES[t["dtype"]]).reshape(t["shape"]) for name, t in deserialize(content)
         }
     except (SafetensorError, KeyError, ValueError) as problem:
-        raise ProgramError(f"{path} is no file of weights: {problem}", call="load", site=call_site()) from None
+        raise ProgramError(f"{path} is no file of weights: {problem}", call="load") from None
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return arrays, header.get("__metadata__", {}).get(MARK)
 
@@ -159,7 +158,7 @@ def _write(path: str, content: bytes) -> None:
     except OSError as problem:
         if os.path.exists(partial):
             os.remove(partial)
-        raise ProgramError(f"cannot write {path}: {problem.strerror}", call="save", site=call_site()) from None
+        raise ProgramError(f"cannot write {path}: {problem.strerror}", call="save") from None
 
 
 def _checked_path(model_path: Any, call: str) -> str:
@@ -169,19 +168,19 @@ def _checked_path(model_path: Any, call: str) -> str:
     for ending in (".pdparams", ".pdopt", ".pdmodel"):
         path = path.removesuffix(ending)
     if not os.path.basename(path) or "\0" in path:
-        raise ProgramError(f"{model_path!r} names no file", call=call, site=call_site())
+        raise ProgramError(f"{model_path!r} names no file", call=call)
     if call == "save":
         folder = os.path.dirname(path) or "."
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as problem:
-            raise ProgramError(f"cannot make {folder}: {problem.strerror}", call=call, site=call_site()) from None
+            raise ProgramError(f"cannot make {folder}: {problem.strerror}", call=call) from None
     return path
 
 
 def _check_program(program: Any, call: str) -> None:
     if not isinstance(program, Program):
-        raise ProgramError(f"program must be a Program, is {program!r}"[:200], call=call, site=call_site())
+        raise ProgramError(f"program must be a Program, is {program!r}"[:200], call=call)
 
 
 __all__ = ["load", "load_program_state", "save", "set_program_state"]
