@@ -123,6 +123,9 @@ def fused_gemm_epilogue(
     cuBLASLt's gelu is the tanh form, its auxiliary rows must be multiples of 8, and its derivative is
     off by 4e-5 in float32 and 3e-9 in float64, so it serves 16-bit types. In all other cases the bias
     stays in the epilogue and the activation is a kernel of its own.
+
+    relu's mask is packed from Out: the library's (RELU_AUX) has a bit for z = 0 as well, where relu's
+    derivative is 0 here, and takes longer (.405 against .369 ms at 8192 x 4096 x 4096 in bfloat16).
     """
     x, y, bias, out, reserve = ins["X"], ins["Y"], ins["Bias"], outs["Out"], outs.get("ReserveSpace")
     activation, tanh = attrs["activation"], attrs["approximate"]
@@ -131,7 +134,7 @@ def fused_gemm_epilogue(
         return
     z = reserve if activation == "gelu" and reserve is not None else out  # where the pre-activation goes
 
-    def product_then_kernels() -> None:
+    def product_then_kernels(reserve: Buffer | None = reserve) -> None:
         shapes = x.shape, y.shape, out.shape
         product(binder, x, y, z, shapes, attrs["trans_x"], attrs["trans_y"])
         bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
@@ -145,13 +148,11 @@ def fused_gemm_epilogue(
         "trans_b": attrs["trans_y"], "bias": bias, "fallback": product_then_kernels,
     }  # fmt: skip
     library_gelu = activation == "gelu" and tanh and x.dtype in HALVES
-    if activation == "relu" and reserve is None:
+    if activation == "relu":
+        facts["fallback"] = lambda: product_then_kernels(reserve=None)
         binder.gemm(x, y, out, epilogue="RELU_BIAS", **facts)
-    elif activation == "relu":
-        assert reserve is not None
-        if n % 128:
-            binder.zero(reserve)  # the library leaves the bits past n as they are
-        binder.gemm(x, y, out, epilogue="RELU_AUX_BIAS", aux=reserve, aux_ld=-(-n // 128) * 128, **facts)
+        if reserve is not None:
+            _pack_mask(binder, out, reserve)
     elif library_gelu and reserve is None:
         binder.gemm(x, y, out, epilogue="GELU_BIAS", **facts)
     elif library_gelu and n % 8 == 0:
@@ -188,7 +189,11 @@ def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, ac
 def fused_gemm_epilogue_grad(
     binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
 ) -> None:
-    """DX with the derivative of the activation below in its epilogue, DY with the bias gradient in its."""
+    """DX with gelu's derivative in its epilogue, DY with the bias gradient in its.
+
+    relu's mask is applied by a kernel of our own: DRELU takes .55 ms at 8192 x 4096 x 4096 in
+    bfloat16, the plain product .35 and the mask .03.
+    """
     d, x, y, reserve = ins["DOut"], ins["X"], ins["Y"], ins.get("ReserveSpace")
     dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
     if dx is not None and dx.size:
@@ -215,19 +220,17 @@ def _input_gradient(
             slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
             bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
 
-    forms = {"relu_grad": ("DRELU", -(-columns // 128) * 128), "gelu_grad": ("DGELU", columns)}
-    epilogue, ld = forms.get(kind, ("", 0))
-    library = kind == "relu_grad" or (attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES)
-    if not epilogue or not library or trans_x or inner <= 1 or d.size == 0:
-        if epilogue:
+    library = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
+    if not library or trans_x or inner <= 1 or d.size == 0:
+        if kind == "gelu_grad":
             why = "X is transposed or DOut is narrow"
             if not library:
                 why = _why_no_library_gelu(attrs["approximate"], columns, d)
-            binder.note(f"{kind} is a kernel after the product: {why}")
+            binder.note(f"gelu_grad is a kernel after the product: {why}")
         return product_then_kernels()
     binder.gemm(
-        d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not trans_y, epilogue=epilogue,
-        aux=reserve, aux_ld=ld, fallback=product_then_kernels,
+        d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not trans_y, epilogue="DGELU",
+        aux=reserve, aux_ld=columns, fallback=product_then_kernels,
     )  # fmt: skip
 
 
@@ -252,7 +255,7 @@ def _weight_gradient(
 
 
 def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:
-    """The bits z > 0 of each row, padded to 128."""
+    """The bits z > 0 of each row, padded to 128; z may be relu's result."""
     rows, columns = math.prod(z.shape[:-1]), z.shape[-1]
     binder.launch("mask.cu", "pack_mask", blocks_for(mask.size, 256), 256, z, mask, i64(rows), i64(columns),
                   i64(mask.shape[-1]), defines={"T": CUDA_TYPES[z.dtype]})  # fmt: skip
@@ -261,7 +264,7 @@ def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:
 def _apply_mask(binder: Binder, d: Buffer, mask: Buffer | None) -> None:
     """d = 0 where the bit is not set."""
     assert mask is not None
-    binder.launch("mask.cu", "apply_mask", blocks_for(d.size, 256), 256, d, mask, i64(d.size), i64(d.shape[-1]),
+    binder.launch("mask.cu", "apply_mask", blocks_for(d.size, 8 * 256), 256, d, mask, i64(d.size), i64(d.shape[-1]),
                   i64(mask.shape[-1]), defines={"T": CUDA_TYPES[d.dtype]})  # fmt: skip
 
 
