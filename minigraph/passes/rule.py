@@ -268,7 +268,7 @@ class _Rewrite:
                 grad.forward is result.producer or incoming.isdisjoint(grad.input_vars),
                 f"{next(iter(incoming)).name} is the gradient of an inner value, not of {result.name}",
             )
-        return incoming.pop(), outgoing
+        return min(incoming, key=lambda v: v.name), outgoing  # the only one
 
     def _differentiate(
         self, g: GraphBuilder, emitted: Sequence[OpNode], results: Sequence[VarNode], incoming: VarNode,
