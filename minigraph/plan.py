@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import KernelError, MinigraphError, UninitializedError
 from .program import Program
-from .schedule import Schedule, Step, Value, shown_once
+from .schedule import Schedule, Step, Value, each, shown_once
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
 
@@ -29,7 +29,7 @@ class BoundStep:
     kernel: Callable[..., Any]
     inputs: list[Any]  # as in Step, with stand-in arrays for what is not read
     attrs: dict[str, Any]
-    out: list[np.ndarray | None] | None  # planned arrays per output slot, if the kernel takes `out`
+    out: list[Any] | None  # planned arrays per output slot, lists of them for list slots, if the kernel takes `out`
 
 
 class Plan:
@@ -60,7 +60,7 @@ class Plan:
         if any(dtype in LOW_PRECISION for dtype in touched):
             kernel = _in_float32(opdef.cpu_kernel, [self.schedule.types(o) for o in step.outputs])
             return BoundStep(step, kernel, inputs, attrs, None)
-        unplanned: list[np.ndarray | None] = [None] * len(step.outputs)
+        unplanned = [each(slot, lambda _: None) for slot in step.outputs]
         out = unplanned if "out" in opdef.injected else None
         return BoundStep(step, opdef.cpu_kernel, inputs, attrs, out)
 
@@ -91,7 +91,7 @@ class Plan:
         ]
         attrs = bound.attrs
         if bound.out is not None:
-            out = [env[i] if i is not None else o for o, i in zip(bound.out, step.in_place, strict=True)]
+            out = [_out(env, o, i) for o, i in zip(bound.out, step.in_place, strict=True)]
             attrs = {**attrs, "out": tuple(out)}
         if "rng" in step.op.opdef.injected:
             attrs = {**attrs, "rng": rng}
@@ -168,33 +168,53 @@ def _assign_buffers(values: list[Value], steps: list[BoundStep]) -> list[np.ndar
     free: list[int] = []
     expiring: dict[int, list[int]] = {}
     owner: dict[int, int] = {}  # root -> buffer
-    wishes: list[tuple[BoundStep, int, int]] = []
+    wishes: list[tuple[BoundStep, int, int | None, int]] = []
     for position, bound in enumerate(steps):
         step = bound.step
-        for slot, index in enumerate(step.outputs):
-            if bound.out is None or not isinstance(index, int) or values[index].persistable:
+        for slot, place, index in _places(step.outputs):
+            if bound.out is None or values[index].persistable:
                 continue
             value = values[index]
-            buffer = _inherited(step, slot, index, values, owner, position)
+            buffer = _inherited(step, slot, place, index, values, owner, position)
             if buffer is None:
                 buffer = _best_fit(free, sizes, value.type.nbytes)
             owner[index] = buffer
             value.buffer = buffer
             expiring.setdefault(value.last_use, []).append(index)
-            wishes.append((bound, slot, index))
+            wishes.append((bound, slot, place, index))
         for index in expiring.pop(position, ()):
             if owner[index] not in (owner[i] for i in step.written if i in owner and i != index):
                 free.append(owner[index])
     buffers = [np.empty(size, np.uint8) for size in sizes]
-    for bound, slot, index in wishes:
+    for bound, slot, place, index in wishes:
         t = values[index].type
+        array = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
         assert bound.out is not None
-        bound.out[slot] = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
+        if place is None:
+            bound.out[slot] = array
+        else:
+            bound.out[slot][place] = array
     return buffers
 
 
+def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
+    """(slot, position in a list slot, value) of all that a step writes."""
+    for slot, index in enumerate(outputs):
+        if isinstance(index, list):
+            yield from ((slot, place, i) for place, i in enumerate(index))
+        elif index is not None:
+            yield slot, None, index
+
+
+def _out(env: list[Any], planned: Any, in_place: Any) -> Any:
+    """Where a kernel writes: the array that is updated in place, else the planned one, if any."""
+    if isinstance(planned, list):
+        return [_out(env, *pair) for pair in zip(planned, in_place, strict=True)]
+    return planned if in_place is None else env[in_place]
+
+
 def _inherited(
-    step: Step, slot: int, index: int, values: list[Value], owner: dict[int, int], position: int
+    step: Step, slot: int, place: int | None, index: int, values: list[Value], owner: dict[int, int], position: int
 ) -> int | None:
     """The buffer of the input that this output may overwrite, if nobody reads that input later."""
     opdef = step.op.opdef
@@ -202,6 +222,8 @@ def _inherited(
     if source is None:
         return None
     i = step.inputs[opdef.input_names.index(source)]
+    if isinstance(i, list) and place is not None and place < len(i):
+        i = i[place]
     if not isinstance(i, int):
         return None
     value = values[i]

@@ -54,9 +54,8 @@ class BoundProgram:
             self.outside[name] = buffers[index]
         writers: dict[str, list[int]] = {}
         for step in self.schedule.steps:
-            for slot, i in enumerate(step.in_place):
-                if i is not None:
-                    buffers[step.outputs[slot]] = buffers[i]
+            for written, updated in step.updates:
+                buffers[written] = buffers[updated]
             for index, name in step.stored:
                 writers.setdefault(name, []).append(index)
         for name, indices in writers.items():

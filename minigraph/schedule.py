@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .errors import FeedError, MinigraphError
@@ -42,7 +43,7 @@ class Step:
     op: Operator
     inputs: list[Any]
     outputs: list[Any]
-    in_place: list[int | None] = field(default_factory=list)  # per output slot: value whose array is updated
+    in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
 
@@ -55,6 +56,13 @@ class Step:
     def written(self) -> list[int]:
         """The values that are written."""
         return flat(self.outputs)
+
+    @property
+    def updates(self) -> list[tuple[int, int]]:
+        """(value written, value whose array it takes over)."""
+        slots = zip(self.outputs, self.in_place, strict=True)
+        lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
+        return [(o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False) if i is not None]
 
     @property
     def needs(self) -> frozenset[str]:
@@ -131,18 +139,18 @@ class Schedule:
         step = Step(op, inputs, [])
         for slot in opdef.outputs:
             variables = op.outputs.get(slot.name, [])
-            indices, in_place = [], None
+            indices, in_place = [], []
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
                 source = opdef.inplace.get(slot.name)
                 self._check_feed_is_used(op, v)
-                if source and v.persistable and v.name in op.input(source):
-                    in_place = self.current[v.name]
+                own = source and v.persistable and op.input(source)[len(indices):][:1] == [v.name]
+                in_place.append(self.current[v.name] if own else None)
                 index = self._new_value(v.name, t, position, v.persistable)
                 indices.append(index)
                 if v.persistable:
                     step.stored.append((index, v.name))
             step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
-            step.in_place.append(in_place)
+            step.in_place.append((in_place if slot.variadic else in_place[0]) if in_place else None)
         viewed = next((i for i in inputs if isinstance(i, int)), None)
         if viewed is not None and self.shows_memory(opdef):
             for i in step.written:
@@ -191,11 +199,12 @@ class Schedule:
             elif value.root != i and value.last_use < end:
                 self.steps[max(value.last_use, value.producer)].freed.append(i)
         for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
-            step.in_place = [
-                i if i is not None and self.values[self.values[i].root].last_use <= position
-                and shown_once(step, self.values, i) else None
-                for i in step.in_place
-            ]  # fmt: skip
+            step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
+
+    def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
+        """Value i if this step, which updates it, may write over its memory."""
+        dies = i is not None and self.values[self.values[i].root].last_use <= position
+        return i if dies and shown_once(step, self.values, i) else None
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
@@ -218,6 +227,11 @@ def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
     return describe_call(op.type, {
         s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
     })  # fmt: skip
+
+
+def each(slot: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of what stands in a slot, of each entry of a list."""
+    return [function(i) for i in slot] if isinstance(slot, list) else function(slot)
 
 
 def flat(slots: Sequence[Any]) -> list[Any]:
