@@ -68,11 +68,13 @@ FOREIGN = {
     "networkx": "ir/graph.py",
     "ml_dtypes": "types.py",
     "safetensors": "static/io.py",
+    "numba": "kernels/compiled.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
     "cuda": "kernels/",  # NVIDIA's cuda.bindings
 }
-LATE_IMPORTS = ("cupy", "nvmath", "cuda", "minigraph.kernels.cuda.runtime")  # inside functions: a CPU has none
+# inside functions: a CPU has none, and numba is optional
+LATE_IMPORTS = ("numba", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.runtime")
 
 LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
@@ -234,7 +236,7 @@ def test_every_file_of_the_package_is_installed():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = ["**/*.py", *project["tool"]["setuptools"]["package-data"]["minigraph"]]
     installed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    files = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert files - installed == set()
     packages = {path.parent for path in FILES} | {PACKAGE}
     assert all((folder / "__init__.py").exists() for folder in packages)

@@ -15,6 +15,7 @@ import pytest
 import minigraph  # noqa: F401  (defines the operators)
 from minigraph.kernels import optimizer as kernels
 from minigraph.kernels import parallel
+from minigraph.kernels.compiled import compiled, elements
 from minigraph.opdef import OPS
 
 UPDATES = ("sgd", "momentum", "adam", "adamw", "squared_l2_norm")
@@ -117,6 +118,48 @@ def test_squared_norm_of_extreme_values():
     many = np.full(3_000_000, 0.1, "float32")
     assert kernels.squared_l2_norm(many).dtype == "float32"
     assert abs(kernels.squared_l2_norm(many) / (0.1**2 * many.size) - 1) < 1e-6
+
+
+# loops as machine code
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [n for n in UPDATES if n != "squared_l2_norm"])
+def test_machine_code_and_numpy_are_bit_equal(name, dtype, monkeypatch):
+    pytest.importorskip("numba")
+    inputs = inputs_of(name, (200003,), dtype)
+    inputs[0][:5] = 0, -0.0, np.inf, np.nan, 1e-38
+    found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
+    loops = [loop for loop in vars(kernels).values() if isinstance(loop, compiled)]
+    assert [loop for loop in loops if loop.machine_code not in (None, loop.loop)]
+    for loop in loops:
+        monkeypatch.setattr(loop, "machine_code", loop.loop)
+    with np.errstate(all="ignore"):
+        expected = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(np.signbit(a)[a == a], np.signbit(b)[b == b])
+
+
+def test_a_loop_runs_without_numba_and_without_a_folder_for_its_code(monkeypatch):
+    def twice(x):
+        for i in elements(x):
+            x[i] = x[i] + x[i]
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    numba = pytest.importorskip("numba")
+    njit = numba.njit
+    monkeypatch.setattr(numba, "njit", lambda cache=False, **options: fail() if cache else njit(**options))
+    x = np.arange(5.0)
+    compiled(twice)(x)
+    np.testing.assert_array_equal(x, 2 * np.arange(5.0))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    loop = compiled(twice)
+    loop(x)
+    np.testing.assert_array_equal(x, 4 * np.arange(5.0))
+    assert loop.machine_code is twice
 
 
 # blocks on cores

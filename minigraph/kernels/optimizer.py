@@ -1,38 +1,59 @@
 """Parameter updates on a CPU: in place, block by block, spread over the cores.
 
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
-copies. NumPy runs one loop per elementary operation, so a block is small enough to stay in cache
-between them, and large enough that threads seldom wait for the interpreter lock (with blocks below
-64 Ki elements two threads were measured to be slower than one). Each element is computed by the
-same operations wherever blocks end, so results do not depend on the number of cores.
+copies. The loops are machine code where numba is installed (`kernels/compiled.py`); NumPy runs one
+pass per elementary operation, so a block is small enough to stay in cache between them, and large
+enough that threads seldom wait for the interpreter lock. Each element is computed by the same
+operations wherever blocks end, so results do not depend on the number of cores.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .compiled import compiled, elements
 from .parallel import for_blocks
 
 BLOCK = 196608  # elements
 NORM_BLOCK = 8192  # elements that BLAS sums in the array's type: of longer ones it makes threads, whose sums differ
 
 Out = Sequence[np.ndarray | None] | None
-_thread = threading.local()
+
+
+@compiled
+def _sgd_loop(g, p, lr):
+    for i in elements(g):
+        p[i] = p[i] - g[i] * lr
+
+
+@compiled
+def _momentum_loop(g, p, v, lr, mu):
+    for i in elements(g):
+        v[i] = v[i] * mu + g[i]
+        p[i] = p[i] - v[i] * lr
+
+
+@compiled
+def _nesterov_loop(g, p, v, lr, mu):
+    for i in elements(g):
+        v[i] = v[i] * mu + g[i]
+        p[i] = p[i] - (g[i] + v[i] * mu) * lr
+
+
+@compiled
+def _adam_loop(g, p, m, v, beta1, rest1, beta2, rest2, epsilon, step, shrink):
+    for i in elements(g):
+        m[i] = m[i] * beta1 + g[i] * rest1
+        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
+        p[i] = p[i] * shrink - m[i] / (np.sqrt(v[i]) + epsilon) * step
 
 
 def sgd(Param: np.ndarray, Grad: np.ndarray, LearningRate: np.ndarray, *, out: Out = None) -> np.ndarray:
     """Param - LearningRate * Grad"""
-    lr = LearningRate.item()
-
-    def update(t: np.ndarray, g: np.ndarray, p: np.ndarray) -> None:
-        np.multiply(g, lr, out=t)
-        np.subtract(p, t, out=p)
-
-    return _updated(update, Grad, [Param], out)[0]
+    return _updated(_sgd_loop, Grad, [Param], out, LearningRate.item())[0]
 
 
 def momentum(
@@ -40,20 +61,8 @@ def momentum(
     *, mu: float, use_nesterov: bool, out: Out = None,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Velocity = mu * Velocity + Grad; Param -= LearningRate * (Velocity, or Grad + mu * Velocity)"""
-    lr = LearningRate.item()
-
-    def update(t: np.ndarray, g: np.ndarray, p: np.ndarray, v: np.ndarray) -> None:
-        np.multiply(v, mu, out=v)
-        np.add(v, g, out=v)
-        if use_nesterov:
-            np.multiply(v, mu, out=t)
-            np.add(g, t, out=t)
-            np.multiply(t, lr, out=t)
-        else:
-            np.multiply(v, lr, out=t)
-        np.subtract(p, t, out=p)
-
-    return tuple(_updated(update, Grad, [Param, Velocity], out))
+    loop = _nesterov_loop if use_nesterov else _momentum_loop
+    return tuple(_updated(loop, Grad, [Param, Velocity], out, LearningRate.item(), mu))
 
 
 def adam(
@@ -83,24 +92,8 @@ def _adam(
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     correction = math.sqrt(1 - Beta2Pow.item())
     step, eps = lr * correction / (1 - Beta1Pow.item()), epsilon * correction
-
-    def update(t: np.ndarray, g: np.ndarray, p: np.ndarray, m: np.ndarray, v: np.ndarray) -> None:
-        np.multiply(g, 1 - beta1, out=t)
-        np.multiply(m, beta1, out=m)
-        np.add(m, t, out=m)
-        np.square(g, out=t)
-        np.multiply(t, 1 - beta2, out=t)
-        np.multiply(v, beta2, out=v)
-        np.add(v, t, out=v)
-        np.sqrt(v, out=t)
-        np.add(t, eps, out=t)
-        np.divide(m, t, out=t)
-        np.multiply(t, step, out=t)
-        if shrink != 1:
-            np.multiply(p, shrink, out=p)
-        np.subtract(p, t, out=p)
-
-    p, m, v = _updated(update, Grad, [Param, Moment1, Moment2], out[:3] if out else None)
+    numbers = (beta1, 1 - beta1, beta2, 1 - beta2, eps, step, shrink)
+    p, m, v = _updated(_adam_loop, Grad, [Param, Moment1, Moment2], out[:3] if out else None, *numbers)
     b1, b2 = out[3:] if out else (None, None)
     return p, m, v, np.multiply(Beta1Pow, beta1, out=b1), np.multiply(Beta2Pow, beta2, out=b2)
 
@@ -113,18 +106,13 @@ def squared_l2_norm(X: np.ndarray) -> np.ndarray:
 
 
 def _updated(
-    update: Callable[..., None], Grad: np.ndarray, arrays: Sequence[np.ndarray], out: Out
+    loop: Callable[..., None], Grad: np.ndarray, arrays: Sequence[np.ndarray], out: Out, *numbers: float
 ) -> list[np.ndarray]:
-    """`update(scratch, grad, *arrays)` on all blocks of the arrays in `out`, of copies where there is none."""
+    """`loop(grad, *arrays, *numbers)` on all blocks of the arrays in `out`, of copies where there is none."""
     results = [_target(a, o) for a, o in zip(arrays, out or [None] * len(arrays), strict=True)]
-    grad, flat = np.reshape(Grad, -1), [r.reshape(-1) for r in results]
-
-    def on_block(start: int, stop: int) -> None:
-        scratch = _scratch(grad.dtype)[: stop - start]
-        update(scratch, grad[start:stop], *[f[start:stop] for f in flat])
-
-    for_blocks(grad.size, BLOCK, on_block)
-    for result, f in zip(results, flat, strict=True):
+    flat = [np.ascontiguousarray(a).reshape(-1) for a in (Grad, *results)]
+    for_blocks(flat[0].size, BLOCK, lambda start, stop: loop(*[f[start:stop] for f in flat], *numbers))
+    for result, f in zip(results, flat[1:], strict=True):
         if not result.flags.c_contiguous:  # then its flat form is a copy
             result[...] = f.reshape(result.shape)
     return results
@@ -137,11 +125,3 @@ def _target(array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     if out is not array:
         np.copyto(out, array)
     return out
-
-
-def _scratch(dtype: np.dtype) -> np.ndarray:
-    """This thread's array for intermediate values."""
-    found = _thread.__dict__.get(dtype.char)
-    if found is None:
-        found = _thread.__dict__[dtype.char] = np.empty(BLOCK, dtype)
-    return found

@@ -68,12 +68,11 @@ def destination(out: Any, like: np.ndarray) -> np.ndarray:
 def masked(values: np.ndarray, condition: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """`values` where `condition`, else 0.
 
-    Done on bits: exact for infinite values and NaN, which a product with 0 is not, and without the
-    branches of np.where, which a random condition makes ten times slower.
+    Bits times 0 or 1: exact for infinite values and NaN, which a product with 0 is not, and without
+    the branches of np.where, which a random condition makes ten times slower.
     """
     bits = np.dtype(f"i{values.dtype.itemsize}")
-    mask = np.negative(condition.view(np.int8), dtype=bits)
-    result = np.bitwise_and(values.view(bits), mask, out=None if out is None else out.view(bits))
+    result = np.multiply(values.view(bits), condition.view(np.int8), out=None if out is None else out.view(bits))
     return result.view(values.dtype) if out is None else out
 
 
