@@ -17,7 +17,7 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import Binder, Call, Device, Gemm, HostCall
+from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Gemm, HostCall
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
@@ -55,6 +55,7 @@ class StubRuntime:
     """The methods of kernels/cuda/runtime.py's Runtime."""
 
     device, stream = Device(), Stream()
+    variant = 0  # which one of a Choice runs, or the last one
 
     def allocate(self, nbytes: int) -> StubArray:
         if nbytes > LIMIT:
@@ -75,7 +76,11 @@ class StubRuntime:
         return [partial(self._run, call, binder.counter) for call in binder.calls]
 
     def _run(self, call: Call, counter: Buffer) -> None:
-        if isinstance(call, Gemm):
+        if isinstance(call, Choice):
+            names = list(call.variants)
+            for part in call.variants[names[min(self.variant, len(names) - 1)]]:
+                self._run(part, counter)
+        elif isinstance(call, Gemm):
             gemm(call)
         elif isinstance(call, HostCall):
             runs, *arrays = (self.fetch(b, True) for b in (counter, *call.inputs))

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from minigraph.kernels.cuda.binder import Binder, Gemm
+from minigraph.kernels.cuda.binder import Binder, Choice, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.types import bfloat16, float32, float64
 
@@ -169,7 +169,7 @@ def test_batches_step_by_their_strides(library):
 def test_no_algorithm_is_reported(library):
     library.algorithms = 0
     module = importlib.import_module("minigraph.kernels.cuda.lt")
-    with pytest.raises(module.Unsupported, match="no algorithm"):
+    with pytest.raises(module.Unsupported, match="cuBLASLt has no DEFAULT for 5 x 7 x 3"):
         plan_of(gemm(5, 7, 3))
 
 
@@ -178,11 +178,20 @@ def test_algorithms_add_in_one_fixed_order(library):
     assert any(facts.get("REDUCTION_SCHEME_MASK") == 2 for facts in library.objects.values())
 
 
-def test_a_fallback_is_recorded_apart():
+def test_variants_are_recorded_apart_and_share_one_workspace():
     binder = Binder()
     binder.begin(0)
     a, b, c = operand(15), operand(21), operand(35)
-    binder.gemm(a, b, c, m=5, n=7, k=3, epilogue="BIAS", fallback=lambda: binder.zero(c))
-    (call,) = binder.calls
-    assert isinstance(call, Gemm)
-    assert [type(f).__name__ for f in call.fallback] == ["Fill"]
+
+    def record(epilogue):
+        return lambda: binder.gemm(a, b, c, m=5, n=7, k=3, epilogue=epilogue)
+
+    binder.choose({"one": record("BIAS"), "other": lambda: (record("DEFAULT")(), binder.zero(c))})
+    (choice,) = binder.calls
+    assert isinstance(choice, Choice)
+    assert [[type(x).__name__ for x in calls] for calls in choice.variants.values()] == [["Gemm"], ["Gemm", "Fill"]]
+    first, second = (calls[0].workspace for calls in choice.variants.values())
+    assert first is second
+    assert binder.scratches == [[first]]
+    record("DEFAULT")()
+    assert binder.calls[-1].workspace is not first

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from ..errors import DTypeError, require
-from ..opdef import op
-from ..types import TensorType, broadcast_shapes
+from ..opdef import DTypeAttr, op
+from ..types import FLOATS, TensorType, broadcast_shapes, float32
 
 
 def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -22,12 +22,15 @@ def _as_rows(x: np.ndarray) -> np.ndarray:
 
 
 @op("Out", gpu="gemm")
-def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out=None):
+def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTypeAttr | None = None, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
-    trans_x, trans_y swap the last two axes of an operand of rank 2 or more first.
+    trans_x, trans_y  swap the last two axes of an operand of rank 2 or more first
+    out_dtype         type of Out: that of X (None), or float32, for 16-bit operands the type of their sums
     """
     x, y, result = _transposed(X, trans_x), _transposed(Y, trans_y), out[0] if out else None
+    if out_dtype not in (None, X.dtype):
+        return np.matmul(x, y).astype(out_dtype)
     if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
         rows = None if result is None else _as_rows(result)
         return np.matmul(_as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
@@ -35,9 +38,14 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out=None):
 
 
 @matmul.infer
-def _(X: TensorType, Y: TensorType, *, trans_x, trans_y):
+def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
     require(X.ndim >= 1 and Y.ndim >= 1, "a 0-d operand has no rows to multiply")
     require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    require(
+        out_dtype in (None, X.dtype) or (out_dtype == float32 and X.dtype in FLOATS),
+        f"out_dtype is {out_dtype}, the product of {X.dtype} can be {X.dtype}"
+        + (" or float32" if X.dtype in FLOATS - {float32} else ""), DTypeError, "cast Out",
+    )  # fmt: skip
     x, y = list(X.shape), list(Y.shape)
     x_axis = -2 if trans_x and X.ndim > 1 else -1
     y_axis = -1 if (trans_y and Y.ndim > 1) or Y.ndim == 1 else -2
@@ -49,11 +57,14 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y):
     rows = [] if X.ndim == 1 else [x[-1] if trans_x else x[-2]]
     columns = [] if Y.ndim == 1 else [y[-2] if trans_y else y[-1]]
     batch = broadcast_shapes(tuple(x[:-2]), tuple(y[:-2]), last=-3)
-    return X.with_shape((*batch, *rows, *columns))
+    return TensorType((*batch, *rows, *columns), out_dtype or X.dtype)
 
 
 @matmul.grad
-def _(g, X, Y, Out_grad, *, trans_x, trans_y):
+def _(g, X, Y, Out_grad, *, trans_x, trans_y, out_dtype):
+    """Both operands of a product have one type: Out_grad is rounded to that of X first."""
+    if Out_grad.dtype != X.dtype:
+        Out_grad = g.cast(Out_grad, dtype=X.dtype)
     return g.matmul_grad(X, Y, Out_grad, trans_x=trans_x, trans_y=trans_y)
 
 
@@ -65,6 +76,8 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 5))), {"trans_x": True}
     yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(5, 4))), {"trans_y": True}
     yield (rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 5, 4))), {"trans_x": True, "trans_y": True}
+    yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5))), {"out_dtype": "float32"}
+    yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 5))), {"trans_x": True, "out_dtype": "float32"}
 
 
 def _sum_to(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -134,3 +147,73 @@ def _(rng):
     yield (rng.normal(size=(2, 3, 4)), rng.normal(size=(4, 5)), rng.normal(size=(2, 3, 5))), {}
     both = {"trans_x": True, "trans_y": True}
     yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both
+
+
+@op("Out", gpu="gemm", inplace={"Out": "Acc"})
+def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False, out=None):
+    """Acc + X @ Y: what a gradient is added up with, in place; in float32 also from 16-bit operands.
+
+    X, Y   of rank 2 or more, as in matmul
+    Acc    shape of the product; or a matrix where X and Y have the same batch axes: the product is
+           summed over these. Type of X, or float32 where X has 16 bits
+    """
+    x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
+    if Acc.ndim == 2 < x.ndim:
+        x, y = _joined(x), _joined(np.swapaxes(y, -1, -2)).T
+    return np.add(Acc, np.matmul(x, y), out=out[0] if out else None)
+
+
+def _joined(x: np.ndarray) -> np.ndarray:
+    """[..., M, K] -> [M, ... * K]: the sum over batches becomes one over columns."""
+    return np.moveaxis(x, -2, 0).reshape(x.shape[-2], math.prod(x.shape[:-2]) * x.shape[-1])
+
+
+@matmul_accumulate.infer
+def _(X: TensorType, Y: TensorType, Acc: TensorType, *, trans_x, trans_y):
+    require(X.ndim >= 2 and Y.ndim >= 2, f"X and Y must have rank 2 or more, are {X} and {Y}")
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    product = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
+    require(
+        Acc.dtype == X.dtype or (Acc.dtype == float32 and X.dtype.itemsize == 2), f"Acc is {Acc.dtype}, X is {X.dtype}",
+        DTypeError, "Acc has the type of X, or float32 where X has 16 bits",
+    )  # fmt: skip
+    if Acc.ndim == 2 < product.ndim:
+        batches = [t.with_shape(t.shape[:-2]) for t in (X, Y)]
+        require(
+            batches[0].accepts(batches[1]) or batches[1].accepts(batches[0]),
+            f"Acc is a matrix, so the batch axes of X and Y must be the same, are {X} and {Y}",
+        )
+        product = product.with_shape(product.shape[-2:])
+    product = product.with_dtype(Acc.dtype)
+    require(product.accepts(Acc) or Acc.accepts(product), f"Acc must be {product}, is {Acc}")
+    return Acc
+
+
+@matmul_accumulate.grad
+def _(g, X, Y, Acc, Out_grad, *, trans_x, trans_y):
+    X_grad = Y_grad = None
+    Acc_grad = g.assign(Out_grad) if "Acc" in g.needs else None
+    D = Out_grad if Out_grad.dtype == X.dtype else g.cast(Out_grad, dtype=X.dtype)
+    if not Acc.ndim == 2 < X.ndim:
+        X_grad, Y_grad = g.matmul_grad(X, Y, D, trans_x=trans_x, trans_y=trans_y)
+        return X_grad, Y_grad, Acc_grad
+    if "X" in g.needs:  # D is the gradient of every batch
+        X_grad = g.matmul(Y, D, trans_x=trans_y, trans_y=True) if trans_x else g.matmul(D, Y, trans_y=not trans_y)
+    if "Y" in g.needs:
+        Y_grad = g.matmul(D, X, trans_x=True, trans_y=trans_x) if trans_y else g.matmul(X, D, trans_x=not trans_x)
+    return X_grad, Y_grad, Acc_grad
+
+
+@matmul_accumulate.samples
+def _(rng):
+    def normal(*shape):
+        return rng.normal(size=shape)
+
+    for x, y, acc, trans_x, trans_y in [
+        ((3, 4), (4, 5), (3, 5), False, False), ((4, 3), (4, 5), (3, 5), True, False),
+        ((2, 3, 4), (5, 4), (2, 3, 5), False, True), ((2, 4, 3), (2, 4, 5), (3, 5), True, False),
+        ((2, 3, 4), (2, 4, 5), (3, 5), False, False), ((2, 1, 4, 3), (2, 1, 5, 4), (3, 5), True, True),
+        ((2, 3, 4), (2, 5, 4), (3, 5), False, True), ((0, 3), (0, 5), (3, 5), True, False),
+        ((0, 4, 3), (0, 4, 5), (3, 5), True, False),
+    ]:  # fmt: skip
+        yield (normal(*x), normal(*y), normal(*acc)), {"trans_x": trans_x, "trans_y": trans_y}

@@ -13,6 +13,8 @@ from .compile import full_source
 
 Grid = tuple[int, int, int]
 
+WORKSPACE = 32 << 20  # bytes for one product
+
 
 class Device(NamedTuple):
     """What launch sizes depend on; the defaults are an H200's. A block may have `shared` bytes of shared memory."""
@@ -61,10 +63,7 @@ class Fill:
 
 @dataclass
 class Gemm:
-    """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py.
-
-    fallback   the calls to make instead where the library has no algorithm for the epilogue
-    """
+    """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py."""
 
     a: Buffer
     b: Buffer
@@ -82,8 +81,17 @@ class Gemm:
     batch: int = 1
     strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
     workspace: Buffer | None = None
-    step: int = 0
-    fallback: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Choice:
+    """Lists of calls that compute the same, by name; one of them runs.
+
+    It is the first whose products the library has, or of these the fastest where they are timed (tune.py).
+    """
+
+    variants: dict[str, list[Any]]
+    step: int
 
 
 @dataclass
@@ -97,7 +105,7 @@ class HostCall:
     inputs: list[Buffer]
 
 
-Call = Launch | Copy | Fill | Gemm | HostCall
+Call = Launch | Copy | Fill | Gemm | Choice | HostCall
 
 
 @dataclass
@@ -119,6 +127,7 @@ class Binder:
     seed: int = 0
     number: int = 0  # of the operator among those of its program
     reference: Callable[..., Any] | None = None  # its NumPy definition
+    workspace: Buffer | None = None  # of the products that are recorded now, if they share one
 
     def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
@@ -173,14 +182,19 @@ class Binder:
         if destination.nbytes:
             self.calls.append(Fill(destination, 0))
 
-    def gemm(self, a: Buffer, b: Buffer, c: Buffer, fallback: Callable[[], None] | None = None, **facts: Any) -> None:
-        """A product through cuBLASLt; `fallback` records the calls for an epilogue it may not have."""
-        call = Gemm(a, b, c, workspace=self.scratch((32 << 20,), np.uint8), step=self.step, **facts)
-        if fallback is not None:
-            calls, self.calls = self.calls, call.fallback
-            fallback()
-            self.calls = calls
-        self.calls.append(call)
+    def gemm(self, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
+        """A product through cuBLASLt."""
+        self.calls.append(Gemm(a, b, c, workspace=self.workspace or self.scratch((WORKSPACE,), np.uint8), **facts))
+
+    def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
+        """Record several ways to compute the same; the last one must suit every shape."""
+        choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
+        self.workspace = workspace or self.scratch((WORKSPACE,), np.uint8)  # of the one that runs
+        for name, record in variants.items():
+            self.calls = choice.variants[name] = []
+            record()
+        self.calls, self.workspace = calls, workspace
+        self.calls.append(choice)
 
 
 def i64(value: int) -> np.int64:

@@ -106,9 +106,9 @@ class LtPlan:
 
     def _candidates(self) -> list[int]:
         """Algorithms whose sums have one fixed order, the library's first choice first."""
-        preference = lt.matmul_preference_create()
+        call, preference = self.call, lt.matmul_preference_create()
         try:
-            size = np.array([self.call.workspace.nbytes if self.call.workspace else 0], np.uint64)
+            size = np.array([call.workspace.nbytes if call.workspace else 0], np.uint64)
             lt.matmul_preference_set_attribute(preference, _PREFERENCE.MAX_WORKSPACE_BYTES, size.ctypes.data, 8)
             schemes = np.array([int(lt.ReductionScheme.COMPUTE_TYPE)], np.uint32)
             lt.matmul_preference_set_attribute(preference, _PREFERENCE.REDUCTION_SCHEME_MASK, schemes.ctypes.data, 4)
@@ -119,9 +119,9 @@ class LtPlan:
                     self.results.ptr, found.ctypes.data,
                 )  # fmt: skip
             except lt.cuBLASLtError as error:
-                raise Unsupported(str(error)) from None
+                raise Unsupported(f"{call.epilogue}: {error}") from None
             if found[0] == 0:
-                raise Unsupported(f"no algorithm for {self.call}")
+                raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
             return [self.results.ptr + RESULT_BYTES * i for i in range(int(found[0]))]
         finally:
             lt.matmul_preference_destroy(preference)

@@ -11,7 +11,7 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from .binder import Binder, Call, Copy, Device, Fill, Gemm, HostCall, Launch
+from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch
 from .buffer import Buffer
 from .compile import compile_source
 from .lt import LtPlan, Unsupported
@@ -47,8 +47,11 @@ class Runtime:
         for call in binder.calls:
             if isinstance(call, HostCall):
                 steps.append(partial(self._call_host, call, binder.counter))
-            else:
+                continue
+            try:
                 steps += self._runnable(call, tf32, binder)
+            except Unsupported as why:
+                raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
         return steps
 
     def _call_host(self, call: HostCall, counter: Buffer) -> None:
@@ -69,19 +72,27 @@ class Runtime:
         if isinstance(call, Fill):
             fill = cupy.cuda.runtime.memsetAsync
             return [partial(fill, call.destination.address, call.value, call.destination.nbytes, stream)]
+        if isinstance(call, Choice):
+            return self._chosen(call, tf32, binder)
         assert isinstance(call, Gemm)
-        try:
-            plan = LtPlan(self.handle, call, tf32)
-            if call.epilogue == "RELU_BIAS":
-                self._choose_what_keeps_nan(plan)
-            return [partial(plan.run, stream)]
-        except Unsupported as why:
-            if not call.fallback:
-                raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
-            sizes = f"{call.m} x {call.n} x {call.k}"
-            note = call.step, f"kernels of their own: cuBLASLt has no {call.epilogue} for {sizes}"
-            binder.notes += [note] if note not in binder.notes else []
-            return [step for other in call.fallback for step in self._runnable(other, tf32, binder)]
+        plan = LtPlan(self.handle, call, tf32)
+        if call.epilogue == "RELU_BIAS":
+            self._choose_what_keeps_nan(plan)
+        return [partial(plan.run, stream)]
+
+    def _chosen(self, choice: Choice, tf32: bool, binder: Binder) -> list[Callable[[], None]]:
+        """The first variant whose products cuBLASLt has."""
+        missing: Unsupported | None = None
+        for name, calls in choice.variants.items():
+            try:
+                steps = [step for call in calls for step in self._runnable(call, tf32, binder)]
+            except Unsupported as why:
+                missing = missing or why
+                continue
+            note = choice.step, f"{name}: {missing}"
+            binder.notes += [note] if missing and note not in binder.notes else []
+            return steps
+        raise missing or Unsupported("no way to compute this is known")
 
     def _choose_what_keeps_nan(self, plan: LtPlan) -> None:
         """Some 16-bit algorithms compute relu(NaN) = 0. Try them with a bias of NaN, take the first that does not."""

@@ -1,0 +1,178 @@
+"""Products with bias and activation, and their gradients: in cuBLASLt's epilogues or in kernels of our own.
+
+Where both exist the operator records both; the first one runs unless times were measured (tune.py). cuBLASLt's
+gelu is the tanh form, its auxiliary rows must be multiples of 8, and its derivative is off by 4e-5 in float32
+and 3e-9 in float64, so it serves 16-bit types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .gemm import HALVES, matmul_grad, product
+from .pointwise import bind_pointwise
+from .reduce import bind_column_sum
+
+GELU_ERF = "X * (C(0.5) * erfc(X * C(-0.7071067811865476)))"
+GELU_ERF_SLOPE = "C(0.5) * erfc(X * C(-0.7071067811865476)) + X * exp(C(-0.5) * X * X) * C(0.3989422804014327)"
+GELU_TANH = "X * (C(0.5) * (C(1) + tanh(gelu_inner(X))))"
+GELU_TANH_SLOPE = "gelu_tanh_slope(X)"
+
+SMALL = 4 << 20  # bytes of DOut that are summed sooner in a product's epilogue than by one more kernel
+
+Variants = dict[str, Callable[[], None]]
+
+
+def fused_gemm_epilogue(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """Out = activation(X @ Y + Bias).
+
+    relu's mask is packed from Out: the library's (RELU_AUX) has a bit for z = 0 as well, where relu's
+    derivative is 0 here, and takes longer (.405 against .369 ms at 8192 x 4096 x 4096 in bfloat16).
+    """
+    x, y, bias, out, reserve = ins["X"], ins["Y"], ins["Bias"], outs["Out"], outs.get("ReserveSpace")
+    activation, tanh, n = attrs["activation"], attrs["approximate"], out.shape[-1]
+    if out.size == 0:
+        return
+    z = reserve if activation == "gelu" and reserve is not None else out  # where the pre-activation goes
+    k = x.shape[0] if attrs["trans_x"] else x.shape[-1]
+    facts: dict[str, Any] = {
+        "m": math.prod(out.shape[:-1]), "n": n, "k": k, "trans_a": attrs["trans_x"], "trans_b": attrs["trans_y"],
+        "bias": bias,
+    }  # fmt: skip
+
+    def with_epilogue() -> None:
+        if activation == "relu":
+            binder.gemm(x, y, out, epilogue="RELU_BIAS", **facts)
+            if reserve is not None:
+                _pack_mask(binder, out, reserve)
+        elif reserve is not None:
+            binder.gemm(x, y, out, epilogue="GELU_AUX_BIAS", aux=reserve, aux_ld=n, **facts)
+        else:
+            binder.gemm(x, y, out, epilogue="GELU_BIAS", **facts)
+
+    def with_bias() -> None:
+        binder.gemm(x, y, z, epilogue="BIAS", **facts)
+        _activate(binder, z, out, reserve, activation, tanh)
+
+    def with_kernels() -> None:
+        product(binder, x, y, z, (x.shape, y.shape, out.shape), attrs["trans_x"], attrs["trans_y"])
+        bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
+        _activate(binder, z, out, reserve, activation, tanh)
+
+    library = activation == "relu" or (
+        activation == "gelu" and tanh and x.dtype in HALVES and (reserve is None or n % 8 == 0)
+    )
+    if k == 0:
+        return with_kernels()
+    if activation == "gelu" and not library:
+        binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
+    variants: Variants = {f"epilogue of bias and {activation}": with_epilogue} if library else {}
+    binder.choose(variants | {"epilogue of bias": with_bias, "product and kernels": with_kernels})
+
+
+def _why_no_library_gelu(tanh: bool, n: int, x: Buffer) -> str:
+    if not tanh:
+        return "cuBLASLt has its tanh form only"
+    return f"{n} columns are no multiple of 8" if x.dtype in HALVES else "cuBLASLt's is exact to 16 bits only"
+
+
+def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, activation: str, tanh: bool) -> None:
+    """out = activation(z), for relu with the bit mask in `reserve`."""
+    if activation == "relu" and reserve is not None:
+        rows, columns = math.prod(z.shape[:-1]), z.shape[-1]
+        binder.launch("mask.cu", "relu_mask", blocks_for(reserve.size, 256), 256, z, reserve, i64(rows), i64(columns),
+                      i64(reserve.shape[-1]), defines={"T": CUDA_TYPES[z.dtype]})  # fmt: skip
+    elif activation == "relu":
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": "max_nan(X, C(0))"})
+    elif activation == "gelu":
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": GELU_TANH if tanh else GELU_ERF})
+
+
+def fused_gemm_epilogue_grad(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:
+    """DX with gelu's derivative in its epilogue, DY with the bias gradient in its, or kernels for these.
+
+    relu's mask is applied by a kernel of our own: DRELU takes .55 ms at 8192 x 4096 x 4096 in
+    bfloat16, the plain product .35 and the mask .03.
+    """
+    d, x, y, reserve = ins["DOut"], ins["X"], ins["Y"], ins.get("ReserveSpace")
+    dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
+    if dx is not None and dx.size:
+        _input_gradient(binder, d, x, y, reserve, dx, attrs)
+    if dy is not None:
+        _weight_gradient(binder, d, x, dy, dbias, attrs)
+    elif dbias is not None:
+        bind_column_sum(binder, d, dbias)
+
+
+def _input_gradient(
+    binder: Binder, d: Buffer, x: Buffer, y: Buffer, reserve: Buffer | None, dx: Buffer, attrs: Mapping[str, Any]
+) -> None:
+    kind, inner, columns = attrs["activation_grad"], d.shape[-1], dx.shape[-1]
+
+    def with_epilogue() -> None:
+        binder.gemm(d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not attrs["trans_y"],
+                    epilogue="DGELU", aux=reserve, aux_ld=columns)  # fmt: skip
+
+    def with_kernels() -> None:
+        matmul_grad(binder, {"X": x, "Y": y, "Out_grad": d}, {"X_grad": dx}, attrs)
+        if kind == "relu_grad":
+            _apply_mask(binder, dx, reserve)
+        elif kind == "gelu_grad" and reserve is not None:
+            slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
+            bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
+
+    library = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
+    if library and not attrs["trans_x"] and inner > 1 and d.size:
+        return binder.choose({"epilogue of gelu's derivative": with_epilogue, "product and kernel": with_kernels})
+    if kind == "gelu_grad":
+        why = _why_no_library_gelu(attrs["approximate"], columns, d)
+        why = "X is transposed or DOut is narrow" if library else why
+        binder.note(f"gelu_grad is a kernel after the product: {why}")
+    with_kernels()
+
+
+def _weight_gradient(
+    binder: Binder, d: Buffer, x: Buffer, dy: Buffer, dbias: Buffer | None, attrs: Mapping[str, Any]
+) -> None:
+    """DY and DBias. BGRADA costs a large product more than a kernel that reads DOut once more."""
+    rows, n = math.prod(d.shape[:-1]), d.shape[-1]
+
+    def with_epilogue() -> None:
+        if attrs["trans_y"]:  # DY[N, K] = DOut^T X: the sum over k of the library's B
+            binder.gemm(d, x, dy, m=n, n=dy.shape[1], k=rows, trans_a=True, trans_b=attrs["trans_x"],
+                        epilogue="BGRADB", bias=dbias)  # fmt: skip
+        else:
+            binder.gemm(x, d, dy, m=dy.shape[0], n=n, k=rows, trans_a=not attrs["trans_x"],
+                        epilogue="BGRADA", bias=dbias)  # fmt: skip
+
+    def with_kernels() -> None:
+        matmul_grad(binder, {"X": x, "Y": dy, "Out_grad": d}, {"Y_grad": dy}, attrs)
+        if dbias is not None:
+            bind_column_sum(binder, d, dbias)
+
+    if dbias is None or rows <= 1 or dy.size == 0:
+        return with_kernels()
+    variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": with_kernels}
+    binder.choose(variants if d.nbytes <= SMALL else dict(reversed(variants.items())))
+
+
+def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:
+    """The bits z > 0 of each row, padded to 128; z may be relu's result."""
+    rows, columns = math.prod(z.shape[:-1]), z.shape[-1]
+    binder.launch("mask.cu", "pack_mask", blocks_for(mask.size, 256), 256, z, mask, i64(rows), i64(columns),
+                  i64(mask.shape[-1]), defines={"T": CUDA_TYPES[z.dtype]})  # fmt: skip
+
+
+def _apply_mask(binder: Binder, d: Buffer, mask: Buffer | None) -> None:
+    """d = 0 where the bit is not set."""
+    assert mask is not None
+    binder.launch("mask.cu", "apply_mask", blocks_for(d.size, 8 * 256), 256, d, mask, i64(d.size), i64(d.shape[-1]),
+                  i64(mask.shape[-1]), defines={"T": CUDA_TYPES[d.dtype]})  # fmt: skip
