@@ -23,7 +23,7 @@ from opcheck import Call
 import minigraph.ops  # noqa: F401
 from minigraph import executor
 from minigraph.errors import MinigraphError
-from minigraph.kernels.cuda.binder import Launch
+from minigraph.kernels.cuda.binder import Launch, every_call
 from minigraph.opdef import OPS, OpDef
 from minigraph.plan_cuda import BoundProgram
 from minigraph.types import FLOATS, as_dtype, bfloat16, float16, float64
@@ -96,7 +96,7 @@ def kernels(call: Call) -> set[str]:
     bound = BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])
     return {
         c.function if isinstance(c, Launch) else getattr(c, "epilogue", type(c).__name__)
-        for c in bound.binder.calls
+        for c in every_call(bound.binder.calls)
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import opcheck
 import pytest
 
-from minigraph.kernels.cuda.binder import Binder, Device, Launch
+from minigraph.kernels.cuda.binder import Binder, Device, Launch, every_call
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source
 from minigraph.opdef import OPS, OpDef
@@ -116,10 +116,9 @@ def launches(op_type: str, arch: str) -> list[Launch]:
 
 
 def by_source(binder: Binder) -> dict[Any, Launch]:
-    for call in binder.calls:
-        if isinstance(call, Launch):
-            call.check()
-    calls = [call for call in binder.calls if isinstance(call, Launch)]
+    calls = [call for call in every_call(binder.calls) if isinstance(call, Launch)]
+    for call in calls:
+        call.check()
     return {(call.source, call.function, call.shared > 0): call for call in calls}
 
 

@@ -34,6 +34,10 @@ class Layout(enum.IntEnum):
 class Preference(enum.IntEnum):
     MAX_WORKSPACE_BYTES = 1
     REDUCTION_SCHEME_MASK = 3
+    MIN_ALIGNMENT_A_BYTES = 5
+    MIN_ALIGNMENT_B_BYTES = 6
+    MIN_ALIGNMENT_C_BYTES = 7
+    MIN_ALIGNMENT_D_BYTES = 8
 
 
 class Epilogue(enum.IntEnum):
@@ -60,7 +64,9 @@ class Library:
     cuBLASLtError = type("cuBLASLtError", (Exception,), {})
 
     def __init__(self):
-        self.objects, self.calls, self.algorithms = {}, [], 1
+        self.objects, self.calls = {}, []
+        self.algorithms = {None: [b"first"]}  # names by the largest workspace that they are proposed for
+        self.valid, self.needed = {b"first"}, 0
 
     def _new(self, **facts):
         handle = len(self.objects) + 1
@@ -85,11 +91,17 @@ class Library:
 
     matmul_desc_set_attribute = matrix_layout_set_attribute = matmul_preference_set_attribute = _set
 
-    def MatmulHeuristicResult(self, count):
-        return types.SimpleNamespace(ptr=4096)
-
     def matmul_algo_get_heuristic(self, handle, desc, a, b, c, d, preference, wanted, results, found):
-        ctypes.memmove(found, np.array([self.algorithms], np.int32).ctypes.data, 4)
+        room = self.objects[preference]["MAX_WORKSPACE_BYTES"]
+        names = self.algorithms.get(room, self.algorithms[None])[:wanted]
+        for i, name in enumerate(names):
+            ctypes.memmove(results + 96 * i, name.ljust(64, b"."), 64)
+        ctypes.memmove(found, np.array([len(names)], np.int32).ctypes.data, 4)
+
+    def matmul_algo_check(self, handle, desc, a, b, c, d, algorithm, result):
+        if ctypes.string_at(algorithm, 64).rstrip(b".") not in self.valid:
+            raise self.cuBLASLtError
+        ctypes.memmove(result + 64, np.array([self.needed], np.uint64).ctypes.data, 8)
 
     def matmul_preference_destroy(self, handle):
         pass
@@ -167,7 +179,7 @@ def test_batches_step_by_their_strides(library):
 
 
 def test_no_algorithm_is_reported(library):
-    library.algorithms = 0
+    library.algorithms = {None: []}
     module = importlib.import_module("minigraph.kernels.cuda.lt")
     with pytest.raises(module.Unsupported, match="cuBLASLt has no DEFAULT for 5 x 7 x 3"):
         plan_of(gemm(5, 7, 3))
@@ -176,6 +188,45 @@ def test_no_algorithm_is_reported(library):
 def test_algorithms_add_in_one_fixed_order(library):
     plan_of(gemm(5, 7, 3))
     assert any(facts.get("REDUCTION_SCHEME_MASK") == 2 for facts in library.objects.values())
+
+
+def named(name):
+    return name.ljust(64, b".")
+
+
+def test_the_first_choice_of_the_library_runs_unless_another_is_chosen(library):
+    library.algorithms = {None: [b"first", b"second"], 0: [b"second", b"third"]}
+    plan = plan_of(gemm(5, 7, 3))
+    assert (plan.algorithm, plan.candidates) == (named(b"first"), [named(b"first"), named(b"second")])
+    plan.choose(named(b"second"))
+    plan.run(99)
+    assert ctypes.string_at(library.calls[0][-4], 64) == named(b"second")
+
+
+def test_many_candidates_come_with_less_workspace_too_and_none_twice(library):
+    library.algorithms = {None: [b"first", b"second"], 0: [b"second", b"third"]}
+    plan = plan_of(gemm(5, 7, 3), many=True)
+    assert plan.candidates == [named(b"first"), named(b"second"), named(b"third")]
+
+
+@pytest.mark.parametrize(
+    ("known", "needed", "taken"),
+    [(named(b"kept"), 1024, True), (named(b"kept"), 1025, False), (named(b"of another version"), 0, False),
+     (b"short", 0, False)],
+)  # fmt: skip
+def test_a_known_algorithm_is_checked(library, known, needed, taken):
+    library.valid, library.needed = {b"kept"}, needed
+    plan = plan_of(gemm(5, 7, 3), algorithm=known)
+    assert plan.accepted == taken
+    assert plan.algorithm == (known if taken else named(b"first"))
+
+
+def test_the_library_is_told_how_operands_lie(library):
+    call = gemm(4, 8, 4)
+    call.b = operand(36).view((32,), offset=16)
+    plan_of(call)
+    (preference,) = (facts for facts in library.objects.values() if "MAX_WORKSPACE_BYTES" in facts)
+    assert [preference[f"MIN_ALIGNMENT_{x}_BYTES"] for x in "ABCD"] == [16, 256, 256, 256]
 
 
 def test_variants_are_recorded_apart_and_share_one_workspace():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,6 +106,16 @@ class HostCall:
 
 
 Call = Launch | Copy | Fill | Gemm | Choice | HostCall
+
+
+def every_call(calls: Iterable[Call]) -> Iterator[Call]:
+    """The calls in order, with those of every variant in the place of a Choice."""
+    for call in calls:
+        if isinstance(call, Choice):
+            for variant in call.variants.values():
+                yield from every_call(variant)
+        else:
+            yield call
 
 
 @dataclass

@@ -50,8 +50,8 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     if not (path.exists() and log.exists()):
         code, report = _nvrtc(source, arch)
         CACHE.mkdir(parents=True, exist_ok=True)
-        _write(log, report.encode())
-        _write(path, code)
+        write_whole(log, report.encode())
+        write_whole(path, code)
     return Cubin(path, log.read_text(encoding="utf-8"))
 
 
@@ -74,8 +74,8 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     return code, report
 
 
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing, also when two processes compile the same source."""
+def write_whole(path: Path, content: bytes) -> None:
+    """All or nothing, also when two processes write the same file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

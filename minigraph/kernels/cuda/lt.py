@@ -18,7 +18,8 @@ from .binder import Gemm
 
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
 ALGORITHMS = 8  # candidates asked from the library's heuristic
-RESULT_BYTES = 96  # of one candidate; it begins with the algorithm
+RESULT = np.dtype([("algorithm", "V64"), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("reserved", "i4", 4)])
+LESS_WORKSPACE = 4 << 20, 0  # bytes; with less the heuristic proposes others
 
 _DESC = lt.MatmulDescAttribute
 _LAYOUT = lt.MatrixLayoutAttribute
@@ -26,14 +27,28 @@ _PREFERENCE = lt.MatmulPreferenceAttribute
 _desc_types = {a: np.dtype(lt.get_matmul_desc_attribute_dtype(a)) for a in _DESC}
 
 
+LibraryError = lt.cuBLASLtError
+
+
+def alignment(address: int) -> int:
+    """The power of two, at most 256, that an address is a multiple of."""
+    return min(address & -address, 256) or 256
+
+
 class Unsupported(Exception):
     """The library has no algorithm for this product with this epilogue."""
 
 
 class LtPlan:
-    """One Gemm with its addresses; `run(stream)` launches it."""
+    """One Gemm with its addresses; `run(stream)` launches it.
 
-    def __init__(self, handle: int, call: Gemm, tf32: bool = False) -> None:
+    algorithm   as `algorithm` of another plan gave it for the same product; ignored where the library refuses it
+    many        ask for as many candidates as there are, not for a few
+    """
+
+    def __init__(
+        self, handle: int, call: Gemm, tf32: bool = False, algorithm: bytes | None = None, many: bool = False
+    ) -> None:
         self.handle, self.call = handle, call
         dtype = call.a.dtype
         double = dtype == float64
@@ -53,30 +68,37 @@ class LtPlan:
         self.c = self._layout(cd, call.n, call.m, call.batch, stride_c)
         real = np.float64 if double else np.float32
         self.alpha, self.beta = np.ones(1, real), np.full(1, call.beta, real)
-        self.results = lt.MatmulHeuristicResult(ALGORITHMS)
-        self.candidates = self._candidates()
+        self.chosen = np.zeros(1, RESULT)
+        self.accepted = algorithm is not None and self._accepts(algorithm)
+        self.candidates = [self.algorithm] if self.accepted else self._candidates(many)
         self.choose(self.candidates[0])
 
-    def choose(self, algorithm: int) -> None:
+    @property
+    def algorithm(self) -> bytes:
+        """What runs, in the library's own form: good for this version of it and this GPU."""
+        return self.chosen["algorithm"].tobytes()
+
+    def choose(self, algorithm: bytes) -> None:
         """Use one of the candidates from now on."""
-        self.arguments = self._arguments(algorithm, self.call.c.address)
+        self.chosen["algorithm"] = np.frombuffer(algorithm, "V64")
+        self.arguments = self._arguments(self.call.c.address)
 
     def run(self, stream: int) -> None:
         """Launch on the stream."""
         lt.matmul(*self.arguments, stream)
 
-    def probe(self, algorithm: int, bias: int, out: int, stream: int) -> None:
+    def probe(self, bias: int, out: int, stream: int) -> None:
         """Launch with another bias into another output."""
         assert self.call.bias is not None
         self._set(_DESC.BIAS_POINTER, bias)
-        lt.matmul(*self._arguments(algorithm, out), stream)
+        lt.matmul(*self._arguments(out), stream)
         self._set(_DESC.BIAS_POINTER, self.call.bias.address)
 
-    def _arguments(self, algorithm: int, out: int) -> tuple[int, ...]:
+    def _arguments(self, out: int) -> tuple[int, ...]:
         call, workspace = self.call, self.call.workspace
         return (
             self.handle, self.desc, self.alpha.ctypes.data, call.b.address, self.a, call.a.address, self.b,
-            self.beta.ctypes.data, out, self.c, out, self.c, algorithm,
+            self.beta.ctypes.data, out, self.c, out, self.c, self.chosen.ctypes.data,
             workspace.address if workspace else 0, workspace.nbytes if workspace else 0,
         )  # fmt: skip
 
@@ -104,27 +126,60 @@ class LtPlan:
             lt.matrix_layout_set_attribute(layout, _LAYOUT.STRIDED_BATCH_OFFSET, step.ctypes.data, 8)
         return layout
 
-    def _candidates(self) -> list[int]:
-        """Algorithms whose sums have one fixed order, the library's first choice first."""
-        call, preference = self.call, lt.matmul_preference_create()
+    def _accepts(self, algorithm: bytes) -> bool:
+        """Whether the library can still run this with this workspace; it is chosen then."""
+        if len(algorithm) != RESULT["algorithm"].itemsize:
+            return False
+        self.chosen["algorithm"] = np.frombuffer(algorithm, "V64")
+        checked, call = np.zeros(1, RESULT), self.call
         try:
-            size = np.array([call.workspace.nbytes if call.workspace else 0], np.uint64)
-            lt.matmul_preference_set_attribute(preference, _PREFERENCE.MAX_WORKSPACE_BYTES, size.ctypes.data, 8)
-            schemes = np.array([int(lt.ReductionScheme.COMPUTE_TYPE)], np.uint32)
-            lt.matmul_preference_set_attribute(preference, _PREFERENCE.REDUCTION_SCHEME_MASK, schemes.ctypes.data, 4)
-            found = np.zeros(1, np.int32)
-            try:
-                lt.matmul_algo_get_heuristic(
-                    self.handle, self.desc, self.a, self.b, self.c, self.c, preference, ALGORITHMS,
-                    self.results.ptr, found.ctypes.data,
-                )  # fmt: skip
-            except lt.cuBLASLtError as error:
-                raise Unsupported(f"{call.epilogue}: {error}") from None
-            if found[0] == 0:
-                raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
-            return [self.results.ptr + RESULT_BYTES * i for i in range(int(found[0]))]
+            lt.matmul_algo_check(
+                self.handle, self.desc, self.a, self.b, self.c, self.c, self.chosen.ctypes.data, checked.ctypes.data
+            )
+        except lt.cuBLASLtError:
+            return False
+        return int(checked["workspace"][0]) <= (call.workspace.nbytes if call.workspace else 0)
+
+    def _candidates(self, many: bool) -> list[bytes]:
+        """Algorithms whose sums have one fixed order, the library's first choice first."""
+        call = self.call
+        room = call.workspace.nbytes if call.workspace else 0
+        found: dict[bytes, None] = {}
+        for nbytes in (room, *LESS_WORKSPACE) if many else (room,):
+            found |= dict.fromkeys(self._heuristic(min(nbytes, room), 4 * ALGORITHMS if many else ALGORITHMS))
+        if not found:
+            raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
+        return list(found)
+
+    def _heuristic(self, workspace: int, wanted: int) -> list[bytes]:
+        results, count = np.zeros(wanted, RESULT), np.zeros(1, np.int32)
+        preference = lt.matmul_preference_create()
+        try:
+            self._prefer(preference, workspace)
+            lt.matmul_algo_get_heuristic(
+                self.handle, self.desc, self.a, self.b, self.c, self.c, preference, wanted,
+                results.ctypes.data, count.ctypes.data,
+            )  # fmt: skip
+        except lt.cuBLASLtError:  # not supported
+            return []
         finally:
             lt.matmul_preference_destroy(preference)
+        return [r["algorithm"].tobytes() for r in results[: int(count[0])] if r["state"] == 0]
+
+    def _prefer(self, preference: int, workspace: int) -> None:
+        """Room, sums of one fixed order, and how the operands lie."""
+        call = self.call
+        facts = [
+            (_PREFERENCE.MAX_WORKSPACE_BYTES, np.uint64(workspace)),
+            (_PREFERENCE.REDUCTION_SCHEME_MASK, np.uint32(lt.ReductionScheme.COMPUTE_TYPE)),
+            (_PREFERENCE.MIN_ALIGNMENT_A_BYTES, np.uint32(alignment(call.b.address))),
+            (_PREFERENCE.MIN_ALIGNMENT_B_BYTES, np.uint32(alignment(call.a.address))),
+            (_PREFERENCE.MIN_ALIGNMENT_C_BYTES, np.uint32(alignment(call.c.address))),
+            (_PREFERENCE.MIN_ALIGNMENT_D_BYTES, np.uint32(alignment(call.c.address))),
+        ]
+        for attribute, value in facts:
+            data = np.array([value])
+            lt.matmul_preference_set_attribute(preference, attribute, data.ctypes.data, data.nbytes)
 
     def __del__(self) -> None:
         for layout in self.layouts:

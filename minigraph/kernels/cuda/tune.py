@@ -1,0 +1,240 @@
+"""Autotune: of several ways to compute the same, the one that is measured to be the fastest, remembered on disk.
+
+    a product    cuBLASLt's candidates, of several workspace sizes
+    a Choice     its variants, each with its own best products: an epilogue, or a kernel after the product
+
+All are timed on scratch memory with random numbers, never on a program's values. A measurement is kept in a
+JSON file named by a hash of everything that it depends on, beside the compiled kernels: another process does
+not measure again, and sums stay the same from run to run. A file that cannot be read counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from . import compile
+from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call
+from .buffer import Buffer
+from .lt import LibraryError, LtPlan, Unsupported, alignment
+
+FORMAT = 1  # of the files
+SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
+FINALISTS, ROUNDS = 4, 7  # the fastest of the first round, timed again in turns
+
+K = TypeVar("K", bound=Hashable)
+Steps = Sequence[Callable[[], None]]
+
+
+class Lab(Protocol):
+    """What measures: the GPU, see lab.py."""
+
+    handle: int
+    stream: int
+    tf32: bool
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What times depend on besides the calls: GPU, driver, library."""
+        ...
+
+    def twins(self, calls: Sequence[Call]) -> AbstractContextManager[list[Any]]:
+        """The calls on scratch memory; a MemoryError where there is none."""
+        ...
+
+    def trial(self, steps: Steps) -> Callable[[], float]:
+        """A function that runs the steps and tells how many milliseconds they take."""
+        ...
+
+    def steps(self, calls: Sequence[Call], tuner: Tuner) -> Steps:
+        """The calls made runnable; Unsupported where the library lacks one of them."""
+        ...
+
+    def agrees(self, plan: LtPlan, reference: bytes) -> bool:
+        """Whether what is chosen repeats its bits, computes what `reference` computes, and keeps a NaN."""
+        ...
+
+
+class Tuner:
+    """Answers which algorithm, which variant; measures what nobody measured before."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    def algorithm(self, call: Gemm) -> bytes | None:
+        """The fastest algorithm of cuBLASLt for a product; None where there is no memory to measure in."""
+        key = self._key("product", call)
+        known = recall(key)
+        if known is not None:
+            return bytes.fromhex(known["algorithm"])
+        try:
+            with self.lab.twins([call]) as (twin,):
+                times = self._measured(twin)
+        except MemoryError:
+            return None
+        best, milliseconds = times[0]
+        remember(key, {"algorithm": best.hex(), "milliseconds": milliseconds, "candidates": len(times)})
+        return best
+
+    def _measured(self, call: Gemm) -> list[tuple[bytes, float]]:
+        """(algorithm, milliseconds) of those that can be trusted, the fastest first."""
+        plan = LtPlan(self.lab.handle, call, self.lab.tf32, many=True)
+        first, trials = plan.candidates[0], {}
+
+        def trial(algorithm: bytes) -> Callable[[], float]:
+            plan.choose(algorithm)
+            return self.lab.trial([partial(plan.run, self.lab.stream)])
+
+        trials = {algorithm: partial(trial, algorithm) for algorithm in plan.candidates}
+        times = ranked(trials)
+        for place, (algorithm, _) in enumerate(times):
+            plan.choose(algorithm)
+            if self.lab.agrees(plan, first):
+                return times[place:]
+        raise Unsupported(f"no algorithm of {call.epilogue} keeps NaN and repeats itself")
+
+    def variant(self, choice: Choice, names: Sequence[str]) -> tuple[str, str]:
+        """The fastest of the named variants, and a remark for reports."""
+        key = self._key("choice", [[name, choice.variants[name]] for name in names])
+        record = recall(key)
+        if record is None or not set(record["milliseconds"]) <= set(names):
+            try:
+                record = {"milliseconds": dict(self._timed_variants(choice, names))}
+            except MemoryError:
+                return names[0], "not timed, there is no memory to do it in"
+            remember(key, record)
+        times = sorted(record["milliseconds"].items(), key=lambda item: item[1])
+        return times[0][0], "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
+
+    def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
+        with self.lab.twins([choice]) as (twin,):
+            steps = {name: self.lab.steps(twin.variants[name], self) for name in names}
+            return ranked({name: partial(self.lab.trial, steps[name]) for name in names})
+
+    def _key(self, kind: str, what: Any) -> str:
+        facts = {"format": FORMAT, "kind": kind, **self.lab.facts, "tf32": self.lab.tf32, "what": described(what)}
+        return json.dumps(facts, sort_keys=True)
+
+
+def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[K, float]]:
+    """(name, milliseconds) of the trials that run, the fastest first.
+
+    Each runs once, in order, until time is up; then the best ones in turns, and their medians count.
+    """
+    start, running, first = time.perf_counter(), {}, {}
+    for name, begin in trials.items():
+        if first and time.perf_counter() - start > SECONDS:
+            break
+        try:
+            running[name] = begin()
+            first[name] = running[name]()
+        except LibraryError:  # proposed by the heuristic, refused when it runs
+            continue
+    if not first:
+        raise Unsupported("no candidate runs")
+    order = sorted(first, key=first.__getitem__)
+    samples = {name: [first[name]] for name in order[:FINALISTS]}
+    for _ in range(ROUNDS if len(samples) > 1 else 0):
+        for name, found in samples.items():
+            found.append(running[name]())
+    medians = {name: statistics.median(found) for name, found in samples.items()}
+    best = sorted(medians, key=medians.__getitem__)
+    return [(name, medians.get(name, first[name])) for name in (*best, *order[FINALISTS:])]
+
+
+# what times depend on
+
+
+def described(what: Any) -> Any:
+    """Calls as plain data: sizes, types and how operands lie, no addresses."""
+    if isinstance(what, Buffer):
+        return [str(what.dtype), list(what.shape), alignment(what.address)]
+    if isinstance(what, Launch):
+        code = hashlib.sha256(what.source.encode()).hexdigest()
+        return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
+    if isinstance(what, (Gemm, Copy, Fill)):
+        return [type(what).__name__, {f.name: described(getattr(what, f.name)) for f in fields(what)}]
+    if isinstance(what, (list, tuple)):
+        return [described(x) for x in what]
+    return what.item() if isinstance(what, np.generic) else what
+
+
+# scratch memory
+
+
+def owners(calls: Iterable[Call]) -> list[Buffer]:
+    """The buffers whose memory the calls touch, each once."""
+    found: dict[int, Buffer] = {}
+    for call in every_call(calls):
+        values = call.args if isinstance(call, Launch) else [getattr(call, f.name) for f in fields(call)]
+        for value in values:
+            if isinstance(value, Buffer):
+                root = _root(value)
+                found[id(root)] = root
+    return list(found.values())
+
+
+def _root(buffer: Buffer) -> Buffer:
+    while buffer.owner is not None:
+        buffer = buffer.owner
+    return buffer
+
+
+def moved(call: Any, places: Mapping[int, Buffer]) -> Any:
+    """The call with other buffers: `places` has one for the id of each of the owners."""
+    if isinstance(call, Choice):
+        return replace(call, variants={n: [moved(c, places) for c in cs] for n, cs in call.variants.items()})
+    if isinstance(call, Launch):
+        return replace(call, args=tuple(_moved(a, places) for a in call.args))
+    return replace(call, **{f.name: _moved(getattr(call, f.name), places) for f in fields(call)})
+
+
+def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
+    if not isinstance(value, Buffer):
+        return value
+    if value.owner is None:
+        return places[id(value)]
+    shown = Buffer(value.shape, value.dtype, alignment=value.alignment)
+    shown.owner, shown.offset = _moved(value.owner, places), value.offset
+    return shown
+
+
+# on disk
+
+
+def recall(key: str) -> dict[str, Any] | None:
+    """What was remembered for a key; None where there is nothing, or nothing that can be read."""
+    try:
+        record = json.loads(_path(key).read_text(encoding="utf-8"))
+        fits = record["key"] == key and all(ms > 0 for ms in _times(record))
+        return record if fits and bytes.fromhex(record.get("algorithm", "")) is not None else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _times(record: Mapping[str, Any]) -> list[float]:
+    found = record["milliseconds"]
+    return list(found.values()) if isinstance(found, dict) else [found]
+
+
+def remember(key: str, record: Mapping[str, Any]) -> None:
+    """Keep a record; where the folder cannot be written, the next process measures again."""
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        compile.write_whole(path, json.dumps({"key": key, **record}, indent=1).encode())
+    except OSError:
+        return
+
+
+def _path(key: str) -> Any:
+    return compile.CACHE / f"tuned-{hashlib.sha256(key.encode()).hexdigest()}.json"

@@ -1,0 +1,214 @@
+"""Autotune without a GPU: what is timed, trusted, remembered. Times are made up by a lab of the test."""
+# ruff: noqa: F811, F401 - `library` is a fixture of another file
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from test_lt_plan import gemm, library, named, operand
+
+from minigraph.kernels.cuda import compile
+from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Fill, Gemm, Launch
+from minigraph.types import bfloat16
+
+
+class Lab:
+    """Times by name of the algorithm, or of the number of calls; `lies` repeat no bits."""
+
+    handle, stream, tf32 = 7, 99, False
+
+    def __init__(self, library, times=None, lies=()):
+        self.library, self.times, self.lies = library, times or {}, [named(x) for x in lies]
+        self.facts = {"gpu": "of this test", "driver": 1}
+        self.trials, self.memory = 0, True
+
+    @contextmanager
+    def twins(self, calls):
+        if not self.memory:
+            raise MemoryError
+        yield list(calls)
+
+    def trial(self, steps):
+        self.trials += 1
+        before = len(self.library.calls)
+        for step in steps:
+            step()
+        made = [bytes_at(call) for call in self.library.calls[before:]]
+        milliseconds = sum(self.times[name] for name in made) if made else self.times[len(steps)]
+        if milliseconds < 0:
+            raise self.library.cuBLASLtError("refused when it runs")
+        return lambda: milliseconds
+
+    def steps(self, calls, tuner):
+        return [lambda: None for _ in calls]
+
+    def agrees(self, plan, reference):
+        assert reference == named(b"first")
+        return plan.algorithm not in self.lies
+
+
+def bytes_at(arguments):
+    return importlib.import_module("ctypes").string_at(arguments[-4], 64).rstrip(b".").decode()
+
+
+@pytest.fixture
+def tune(library, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "cache")
+    monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.tune", raising=False)
+    yield importlib.import_module("minigraph.kernels.cuda.tune")
+    sys.modules.pop("minigraph.kernels.cuda.tune", None)
+
+
+CANDIDATES = {None: [b"first", b"second", b"third"], 0: [b"fourth"]}
+TIMES = {"first": 3.0, "second": 2.0, "third": 1.0, "fourth": 5.0}
+
+
+def test_the_fastest_candidate_is_taken_and_another_process_does_not_measure(library, tune):
+    library.algorithms = CANDIDATES
+    lab = Lab(library, TIMES)
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"third")
+    assert lab.trials == 4
+    again = Lab(library, {})
+    assert tune.Tuner(again).algorithm(gemm(5, 7, 3)) == named(b"third")
+    assert again.trials == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"m": 6}, {"dtype": bfloat16}, {"trans_a": True}, {"epilogue": "BIAS"}, {"beta": 1.0}, {"batch": 2},
+     {"bias": operand(7)}, {"aux": operand(35), "aux_ld": 7}, {"strides": (1, 0, 0)}],
+    ids=str,
+)  # fmt: skip
+def test_what_times_depend_on_is_part_of_the_key(library, tune, other):
+    lab = Lab(library, {"first": 1.0})
+    tuner = tune.Tuner(lab)
+    tuner.algorithm(gemm(5, 7, 3))
+    tuner.algorithm(gemm(**{"m": 5, "n": 7, "k": 3, **other}))
+    assert lab.trials == 2
+
+
+def test_the_device_the_workspace_and_the_alignment_are_too(library, tune):
+    labs = [Lab(library, {"first": 1.0}) for _ in range(5)]
+    labs[1].facts = {**labs[1].facts, "driver": 2}
+    labs[2].tf32 = True
+    calls = [gemm(5, 7, 3) for _ in labs]
+    calls[3].workspace = operand(2048, dtype=np.dtype("uint8"))
+    calls[4].b = operand(31).view((21,), offset=16)
+    for lab, call in zip(labs, calls, strict=True):
+        tune.Tuner(lab).algorithm(call)
+    assert [lab.trials for lab in labs] == [1] * 5
+    moved = gemm(5, 7, 3)
+    moved.a.ptr += 4096  # another address that is as good
+    tune.Tuner(labs[0]).algorithm(moved)
+    assert labs[0].trials == 1
+
+
+def test_what_does_not_repeat_itself_or_fails_is_passed_over(library, tune):
+    library.algorithms = CANDIDATES
+    lab = Lab(library, TIMES | {"second": -1.0}, lies=[b"third"])
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"first")
+
+
+def test_none_that_can_be_trusted_is_unsupported(library, tune):
+    lab = Lab(library, {"first": 1.0}, lies=[b"first"])
+    with pytest.raises(tune.Unsupported, match="keeps NaN"):
+        tune.Tuner(lab).algorithm(gemm(5, 7, 3))
+
+
+def test_without_memory_nothing_is_timed_or_remembered(library, tune):
+    lab = Lab(library, TIMES)
+    lab.memory = False
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) is None
+    choice = variants()
+    name, remark = tune.Tuner(lab).variant(choice, list(choice.variants))
+    assert (name, remark) == ("one", "not timed, there is no memory to do it in")
+    assert not compile.CACHE.exists()
+
+
+def test_time_is_bounded(library, tune, monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: next(now))
+    library.algorithms = CANDIDATES
+    lab = Lab(library, TIMES)
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"first")
+    assert lab.trials == 1
+
+
+def test_the_best_are_timed_in_turns_and_their_median_counts(tune):
+    once = {"steady": iter([2.0] * 8), "lucky": iter([1.0] + [3.0] * 7), **{i: iter([9.0 + i] * 8) for i in range(5)}}
+    best = tune.ranked({name: lambda it=it: lambda: next(it) for name, it in once.items()})
+    assert best[0] == ("steady", 2.0)
+    assert dict(best)["lucky"] == 3.0
+    assert len(best) == 7
+
+
+def variants():
+    a, b, c = operand(15), operand(21), operand(35)
+    product = Gemm(a, b, c, m=5, n=7, k=3)
+    return Choice({"one": [product], "other": [product, Fill(c)]}, step=0)
+
+
+def test_the_fastest_variant_is_taken_and_said(library, tune):
+    choice, lab = variants(), Lab(library, {1: 2.0, 2: 1.5})
+    name, remark = tune.Tuner(lab).variant(choice, list(choice.variants))
+    assert name == "other"
+    assert remark == "timed: other 1.5000 ms, one 2.0000 ms"
+    again = Lab(library)
+    assert tune.Tuner(again).variant(choice, list(choice.variants))[0] == "other"
+    assert again.trials == 0
+
+
+DAMAGE = {
+    "not json": lambda text: text[:20],
+    "not text": lambda text: b"\xff\xfe",
+    "empty": lambda text: "",
+    "a list": lambda text: "[1, 2]",
+    "of another key": lambda text: text.replace("of this test", "of another"),
+    "no time": lambda text: json.dumps({**json.loads(text), "milliseconds": -1}),
+    "no algorithm": lambda text: json.dumps({**json.loads(text), "algorithm": "xyz"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_measured_anew_and_written_again(library, tune, damage):
+    tune.Tuner(Lab(library, {"first": 1.0})).algorithm(gemm(5, 7, 3))
+    (path,) = compile.CACHE.iterdir()
+    whole = path.read_text(encoding="utf-8")
+    spoilt = DAMAGE[damage](whole)
+    path.write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
+    lab = Lab(library, {"first": 1.0})
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"first")
+    assert lab.trials == 1
+    assert path.read_text(encoding="utf-8") == whole
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory(library, tune, tmp_path, monkeypatch):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setattr(compile, "CACHE", blocked / "cache")
+    assert tune.Tuner(Lab(library, {"first": 1.0})).algorithm(gemm(5, 7, 3)) == named(b"first")
+
+
+def test_twins_keep_views_sizes_and_what_is_shared(tune):
+    binder = Binder()
+    binder.begin(0)
+    x, y = operand(64), operand(8)
+    shown = x.view((4, 4), offset=64).view((2,), offset=8)
+    launch = Launch("source", "f", (1, 1, 1), (32, 1, 1), (x, shown, np.int64(3)))
+    choice = Choice({"one": [launch, Copy(y, y)], "other": [gemm(2, 2, 2, bias=y)]}, step=0)
+    roots = tune.owners([choice])
+    assert {id(x), id(y)} <= {id(r) for r in roots}
+    assert len(roots) == 6
+    places = {id(r): operand(*r.shape, dtype=r.dtype, ptr=(i + 1) << 30) for i, r in enumerate(roots)}
+    twin = tune.moved(choice, places)
+    a, b, number = twin.variants["one"][0].args
+    assert (a, number) == (places[id(x)], 3)
+    assert b.address == places[id(x)].address + 72
+    assert twin.variants["one"][1].source is places[id(y)]
+    assert twin.variants["other"][0].bias is places[id(y)]
+    assert choice.variants["one"][0].args[1] is shown, "the call itself changed"
