@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import cupy
@@ -31,7 +30,7 @@ class Lab:
         self.runtime, self.tf32 = runtime, tf32
         self.handle, self.stream = runtime.handle, runtime.stream.ptr
 
-    @cached_property
+    @property
     def facts(self) -> Mapping[str, Any]:
         """The GPU, its driver and cuBLASLt's version."""
         device = self.runtime.device
@@ -70,7 +69,7 @@ class Lab:
 
     def trial(self, steps: Steps) -> Callable[[], float]:
         """The steps in a CUDA graph, as often as makes a time that can be measured."""
-        stream, runtime = self.runtime.stream, cupy.cuda.runtime
+        stream = self.runtime.stream
 
         def run() -> None:
             for step in steps:
@@ -85,8 +84,6 @@ class Lab:
                 run()
         finally:
             graph = stream.end_capture()
-        graph.upload(stream)
-        runtime.streamSynchronize(stream.ptr)
         graph.launch(stream)
         return lambda: self._milliseconds(lambda: graph.launch(stream)) / repeats
 

@@ -1,0 +1,210 @@
+"""Every variant that a product's operator records computes the reference: kernels on the CPU, products by NumPy."""
+
+from __future__ import annotations
+
+import cuda_host
+import gpu_stub
+import numpy as np
+import opcheck
+import pytest
+from cuda_host import COMPILER, Memory
+
+from minigraph.kernels.cuda.binder import Binder, Choice, Gemm, Launch, every_call
+from minigraph.opdef import OPS
+from minigraph.types import as_dtype, bfloat16, float16, float32, float64
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+
+BOUND = {float64: 1e-12, float32: 2e-6, float16: 4e-3, bfloat16: 3e-2}  # of ||difference|| / ||result||
+
+
+def bound(op_type, inputs, needs, attrs, in_place=None):
+    """(binder, memory, output buffers) of an operator on arrays; all memory is laid out and holds garbage."""
+    opdef, memory, binder = OPS[op_type], Memory(), Binder()
+    attrs = opdef.bind_attrs(attrs)
+    binder.begin(0)
+    ins = {s: None for s in opdef.input_names}
+    for slot, x in inputs.items():
+        ins[slot] = buffer_of(memory, x)
+    types = opdef.infer_types({s: [opcheck.type_of(x)] for s, x in inputs.items()}, attrs)
+    outs = {
+        s: None if s not in needs else ins[in_place[s]] if in_place and s in in_place
+        else buffer_of(memory, opcheck.poisoned(types[s][0])) for s in opdef.output_names
+    }  # fmt: skip
+    opdef.gpu_bind(binder, ins, outs, attrs)
+    for scratch in binder.scratches[0]:
+        if scratch.dtype != np.uint8:
+            memory.put(scratch)
+    return binder, memory, outs
+
+
+def buffer_of(memory, x):
+    made = gpu_stub.Buffer(x.shape, x.dtype)
+    memory.put(made, x)
+    return made
+
+
+def run(binder, memory, variant):
+    def one(call):
+        if isinstance(call, Choice):
+            for part in list(call.variants.values())[variant]:
+                one(part)
+        elif isinstance(call, Gemm):
+            gpu_stub.gemm(call)
+        else:
+            cuda_host._run(call)
+
+    for call in binder.calls:
+        one(call)
+    memory.check()
+
+
+def assert_all_variants(op_type, inputs, needs, **attrs):
+    """How many variants there are."""
+    exact = {s: x if x.dtype == np.uint8 else x.astype(float) for s, x in inputs.items()}
+    opdef, dtype = OPS[op_type], next(iter(inputs.values())).dtype
+    results = opdef(**exact, **opdef.bind_attrs(attrs), needs=frozenset(needs))
+    expected = {s: r for s, r in zip(opdef.output_names, results, strict=True) if s in needs}
+    choices = [c for c in bound(op_type, inputs, needs, attrs)[0].calls if isinstance(c, Choice)]
+    count = max([len(c.variants) for c in choices], default=1)
+    for variant in range(count):
+        binder, memory, outs = bound(op_type, inputs, needs, attrs)
+        run(binder, memory, min(variant, min(len(c.variants) for c in choices) - 1) if choices else 0)
+        for slot, wanted in expected.items():
+            found = memory.arrays[outs[slot]]
+            if found.dtype == np.uint8:
+                np.testing.assert_array_equal(found, wanted)
+                continue
+            error = np.linalg.norm(found.astype(float) - wanted)
+            assert error <= BOUND[dtype] * np.linalg.norm(wanted), f"{slot} of variant {variant} is off by {error}"
+    return count
+
+
+def numbers(rng, *shape, dtype):
+    """Numbers that all types hold exactly, no zeros."""
+    return ((np.round(rng.normal(size=shape) * 8) + 0.5) / 8).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [8, 13])
+@pytest.mark.parametrize("keep", [False, True], ids=["Out", "Out and ReserveSpace"])
+@pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
+def test_forward(form, keep, columns, dtype, rng):
+    activation = form.split()[0]
+    X, Y, Bias = (numbers(rng, *s, dtype=dtype) for s in ((5, 6), (6, columns), (columns,)))
+    needs = ("Out", "ReserveSpace") if keep and activation != "none" else ("Out",)
+    attrs = {"activation": activation, "approximate": form.endswith("tanh")}
+    count = assert_all_variants("fused_gemm_epilogue", {"X": X, "Y": Y, "Bias": Bias}, needs, **attrs)
+    library = form == "relu" or (form == "gelu tanh" and dtype == bfloat16 and (columns == 8 or not keep))
+    assert count == 2 + library
+
+
+@pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
+@pytest.mark.parametrize("trans_y", [False, True])
+@pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
+def test_backward(form, trans_y, dtype, rng):
+    DOut, X, Y, Z = (numbers(rng, *s, dtype=dtype) for s in ((5, 6), (5, 8), (6, 8) if trans_y else (8, 6), (5, 8)))
+    inputs, activation = {"DOut": DOut, "X": X, "Y": Y}, form.split()[0]
+    if activation != "none":
+        pack = gpu_stub.pack_mask
+        inputs["ReserveSpace"] = pack(Z.astype(float) > 0) if activation == "relu" else Z
+    attrs = {"activation_grad": f"{activation}_grad" if activation != "none" else "none", "trans_y": trans_y,
+             "approximate": form.endswith("tanh")}  # fmt: skip
+    assert assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DX", "DY", "DBias"), **attrs) == 2
+
+
+def test_a_large_gradient_is_summed_by_a_kernel_first():
+    """BGRADA takes longer there; the other variant stays for who measures."""
+
+    def first(rows):
+        x, d = (gpu_stub.Buffer((rows, 512), bfloat16, ptr=1 << 20) for _ in range(2))
+        y, b = gpu_stub.Buffer((512, 512), bfloat16, ptr=1 << 20), gpu_stub.Buffer((512,), bfloat16, ptr=1 << 20)
+        binder = Binder()
+        binder.begin(0)
+        attrs = OPS["fused_gemm_epilogue_grad"].bind_attrs({})
+        OPS["fused_gemm_epilogue_grad"].gpu_bind(binder, {"DOut": d, "X": x, "Y": y}, {"DY": y, "DBias": b}, attrs)
+        (choice,) = binder.calls
+        assert len(choice.variants) == 2
+        return next(iter(choice.variants))
+
+    assert first(1024) == "epilogue of the bias gradient"
+    assert first(65536) == "product and column sum"
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, np.nan, -1.0, 2.0])
+@pytest.mark.parametrize("columns", [128, 13])
+def test_relu_and_its_mask_in_one_kernel(value, columns, rng):
+    X, Y, Bias = np.zeros((3, 4), np.float32), np.zeros((4, columns), np.float32), np.full(columns, value, np.float32)
+    inputs, needs = {"X": X, "Y": Y, "Bias": Bias}, ("Out", "ReserveSpace")
+    binder, memory, outs = bound("fused_gemm_epilogue", inputs, needs, {"activation": "relu"})
+    assert "relu_mask" in {c.function for c in every_call(binder.calls) if isinstance(c, Launch)}
+    run(binder, memory, 1)
+    np.testing.assert_array_equal(memory.arrays[outs["Out"]], np.full((3, columns), np.maximum(value, 0)))
+    np.testing.assert_array_equal(
+        memory.arrays[outs["ReserveSpace"]], gpu_stub.pack_mask(np.full((3, columns), value > 0))
+    )
+
+
+# float32 from 16-bit operands
+
+
+SHAPES = [((3, 40), (40, 5)), ((2, 3, 40), (40, 5)), ((2, 1, 3, 40), (4, 40, 5)), ((40,), (40,))]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("x", "y"), SHAPES)
+def test_a_product_in_float32_is_not_rounded_to_16_bits(x, y, dtype, rng):
+    X, Y = rng.normal(size=x).astype(as_dtype(dtype)), rng.normal(size=y).astype(as_dtype(dtype))
+    exact = X.astype(float) @ Y.astype(float)
+    call = opcheck.Call(OPS["matmul"], 0, {"X": [X], "Y": [Y]}, OPS["matmul"].bind_attrs({"out_dtype": "float32"}))
+    (out,) = opcheck.executed(call)["Out"]
+    binder, memory, outs = bound("matmul", {"X": X, "Y": Y}, ("Out",), {"out_dtype": "float32"})
+    run(binder, memory, 0)
+    for found in (out, memory.arrays[outs["Out"]]):
+        assert found.dtype == float32
+        np.testing.assert_allclose(found, exact, rtol=2e-6, atol=2e-6)
+
+
+def test_other_operands_are_rounded_after_the_product(rng):
+    X, Y = rng.normal(size=(3, 4)), rng.normal(size=(4, 5))
+    binder, memory, outs = bound("matmul", {"X": X, "Y": Y}, ("Out",), {"out_dtype": "float32"})
+    run(binder, memory, 0)
+    np.testing.assert_array_equal(memory.arrays[outs["Out"]], (X @ Y).astype(float32))
+
+
+ACCUMULATED = [
+    ((3, 40), (40, 5), (3, 5), False, False), ((2, 40, 3), (2, 40, 5), (3, 5), True, False),
+    ((2, 3, 40), (2, 5, 40), (3, 5), False, True), ((2, 3, 40), (40, 5), (2, 3, 5), False, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("bfloat16", "float32"), ("float16", "float16"), ("float64", "float64")])
+@pytest.mark.parametrize(("x", "y", "acc", "trans_x", "trans_y"), ACCUMULATED)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_products_are_added_up(x, y, acc, trans_x, trans_y, dtype, kept, in_place, rng):
+    X, Y = (rng.normal(size=s).astype(as_dtype(dtype)) for s in (x, y))
+    Acc = rng.normal(size=acc).astype(as_dtype(kept))
+    attrs = {"trans_x": trans_x, "trans_y": trans_y}
+    exact = OPS["matmul_accumulate"](*(a.astype(float) for a in (X, Y, Acc)), **attrs)
+    inputs = {"X": X, "Y": Y, "Acc": Acc}
+    call = opcheck.Call(OPS["matmul_accumulate"], 0, {s: [a] for s, a in inputs.items()}, attrs)
+    (out,) = opcheck.executed(call)["Out"]
+    binder, memory, outs = bound(
+        "matmul_accumulate", inputs, ("Out",), attrs, {"Out": "Acc"} if in_place else None
+    )
+    run(binder, memory, 0)
+    for found in (out, memory.arrays[outs["Out"]]):
+        assert found.dtype == Acc.dtype
+        assert np.linalg.norm(found.astype(float) - exact) <= BOUND[Acc.dtype] * np.linalg.norm(exact)
+
+
+def test_a_weight_gradient_is_one_product_onto_the_accumulator():
+    """Of all rows of all batches; nothing is copied or summed apart."""
+    types = {"X": ((8, 64, 16), bfloat16), "Y": ((8, 64, 32), bfloat16), "Acc": ((16, 32), float32)}
+    ins = {s: gpu_stub.Buffer(shape, dtype) for s, (shape, dtype) in types.items()}
+    binder = Binder()
+    binder.begin(0)
+    OPS["matmul_accumulate"].gpu_bind(binder, ins, {"Out": ins["Acc"]}, {"trans_x": True, "trans_y": False})
+    (call,) = binder.calls
+    assert (call.m, call.n, call.k, call.beta, call.batch) == (16, 32, 512, 1.0, 1)
+    assert call.c.owner is ins["Acc"]
