@@ -49,6 +49,7 @@ INJECTED = frozenset({"out", "needs", "rng"})
 
 TRAITS = {
     "elementwise": "each output element depends on the input elements at its (broadcast) place",
+    "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
     "view": "the outputs show the memory of the first input whose values are read",
     "random": "draws random numbers: its kernel takes rng",

@@ -19,7 +19,7 @@ def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
         require(whole and info.min <= value <= info.max, f"{what} {value} is no {dtype}", AttrError)
 
 
-@op(traits={"nondifferentiable"}, gpu="creation")
+@op(traits={"nondifferentiable", "uniform"}, gpu="creation")
 def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32):
     """An array of the given shape with every element equal to `value`."""
     return np.full(shape, value, dtype)
@@ -39,7 +39,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
 
 
-@op(traits={"nondifferentiable"}, no_need_buffer={"X"}, gpu="creation")
+@op(traits={"nondifferentiable", "uniform"}, no_need_buffer={"X"}, gpu="creation")
 def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
     return np.full(X.shape, value, dtype or X.dtype)
