@@ -17,6 +17,7 @@ from .ir.convert import to_graph, to_program
 from .ir.diff import diff
 from .ir.dot import to_dot
 from .ir.verify import verify
+from .options import RunOptions
 from .passes.log import PassReport
 from .program import Program
 from .strategy import PASSES, BuildStrategy
@@ -55,6 +56,11 @@ class CompiledProgram:
         return self._compiled(fetches).after
 
     @property
+    def options(self) -> RunOptions:
+        """How Plans run the program."""
+        return self._strategy.run_options()
+
+    @property
     def before(self) -> Program:
         return self._program
 
@@ -73,9 +79,10 @@ class CompiledProgram:
         After a run on a GPU also what its kernels do otherwise than the operators ask.
         """
         compilation = self._latest_or_new()
-        lines = [compilation.reports[flag].render() if flag in compilation.reports else f"{flag:<30} off"
-                 for flag, _ in PASSES]  # fmt: skip
-        lines += [f"{flag:<30} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
+        reports = compilation.reports
+        lines = [reports[step.flag].render() if step.flag in reports else f"{step.flag:<32} off"
+                 for step in PASSES if step.apply is not None]  # fmt: skip
+        lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
             lines += [
@@ -107,18 +114,19 @@ class _Compilation:
         graph, previous = to_graph(program, fetches), program
         if strategy.verify != "off":
             verify(graph)
-        for flag, apply in PASSES:
-            if not getattr(strategy, flag):
+        for step in PASSES:
+            flag = step.flag
+            if step.apply is None or not getattr(strategy, flag):
                 continue
             report = self.reports[flag] = PassReport(flag)
             start = time.perf_counter()
-            apply(graph, report)
+            step.apply(graph, report)
             report.seconds = time.perf_counter() - start
             if strategy.verify != "off":
                 verify(graph, flag)
             if strategy.verify == "each_pass":
                 now = to_program(graph, program)
-                report.note = validate(previous, now, flag, graph.fetched)
+                report.note = validate(previous, now, flag, graph.fetched, rounds=step.rounds)
                 previous = now
         self.after = to_program(graph, program) if self.reports else program
         if strategy.debug_graphviz_path:

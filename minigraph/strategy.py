@@ -1,22 +1,96 @@
 """BuildStrategy: which rewrites a CompiledProgram applies. All off unless said otherwise.
 
-PASSES is the whole pipeline: flag -> pass, applied in this order.
+PASSES is the whole pipeline, one row for each flag, applied in this order. A row says after which
+others it must stand and with which it cannot be on together, and why. To add a pass: a file in
+passes/, a row here, a field of BuildStrategy with its line of documentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .errors import AttrError, nearest
+from .errors import AttrError, nearest, require
 from .ir.graph import Graph
+from .options import RunOptions
+from .passes.common_subexpression_elimination import common_subexpression_elimination
+from .passes.constant_folding import constant_folding
+from .passes.dead_code_elimination import dead_code_elimination
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from .passes.fuse_matmul_transpose import fuse_matmul_transpose
 from .passes.log import PassReport
+from .passes.remove_redundant_cast import remove_redundant_cast
+from .passes.remove_redundant_transpose import remove_redundant_transpose
 
 Pass = Callable[[Graph, PassReport], int]
 
-PASSES: tuple[tuple[str, Pass], ...] = (("fuse_gemm_epilogue", fuse_gemm_epilogue),)
+
+@dataclass(frozen=True)
+class Step:
+    """One row of PASSES.
+
+    flag       the field of BuildStrategy; also the name of the pass and of its file
+    apply      the pass; None for a flag that others read, such as a choice of the Plan
+    after      {flag that must stand above: why}
+    conflicts  {flag that cannot be on as well: why}; said by one of the two
+    in_all     whether BuildStrategy.all() turns it on: it changes no result but by rounding
+    rounds     whether results differ by the rounding of the program's own types; `validate`, which
+               computes in float64, then allows for it
+    """
+
+    flag: str
+    apply: Pass | None
+    after: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    in_all: bool = True
+    rounds: bool = False
+
+
+PASSES: tuple[Step, ...] = (
+    Step("dead_code_elimination", dead_code_elimination),
+    Step(
+        "constant_folding", constant_folding, rounds=True,
+        after={"dead_code_elimination": "what nobody reads need not be computed here"},
+    ),
+    Step(
+        "common_subexpression_elimination", common_subexpression_elimination,
+        after={
+            "dead_code_elimination": "no value lives longer for a reader that is dead",
+            "constant_folding": "constants that were computed in different ways become equal operators",
+        },
+    ),
+    Step(
+        "remove_redundant_cast", remove_redundant_cast,
+        after={"common_subexpression_elimination": "merging first finds the same casts once"},
+    ),
+    Step(
+        "remove_redundant_transpose", remove_redundant_transpose,
+        after={"remove_redundant_cast": "transposes meet where casts stood between them"},
+    ),
+    Step(
+        "fuse_matmul_transpose", fuse_matmul_transpose,
+        after={
+            "dead_code_elimination": "a transpose that only dead operators read besides can go",
+            "remove_redundant_transpose": "of several transposes in a row a product would take the last one only",
+        },
+    ),
+    Step(
+        "fuse_gemm_epilogue", fuse_gemm_epilogue,
+        after={
+            "dead_code_elimination": "a value inside that only dead operators read can go",
+            "remove_redundant_cast": "product, bias and activation meet where casts stood between them",
+            "fuse_matmul_transpose": "the fused operator takes the product's transposes along, later nobody would",
+        },
+    ),
+)  # fmt: skip
+
+
+RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
+    "allow_cuda_graph_capture": "capture",
+    "enable_inplace": "inplace",
+    "memory_optimize": "reuse",
+}
 
 
 class UnknownField(AttrError, AttributeError):
@@ -27,7 +101,19 @@ class UnknownField(AttrError, AttributeError):
 class BuildStrategy:
     """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
 
-    fuse_gemm_epilogue   bias and relu/gelu become part of matrix products, gradients included
+    dead_code_elimination             what nobody reads is not computed
+    constant_folding                  what depends on constants only is computed while compiling
+    common_subexpression_elimination  what is computed twice is computed once
+    remove_redundant_cast             casts to a wider type and back go, where that is exact
+    remove_redundant_transpose        transposes in a row become one, or none
+    fuse_matmul_transpose             matrix products read operands instead of their transposes
+    fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+
+    Of the run, on unless switched off:
+    allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
+    enable_inplace            an operator may write over an input that nobody reads later
+    memory_optimize           values whose lives do not overlap share memory
+
     verify               "structure" checks the graph's invariants after each pass, "off" does not;
                          "each_pass" also runs the program before and after each pass in float64 on
                          made-up data and compares every value that both have
@@ -37,7 +123,16 @@ class BuildStrategy:
     switched on without a pass here.
     """
 
+    dead_code_elimination: bool = False
+    constant_folding: bool = False
+    common_subexpression_elimination: bool = False
+    remove_redundant_cast: bool = False
+    remove_redundant_transpose: bool = False
+    fuse_matmul_transpose: bool = False
     fuse_gemm_epilogue: bool = False
+    allow_cuda_graph_capture: bool = True
+    enable_inplace: bool = True
+    memory_optimize: bool = True
     verify: str = "structure"
     debug_graphviz_path: str = ""
 
@@ -53,18 +148,20 @@ class BuildStrategy:
     fuse_all_reduce_ops: bool = False
     fuse_broadcast_ops: bool = False
     enable_auto_fusion: bool = False
-    enable_inplace: bool = False
     enable_addto: bool = False
-    memory_optimize: bool = False
     build_cinn_pass: bool = False
     sequential_run: bool = False
-    allow_cuda_graph_capture: bool = False
     cache_runtime_context: bool = False
     sync_batch_norm: bool = False
 
     def __init__(self, **flags: Any) -> None:
         for name, value in flags.items():
             setattr(self, name, value)
+
+    @classmethod
+    def all(cls, **flags: Any) -> BuildStrategy:
+        """Every rewrite that changes no result but by rounding; `flags` are set on top of that."""
+        return cls(**{step.flag: True for step in PASSES if step.in_all} | flags)
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = {f.name: f for f in fields(self)}
@@ -79,7 +176,7 @@ class BuildStrategy:
             )  # fmt: skip
         wanted = type(known[name].default)
         if value is None and wanted is bool:  # Paddle's memory_optimize = None
-            value = False
+            value = known[name].default
         if wanted is bool and isinstance(value, int) and value in (0, 1):
             value = bool(value)
         if not isinstance(value, wanted):
@@ -89,10 +186,18 @@ class BuildStrategy:
         object.__setattr__(self, name, value)
 
     def freeze(self) -> None:
-        """No field can be set any more."""
+        """No field can be set any more. Flags that cannot be on together are refused."""
+        for step in PASSES:
+            for other, why in step.conflicts.items():
+                both = getattr(self, step.flag) and getattr(self, other)
+                require(not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError)
         self.__dict__["_compiled"] = True
+
+    def run_options(self) -> RunOptions:
+        """What Plans need to know."""
+        return RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
 
     def idle_flags(self) -> list[str]:
         """Flags that are on although no pass implements them."""
-        passes = {flag for flag, _ in PASSES}
+        passes = {step.flag for step in PASSES} | RUN_FLAGS.keys()
         return [f.name for f in fields(self) if getattr(self, f.name) is True and f.name not in passes]

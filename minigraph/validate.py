@@ -21,17 +21,22 @@ import numpy as np
 from .errors import MinigraphError, VerifyError
 from .opdef import OpDef
 from .program import Operator, Parameter, Program, Variable
-from .types import FLOATS, INTS, bool_, float64
+from .types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
 
 SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # for an unknown size of axis 0, 1, ...
 TOLERANCE = 1e-9
+EPSILON = {float64: 2.0**-52, float32: 2.0**-23, float16: 2.0**-10, bfloat16: 2.0**-7}
+ROUNDINGS = 16  # of a value on its way, where a pass computes in the program's own types
 
 Arrays = dict[str, np.ndarray]
 
 
-def validate(before: Program, after: Program, pass_name: str, fetched: Iterable[str] = ()) -> str | None:
+def validate(
+    before: Program, after: Program, pass_name: str, fetched: Iterable[str] = (), rounds: bool = False
+) -> str | None:
     """Raise a VerifyError if a variable that both programs have, or a fetched one, differs.
 
+    rounds  allow for roundings of the programs' own types, of which there are none else
     Returns why the programs could not be compared, None if they were.
     """
     values = made_up_values(before)
@@ -46,16 +51,22 @@ def validate(before: Program, after: Program, pass_name: str, fetched: Iterable[
     for name in fetched:
         if name in old and name not in new:
             raise VerifyError(f"{pass_name} removed {name}, which is fetched")
+    tolerance = max(TOLERANCE, ROUNDINGS * _largest_epsilon(before)) if rounds else TOLERANCE
     written = dict.fromkeys(v.name for op in after.ops for v in op.output_vars)
     for name in [n for n in written if n in old]:  # the first one that is written differently
         difference = distance(old[name], new[name])
-        if difference > TOLERANCE:
+        if difference > tolerance:
             v = before.vars[name]
             raise VerifyError(
                 f"{pass_name} changed {v} by {difference:.3g} relative to its largest element", site=v.site,
                 hint="that is a defect of the pass; switch its flag off and report this program",
             )  # fmt: skip
     return None
+
+
+def _largest_epsilon(program: Program) -> float:
+    """That of the least precise float type in `program`."""
+    return max((EPSILON[v.dtype] for v in program.vars.values() if v.dtype in FLOATS), default=0.0)
 
 
 def made_up_values(program: Program, seed: int = 0) -> Arrays:

@@ -54,7 +54,8 @@ def read(flag: str) -> list[Case]:
     return cases
 
 
-CASES = [case for flag, _ in PASSES for case in read(flag)]
+STEPS = {step.flag: step for step in PASSES if step.apply is not None}
+CASES = [case for flag in STEPS for case in read(flag)]
 
 
 def test_titles_are_unique():
@@ -67,7 +68,9 @@ def test_fixture(case):
     before = parse(case.before, case.title)
     assert dump(before) == case.before, "the program's text is not in canonical form"
     graph, report = to_graph(before), PassReport(case.flag)
-    applied = dict(PASSES)[case.flag](graph, report)
+    step = STEPS[case.flag]
+    assert step.apply is not None
+    applied = step.apply(graph, report)
     verify(graph, case.flag)
     after = to_program(graph, before)
 
@@ -79,5 +82,5 @@ def test_fixture(case):
     assert applied or case.refused, "a case applies a rule or shows why not"
     assert all(r.site is not None and r.site.filename == case.title for r in report.refused)
 
-    assert validate(before, after, case.flag, before.fetched) is None
-    assert validate(before, expected, case.flag, before.fetched) is None
+    assert validate(before, after, case.flag, before.fetched, step.rounds) is None
+    assert validate(before, expected, case.flag, before.fetched, step.rounds) is None

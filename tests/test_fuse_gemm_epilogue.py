@@ -324,7 +324,7 @@ def test_product_that_does_not_fit_is_refused_when_built(net):
 
 def test_flag_that_found_nothing_says_so(net):
     net.g.tanh(net.data("x", 2, 3))
-    assert "fuse_gemm_epilogue             0 applied; no operator" in compiled(net.program).explain()
+    assert "fuse_gemm_epilogue               0 applied; no operator" in compiled(net.program).explain()
     net.g.elementwise_add(net.block.var("x"), net.param("b", 3))
     explained = compiled(net.program).explain()
     assert "0 applied; nearest miss" in explained and "is not computed by a matmul" in explained

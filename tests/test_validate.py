@@ -10,6 +10,7 @@ import minigraph as mg
 from minigraph import compiler
 from minigraph.errors import VerifyError
 from minigraph.passes.fuse_gemm_epilogue import LinearRelu, fuse_gemm_epilogue
+from minigraph.strategy import Step
 from minigraph.validate import distance, evaluate, made_up_values, validate
 
 
@@ -69,7 +70,7 @@ def test_other_modes_do_not_validate(monkeypatch):
 
 def test_each_pass_is_compared_with_the_one_before(monkeypatch):
     """The pass that did it is named, not the last one."""
-    passes = (("fuse_gemm_epilogue", fuse_gemm_epilogue), ("enable_inplace", lambda graph, report: 0))
+    passes = (Step("fuse_gemm_epilogue", fuse_gemm_epilogue), Step("enable_inplace", lambda graph, report: 0))
     monkeypatch.setattr(compiler, "PASSES", passes)
     monkeypatch.setattr(LinearRelu, "activation", "none")
     chosen = strategy()

@@ -23,7 +23,7 @@ import networkx as nx
 from ..errors import CallSite
 from ..opdef import OpDef
 from ..program import Variable, describe_call
-from ..types import TensorType
+from ..types import DType, TensorType
 
 Rank = tuple[int, ...]
 
@@ -40,6 +40,14 @@ class VarNode:
     ) -> None:
         self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
         self.given = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
 
     @property
     def persistable(self) -> bool:
@@ -189,12 +197,15 @@ class Graph:
             op.forward.grads.append(op)
         return op
 
-    def link(self, op: OpNode, forward: OpNode) -> None:
-        """Make `op` a grad operator of `forward` instead of what it was linked to."""
+    def link(self, op: OpNode, forward: OpNode | None) -> None:
+        """Make `op` a grad operator of `forward` instead of what it was linked to; of nothing for None."""
         if op.forward is not None:
             op.forward.grads.remove(op)
         op.forward = forward
-        forward.grads.append(op)
+        if forward is not None:
+            forward.grads.append(op)
+        else:
+            op.grad_slot = None
 
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
@@ -205,10 +216,15 @@ class Graph:
             op.forward.grads.remove(op)
 
     def remove_var(self, v: VarNode) -> None:
-        """Take out a variable of one version that nobody writes or reads."""
+        """Take out the newest version of a variable, which nobody writes or reads any more."""
         assert not self.nx.pred[v] and not self.nx.succ[v], f"{v} is still used"
+        assert v.next_version is None, f"{v} has a newer version"
         self.nx.remove_node(v)
-        del self.vars[v.name, v.version], self.latest[v.name]
+        del self.vars[v.name, v.version]
+        if v.version:
+            self.latest[v.name] = v.version - 1
+        else:
+            del self.latest[v.name]
 
     def set_input(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
         """Let `op` read `v` at this position instead."""

@@ -70,10 +70,10 @@ class PassReport:
     def render(self) -> str:
         """The lines of explain() for this pass."""
         head = f"{len(self.applied)} applied, {len(self.refused)} refused"
-        lines = [f"{self.name:<30} {head:<38} {self.seconds * 1e3:.1f} ms"]
+        lines = [f"{self.name:<32} {head:<38} {self.seconds * 1e3:.1f} ms"]
         if not self.applied and not self.refused:
             nothing = f"nearest miss: {self.miss.reason}" if self.miss else "no operator that its rules start from"
-            lines[0] = f"{self.name:<30} 0 applied; {nothing}"
+            lines[0] = f"{self.name:<32} 0 applied; {nothing}"
             if self.miss and self.miss.site:
                 lines[0] += f"    {self.miss.site}"
         entries: list[tuple[str, Any]] = [

@@ -13,6 +13,7 @@ what replaces it (`rewrite`). The engine does what no rule may forget:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -258,6 +259,9 @@ class _Rewrite:
                             v not in outgoing, f"{v.name} enters {self.rule.name} twice or is differentiated twice"
                         )
                         outgoing[v] = out_grad
+        entering = Counter(v for op in self.old for v in op.input_vars)
+        for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
+            require(entering[v] == 1, f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made

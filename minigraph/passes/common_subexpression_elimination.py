@@ -1,0 +1,85 @@
+"""common_subexpression_elimination: what is computed already is read, not computed again.
+
+    A = f(X), B = f(X)  ->  A = f(X), and who read B reads A
+
+Same are type, attributes, and versions of the operands, in any order where the operator is
+commutative. Random operators draw different numbers and operators with side effects are called
+twice on purpose, so both are left alone. Refused: a B that is fetched, persistable or updated in
+place; an A that is; an A computed in another part of the program (forward, backward), which would
+have to be kept until then; gradients of different operators, which rules must find where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from ..ir.graph import Graph, OpNode
+from .log import Applied, PassReport
+from .redirect import read_instead, require_temporary, take_out
+from .rule import Refused, require
+
+RULE = "CommonSubexpression"
+LEFT_ALONE = {"random", "side_effect", "optimizer"}
+
+
+def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
+    """In the order of the schedule, so that operands are merged before their readers are compared."""
+    known: dict[Hashable, list[OpNode]] = {}
+    for op in list(graph.ops):
+        if LEFT_ALONE & op.opdef.traits or not op.outputs:
+            continue
+        same, refusals = known.setdefault(_key(op), []), []
+        for first in same:
+            try:
+                report.applied.append(_merge(graph, first, op))
+                break
+            except Refused as no:
+                refusals.append(str(no))
+        else:
+            same.append(op)
+            if refusals:
+                report.refuse(RULE, op.label(), refusals[0], op.site)
+    return len(report.applied)
+
+
+def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
+    """Let everybody read the outputs of `first`; refuses with the graph unchanged."""
+    require(first.role == again.role, f"{first.label()} is part of {first.role}, keeping it would cost memory")
+    require(
+        (first.forward, first.grad_slot) == (again.forward, again.grad_slot),
+        f"{first.label()} is no gradient of the same operator",
+    )
+    require(not again.grads or first.inputs == again.inputs, f"{first.label()} has its operands in another order")
+    pairs = list(zip(first.output_vars, again.output_vars, strict=True))
+    for mine, other in pairs:
+        require(mine.next_version is None and not mine.persistable, f"{mine.name} of {first.label()} changes later")
+        require_temporary(other)
+    entry = Applied(
+        RULE, ", ".join(mine.name for mine, _ in pairs), (again.label(),), again.site, again.role
+    )  # fmt: skip
+    for mine, other in pairs:
+        read_instead(graph, other, mine)
+    for grad in list(again.grads):
+        graph.link(grad, first)
+    take_out(graph, again)
+    return entry
+
+
+def _key(op: OpNode) -> Hashable:
+    """Equal for operators that compute the same."""
+    inputs = [(slot, tuple((v.name, v.version) for v in vs)) for slot, vs in op.inputs.items()]
+    if "commutative" in op.opdef.traits and op.attrs.get("axis", -1) == -1:
+        inputs = [("", vs) for vs in sorted(vs for _, vs in inputs)]
+    outputs = tuple((slot, len(vs)) for slot, vs in op.outputs.items())
+    return op.type, tuple(inputs), outputs, tuple(_exactly(value) for value in op.attrs.values())
+
+
+def _exactly(value: Any) -> Hashable:
+    """Distinguishes what == does not: 0.0 from -0.0, 1 from True; NaN is like NaN."""
+    if isinstance(value, tuple):
+        return tuple(map(_exactly, value))
+    if isinstance(value, float):
+        return float, "nan" if math.isnan(value) else value.hex()
+    return type(value), value

@@ -1,0 +1,153 @@
+"""constant_folding: what depends on nothing is computed once, here, and written down.
+
+    f(constants)              ->  fill_constant, where all elements are equal bit for bit
+                              ->  assign_value, else, of at most LITERAL elements
+    f(shape of X, constants)  ->  likewise, where X has a known shape
+
+Constants are what operators without inputs write. The text form carries the result in the
+attributes `value` or `values`: NaN (without its payload), infinities and -0.0 come back from it.
+Computed is as on a CPU: in the operator's own type, 16-bit floats in float32 and rounded once. At
+most EVALUATED elements are looked at, but pointwise functions of equal elements look at one of them
+whatever the size. Refused: what is differentiated, persistable or updated in place; what is larger;
+what fails when it is computed, which is left to the run. Random operators are no constants.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import MinigraphError
+from ..ir.graph import Graph, OpNode, VarNode
+from ..opdef import get_op
+from ..types import TensorType, bfloat16, float16, float32
+from .log import Applied, PassReport
+from .redirect import is_unread, take_out, unlink
+from .rule import Refused, require
+
+RULE = "Constant"
+LITERAL, EVALUATED = 256, 1 << 16  # elements
+LEFT_ALONE = {"random", "side_effect", "optimizer"}
+
+
+def constant_folding(graph: Graph, report: PassReport) -> int:
+    """Find the values of constants, write down those that others read, take out what is unread then."""
+    known: dict[VarNode, np.ndarray] = {}
+    found: list[OpNode] = []
+    for op in graph.ops:
+        if LEFT_ALONE & op.opdef.traits or not _is_constant(op, known):
+            continue
+        try:
+            known.update(_evaluated(op, known))
+            found.append(op)
+        except Refused as no:
+            report.refuse(RULE, op.label(), str(no), op.site)
+    freed: set[OpNode | None] = set()
+    for op in reversed(found):  # readers first: what only they read need not be written down
+        sources = [v.producer for v in op.input_vars]
+        if op in freed and not op.grads and is_unread(op):
+            take_out(graph, op)
+        elif sources:
+            try:
+                report.applied.append(_fold(graph, op, known, report.name))
+            except Refused as no:
+                report.refuse(RULE, op.label(), str(no), op.site)
+                continue
+        freed.update(sources)
+    report.applied.reverse()
+    return len(report.applied)
+
+
+def _is_constant(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
+    """Whether all that matters to `op` is known: values, or shapes where only these are used."""
+    return all(
+        v in known or (slot in op.opdef.no_need_buffer and v.type.is_static)
+        for slot, vs in op.inputs.items()
+        for v in vs
+    )
+
+
+def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np.ndarray]:
+    """{output: value}; refuses what would take long or fails."""
+    types = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in op.inputs.items()}, op.attrs)
+    inputs = {slot: [known[v] if v in known else _zeros(v.type) for v in vs] for slot, vs in op.inputs.items()}
+    arrays, attrs = [a for each in inputs.values() for a in each], op.attrs
+    if "uniform" in op.opdef.traits or ("elementwise" in op.opdef.traits and all(map(_is_uniform, arrays))):
+        inputs = {slot: [a[(slice(1),) * a.ndim] for a in each] for slot, each in inputs.items()}
+        attrs = {**attrs, "shape": (1,) * len(attrs["shape"])} if "shape" in attrs else attrs
+    else:
+        most = max([t.size for each in types.values() for t in each] + [a.size for a in arrays])
+        require(most <= EVALUATED, f"{most} elements are too many to compute while compiling")
+    values = {}
+    for slot, results in _computed(op, inputs, attrs).items():
+        for v, result, t in zip(op.outputs.get(slot, ()), results, types[slot], strict=False):
+            values[v] = _compact(np.asarray(result).astype(t.dtype), t)
+    return values
+
+
+def _computed(op: OpNode, inputs: dict[str, list[np.ndarray]], attrs: dict[str, Any]) -> dict[str, list[Any]]:
+    """{output slot: arrays} from the reference function, 16-bit floats lifted to float32."""
+    args = []
+    for slot in op.opdef.inputs:
+        given = [a.astype(float32) if a.dtype in (float16, bfloat16) else a for a in inputs.get(slot.name, ())]
+        args.append(given if slot.variadic and given else given[0] if given else None)
+    try:
+        with np.errstate(all="ignore"):
+            results = op.opdef.reference(*args, **attrs)
+    except (MinigraphError, ValueError, IndexError, OverflowError) as problem:
+        raise Refused(f"it fails: {problem.fact if isinstance(problem, MinigraphError) else problem}") from None
+    results = results if isinstance(results, tuple) and len(op.opdef.outputs) > 1 else (results,)
+    return {
+        slot.name: list(result) if slot.variadic else [result]
+        for slot, result in zip(op.opdef.outputs, results, strict=True)
+        if result is not None
+    }
+
+
+def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: str) -> Applied:
+    """Let one operator without inputs write each output of `op`."""
+    require(not op.grads, f"{op.label()} is differentiated")
+    for v in op.output_vars:
+        require(not v.persistable, f"{v.name} is persistable")
+        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+    calls = [(v, *_written_down(known[v])) for v in op.output_vars]
+    unlink(graph, op)
+    graph.remove_op(op)
+    for v, op_type, attrs in calls:
+        opdef = get_op(op_type)
+        graph.add_op(
+            OpNode(
+                opdef, {}, {"Out": [v]}, opdef.bind_attrs(attrs), rank=(*op.rank, graph.ticket()), role=op.role,
+                site=op.site, number=op.number, scope_name=op.scope_name, rewriter=rewriter,
+            )
+        )  # fmt: skip
+    new = ", ".join(f"{v.name} = {op_type}" for v, op_type, _ in calls)
+    return Applied(RULE, new, (op.label(),), op.site, op.role)
+
+
+def _written_down(value: np.ndarray) -> tuple[str, dict[str, Any]]:
+    """The operator without inputs that makes `value`."""
+    if _is_uniform(value) and value.size:
+        first = value[(0,) * value.ndim].item()
+        return "fill_constant", {"shape": value.shape, "value": first, "dtype": value.dtype}
+    require(value.size <= LITERAL, f"{value.size} elements are too many for a literal")
+    return "assign_value", {"values": value.reshape(-1).tolist(), "shape": value.shape, "dtype": value.dtype}
+
+
+def _compact(value: np.ndarray, t: TensorType) -> np.ndarray:
+    """`value` with the shape of `t`; equal elements, bit for bit, are kept once."""
+    if value.size and value.shape == t.shape:
+        elements = np.frombuffer(value.tobytes(), np.uint8).reshape(value.size, -1)
+        if not (elements == elements[0]).all():
+            return value
+        value = value[(slice(1),) * value.ndim].reshape(())
+    return np.broadcast_to(value, t.shape)
+
+
+def _is_uniform(value: np.ndarray) -> bool:
+    return value.size <= 1 or not any(value.strides)
+
+
+def _zeros(t: TensorType) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), t.dtype), t.shape)

@@ -1,0 +1,32 @@
+"""dead_code_elimination: what nobody reads is not computed.
+
+    Out = f(X), Out is neither read, fetched nor persistable  ->  nothing
+
+Saves whole branches: a metric that this run does not fetch, and values inside fusions that only
+such a branch reads. Operators with side effects stay. A random operator may go: random numbers are
+counted by operator, not drawn, so nobody else's change. Refused is a forward operator whose
+gradient is computed all the same: rules recognise a gradient by its forward operator.
+"""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph
+from .log import Applied, PassReport
+from .redirect import is_unread, take_out
+
+RULE = "DeadCode"
+
+
+def dead_code_elimination(graph: Graph, report: PassReport) -> int:
+    """Readers go before what they read, so one walk from the end finds all."""
+    removed = []
+    for op in reversed(graph.ops):
+        if "side_effect" in op.opdef.traits or not is_unread(op):
+            continue
+        if op.grads:
+            report.refuse(RULE, op.label(), f"{op.grads[0].label()} computes its gradient", op.site)
+            continue
+        removed.append(Applied(RULE, "nothing", (op.label(),), op.site, op.role))
+        take_out(graph, op)
+    report.applied += reversed(removed)
+    return len(removed)
