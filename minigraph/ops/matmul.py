@@ -29,7 +29,7 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
     out_dtype         type of Out: that of X (None), or float32, for 16-bit operands the type of their sums
     """
     x, y, result = _transposed(X, trans_x), _transposed(Y, trans_y), out[0] if out else None
-    if out_dtype not in (None, X.dtype):
+    if out_dtype is not None and out_dtype != X.dtype:
         return np.matmul(x, y).astype(out_dtype)
     if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
         rows = None if result is None else _as_rows(result)
@@ -42,7 +42,7 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
     require(X.ndim >= 1 and Y.ndim >= 1, "a 0-d operand has no rows to multiply")
     require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
     require(
-        out_dtype in (None, X.dtype) or (out_dtype == float32 and X.dtype in FLOATS),
+        out_dtype is None or out_dtype == X.dtype or (out_dtype == float32 and X.dtype in FLOATS),
         f"out_dtype is {out_dtype}, the product of {X.dtype} can be {X.dtype}"
         + (" or float32" if X.dtype in FLOATS - {float32} else ""), DTypeError, "cast Out",
     )  # fmt: skip

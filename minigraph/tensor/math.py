@@ -111,14 +111,17 @@ def minimum(x: Operand, y: Operand, name: str | None = None) -> Variable:
 
 
 def matmul(
-    x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False, name: str | None = None
-) -> Variable:
+    x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False, name: str | None = None, *,
+    out_dtype: Any = None,
+) -> Variable:  # fmt: skip
     """x @ y: vectors, matrices, and batches of matrices whose leading axes broadcast.
 
     transpose_x, transpose_y  swap the last two axes of an operand first
+    out_dtype                 "float32" keeps the sums of 16-bit operands as they are; None rounds to x's type
     """
     x, y = variable(x, "matmul"), variable(y, "matmul", "y")
-    return emit("matmul", "matmul", x, y, trans_x=transpose_x, trans_y=transpose_y, name=name)
+    attrs = {"trans_x": transpose_x, "trans_y": transpose_y, "out_dtype": out_dtype}
+    return emit("matmul", "matmul", x, y, **attrs, name=name)
 
 
 def scale(
