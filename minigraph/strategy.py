@@ -90,6 +90,7 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
     "allow_cuda_graph_capture": "capture",
     "enable_inplace": "inplace",
     "memory_optimize": "reuse",
+    "autotune": "autotune",
 }
 
 
@@ -113,6 +114,9 @@ class BuildStrategy:
     allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
     enable_inplace            an operator may write over an input that nobody reads later
     memory_optimize           values whose lives do not overlap share memory
+    and off unless switched on:
+    autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
+                              the fastest are kept, and remembered on disk
 
     verify               "structure" checks the graph's invariants after each pass, "off" does not;
                          "each_pass" also runs the program before and after each pass in float64 on
@@ -133,6 +137,7 @@ class BuildStrategy:
     allow_cuda_graph_capture: bool = True
     enable_inplace: bool = True
     memory_optimize: bool = True
+    autotune: bool = False
     verify: str = "structure"
     debug_graphviz_path: str = ""
 
