@@ -6,12 +6,12 @@ import argparse
 import shlex
 import sys
 
-from . import gpu_gemm, gpu_kernels, mlp_cpu
+from . import gpu_gemm, gpu_kernels, gpu_mlp_gemm, mlp_cpu
 from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
 BENCHES: dict[str, Bench | GpuBench] = {
-    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_kernels.BENCH)
+    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH)
 }
 
 

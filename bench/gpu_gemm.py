@@ -1,7 +1,8 @@
 """Matrix products with epilogues on a GPU: 8192 x 4096 x 4096, bfloat16, sums in float32.
 
-Arms: minigraph is the fused operator, one cuBLASLt call with its epilogue; unfused is the same from
-separate operators; plain is the products alone, a bound that no epilogue beats; torch is eager.
+Arms: minigraph is the fused operator, one cuBLASLt call with its epilogue or a kernel after it; tuned is the
+same with BuildStrategy.autotune; unfused is the same from separate operators; plain is the products alone,
+a bound that no epilogue beats; torch is eager, jax is jitted.
 One product is 2 * 8192 * 4096 * 4096 = 275 GFLOP.
 """
 
@@ -19,6 +20,7 @@ from .gpu_timing import Case, GpuBench, Input, Rows, Vars
 M, K, N = 8192, 4096, 4096
 FLOPS = 2 * M * K * N
 PLAIN = frozenset({"plain"})
+TUNED = frozenset({"tuned"})
 DTYPE = "bfloat16"
 
 
@@ -66,6 +68,20 @@ def plain(g: Any, v: Vars) -> Sequence[Any]:
     return [g.matmul(v["x"], v["w"])]
 
 
+def in_float32(g: Any, v: Vars) -> Sequence[Any]:
+    return [g.matmul(v["x"], v["w"], out_dtype="float32")]
+
+
+def jax_linear(act: str, approximate: bool) -> Callable[..., Sequence[Any]]:
+    def peer(jax: Any, x: Any, w: Any, b: Any) -> Sequence[Any]:
+        z = x @ w + b
+        if act == "gelu":
+            return [jax.nn.gelu(z, approximate=approximate)]
+        return [jax.nn.relu(z) if act == "relu" else z]
+
+    return peer
+
+
 def forward(
     name: str, formula: Callable[[np.ndarray], np.ndarray], activation: str, peer: Any, **attrs: Any
 ) -> Iterator[Case]:
@@ -75,11 +91,15 @@ def forward(
     for keep in [False] if activation == "none" else [False, True]:
         programs = {
             "minigraph": fused(activation, keep, **attrs),
+            "tuned": fused(activation, keep, **attrs),
             "unfused": unfused(activation, **attrs),
             "plain": plain,
         }
         title = f"{name}{', kept for backward' if keep else ''}"
-        yield Case(title, linear_inputs(), programs, exact, peer, flops=FLOPS, unchecked=PLAIN)
+        jax = jax_linear(activation, attrs.get("approximate", False))
+        yield Case(
+            title, linear_inputs(), programs, exact, peer, flops=FLOPS, unchecked=PLAIN, jax=jax, tuned=TUNED
+        )
 
 
 def forwards() -> Iterator[Case]:
@@ -93,8 +113,16 @@ def forwards() -> Iterator[Case]:
         return peer
 
     yield Case(
-        "product alone", {k: i for k, i in linear_inputs().items() if k != "b"}, {"minigraph": plain},
+        "product alone", {k: i for k, i in linear_inputs().items() if k != "b"}, {"minigraph": plain, "tuned": plain},
         lambda rows: [rows.of("x") @ rows.whole("w")], lambda torch, t: lambda: torch.mm(t["x"], t["w"]), flops=FLOPS,
+        jax=lambda jax, x, w: [x @ w], tuned=TUNED,
+    )  # fmt: skip
+    yield Case(
+        "product in float32", {k: i for k, i in linear_inputs().items() if k != "b"},
+        {"minigraph": in_float32, "tuned": in_float32, "plain": plain},
+        lambda rows: [rows.of("x") @ rows.whole("w")],
+        lambda torch, t: lambda: torch.mm(t["x"], t["w"], out_dtype=torch.float32), flops=FLOPS,
+        jax=lambda jax, x, w: [jax.numpy.matmul(x, w, preferred_element_type="float32")], tuned=TUNED, unchecked=PLAIN,
     )  # fmt: skip
     yield from forward("bias", lambda z: z, "none", torch_linear(None))
     yield from forward(
@@ -149,10 +177,13 @@ def backwards() -> Iterator[Case]:
             torch.mm(t["d"], t["w"].T), t["z"], approximate="tanh"
         )
 
+    def dx_jax(jax: Any, d: Any, h: Any, w: Any, z: Any) -> Sequence[Any]:
+        return jax.vjp(lambda z: jax.nn.gelu(z, approximate=True), z)[1](d @ w.T)
+
     yield Case(
         "input gradient with gelu tanh's slope", inputs,
-        {"minigraph": dx_gelu, "unfused": dx_unfused, "plain": dx_plain}, dx_exact, dx_torch,
-        flops=FLOPS, unchecked=PLAIN,
+        {"minigraph": dx_gelu, "tuned": dx_gelu, "unfused": dx_unfused, "plain": dx_plain}, dx_exact, dx_torch,
+        flops=FLOPS, unchecked=PLAIN, jax=dx_jax, tuned=TUNED,
     )  # fmt: skip
 
     def dx_relu(g: Any, v: Vars) -> Sequence[Any]:
@@ -180,8 +211,8 @@ def backwards() -> Iterator[Case]:
     yield Case(
         "relu forward, input gradient with its slope",
         {"d": inputs["d"], "w": inputs["w"], "b": Input((K,), DTYPE, scale=0.0)},  # 0: no sign hangs on rounding
-        {"minigraph": dx_relu, "unfused": dx_relu_unfused, "plain": dx_relu_plain}, dx_relu_exact,
-        flops=2 * FLOPS, unchecked=PLAIN,
+        {"minigraph": dx_relu, "tuned": dx_relu, "unfused": dx_relu_unfused, "plain": dx_relu_plain}, dx_relu_exact,
+        flops=2 * FLOPS, unchecked=PLAIN, tuned=TUNED,
     )  # fmt: skip
 
     def dw_plain(g: Any, v: Vars) -> Sequence[Any]:
@@ -198,9 +229,9 @@ def backwards() -> Iterator[Case]:
 
     yield Case(
         "weight and bias gradient", {k: inputs[k] for k in ("h", "d", "w")},
-        {"minigraph": dw_bias, "unfused": dw_unfused, "plain": dw_plain},
+        {"minigraph": dw_bias, "tuned": dw_bias, "unfused": dw_unfused, "plain": dw_plain},
         lambda rows: _on_device(rows, lambda cupy, a: [a["h"].T @ a["d"], a["d"].sum(axis=0)]), dw_torch,
-        flops=FLOPS, unchecked=PLAIN,
+        flops=FLOPS, unchecked=PLAIN, jax=lambda jax, h, d, w: [h.T @ d, d.sum(0)], tuned=TUNED,
     )  # fmt: skip
 
 
@@ -262,10 +293,15 @@ def both() -> Iterator[Case]:
 
         return run
 
+    def jax_layer(jax: Any, x: Any, w: Any, b: Any, w2: Any, d2: Any) -> Sequence[Any]:
+        h, pull = jax.vjp(lambda w, b: jax.nn.gelu(x @ w + b, approximate=True), w, b)
+        return [h, *pull(d2 @ w2.T)]
+
     yield Case(
         "layer with gelu tanh, forward + backward", inputs,
-        {"minigraph": layer_fused, "unfused": layer, "plain": products},
-        lambda rows: _on_device(rows, formula), torch_layer, flops=3 * FLOPS, unchecked=PLAIN,
+        {"minigraph": layer_fused, "tuned": layer_fused, "unfused": layer, "plain": products},
+        lambda rows: _on_device(rows, formula), torch_layer, flops=3 * FLOPS, unchecked=PLAIN, jax=jax_layer,
+        tuned=TUNED,
     )  # fmt: skip
 
 
@@ -310,9 +346,25 @@ def network() -> Iterator[Case]:
 
         return run
 
+    def jax_network(jax: Any, d: Any, x: Any, **parameters: Any) -> Sequence[Any]:
+        def network(p: Mapping[str, Any]) -> Any:
+            return jax.nn.gelu(x @ p["w"] + p["b"], approximate=True) @ p["w2"] + p["b2"]
+
+        out, pull = jax.vjp(network, parameters)
+        (grads,) = pull(d)
+        return [out, *(grads[name] for name in ("w", "b", "w2", "b2"))]
+
+    def products(g: Any, v: Vars) -> Sequence[Any]:
+        h = g.matmul(v["x"], v["w"])
+        out = g.matmul(h, v["w2"])
+        dh, dw2 = g.matmul_grad(h, v["w2"], v["d"], needs=["X_grad", "Y_grad"])
+        return [out, g.matmul_grad(v["x"], v["w"], dh, needs=["Y_grad"])[1], dw2]
+
     yield Case(
-        "two layers with gelu tanh, all gradients", inputs, {"minigraph": program, "unfused": program},
-        lambda rows: _on_device(rows, formula), torch_network, flops=5 * FLOPS, rewritten=frozenset({"minigraph"}),
+        "two layers with gelu tanh, all gradients", inputs,
+        {"minigraph": program, "tuned": program, "unfused": program, "plain": products},
+        lambda rows: _on_device(rows, formula), torch_network, flops=5 * FLOPS, unchecked=PLAIN, jax=jax_network,
+        rewritten=frozenset({"minigraph", "tuned"}), tuned=TUNED,
     )  # fmt: skip
 
 
@@ -320,4 +372,4 @@ def cases() -> Sequence[Case]:
     return [*forwards(), *backwards(), *both(), *network()]
 
 
-BENCH = GpuBench("gpu_gemm", f"Products {M} x {K} x {N} with their epilogues", cases)
+BENCH = GpuBench("gpu_gemm", f"Products {M} x {K} x {N} with their epilogues", cases, ("torch", "jax"))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .gpu_jax import Jax, JaxArm
 from .harness import RESULTS, summarized, versions
 
 TURN_MS = 8.0  # what an arm runs in one turn
@@ -28,6 +29,7 @@ TOLERANCE = {
     "float16": 2e-3,
     "bfloat16": 1e-2,
 }  # of ||found - exact|| / ||exact||
+TF32 = 2e-3  # likewise, of float32 products with operands of 10 bits
 
 Vars = Mapping[str, Any]
 
@@ -56,9 +58,13 @@ class Case:
     exact     results in float64, from a Rows: whole, or those of some rows only, None for what is not compared;
               the first input has a row for each row of the results
     torch     (torch, tensors) -> a function that launches the same work in PyTorch
+    jax       (jax, **arrays) -> a list of the same results; it is compiled by jax.jit
     nbytes    what must be read and written at the least
     unchecked arms that do less work, as a bound
     rewritten arms whose program goes through fuse_gemm_epilogue
+    tuned     arms whose products are chosen by their times (BuildStrategy.autotune)
+    tf32      float32 products may round their operands to TF32
+    captured  arms run inside a CUDA graph, so often: for work that is shorter than its launch; no peers
     """
 
     title: str
@@ -70,6 +76,10 @@ class Case:
     flops: int = 0
     unchecked: frozenset[str] = frozenset()
     rewritten: frozenset[str] = frozenset()
+    jax: Callable[..., Sequence[Any]] | None = None
+    tuned: frozenset[str] = frozenset()
+    tf32: bool = False
+    captured: int = 0
 
 
 class Rows:
@@ -165,13 +175,14 @@ class Gpu:
             program = compiled.program_for(outputs)
         scope = self.mg.static.Scope()
         scope.arrays.update(arrays)
-        plan = self.plan(program, outputs)
+        plan = self.plan(program, outputs, arm in case.tuned, case.tf32)
         return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
 
-    def plan(self, program: Any, outputs: Sequence[str]) -> Any:
+    def plan(self, program: Any, outputs: Sequence[str], autotune: bool = False, tf32: bool = False) -> Any:
         """A CudaPlan whose memory holds NaNs: what nobody writes shows."""
         plans = importlib.import_module("minigraph.plan_cuda")
-        made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, False)
+        options = importlib.import_module("minigraph.options").RunOptions(autotune=autotune)
+        made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, tf32, options)
         made.arena.fill(0xFF)
         self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too
         self.runtime.upload(made.fault, made.bound.binder.fault)
@@ -188,6 +199,14 @@ class Gpu:
     def copy(self) -> None:
         to, source = (a.data.ptr for a in self.copied)
         self.cupy.cuda.runtime.memcpyAsync(to, source, COPIED, 3, self.stream.ptr)
+
+    def captured(self, calls: Sequence[Callable[[], Any]], repeats: int) -> Callable[[], None]:
+        """A CUDA graph of the calls in turns, `repeats` in all."""
+        self.stream.begin_capture()
+        for i in range(repeats):
+            calls[i % len(calls)]()
+        graph = self.stream.end_capture()
+        return lambda: graph.launch(self.stream)
 
     def milliseconds(self, calls: Sequence[Callable[[], Any]], repeats: int) -> float:
         """Mean time of one call over `repeats` calls back to back."""
@@ -217,6 +236,11 @@ class Planned:
     def __call__(self) -> None:
         for call in self.plan.calls:
             call()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the kernels do otherwise than asked, and what autotune chose."""
+        return [f"{op.type}: {text}" for op, text in self.plan.program.notes]
 
     def repeats_itself(self) -> bool:
         """Whether the results in memory are still the bits of the first run."""
@@ -250,12 +274,13 @@ class GpuBench:
         """Time all cases, print the table and write bench/results/<name>.json."""
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
+        jax = Jax(gpu.cupy) if "jax" in peers else None
         rows: list[dict[str, Any]] = []
         for case in self.cases():
             if only not in case.title:
                 continue
             try:
-                rows.append(measured(gpu, torch, case, rounds))
+                rows.append(measured(gpu, torch, case, rounds, jax))
             except Exception as problem:  # one row must not cost the others; it stands in the table
                 rows.append(
                     {"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:300]}
@@ -278,13 +303,14 @@ class GpuBench:
         print(f"written to {path}")
 
 
-def measured(gpu: Gpu, torch: Any, case: Case, rounds: int) -> dict[str, Any]:
+def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = None) -> dict[str, Any]:
     """Check a case, then time its arms in turns."""
     footprint = case.nbytes or sum(i.nbytes for i in case.inputs.values())
-    sets = min(MOST_SETS, max(2, -(-L2_BYTES // footprint)))
+    sets = 1 if case.captured else min(MOST_SETS, max(2, -(-L2_BYTES // footprint)))
     arms: dict[str, list[Callable[[], Any]]] = {}
     plans: list[Planned] = []
     errors: dict[str, float] = {}
+    remarks: dict[str, list[str]] = {}
     for number in range(sets):
         arrays = {
             name: gpu.make(wanted, number + 7 * i)
@@ -296,17 +322,29 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int) -> dict[str, Any]:
             arms.setdefault(name, []).append(plan)
             if number == 0 and name not in case.unchecked:
                 errors[name] = _checked(gpu, case, arrays, plan.results, name)
-        if torch is not None and case.torch is not None:
+            if number == 0 and plan.remarks:
+                remarks[name] = plan.remarks
+        if torch is not None and case.torch is not None and not case.captured:
             with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
                 arms.setdefault("torch", []).append(case.torch(torch, gpu.tensors(torch, arrays)))
+        if jax is not None and case.jax is not None:
+            arm = jax.arm(case.jax, arrays)
+            arms.setdefault("jax", []).append(arm)
+            if number == 0:
+                found = jax.results(arm(), [r.dtype for r in plans[0].results])
+                errors["jax"] = _checked(gpu, case, arrays, found, "jax")
+    if case.captured:
+        arms = {name: [gpu.captured(calls, case.captured)] for name, calls in arms.items()}
     arms["copy"] = [gpu.copy]
     times = _in_turns(gpu, torch, arms, rounds)
+    for name in case.programs if case.captured else ():
+        times[name] = [ms / case.captured for ms in times[name]]
     for plan in plans:
         if not plan.repeats_itself():
             raise ArithmeticError("results changed from run to run")
     return {
         "title": case.title, "nbytes": case.nbytes, "flops": case.flops, "sets": sets, "relative_error": errors,
-        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+        "remarks": remarks, "milliseconds": {name: summarized(ms) for name, ms in times.items()},
     }  # fmt: skip
 
 
@@ -327,7 +365,7 @@ def _checked(gpu: Gpu, case: Case, arrays: Vars, results: Sequence[Any], arm: st
                 f"{arm}: result {i} has shape {part.shape}, exact is {exact.shape}"
             )
         error = _distance(part, exact)
-        if not error <= TOLERANCE[found.dtype.name]:
+        if not error <= (TF32 if case.tf32 else TOLERANCE[found.dtype.name]):
             raise ArithmeticError(f"{arm}: result {i} is off by {error:.2g} relative to its norm")
         worst = max(worst, error)
     return worst
@@ -344,6 +382,9 @@ def _in_turns(
     """Milliseconds of every arm in every turn, after a warm-up that tells how often to repeat."""
 
     def timed(calls: Sequence[Callable[[], Any]], repeats: int) -> float:
+        if isinstance(calls[0], JaxArm):
+            gpu.stream.synchronize()
+            return calls[0].milliseconds(calls, repeats)
         if torch is None:
             return gpu.milliseconds(calls, repeats)
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
