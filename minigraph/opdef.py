@@ -10,22 +10,24 @@ positional parameters are the input slots (a default of None makes a slot option
 `Arrays` makes it a list), its keyword-only parameters are the attributes with their types and
 defaults, its docstring is the documentation. Written once, read from there by everybody.
 
-Four keyword-only names are no attributes; a function that lists one of them is given it:
+Some keyword-only names are no attributes; a function that lists one of them is given it:
     out    tuple with an array or None for each output slot, to be written in place
     needs  frozenset of the output slots that somebody reads
     rng    (seed, operator's number, step) for counter-based random numbers
+    lifted whether floats are float64 whatever their types are, as validation computes
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .attr import Attr, DTypeAttr, Floats, Ints, Number, Numbers, Texts, read_attr
 from .errors import (
     AttrError,
     MinigraphError,
@@ -35,20 +37,16 @@ from .errors import (
     require,
     shortened,
 )
-from .types import TensorType, as_dtype
+from .types import TensorType
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
-Ints = tuple[int, ...]  # annotation of an attribute that is a tuple of ints
-Floats = tuple[float, ...]  # likewise of floats
-Number = float | int | bool
-Numbers = tuple[Number, ...]
-DTypeAttr = np.dtype  # annotation of an attribute that is a data type
 
 OPS: dict[str, OpDef] = {}
-INJECTED = frozenset({"out", "needs", "rng"})
+INJECTED = frozenset({"out", "needs", "rng", "lifted"})
 
 TRAITS = {
     "elementwise": "each output element depends on the input elements at its (broadcast) place",
+    "pointwise": "likewise, but where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
     "view": "the outputs show the memory of the first input whose values are read",
@@ -69,6 +67,26 @@ class Slot(NamedTuple):
     variadic: bool = False
 
 
+class Rows(NamedTuple):
+    """Where an operator works on rows, the last axes of its first input, each for itself.
+
+    start   the first axis of a row from the attributes and the rank; None where other axes are meant
+    row     slots that hold one element for each row
+    column  slots that hold one element for each place in a row
+    sums    output slots that hold sums over all rows, one for each place in a row
+    """
+
+    start: Callable[[Mapping[str, Any], int], int | None]
+    row: frozenset[str] = frozenset()
+    column: frozenset[str] = frozenset()
+    sums: frozenset[str] = frozenset()
+
+    def kind(self, slot: str) -> str:
+        """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the first input."""
+        named = {"row": self.row, "column": self.column, "sum": self.sums}
+        return next((kind for kind, slots in named.items() if slot in slots), "whole")
+
+
 class OpDef:
     """The definition of one type of operator."""
 
@@ -83,6 +101,7 @@ class OpDef:
         cpu: str | None = None,
         gpu: str | None = None,
         cuda: Any = None,
+        rows: Rows | None = None,
     ) -> None:
         self.type = reference.__name__
         self.reference = reference
@@ -90,7 +109,7 @@ class OpDef:
         self.traits = frozenset(traits)
         self.no_need_buffer = frozenset(no_need_buffer)
         self.inplace = dict(inplace or {})
-        self.cpu, self.gpu, self.cuda = cpu, gpu, cuda
+        self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
         self.grad_function: Callable[..., Any] | None = None
@@ -156,6 +175,11 @@ class OpDef:
         return INJECTED & inspect.signature(self.cpu_kernel).parameters.keys()
 
     @cached_property
+    def injected_by_reference(self) -> frozenset[str]:
+        """The names of INJECTED that the reference takes."""
+        return INJECTED & inspect.signature(self.reference).parameters.keys()
+
+    @cached_property
     def cpu_kernel(self) -> Callable[..., Any]:
         """The function that CPUPlace runs: `cpu="module:function"` or the reference itself."""
         if self.cpu is None:
@@ -167,7 +191,8 @@ class OpDef:
     def gpu_bind(self) -> Callable[..., None]:
         """What records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
         if self.cuda is not None:
-            return partial(_cuda_module("elementwise").bind_expression, self.cuda)
+            bind = "bind_expression" if self.gpu is None else self.type
+            return partial(getattr(_cuda_module(self.gpu or "elementwise"), bind), self.cuda)
         require(self.gpu is not None, f"{self.type} has no kernel for CUDAPlace", PlaceError)
         return getattr(_cuda_module(str(self.gpu)), self.type)
 
@@ -258,20 +283,6 @@ class OpDef:
         }
 
 
-class Attr(NamedTuple):
-    """An attribute: what it must be, how a user's value is brought into canonical form, its default."""
-
-    kind: str
-    coerce: Callable[[Any], Any]
-    default: Any
-
-    @property
-    def words(self) -> str:
-        """`a list of ints or None`"""
-        kind = self.kind.removesuffix(" | None")
-        return ATTR_KINDS[kind][1] + " or None" * (kind != self.kind)
-
-
 def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     """Define an operator from its reference function; `outputs` lists output slots, `?` optional, `*` a list.
 
@@ -282,7 +293,9 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     cuda             C++ expression of one element, in which slots and attributes that are numbers are variables
                      and C is the type computed in: "X < C(0) ? C(0) : X"; {output slot: expression} for several
                      outputs; or a function from attributes to one of these
-    gpu              module of minigraph.kernels.cuda whose function of this name binds all other operators
+    gpu              module of minigraph.kernels.cuda whose function of this name binds all other operators; it is
+                     given `cuda` first, where both stand
+    rows             how it works on rows, where it does (Rows)
     """
     if callable(outputs):
         return op()(outputs)
@@ -324,77 +337,13 @@ def _read_signature(reference: Callable[..., Any]) -> tuple[tuple[Slot, ...], di
     for p in inspect.signature(reference).parameters.values():
         if p.kind == p.KEYWORD_ONLY:
             if p.name not in INJECTED:
-                attrs[p.name] = _read_attr(p)
+                attrs[p.name] = read_attr(p)
         else:
             inputs.append(Slot(p.name, p.default is None, p.annotation == "Arrays"))
     return tuple(inputs), attrs
 
 
-def _read_attr(parameter: inspect.Parameter) -> Attr:
-    kind = str(parameter.annotation)
-    assert parameter.annotation is not parameter.empty, f"attribute {parameter.name} has no type"
-    optional = kind.endswith(" | None")
-    coerce, _ = ATTR_KINDS[kind.removesuffix(" | None")]
-    if optional:
-        return Attr(kind, lambda v: None if v is None else coerce(v), parameter.default)
-    return Attr(kind, coerce, parameter.default)
-
-
-def _to_int(value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError
-    return int(value)
-
-
-def _to_float(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
-        raise TypeError
-    return float(value)
-
-
-def _to_bool(value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError
-    return bool(value)
-
-
-def _to_str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _to_number(value: Any) -> float | int | bool:
-    if not isinstance(value, (bool, int, float, np.number, np.bool_)):
-        raise TypeError
-    return value.item() if isinstance(value, (np.number, np.bool_)) else value
-
-
-def _list_of(element: Callable[[Any], Any], single: bool = False) -> Callable[[Any], tuple[Any, ...]]:
-    """A tuple of what `element` makes of each entry; with `single` a number stands for a list of one."""
-
-    def to_tuple(value: Any) -> tuple[Any, ...]:
-        if single and isinstance(value, (int, np.integer)):
-            value = (value,)
-        if isinstance(value, str) or not isinstance(value, (Sequence, Iterator, np.ndarray)):
-            raise TypeError
-        return tuple(element(v) for v in value)
-
-    return to_tuple
-
-
-ATTR_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {  # canonical form, and the words of errors
-    "int": (_to_int, "an int"),
-    "float": (_to_float, "a number"),
-    "bool": (_to_bool, "a bool"),
-    "str": (_to_str, "a str"),
-    "Number": (_to_number, "a number"),
-    "Ints": (_list_of(_to_int, single=True), "a list of ints"),
-    "Floats": (_list_of(_to_float), "a list of numbers"),
-    "Numbers": (_list_of(_to_number), "a list of numbers"),
-    "DTypeAttr": (as_dtype, "a data type"),
-}
-
 __all__ = [
-    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Slot", "get_op", "op",
+    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",
+    "get_op", "op",
 ]  # fmt: skip

@@ -123,6 +123,8 @@ def _keywords(op: Operator) -> dict[str, Any]:
         keywords["needs"] = frozenset(s for s, vs in op.outputs.items() if vs)
     if "rng" in taken:
         keywords["rng"] = (1, op.number, 0)
+    if "lifted" in taken:
+        keywords["lifted"] = True
     return keywords
 
 

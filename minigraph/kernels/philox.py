@@ -35,7 +35,7 @@ LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 BLOCKS_AT_ONCE = 8192  # counters of 64 KiB each: a round's arrays stay in the cache
 WORD = 2.0**-32
 
-Rng = tuple[int, int, int]  # seed, operator's number, step
+Rng = tuple[int, ...]  # seed, operator's number, step, and for a part of an array the index of its first element
 
 
 def philox4x32(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndarray:
@@ -63,7 +63,8 @@ def philox4x32(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndar
 
 def words(rng: Rng, start: int, stop: int) -> np.ndarray:
     """The random words of elements start to stop (uint32)."""
-    seed, number, step = rng
+    seed, number, step, *first = rng
+    start, stop = start + sum(first), stop + sum(first)
     block = np.arange(start // 4, (stop + 3) // 4, dtype=np.uint64)
     counter = (block & LOW, block >> HALF, np.full_like(block, step & 0xFFFFFFFF),
                np.full_like(block, number & 0xFFFFFFFF))  # fmt: skip

@@ -113,7 +113,7 @@ WHERE_SHAPES = (
 )  # fmt: skip
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, gpu="elementwise")
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
     return (

@@ -39,7 +39,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
 
 
-@op(traits={"nondifferentiable", "uniform"}, no_need_buffer={"X"}, gpu="creation")
+@op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, gpu="creation")
 def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
     return np.full(X.shape, value, dtype or X.dtype)
@@ -57,7 +57,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
 
 
-@op(gpu="creation")
+@op(traits={"pointwise"}, gpu="creation")
 def assign(X):
     """A copy of X."""
     return X.copy()
@@ -89,7 +89,7 @@ def _(rng):
     yield (rng.normal(size=(1,)),), {"step": 2.0}
 
 
-@op(gpu="creation")
+@op(traits={"pointwise"}, gpu="creation")
 def sum(X: Arrays, *, out=None):
     """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
     total = np.add(X[0], X[1], out=out[0] if out else None) if len(X) > 1 else X[0].copy()

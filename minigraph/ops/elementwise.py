@@ -120,7 +120,7 @@ def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndar
     return out
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
 def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
     x_out, y_out = out or (None, None)
@@ -150,7 +150,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_sub_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
 def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -183,7 +183,7 @@ def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis:
     return sum_to(grad * factor, shape, axis)
 
 
-@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
 def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -224,7 +224,7 @@ def _(g, X, Y, Out, Out_grad, *, axis):
     return g.elementwise_div_grad(X, Y, Out, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
 def elementwise_div_grad(X, Y, Out, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad / Y and -Out_grad * Out / Y, summed to the shapes of X and Y."""
     x_out = out[0] if out and X.shape == Out_grad.shape else None
@@ -255,7 +255,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_pow_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise")
 def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad * Y * X^(Y-1) and Out_grad * X^Y * log(X), summed to the shapes of X and Y.
 
@@ -283,7 +283,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_max_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise")
 def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) <= X, X, Y, Out_grad, axis, needs)
@@ -305,7 +305,7 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_min_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise")
 def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) >= X, X, Y, Out_grad, axis, needs)

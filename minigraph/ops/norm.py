@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..errors import AttrError, DTypeError, require
-from ..opdef import op
+from ..opdef import Rows, op
 from ..types import TensorType, bfloat16, float16, float32, normalize_axis
 
 
@@ -22,7 +22,14 @@ def rows_of(x: np.ndarray, begin_norm_axis: int) -> np.ndarray:
     return x.reshape(math.prod(sizes[0]), math.prod(sizes[1]))
 
 
-@op("Y, Mean, Variance", gpu="norm")
+def _first_normalised(attrs, ndim):
+    return attrs["begin_norm_axis"] % ndim
+
+
+STATISTICS, PARAMETERS = frozenset({"Mean", "Variance"}), frozenset({"Scale", "Bias"})
+
+
+@op("Y, Mean, Variance", gpu="norm", rows=Rows(_first_normalised, STATISTICS, PARAMETERS))
 def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
 
@@ -81,7 +88,11 @@ def _(rng):
     yield (rng.normal(size=(0, 6)), rng.normal(size=(6,)), rng.normal(size=(6,))), {}
 
 
-@op("X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="norm")
+@op(
+    "X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="norm",
+    rows=Rows(_first_normalised, STATISTICS | {"Mean_grad", "Variance_grad"}, PARAMETERS,
+              frozenset({"Scale_grad", "Bias_grad"})),
+)  # fmt: skip
 def layer_norm_grad(
     X, Mean, Variance, Y_grad, Scale=None, Bias=None, Mean_grad=None, Variance_grad=None, *,
     begin_norm_axis: int = 1, epsilon: float = 1e-5, needs=("X_grad", "Scale_grad", "Bias_grad"),

@@ -111,7 +111,7 @@ def dropout_scale(p: float, mode: str) -> float:
     return 1 / (1 - p) if mode == "upscale_in_train" and p < 1 else 1.0
 
 
-@op("Out, Mask", traits={"random"}, gpu="random")
+@op("Out, Mask", traits={"random", "pointwise"}, gpu="random")
 def dropout(
     X, *, p: float = 0.5, mode: str = "upscale_in_train", is_test: bool = False, seed: int = 0,
     rng=(0, 0, 0), needs=("Out", "Mask"), out=None,
@@ -168,7 +168,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", inplace={"X_grad": "Out_grad"}, gpu="random")
+@op("X_grad", traits={"pointwise"}, inplace={"X_grad": "Out_grad"}, gpu="random")
 def dropout_grad(Mask, Out_grad, *, p: float = 0.5, mode: str = "upscale_in_train", out=None):
     """Out_grad scaled as X was, zero where Mask is 0."""
     return masked(Out_grad, Mask, p, mode, out[0] if out else None)

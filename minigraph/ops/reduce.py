@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError, require
-from ..opdef import DTypeAttr, Ints, OpDef, op
+from ..opdef import DTypeAttr, Ints, OpDef, Rows, op
 from ..types import TensorType, bool_, int32, int64, normalize_axes, normalize_axis
 from .elementwise import draw, masked
 
@@ -75,7 +75,16 @@ def _grad_samples(rng):
         yield (X, Out_grad), attrs
 
 
-@op(gpu="reduce")
+def _last_axes(attrs, ndim):
+    """The first axis of rows where the last axes are reduced, but not all."""
+    axes = sorted(normalize_axes(attrs["axis"], ndim))
+    return axes[0] if axes and axes[0] > 0 and axes == [*range(axes[0], ndim)] else None
+
+
+ROWS, GRAD_ROWS = Rows(_last_axes, frozenset({"Out"})), Rows(_last_axes, frozenset({"Out", "Out_grad"}))
+
+
+@op(gpu="reduce", rows=ROWS)
 def reduce_sum(X, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """The sum over `axis` (None: all axes, (): none); of bool and ints it is int64, of nothing 0."""
     dtype = X.dtype if X.dtype.kind == "f" else int64
@@ -87,7 +96,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_sum_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="reduce")
+@op("X_grad", no_need_buffer={"X"}, gpu="reduce", rows=GRAD_ROWS)
 def reduce_sum_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad, spread over X's shape."""
     return _spread(Out_grad, X.shape, axis, out)
@@ -98,7 +107,7 @@ def _(g, X_grad_grad, *, axis, keepdim):
     return None, g.reduce_sum(X_grad_grad, axis=axis, keepdim=keepdim)
 
 
-@op(gpu="reduce")
+@op(gpu="reduce", rows=ROWS)
 def reduce_mean(X, *, axis: Ints | None = None, keepdim: bool = False):
     """The mean over `axis` (None: all axes, (): none) of floats; of nothing it is NaN."""
     total = np.sum(X, axis=axis, keepdims=keepdim)
@@ -122,7 +131,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_mean_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="reduce")
+@op("X_grad", no_need_buffer={"X"}, gpu="reduce", rows=GRAD_ROWS)
 def reduce_mean_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad / (number of elements in each mean), spread over X's shape."""
     return _spread(Out_grad / X.dtype.type(max(_count(X.shape, axis), 1)), X.shape, axis, out)
@@ -187,7 +196,7 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
     )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
-    forward, backward = op(gpu="reduce")(extremum), op("X_grad", gpu="reduce")(extremum_grad)
+    forward, backward = op(gpu="reduce", rows=ROWS)(extremum), op("X_grad", gpu="reduce")(extremum_grad)
 
     @forward.infer
     def _(X, *, axis, keepdim):

@@ -94,16 +94,26 @@ def _gradients(x_grad: str, y_grad: str) -> Bind:
     return bind
 
 
-elementwise_add_grad = _gradients("Out_grad", "Out_grad")
-elementwise_mul_grad = _gradients("Out_grad * Y", "Out_grad * X")
-elementwise_div_grad = _gradients("Out_grad / Y", "-(Out_grad / Y * Out)")
-elementwise_pow_grad = _gradients(
-    "Out_grad * (Y == C(0) ? C(0) : Y * power(X, Y - C(1)))",
-    "Out_grad * power(X, Y) * log(X == C(0) && Y >= C(0) ? C(1) : X)",
-)
-elementwise_max_grad = _gradients("Y <= X ? Out_grad : C(0)", "Y <= X ? C(0) : Out_grad")
-elementwise_min_grad = _gradients("Y >= X ? Out_grad : C(0)", "Y >= X ? C(0) : Out_grad")
-where_grad = _gradients("Condition ? Out_grad : C(0)", "Condition ? C(0) : Out_grad")
+GRADIENTS = {  # of X and of Y at an element where nothing was broadcast
+    "elementwise_add_grad": ("Out_grad", "Out_grad"),
+    "elementwise_sub_grad": ("Out_grad", "-Out_grad"),
+    "elementwise_mul_grad": ("Out_grad * Y", "Out_grad * X"),
+    "elementwise_div_grad": ("Out_grad / Y", "-(Out_grad / Y * Out)"),
+    "elementwise_pow_grad": (
+        "Out_grad * (Y == C(0) ? C(0) : Y * power(X, Y - C(1)))",
+        "Out_grad * power(X, Y) * log(X == C(0) && Y >= C(0) ? C(1) : X)",
+    ),
+    "elementwise_max_grad": ("Y <= X ? Out_grad : C(0)", "Y <= X ? C(0) : Out_grad"),
+    "elementwise_min_grad": ("Y >= X ? Out_grad : C(0)", "Y >= X ? C(0) : Out_grad"),
+    "where_grad": ("Condition ? Out_grad : C(0)", "Condition ? C(0) : Out_grad"),
+}
+elementwise_add_grad = _gradients(*GRADIENTS["elementwise_add_grad"])
+elementwise_mul_grad = _gradients(*GRADIENTS["elementwise_mul_grad"])
+elementwise_div_grad = _gradients(*GRADIENTS["elementwise_div_grad"])
+elementwise_pow_grad = _gradients(*GRADIENTS["elementwise_pow_grad"])
+elementwise_max_grad = _gradients(*GRADIENTS["elementwise_max_grad"])
+elementwise_min_grad = _gradients(*GRADIENTS["elementwise_min_grad"])
+where_grad = _gradients(*GRADIENTS["where_grad"])
 
 
 def elementwise_sub_grad(

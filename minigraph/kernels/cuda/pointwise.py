@@ -131,7 +131,7 @@ def pointwise_source(
     body = [
         "u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;",
         "if (at >= packs) return;",
-        *_offsets(names, axes, pack, index, inner),
+        *offsets(names, axes, pack, index, inner),
     ]
     for (n, b), step in zip(inputs.items(), inner, strict=False):
         t = CUDA_TYPES[b.dtype]
@@ -161,7 +161,7 @@ def pointwise_source(
     )
 
 
-def _offsets(names: Sequence[str], axes: int, pack: int, index: str, inner: Sequence[int]) -> list[str]:
+def offsets(names: Sequence[str], axes: int, pack: int, index: str, inner: Sequence[int]) -> list[str]:
     """Where each operand's elements of this thread begin."""
     if axes == 1:
         return [f"const u64 o_{n} = at * {pack if step else 0};" for n, step in zip(names, inner, strict=True)]

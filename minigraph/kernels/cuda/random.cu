@@ -4,27 +4,6 @@
 // they are the CPU's bits. V elements per access; the size is a multiple of V. Every element is
 // written once, dropout also reads each once.
 
-struct Words {
-    u32 v[4];
-};
-
-__device__ __forceinline__ Words philox4x32(u64 block, u64 seed, i64 number, i64 step)
-{
-    u32 c0 = u32(block), c1 = u32(block >> 32), c2 = u32(step), c3 = u32(number);
-    u32 k0 = u32(seed), k1 = u32(seed >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u64 p0 = u64(c0) * 0xD2511F53u, p1 = u64(c2) * 0xCD9E8D57u;
-        c0 = u32(p1 >> 32) ^ c1 ^ k0;
-        c2 = u32(p0 >> 32) ^ c3 ^ k1;
-        c1 = u32(p1);
-        c3 = u32(p0);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return {{c0, c1, c2, c3}};
-}
-
 constexpr double WORD = 1.0 / 4294967296.0;
 
 // Write four elements from `at` on, rounded to C and then to T.

@@ -11,6 +11,7 @@ import numpy as np
 from ...types import float32, float64
 from .binder import Binder, Fill, blocks_for
 from .buffer import CUDA_TYPES, Buffer
+from .compile import full_source, read_source
 from .pointwise import bind_pointwise, compute_type, pack_size
 
 THREADS = 256
@@ -22,11 +23,15 @@ Slots = Mapping[str, Any]
 def _fill(binder: Binder, function: str, out: Buffer, attrs: Slots, *numbers: float) -> None:
     """out = `function` of its elements' random words and of `numbers`."""
     pack = min(WORDS, pack_size([out], [out.size], [[1]]))
-    binder.launch(
-        "random.cu", function, blocks_for(out.size, WORDS * THREADS), THREADS, out, np.uint64(out.size),
+    binder.launch_source(
+        _source(T=CUDA_TYPES[out.dtype], C=compute_type(out.dtype), V=pack, FILL=1), function,
+        blocks_for(out.size, WORDS * THREADS), THREADS, out, np.uint64(out.size),
         *binder.rng(attrs), *(np.float64(x) for x in numbers),
-        defines={"T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "V": pack, "FILL": 1},
     )  # fmt: skip
+
+
+def _source(**defines: Any) -> str:
+    return full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items())) + read_source("random.cu")
 
 
 def uniform_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
@@ -60,11 +65,11 @@ def dropout(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     buffers = [b for b in (x, out, mask) if b is not None]
     pack = pack_size(buffers, [x.size], [[1]] * len(buffers))
     blocks = 2 if x.dtype.itemsize == 2 else 1
-    binder.launch(
-        "random.cu", "dropout", blocks_for(x.size, WORDS * blocks * THREADS), THREADS,
+    binder.launch_source(
+        _source(T=CUDA_TYPES[x.dtype], C=compute_type(x.dtype), V=pack, BLOCKS=blocks), "dropout",
+        blocks_for(x.size, WORDS * blocks * THREADS), THREADS,
         x, out or np.uint64(0), mask or np.uint64(0), np.uint64(x.size), *binder.rng(attrs),
-        np.uint64(round(attrs["p"] * 2**32)), np.float64(_scale(attrs)),
-        defines={"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype), "V": pack, "BLOCKS": blocks},
+        np.uint64(round(attrs["p"] * 2**32)), np.float64(dropout_scale(attrs)),
     )  # fmt: skip
 
 
@@ -72,10 +77,10 @@ def dropout_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """X_grad = Out_grad scaled as X was where Mask is 1, else 0."""
     inputs = {"Mask": ins["Mask"], "Out_grad": ins["Out_grad"]}
     expressions = {"X_grad": "Mask ? Out_grad * scale : C(0)"}
-    bind_pointwise(binder, {"X_grad": outs["X_grad"]}, inputs, expressions, {"scale": _scale(attrs)})
+    bind_pointwise(binder, {"X_grad": outs["X_grad"]}, inputs, expressions, {"scale": dropout_scale(attrs)})
 
 
-def _scale(attrs: Slots) -> float:
+def dropout_scale(attrs: Slots) -> float:
     """The factor on kept elements in training."""
     p = attrs["p"]
     return 1 / (1 - p) if attrs["mode"] == "upscale_in_train" and p < 1 else 1.0

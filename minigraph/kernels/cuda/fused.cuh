@@ -1,0 +1,56 @@
+// What generated kernels of fused bodies share. Values are arrays of N elements in the registers of a thread: PACKS packs
+// of WIDTH elements that lie side by side. The kernel says where pack k begins: `element(k)`, counted in row-major order.
+#define N (PACKS * WIDTH)
+#define ALL _Pragma("unroll") for (int i = 0; i < N; ++i)
+#define ALL_PACKS _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
+
+// Where a random member keeps an element: its word is at least `threshold`.
+template <class ELEMENT>
+__device__ __forceinline__ void keep(
+    bool (&kept)[N], ELEMENT element, u64 seed, i64 number, i64 step, u64 threshold
+) {
+    ALL_PACKS {
+        const u64 first = element(k);
+#pragma unroll
+        for (int q = 0; q < WIDTH; q += 4) {
+            const Words w = philox4x32(first / 4 + q / 4, seed, number, step);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (WIDTH >= 4)
+                    kept[k * WIDTH + (q + j) % WIDTH] = w.v[j] >= threshold;
+                else if (int(first % 4) <= j && j < int(first % 4) + WIDTH) {
+#pragma unroll
+                    for (int v = 0; v < WIDTH; ++v)
+                        if (int(first % 4) + v == j) kept[k * WIDTH + v] = w.v[j] >= threshold;
+                }
+        }
+    }
+}
+
+#ifdef LANES
+#define VALID(i) ((i) / WIDTH * LANES < mine)
+
+// Over the LANES threads that share a row, in each of them; `shared` holds one value for each warp.
+template <class C, class MERGE> __device__ __forceinline__ C over_lanes(C x, C* shared, MERGE merge) {
+#pragma unroll
+    for (int lanes = (LANES < 32 ? LANES : 32) / 2; lanes > 0; lanes /= 2)
+        x = merge(x, C(__shfl_xor_sync(~0u, x, lanes)));
+#if LANES > 32
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = shared[threadIdx.x / LANES * (LANES / 32) + threadIdx.x % (LANES / 32)];
+#pragma unroll
+    for (int lanes = LANES / 64; lanes > 0; lanes /= 2) x = merge(x, C(__shfl_xor_sync(~0u, x, lanes)));
+#endif
+    return x;
+}
+template <class C> __device__ __forceinline__ C row_sum(C x, void* shared) {
+    return over_lanes(x, (C*)shared, [](C a, C b) { return a + b; });
+}
+template <class C> __device__ __forceinline__ C row_max(C x, void* shared) {
+    return over_lanes(x, (C*)shared, [](C a, C b) { return max_nan(a, b); });
+}
+template <class C> __device__ __forceinline__ C row_min(C x, void* shared) {
+    return over_lanes(x, (C*)shared, [](C a, C b) { return min_nan(a, b); });
+}
+#endif

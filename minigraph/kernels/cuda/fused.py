@@ -1,0 +1,114 @@
+"""Fused bodies as one kernel; this file binds them and makes those without rows.
+
+Each input is read once and each output written once, whatever lies between.
+
+A body without a Layout for its real shapes, or with more than registers hold, runs member by member with the members'
+own kernels; the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...types import TensorType
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .fused_code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
+from .fused_rows import bind_rows
+from .pointwise import THREADS, merged_axes, offsets, pack_size
+
+Slots = Mapping[str, Any]
+
+
+def fused_elementwise(form: Callable[..., Any], binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Outputs of a body, by one kernel where that can be."""
+    x, like, out = ins["X"], ins.get("Like") or [], outs["Out"]
+    found = form(attrs["body"], [_type(b) for b in x], [_type(b) for b in like])
+    buffers = {f"x{i}": b for i, b in enumerate(x)} | {f"s{i}": b for i, b in enumerate(like)}
+    buffers |= {f"y{i}": b for i, b in enumerate(out)}
+    calls = len(binder.calls)
+    try:
+        if isinstance(found.layout, str):
+            raise TooMuch(found.layout)
+        if math.prod(found.layout.shape) == 0:
+            raise TooMuch("there are no elements")
+        bind = _bind_whole if found.layout.row is None else bind_rows
+        bind(binder, found, buffers)
+    except TooMuch as why:
+        del binder.calls[calls:]
+        binder.note(f"runs member by member: {why}")
+        _bind_members(binder, found, buffers)
+
+
+def _type(buffer: Buffer) -> TensorType:
+    return TensorType(buffer.shape, buffer.dtype)
+
+
+def _bind_members(binder: Binder, found: Any, buffers: dict[str, Buffer]) -> None:
+    """Each member by its own kernel, with values between them in scratch memory."""
+    own = binder.number
+    for m in found.members:
+        for name in m.written:
+            if name not in buffers:
+                buffers[name] = binder.scratch(found.types[name].shape, found.types[name].dtype)
+        binder.number = m.number
+        m.opdef.gpu_bind(
+            binder, _slots(m.opdef.inputs, m.inputs, buffers), _slots(m.opdef.outputs, m.outputs, buffers), m.attrs
+        )
+    binder.number = own
+
+
+def _slots(slots: Sequence[Any], names: Mapping[str, Sequence[str]], buffers: Mapping[str, Buffer]) -> dict[str, Any]:
+    found = {s.name: [buffers[n] for n in names.get(s.name, ())] for s in slots}
+    return {s.name: found[s.name] if s.variadic else (found[s.name] or [None])[0] for s in slots}
+
+
+# the kernel of a body without rows
+
+
+def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+    """One thread for each pack of WIDTH elements."""
+    shape = found.layout.shape
+    inputs = read_names(found, buffers)
+    names = [*inputs, *found.outputs]
+    operands = [buffers[n] for n in names]
+    extents, strides = merged_axes(shape, [b.shape for b in operands])
+    pack = pack_size(operands, extents, strides)
+    inner = {n: s[-1] for n, s in zip(names, strides, strict=True)}
+    code = Code(found.types, found.layout.kinds)
+    for n in inputs:
+        b, packed = buffers[n], pack > 1 and inner[n] != 0
+        t, source = CUDA_TYPES[b.dtype], f"p_{n} + o_{n}"
+        variable = code.declare(n, inner[n] != 0)
+        if packed:
+            code.lines.append(f"const Pack<{t}, {pack}> q_{n} = *(const Pack<{t}, {pack}>*)({source});")
+        value = f"q_{n}.v[i]" if packed else f"*({source})"
+        code.lines.append(f"{'ALL ' * (n in code.arrays)}{variable}{'[i]' * (n in code.arrays)} = up({value});")
+    for m in found.members:
+        add_pointwise(code, m, binder)
+    for n in found.outputs:
+        t = CUDA_TYPES[buffers[n].dtype]
+        code.lines += [
+            f"Pack<{t}, {pack}> r_{n};", f"ALL r_{n}.v[i] = down<{t}>({code.at(n)});",
+            f"*(Pack<{t}, {pack}>*)(p_{n} + o_{n}) = r_{n};",
+        ]  # fmt: skip
+    axes, size = len(extents), math.prod(shape)
+    index = "u64" if size >= 2**31 else "u32"
+    parameters = [*operand_parameters(inputs, found.outputs, buffers), *code.parameters, "i64 packs"]
+    parameters += [f"i64 extent{a}" for a in range(1, axes)]
+    if axes > 1:
+        parameters += [f"i64 step_{n}_{a}" for a in range(axes) for n in names]
+    steps = [i64(s) for axis in zip(*strides, strict=True) for s in axis] if axes > 1 else []
+    body = [
+        "const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;", "if (at >= packs) return;",
+        f"const auto element = [&](int) {{ return at * {pack}; }};",
+        *offsets(names, axes, pack, index, [inner[n] for n in names]), *code.lines,
+    ]  # fmt: skip
+    source = kernel_source("fused", {"WIDTH": pack, "PACKS": 1}, parameters, body, THREADS)
+    packs = size // pack
+    binder.launch_source(
+        source, "fused", blocks_for(packs, THREADS), THREADS, *operands, *code.arguments, i64(packs),
+        *(i64(e) for e in extents[1:]), *steps,
+    )  # fmt: skip

@@ -1,0 +1,375 @@
+"""Fused bodies with members that work on rows: LANES threads keep the values of a row in registers.
+
+Reads every input once and writes every output once, statistics in between. Sums over rows (gradients of a scale or a
+bias) are kept in registers while a block takes every gridDim-th row; a second launch adds up the blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...types import FLOATS, float64
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .fused_code import (
+    Code,
+    TooMuch,
+    add_pointwise,
+    kernel_source,
+    literal,
+    operand_parameters,
+    read_names,
+)
+from .pointwise import PACK_BYTES, compute_type, merged_axes
+from .reduce import accumulator, bind_column_sum, power_of_two
+
+MOST_LANES = 512
+REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
+RESERVED = 40  # of these, for addresses and statistics
+THREADS = 128  # of a block at least
+
+
+def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+    """A body with rows as one kernel, and one more for each sum over rows."""
+    layout, types = found.layout, found.types
+    rows, n = math.prod(layout.shape[: layout.row]), math.prod(layout.shape[layout.row :])
+    inputs = read_names(found, buffers)
+    sums = [name for name in found.outputs if layout.kinds[name] == "sum"]
+    written = [name for name in found.outputs if name not in sums]
+    leading = _row_strides(layout, inputs, buffers)
+    width = _width(n, layout, [*inputs, *written], buffers)
+    packs = n // width
+    lanes, per_lane = _lanes(packs, width, _live_words(found, inputs))
+    threads = max(lanes, THREADS)
+    code = Code(types, layout.kinds)
+    for name in sums:
+        code.declare(name, True)
+    totals = [line.replace(";", " = {};") for line in code.lines]
+    code.lines.clear()
+    _add_loads(code, layout, inputs, buffers, width)
+    shelves = 0
+    for m in found.members:
+        if m.opdef.rows is None:
+            add_pointwise(code, m, binder)
+        else:
+            shelves += add_rows(code, m, n, shelves)
+    stores = _stores(code, layout, written, buffers, width)
+    groups = threads // lanes
+    blocks = blocks_for(rows, groups)
+    partial: list[Buffer] = []
+    if sums:
+        blocks = min(blocks, binder.device.multiprocessors * max(1, 1024 // threads))
+        partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
+    parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
+    parameters += [f"{CUDA_TYPES[b.dtype]}* p_{name}" for name, b in zip(sums, partial, strict=True)]
+    parameters += ["i64 rows"] + [f"i64 extent{a}" for a in range(1, len(leading.extents))]
+    strided = [name for name in inputs if name in leading.strides]
+    parameters += [f"i64 step_{name}_{a}" for name in strided for a in range(len(leading.extents))]
+    body = [
+        f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
+        "const int lane = threadIdx.x % LANES;", *totals, "int turn = 0;",
+        "for (i64 first = i64(blockIdx.x) * GROUPS; first < rows; first += i64(gridDim.x) * GROUPS, turn ^= 1) {",
+        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < rows;",
+        "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
+        "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
+        *leading.offsets(strided), *code.lines, *stores, "}", *_sum_lines(code, sums, groups, types),
+    ]  # fmt: skip
+    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups}
+    source = kernel_source("fused_rows", facts, parameters, body, threads, max(1, 512 // threads))
+    args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
+    args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
+    binder.launch_source(source, "fused_rows", blocks, threads, *args)
+    for name, part in zip(sums, partial, strict=True):
+        bind_column_sum(binder, part, buffers[name])
+
+
+class _Leading:
+    """The axes before a row: their extents, and the operands' steps along them."""
+
+    def __init__(self, extents: list[int], strides: dict[str, list[int]]) -> None:
+        self.extents, self.strides = extents, strides
+
+    def offsets(self, names: Sequence[str]) -> list[str]:
+        """Where each operand's row begins."""
+        lines = ["i64 rest = inside ? row : 0;"]
+        for a in range(len(self.extents) - 1, 0, -1):
+            lines += [f"const i64 i{a} = rest % extent{a};", f"rest /= extent{a};"]
+        lines.append("const i64 i0 = rest;")
+        for name in names:
+            terms = [f"i{a} * step_{name}_{a}" for a in range(len(self.extents))]
+            lines.append(f"const i64 o_{name} = {' + '.join(terms)};")
+        return lines
+
+
+def _row_strides(layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]) -> _Leading:
+    """Steps of whole operands along the axes before a row; they hold whole rows, or one element for each."""
+    row, shape = layout.row, layout.shape
+    n, names, seen = math.prod(shape[row:]), [], []
+    sizes = {}
+    for name in inputs:
+        if layout.kinds[name] != "whole":
+            continue
+        own = buffers[name].shape
+        own = (1,) * (len(shape) - len(own)) + own
+        if own[row:] == shape[row:]:
+            sizes[name] = n
+        elif math.prod(own[row:]) == 1:
+            sizes[name] = 1
+        else:
+            raise TooMuch(f"an operand {list(buffers[name].shape)} broadcasts inside a row of {list(shape)}")
+        names.append(name)
+        seen.append(own[:row])
+    extents, strides = merged_axes(shape[:row], seen)
+    return _Leading(extents, {name: [s * sizes[name] for s in own] for name, own in zip(names, strides, strict=True)})
+
+
+def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buffer]) -> int:
+    """Elements of a pack: 16 bytes of the widest whole operand, where rows and addresses allow it."""
+    packed = [buffers[name] for name in names if layout.kinds[name] != "row"]
+    width = PACK_BYTES // max(b.dtype.itemsize for b in packed if b.size >= n)
+    while n % width or any(b.alignment % (width * b.dtype.itemsize) for b in packed):
+        width //= 2
+    return width
+
+
+def _live_words(found: Any, inputs: Sequence[str]) -> int:
+    """Registers for one element of all values that live at once, at most."""
+    layout, last = found.layout, {}
+    for i, m in enumerate(found.members):
+        last.update(dict.fromkeys(m.read, i))
+    last.update(dict.fromkeys(found.outputs, len(found.members)))
+
+    def words(names: Sequence[str]) -> int:
+        return sum(2 if found.types[name].dtype == float64 else 1 for name in names if layout.kinds[name] != "row")
+
+    live = {*inputs, *(name for name in found.outputs if layout.kinds[name] == "sum")}
+    most = words([*live])
+    for i, m in enumerate(found.members):
+        live.update(m.written)
+        most = max(most, words([*live]))
+        live = {name for name in live if last.get(name, i) > i}
+    return most + 1
+
+
+def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
+    """Threads that share a row of `packs` packs, and packs of each."""
+    lanes = min(MOST_LANES, power_of_two(packs))
+    per_lane = blocks_for(packs, lanes)
+    if per_lane > 1 and per_lane * width * words > REGISTERS - RESERVED:
+        raise TooMuch(f"a row of {packs * width} elements with {words} values each does not fit the registers")
+    return lanes, per_lane
+
+
+def _add_loads(
+    code: Code, layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], width: int
+) -> None:
+    """Read all of a row, every load before the first use."""
+    for name in inputs:
+        t, kind = CUDA_TYPES[buffers[name].dtype], layout.kinds[name]
+        one_each = kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name]))
+        variable = code.declare(name, not one_each)
+        if one_each:
+            place = "row" if kind == "row" else f"o_{name}"
+            zero = f"{compute_type(buffers[name].dtype)}(0)"
+            code.lines.append(f"{variable} = inside ? up(p_{name}[{place}]) : {zero};")
+            continue
+        start = f"p_{name}" if kind == "column" else f"p_{name} + o_{name}"
+        pack = f"Pack<{t}, {width}>"
+        code.lines[-1] = f"{pack} q_{name}[PACKS];"
+        code.lines.append(
+            f"ALL_PACKS if (k * LANES < mine) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];"
+        )
+    for name in inputs:
+        if name in code.arrays:
+            variable = code.variables[name]
+            zero = f"{compute_type(buffers[name].dtype)}(0)"
+            code.lines.append(f"{compute_type(buffers[name].dtype)} {variable}[N];")
+            code.lines.append(
+                f"ALL {variable}[i] = VALID(i) ? up(q_{name}[i / WIDTH].v[i % WIDTH]) : {zero};"
+            )
+
+
+def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
+    """Whether an operand has one element for all of a row of several."""
+    last = buffer.shape[max(0, buffer.ndim - (len(layout.shape) - layout.row)) :]
+    return math.prod(last) == 1 != math.prod(layout.shape[layout.row :])
+
+
+def _stores(
+    code: Code, layout: Any, written: Sequence[str], buffers: Mapping[str, Buffer], width: int
+) -> list[str]:
+    lines = []
+    for name in written:
+        t = CUDA_TYPES[buffers[name].dtype]
+        if layout.kinds[name] == "row":
+            lines.append(f"if (inside && lane == 0) p_{name}[row] = down<{t}>({code.variables[name]});")
+            continue
+        pack = f"Pack<{t}, {width}>"
+        lines += [
+            "ALL_PACKS if (k * LANES < mine) {", f"    {pack} r;",
+            '    _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {',
+            f"        const int i = k * WIDTH + v; r.v[v] = down<{t}>({code.at(name)}); }}",
+            f"    (({pack}*)(p_{name} + u64(row) * n))[lane + k * LANES] = r;", "}",
+        ]  # fmt: skip
+    return lines
+
+
+def _sum_lines(code: Code, sums: Sequence[str], groups: int, types: Mapping[str, Any]) -> list[str]:
+    """The block's sums over rows: its groups one after the other, in a fixed order, then a row of the partial sums."""
+    lines = []
+    for name in sums:
+        variable, c = code.variables[name], compute_type(types[name].dtype)
+        if groups > 1:
+            lines += [
+                f"{{ __shared__ {c} others[N][LANES];", "for (int group = 0; group < GROUPS; ++group) {",
+                "    if (threadIdx.x / LANES == group)",
+                f"        ALL others[i][lane] = {variable}[i] += group == 0 ? {c}(0) : others[i][lane];",
+                "    __syncthreads();", "}}",
+            ]  # fmt: skip
+        lines += [
+            "if (threadIdx.x / LANES == GROUPS - 1)",
+            f"    ALL if ((lane + i / WIDTH * LANES) < packs)"
+            f" p_{name}[blockIdx.x * n + (lane + i / WIDTH * LANES) * WIDTH + i % WIDTH] = {variable}[i];",
+        ]  # fmt: skip
+    return lines
+
+
+# members that work on rows
+
+
+class _Row:
+    """What the text of one member is made of."""
+
+    def __init__(self, code: Code, member: Any, n: int, shelf: int) -> None:
+        self.code, self.member, self.n, self.shelf = code, member, n, shelf
+        self.lines: list[str] = []
+        self.used = 0
+        self.outs = {
+            slot: code.variables[names[0]] if names[0] in code.variables
+            else code.declare(names[0], code.kinds[names[0]] != "row")
+            for slot, names in member.outputs.items()
+            if names[0] in code.variables or code.kinds[names[0]] != "sum"
+        }  # fmt: skip
+
+    def read(self, slot: str) -> str:
+        """The value of an input at element i; empty where it is absent."""
+        names = self.member.inputs.get(slot)
+        return f"C({self.code.at(names[0])})" if names else ""
+
+    def total(self, name: str, term: str, how: str = "sum") -> None:
+        """`const C name` = sum, max or min of `term` over the row."""
+        start = {"sum": "C(0)", "max": "-infinity<C>()", "min": "infinity<C>()"}[how]
+        merge = f"a_{name} += {term}" if how == "sum" else f"a_{name} = {how}_nan(a_{name}, {term})"
+        self.lines += [
+            f"C a_{name} = {start};", f"ALL if (VALID(i)) {{ {merge}; }}",
+            f"const C {name} = row_{how}(a_{name}, shelf[{(self.shelf + self.used) * 2} + turn]);",
+        ]  # fmt: skip
+        self.used += 1
+
+    def each(self, slot: str, value: str) -> None:
+        """Every element of an output."""
+        if slot in self.outs:
+            self.lines.append(f"ALL {self.outs[slot]}[i] = {value};")
+
+    def once(self, slot: str, value: str) -> None:
+        """An output with one element for each row."""
+        if slot in self.outs:
+            self.lines.append(f"{self.outs[slot]} = {value};")
+
+
+def _layer_norm(r: _Row) -> None:
+    x, scale, bias = r.read("X"), r.read("Scale"), r.read("Bias")
+    r.total("sum", x)
+    r.lines.append(f"const C mean = sum / C({r.n});")
+    r.total("squares", f"({x} - mean) * ({x} - mean)")
+    epsilon = literal(r.member.attrs["epsilon"])
+    r.lines.append(f"const C variance = squares / C({r.n}), inverse = C(1) / sqrt(variance + {epsilon});")
+    r.each("Y", f"({x} - mean) * inverse" + f" * {scale}" * bool(scale) + f" + {bias}" * bool(bias))
+    r.once("Mean", "mean")
+    r.once("Variance", "variance")
+
+
+def _layer_norm_grad(r: _Row) -> None:
+    x, dy, scale = r.read("X"), r.read("Y_grad"), r.read("Scale")
+    epsilon, n = literal(r.member.attrs["epsilon"]), f"C({r.n})"
+    r.lines.append(
+        f"const C mean = {r.read('Mean')}, inverse = inside ? C(1) / sqrt({r.read('Variance')} + {epsilon}) : C(0);"
+    )
+    h, d = f"(({x} - mean) * inverse)", f"({dy} * {scale})" if scale else dy
+    if "Scale_grad" in r.outs:
+        r.lines.append(f"ALL if (VALID(i)) {r.outs['Scale_grad']}[i] += {dy} * {h};")
+    if "Bias_grad" in r.outs:
+        r.lines.append(f"ALL if (VALID(i)) {r.outs['Bias_grad']}[i] += {dy};")
+    if "X_grad" not in r.outs:
+        return
+    r.total("sum", d)
+    r.total("product", f"{d} * {h}")
+    mean_grad, variance_grad = r.read("Mean_grad"), r.read("Variance_grad")
+    more = f" + {mean_grad} / {n}" * bool(mean_grad)
+    more += f" + ({x} - mean) * (C(2) * {variance_grad} / {n})" * bool(variance_grad)
+    r.each("X_grad", f"({d} - sum / {n} - {h} * (product / {n})) * inverse{more}")
+
+
+def _softmax(r: _Row) -> None:
+    x = r.read("X")
+    r.total("most", x, "max")
+    r.lines.append(f"C e[N]; ALL e[i] = exp({x} - most);")
+    r.total("sum", "e[i]")
+    r.each("Out", "e[i] / sum")
+
+
+def _log_softmax(r: _Row) -> None:
+    x = r.read("X")
+    r.total("most", x, "max")
+    r.total("sum", f"exp({x} - most)")
+    r.lines.append("const C logarithm = log(sum);")
+    r.each("Out", f"{x} - most - logarithm")
+
+
+def _softmax_grad(r: _Row) -> None:
+    r.total("product", f"{r.read('Out')} * {r.read('Out_grad')}")
+    r.each("X_grad", f"{r.read('Out')} * ({r.read('Out_grad')} - product)")
+
+
+def _log_softmax_grad(r: _Row) -> None:
+    r.total("sum", r.read("Out_grad"))
+    r.each("X_grad", f"{r.read('Out_grad')} - exp({r.read('Out')}) * sum")
+
+
+def _reduction(how: str, mean: bool = False) -> Callable[[_Row], None]:
+    def add(r: _Row) -> None:
+        r.total("result", r.read("X"), how)
+        r.once("Out", f"result / C({r.n})" if mean else "result")
+
+    return add
+
+
+def _spread(mean: bool) -> Callable[[_Row], None]:
+    def add(r: _Row) -> None:
+        r.each("X_grad", f"{r.read('Out_grad')}" + f" / C({r.n})" * mean)
+
+    return add
+
+
+ROW_MEMBERS: dict[str, Callable[[_Row], None]] = {
+    "layer_norm": _layer_norm, "layer_norm_grad": _layer_norm_grad,
+    "softmax": _softmax, "softmax_grad": _softmax_grad,
+    "log_softmax": _log_softmax, "log_softmax_grad": _log_softmax_grad,
+    "reduce_sum": _reduction("sum"), "reduce_mean": _reduction("sum", mean=True),
+    "reduce_max": _reduction("max"), "reduce_min": _reduction("min"),
+    "reduce_sum_grad": _spread(mean=False), "reduce_mean_grad": _spread(mean=True),
+}  # fmt: skip
+
+
+def add_rows(code: Code, member: Any, n: int, shelf: int) -> int:
+    """The statements of a member that works on rows; returns how many shelves of shared memory it takes."""
+    add = ROW_MEMBERS.get(member.opdef.type)
+    first = member.inputs[member.opdef.input_names[0]][0]
+    if add is None or code.types[first].dtype not in FLOATS:
+        raise TooMuch(f"{member.opdef.type} of {code.types[first].dtype} has no form for rows in registers")
+    r = _Row(code, member, n, shelf)
+    add(r)
+    code.lines += [f"{{ typedef {code.computed(member)} C;", *(f"    {line}" for line in r.lines), "}"]
+    return r.used
