@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +26,10 @@ from gpucheck import (
 )
 
 from minigraph import cuda
+from minigraph.compiler import CompiledProgram
+from minigraph.kernels.cuda.binder import Binder
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.strategy import BuildStrategy
 from minigraph.types import as_dtype, float16
 
 SHAPES = [
@@ -59,6 +64,12 @@ def checks() -> Iterator[Check]:
                 f"epilogues/backward/{title}", partial(_backward, form, columns, dtype), small, True
             )
         yield Check(f"epilogues/nan/{dtype}", partial(_nan_stays, dtype), product=True)
+    for form, dtype in itertools.product(FORMS, ("float32", "float16", "bfloat16")):
+        yield Check(f"epilogues/variants/{form}/{dtype}", partial(_variants, form, dtype), product=True)
+        yield Check(f"epilogues/autotune/{form}/{dtype}", partial(_autotuned, form, dtype), product=True)
+    for dtype in DTYPES:
+        yield Check(f"products/in float32/{dtype}", partial(_in_float32, dtype), product=True)
+        yield Check(f"products/accumulate/{dtype}", partial(_accumulated, dtype), product=True)
     yield Check("products/tf32", _tf32, product=True)
     for activation, training in itertools.product(("relu", "gelu"), (False, True)):
         for dtype in ("float32", "float16"):
@@ -200,8 +211,9 @@ def _forward_one(
 
 
 def emitted(
-    op_type: str, arrays: dict[str, np.ndarray], dtype: str, needs: tuple[str, ...], **attrs: Any
-) -> dict[str, np.ndarray]:
+    op_type: str, arrays: dict[str, np.ndarray], dtype: str, needs: tuple[str, ...],
+    strategy: BuildStrategy | None = None, **attrs: Any,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """{output slot: array} of one operator that has the outputs `needs` and no others."""
     block = opcheck.Program().global_block()
     typed = {s: a if a.dtype == np.uint8 else a.astype(as_dtype(dtype)) for s, a in arrays.items()}
@@ -210,9 +222,8 @@ def emitted(
     }
     opcheck.Builder(block).emit(op_type, needs=needs, **variables, **attrs)
     outputs = {slot: vs[0] for slot, vs in block.ops[-1].outputs.items() if slot in needs}
-    fetched = opcheck.Executor().run(
-        block.program, typed, list(outputs.values()), scope=opcheck.Scope()
-    )
+    program = CompiledProgram(block.program, strategy) if strategy else block.program
+    fetched = opcheck.Executor().run(program, typed, list(outputs.values()), scope=opcheck.Scope())
     return dict(zip(outputs, fetched, strict=True))
 
 
@@ -311,6 +322,133 @@ def _nan_stays(dtype: str) -> None:
         for keep in ([False, True] if form != "none" else [False])
         for where in ("X", "Y", "Bias")
     )
+
+
+# every way to compute the same
+
+
+@contextmanager
+def _only(number: int) -> Iterator[None]:
+    """Operators record one variant instead of a choice: this one, or their last."""
+    choose = Binder.choose
+
+    def record(binder: Binder, variants: Mapping[str, Any]) -> None:
+        names = list(variants)
+        name = names[min(number, len(names) - 1)]
+        choose(binder, {name: variants[name]})
+
+    Binder.choose = record
+    try:
+        yield
+    finally:
+        Binder.choose = choose
+
+
+def _variants(form: str, dtype: str) -> None:
+    """Each variant of forward and backward, where another would run by itself."""
+
+    def one(number: int, columns: int) -> None:
+        with _only(number):
+            for keep in (False, True):
+                _forward_one(form, columns, dtype, (37,), False, False, keep)
+            for ty in (False, True):
+                _backward_one(form, columns, dtype, (37,), False, ty, ("DX", "DY", "DBias"))
+
+    each(
+        (f"variant {number} of {columns} columns", partial(one, number, columns))
+        for number in range(3)
+        for columns in (136, 13)
+    )
+
+
+def _autotuned(form: str, dtype: str) -> None:
+    """What is chosen by times is as right, keeps a NaN, and is not timed again by another plan."""
+    strategy = BuildStrategy(autotune=True)
+    if importlib.util.find_spec("cupy") is None:
+        return  # a stub in place of the GPU has nothing to time
+
+    def run() -> dict[str, dict[str, np.ndarray]]:
+        with on_gpu():
+            return {t: emitted(t, a, dtype, n, strategy, **attrs) for t, (a, n, attrs) in calls.items()}
+
+    def trial(self: Any, steps: Any) -> Any:
+        raise AssertionError("something is timed again")
+
+    activation, tanh = FORMS[form]
+    X, Y, Bias, DOut = (_numbers(*s, seed=i) for i, s in enumerate(((264, 96), (96, 136), (136,), (264, 136))))
+    kept = {"Out", "ReserveSpace"} if activation != "none" else {"Out"}
+    grad = {"DOut": DOut, "X": X, "Y": Y}
+    if activation != "none":
+        grad["ReserveSpace"] = pack_mask(X > 0) if activation == "relu" else X
+    kind = f"{activation}_grad" if activation != "none" else "none"
+    calls = {
+        "fused_gemm_epilogue": (
+            {"X": X, "Y": Y / 4, "Bias": Bias}, tuple(kept), {"activation": activation, "approximate": tanh}
+        ),
+        "fused_gemm_epilogue_grad": (
+            grad, ("DX", "DY", "DBias"), {"activation_grad": kind, "approximate": tanh}
+        ),
+    }  # fmt: skip
+    found = run()
+    lab = importlib.import_module("minigraph.kernels.cuda.lab").Lab
+    measured, lab.trial = lab.trial, trial
+    try:
+        again = run()
+    finally:
+        lab.trial = measured
+    for op_type, (arrays, needs, attrs) in calls.items():
+        exact, cpu = (emitted(op_type, arrays, t, needs, **attrs) for t in ("float64", dtype))
+        for slot in needs:
+            assert found[op_type][slot].tobytes() == again[op_type][slot].tobytes(), f"{slot} differs"
+            if exact[slot].dtype != np.uint8:
+                _close(found[op_type][slot], cpu[slot], exact[slot], dtype, slot, 264)
+    X[0, 0] = np.nan
+    out = run()["fused_gemm_epilogue"]["Out"]
+    assert np.isnan(out[0].astype(float)).all(), "a NaN is lost"
+
+
+# other types of results
+
+
+def _in_float32(dtype: str) -> None:
+    """Sums of 16-bit operands as they are; others rounded to float32 at the end."""
+
+    def one(sx: tuple[int, ...], sy: tuple[int, ...]) -> None:
+        call = call_of("matmul", {"X": normal(*sx), "Y": normal(*sy, seed=1)}, out_dtype="float32")
+        typed = call.as_dtype(as_dtype(dtype))
+        exact = np.matmul(*(typed.inputs[slot][0].astype(float) for slot in ("X", "Y")))
+        with on_gpu():
+            (found,) = opcheck.executed(typed)["Out"]
+        assert found.dtype == np.float32
+        assert_near(found, exact, 5e-7 * max(1.0, sx[-1] ** 0.5), "Out")
+
+    each((f"{sx} {sy}", partial(one, sx, sy)) for sx, sy in SHAPES)
+
+
+def _accumulated(dtype: str) -> None:
+    """Products added in place over several runs: float32 for 16-bit operands, and the operands' own type."""
+
+    def one(sx: tuple[int, ...], sy: tuple[int, ...], kept: str) -> None:
+        block = opcheck.Program().global_block()
+        x, y = (block.create_var(n, s, dtype, is_data=True) for n, s in (("x", sx), ("y", sy)))
+        acc = block.create_var("acc", (sx[-1], sy[-1]), kept, persistable=True)
+        opcheck.Builder(block).emit("matmul_accumulate", x, y, acc, trans_x=True, out={"Out": acc})
+        scope, exact = opcheck.Scope(), 64 * normal(sx[-1], sy[-1], seed=9)
+        exact = (scope.arrays.setdefault("acc", exact.astype(as_dtype(kept)))).astype(float)
+        with on_gpu():
+            exe = opcheck.Executor()
+            for step in range(4):
+                feed = {n: normal(*s, seed=2 * step + i).astype(as_dtype(dtype))
+                        for i, (n, s) in enumerate((("x", sx), ("y", sy)))}  # fmt: skip
+                (found,) = exe.run(block.program, feed, [acc], scope=scope)
+                flat = [a.astype(float).reshape(-1, a.shape[-1]) for a in feed.values()]
+                exact = exact + flat[0].T @ flat[1]
+        near = {"float64": 1e-12, "float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}[kept]
+        assert_near(found, exact, near * 256, "the accumulator")
+
+    kinds = {dtype, "float32"} if as_dtype(dtype).itemsize == 2 else {dtype}
+    shapes = [((37, 40), (37, 24)), ((3, 17, 8), (3, 17, 5)), ((1, 131), (1, 137)), ((0, 4), (0, 5))]
+    each((f"{sx} {sy} {k}", partial(one, sx, sy, k)) for sx, sy in shapes for k in sorted(kinds))
 
 
 def _tf32() -> None:
