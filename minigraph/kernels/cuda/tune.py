@@ -78,28 +78,28 @@ class Tuner:
             return bytes.fromhex(known["algorithm"])
         try:
             with self.lab.twins([call]) as (twin,):
-                times = self._measured(twin)
+                record = self._measured(twin)
         except MemoryError:
             return None
-        best, milliseconds = times[0]
-        remember(key, {"algorithm": best.hex(), "milliseconds": milliseconds, "candidates": len(times)})
-        return best
+        remember(key, record)
+        return bytes.fromhex(record["algorithm"])
 
-    def _measured(self, call: Gemm) -> list[tuple[bytes, float]]:
-        """(algorithm, milliseconds) of those that can be trusted, the fastest first."""
+    def _measured(self, call: Gemm) -> dict[str, Any]:
+        """The fastest algorithm that can be trusted; `first` is the time of the library's own choice."""
         plan = LtPlan(self.lab.handle, call, self.lab.tf32, many=True)
-        first, trials = plan.candidates[0], {}
+        first = plan.candidates[0]
 
         def trial(algorithm: bytes) -> Callable[[], float]:
             plan.choose(algorithm)
             return self.lab.trial([partial(plan.run, self.lab.stream)])
 
         trials = {algorithm: partial(trial, algorithm) for algorithm in plan.candidates}
-        times = ranked(trials)
-        for place, (algorithm, _) in enumerate(times):
+        times = dict(ranked(trials))
+        for algorithm, milliseconds in times.items():
             plan.choose(algorithm)
             if self.lab.agrees(plan, first):
-                return times[place:]
+                return {"algorithm": algorithm.hex(), "milliseconds": milliseconds, "first": times.get(first),
+                        "candidates": len(times)}  # fmt: skip
         raise Unsupported(f"no algorithm of {call.epilogue} keeps NaN and repeats itself")
 
     def variant(self, choice: Choice, names: Sequence[str]) -> tuple[str, str]:
