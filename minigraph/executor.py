@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
+import time
+import warnings
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import cuda
 from .errors import FeedError, FetchError, ProgramError, nearest, require, shortened
+from .options import DEFAULT, RunOptions
 from .plan import Plan
-from .plan_cuda import CudaPlan
+from .plan_cuda import Arenas, CudaPlan
 from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
 from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType
@@ -43,6 +46,38 @@ def _seed_of(program: Program) -> int:
     return _seed
 
 
+class Latest(NamedTuple):
+    """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
+
+    source, version   the Program or CompiledProgram, and how often its Program had been changed
+    feeds             name, array class, type and shape of each feed
+    """
+
+    source: Any
+    version: int
+    fetches: tuple[str, ...]
+    prune: bool
+    seed: int
+    tf32: bool
+    feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
+    program: Program
+    plan: Any
+
+    def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
+        """Whether the same plan serves this call and its feeds need no conversion."""
+        if source is not self.source or fetches != self.fetches or prune is not self.prune:
+            return False
+        if _own(source).version != self.version or self.tf32 is not cuda.allows_tf32():
+            return False
+        if type(feed) is not dict or len(feed) != len(self.feeds) or _seed_of(self.program) != self.seed:
+            return False
+        for name, kind, dtype, shape in self.feeds:
+            array = feed.get(name)
+            if type(array) is not kind or array.dtype != dtype or array.shape != shape:
+                return False
+        return True
+
+
 class Executor:
     """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
 
@@ -58,6 +93,9 @@ class Executor:
         if isinstance(self.place, CUDAPlace):
             cuda.require_available(self.place)
         self._plans: OrderedDict[Any, Plan | CudaPlan] = OrderedDict()
+        self._latest: Latest | None = None
+        self._arenas = Arenas()
+        self._made: Counter[Any] = Counter()  # plans for each program and its fetches
         self._lock = threading.RLock()  # plans own their buffers
 
     def run(
@@ -85,35 +123,52 @@ class Executor:
         fetches = _fetch_names(fetch_list)
         if program is None:
             program = default_main_program()
-        if not isinstance(program, Program):
-            require(
-                hasattr(program, "program_for"), f"run takes a Program or CompiledProgram, not {program!r}",
-                ProgramError,
-            )  # fmt: skip
-            program = program.program_for(fetches)
+        if feed is None:
+            feed = {}
         scope = scope if scope is not None else global_scope()
         require(isinstance(scope, Scope), f"scope must be a Scope, is {shortened(repr(scope))}", ProgramError)
-        arrays = _checked_feeds(program, feed or {}, isinstance(self.place, CUDAPlace))
-        seed, tf32 = _seed_of(program), cuda.allows_tf32()
-        key = (
-            program.id, program.version, fetches, use_prune, seed, tf32,
-            tuple((name, a.shape) for name, a in arrays.items()),
-        )  # fmt: skip
         with self._lock, scope.lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._make_plan(program, arrays, fetches, use_prune, seed, tf32)
-                if len(self._plans) > PLANS_KEPT:
-                    self._plans.popitem(last=False)
-            self._plans.move_to_end(key)
-            for variable, scheduler in program.lr_schedulers:
+            latest = self._latest
+            if latest is None or not latest.fits(program, fetches, use_prune, feed):
+                latest, feed = self._prepared(program, fetches, use_prune, feed)
+            plan = latest.plan
+            for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     plan.set_scalar(scope, variable.name, scheduler())
-            return plan.run(arrays, scope, return_numpy)
+            return plan.run(feed, scope, return_numpy)
+
+    def _prepared(
+        self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Mapping[str, Any]
+    ) -> tuple[Latest, dict[str, Any]]:
+        """The plan for a call, made unless there is one, and the feeds as arrays."""
+        program, options = source, DEFAULT
+        if not isinstance(source, Program):
+            require(
+                hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}",
+                ProgramError,
+            )  # fmt: skip
+            program, options = source.program_for(fetches), source.options
+        arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
+        seed, tf32 = _seed_of(program), cuda.allows_tf32()
+        key = (
+            program.id, program.version, fetches, prune, seed, tf32, options,
+            tuple((name, a.shape) for name, a in arrays.items()),
+        )  # fmt: skip
+        plan = self._plans.get(key)
+        if plan is None:
+            start = time.perf_counter()
+            plan = self._plans[key] = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+            self._warn_of_shapes(program, key, time.perf_counter() - start)
+            if len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
+        self._latest = Latest(source, _own(source).version, fetches, prune, seed, tf32, feeds, program, plan)
+        return self._latest, arrays
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: bool,
-        seed: int, tf32: bool,
+        seed: int, tf32: bool, options: RunOptions = DEFAULT,
     ) -> Plan | CudaPlan:  # fmt: skip
         for name in fetches:
             if name not in program.vars:
@@ -122,12 +177,32 @@ class Executor:
                 )
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
         if isinstance(self.place, CUDAPlace):
-            return CudaPlan(program, types, fetches, prune, seed, cuda.runtime(self.place), tf32)
-        return Plan(program, types, fetches, prune, seed)
+            runtime = cuda.runtime(self.place)
+            return CudaPlan(program, types, fetches, prune, seed, runtime, tf32, options, self._arenas)
+        return Plan(program, types, fetches, prune, seed, options)
+
+    def _warn_of_shapes(self, program: Program, key: tuple[Any, ...], seconds: float) -> None:
+        """Once, when feeds have had more shapes than plans are kept."""
+        self._made[key[:-1]] += 1
+        if self._made[key[:-1]] == PLANS_KEPT + 1 and key[-1]:
+            warnings.warn(
+                f"feeds of program {program.name} change their shapes: {PLANS_KEPT + 1} plans were made for it, the"
+                f" latest in {seconds * 1e3:.0f} ms, and {PLANS_KEPT} are kept; pad feeds to a few sizes to save that"
+                " time",
+                stacklevel=4,
+            )
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
-        self._plans.clear()
+        with self._lock:
+            self._plans.clear()
+            self._made.clear()
+            self._latest, self._arenas = None, Arenas()
+
+
+def _own(source: Any) -> Program:
+    """The user's Program of a Program or CompiledProgram."""
+    return source if isinstance(source, Program) else source.before
 
 
 def _fetch_names(fetch_list: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .errors import KernelError, MinigraphError, UninitializedError
+from .options import DEFAULT, RunOptions
 from .program import Program
 from .schedule import Schedule, Step, Value, each, shown_once
 from .scope import Scope
@@ -37,14 +38,14 @@ class Plan:
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
-        seed: int = 0,
+        seed: int = 0, options: RunOptions = DEFAULT,
     ) -> None:  # fmt: skip
-        self.program, self.seed = program, seed
-        self.schedule = Schedule(program, feeds, fetches, prune)
+        self.program, self.seed, self.options = program, seed, options
+        self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
-        self.buffers = _assign_buffers(self.values, self.steps)
+        self.buffers = _assign_buffers(self.values, self.steps, options)
 
     def _bind(self, step: Step) -> BoundStep:
         opdef, attrs = step.op.opdef, dict(step.op.attrs)
@@ -162,7 +163,9 @@ class Plan:
         return array if owned and array.base is None and not twice else array.copy()
 
 
-def _assign_buffers(values: list[Value], steps: list[BoundStep]) -> list[np.ndarray]:
+def _assign_buffers(
+    values: list[Value], steps: list[BoundStep], options: RunOptions = DEFAULT
+) -> list[np.ndarray]:
     """Give each value that a kernel can write in place a buffer, shared where lives do not overlap."""
     sizes: list[int] = []
     free: list[int] = []
@@ -175,14 +178,14 @@ def _assign_buffers(values: list[Value], steps: list[BoundStep]) -> list[np.ndar
             if bound.out is None or values[index].persistable:
                 continue
             value = values[index]
-            buffer = _inherited(step, slot, place, index, values, owner, position)
+            buffer = _inherited(step, slot, place, index, values, owner, position) if options.inplace else None
             if buffer is None:
                 buffer = _best_fit(free, sizes, value.type.nbytes)
             owner[index] = buffer
             value.buffer = buffer
             expiring.setdefault(value.last_use, []).append(index)
             wishes.append((bound, slot, place, index))
-        for index in expiring.pop(position, ()):
+        for index in expiring.pop(position, ()) if options.reuse else ():
             if owner[index] not in (owner[i] for i in step.written if i in owner and i != index):
                 free.append(owner[index])
     buffers = [np.empty(size, np.uint8) for size in sizes]

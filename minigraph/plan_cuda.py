@@ -1,132 +1,139 @@
-"""CudaPlan: a Schedule bound to calls on a GPU, with one arena for all temporary values.
+"""CudaPlan: a BoundProgram on one GPU.
 
-    Schedule -> a Buffer for each value -> bind functions record calls -> addresses -> bound calls
+    run 1   feeds into their buffers, the calls in order, fetched values out
+    run 2   the calls are captured into a CUDA graph
+    run n   feeds, one launch, fetched values; without fetches the host does not wait
 
-Binding needs shapes only; addresses come when the arena is allocated and the Scope's arrays are
-known. A run is then: feeds into their buffers, the calls in order, fetched values out.
+Addresses are those of the arena, the mailbox and the Scope's arrays. Where the Scope's arrays change,
+calls are bound anew; the bindings of the last few sets of arrays are kept.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .errors import KernelError, MinigraphError, UninitializedError
-from .kernels.cuda.binder import Binder, Copy, Device
+from .bound import BoundProgram
+from .errors import KernelError, UninitializedError
 from .kernels.cuda.buffer import Buffer
-from .memory import Life, layout
+from .lanes import leaves_room, segments
+from .memory import rounded
+from .options import DEFAULT, RunOptions
 from .program import Program
-from .schedule import Schedule, Step
 from .scope import Scope
 from .types import TensorType
 
+BINDINGS_KEPT = 4
+PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 
-class BoundProgram:
-    """A Schedule with Buffers and recorded calls; needs no GPU.
 
-    outside   buffers whose memory the Scope owns, by name
-    results   (buffer, name): temporary values that are copied to persistables at the end
-    """
+class Arenas:
+    """Memory of temporaries, shared by plans that never run at the same time."""
 
-    def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
-        device: Device | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.program = program
-        self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view)
-        self.binder = Binder(device or Device(), seed=seed)
-        self.outside: dict[str, Buffer] = {}
-        self.results: list[tuple[Buffer, str]] = []
-        self.buffers = self._make_buffers()
-        for position, step in enumerate(self.schedule.steps):
-            self._bind(position, step)
-        for buffer, name in self.results:
-            self.binder.calls.append(Copy(self.outside[name], buffer))
-        self.offsets, self.arena_bytes = self._lay_out()
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
 
-    def _make_buffers(self) -> list[Buffer]:
-        values = self.schedule.values
-        buffers = [Buffer(v.type.shape, v.type.dtype) for v in values]
-        for name, index in self.schedule.persistables.items():
-            self.outside[name] = buffers[index]
-        writers: dict[str, list[int]] = {}
-        for step in self.schedule.steps:
-            for written, updated in step.updates:
-                buffers[written] = buffers[updated]
-            for index, name in step.stored:
-                writers.setdefault(name, []).append(index)
-        for name, indices in writers.items():
-            if name not in self.outside and len(indices) == 1:  # written once, never read before: in its place
-                self.outside[name] = buffers[indices[0]]
-                continue
-            own = self.outside.setdefault(name, Buffer(values[indices[-1]].type.shape, values[indices[-1]].type.dtype))
-            if buffers[indices[-1]] is not own:
-                self.results.append((buffers[indices[-1]], name))
-        for index, value in enumerate(values):
-            if value.root != index:
-                buffers[index] = buffers[value.root].view(value.type.shape, value.type.dtype)
-        return buffers
+    def take(self, runtime: Any, nbytes: int) -> Any:
+        """The smallest one that suffices, or a new one."""
+        fitting = [a for a in self.arrays if a.nbytes >= nbytes]
+        if fitting:
+            return min(fitting, key=lambda a: a.nbytes)
+        self.arrays.append(runtime.allocate(nbytes))
+        return self.arrays[-1]
 
-    def _bind(self, position: int, step: Step) -> None:
-        opdef = step.op.opdef
-        self.binder.begin(position, step.op.number, opdef.reference)
-        ins = {s.name: self._buffer(i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
-        outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
-        try:
-            opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
-        except MinigraphError as error:
-            raise error.at(step.op.call(), step.op.site) from None
 
-    def _buffer(self, index: Any) -> Any:
-        if isinstance(index, list):
-            return [self._buffer(i) for i in index]
-        if isinstance(index, TensorType):
-            return Buffer(index.shape, index.dtype)
-        return None if index is None else self.buffers[index]
+class Half:
+    """One half of the staging memory: what a run fills while the other half may still be on its way."""
 
-    def _lay_out(self) -> tuple[list[tuple[Buffer, int]], int]:
-        """(buffer, offset in the arena) for everything that the Scope does not own, and the arena's size."""
-        owned = {id(b) for b in self.outside.values()}
-        end = len(self.schedule.steps)
-        kept = {id(b) for b, _ in self.results}
-        blocks: list[tuple[Buffer, Life]] = [
-            (b, Life(b.nbytes, -1, end)) for b in (self.binder.fault, self.binder.counter)
-        ]
-        for index, value in enumerate(self.schedule.values):
-            buffer = self.buffers[index]
-            if id(buffer) in owned or buffer.owner is not None:
-                continue
-            last = end if id(buffer) in kept else max(value.last_use, value.producer)
-            blocks.append((buffer, Life(buffer.nbytes, value.producer, last)))
-        for position, scratches in enumerate(self.binder.scratches):
-            blocks += [(b, Life(b.nbytes, position, position)) for b in scratches]
-        offsets, size = layout([life for _, life in blocks])
-        return [(b, o) for (b, _), o in zip(blocks, offsets, strict=True)], size
+    def __init__(self, runtime: Any, feeds: Mapping[str, tuple[int, Buffer]], nbytes: int) -> None:
+        memory = runtime.pinned(nbytes)
+        self.address, self.sent = memory.ctypes.data, runtime.event()
+        self.counter = memory[:8].view(np.int64)
+        self.feeds = {
+            name: memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape) for name, (at, b) in feeds.items()
+        }
+
+
+class Binding:
+    """The calls for one set of the Scope's arrays, the tables of addresses that they read, and their graph."""
+
+    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = ()) -> None:
+        self.steps, self.tables = steps, tables
+        self.launch: Callable[[], None] | None = None
+        self.ran = False
 
 
 class CudaPlan:
-    """A BoundProgram on one GPU."""
+    """Steps and memory of `program` on one GPU for feeds of the given types."""
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool,
-        seed: int, runtime: Any, tf32: bool,
+        seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
-        self.runtime, self.tf32 = runtime, tf32
-        self.bound = BoundProgram(program, feeds, fetches, prune, self.runtime.device, seed)
+        self.runtime, self.tf32, self.options = runtime, tf32, options
+        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options)
         self.schedule, self.program = self.bound.schedule, program
-        self.arena = self._allocated(
-            partial(self.runtime.allocate, self.bound.arena_bytes), "temporaries", self.bound.arena_bytes
-        )
-        for buffer, offset in self.bound.offsets:
-            buffer.ptr = self.arena.data.ptr + offset
+        size = self.bound.arena_bytes
+        take = (arenas or Arenas()).take
+        self.arena = self._allocated(partial(take, runtime, size), "temporaries", size)
+        self.mailbox = runtime.allocate(self.bound.mailbox_bytes)
+        for memory, placed in ((self.arena, self.bound.offsets), (self.mailbox, self.bound.letters)):
+            for buffer, offset in placed:
+                buffer.ptr = memory.data.ptr + offset
         self.fault = np.zeros(4, np.int64)
-        self.runtime.upload(self.fault, self.bound.binder.fault)
+        runtime.upload(self.fault, self.bound.binder.fault)
         self.counts_runs = any("rng" in step.op.opdef.injected for step in self.schedule.steps)
-        self.addresses: tuple[int, ...] | None = None
-        self.calls: list[Callable[[], None]] = []
+        self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
+        self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
+        host = self.bound.not_captured()
+        if host is not None and options.capture:
+            self.refusal = host[1]
+            self.bound.binder.notes.append(host)
+        self._prepare_feeds()
+        self._prepare_fetches()
+        self.bindings: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
+        self.binding = Binding(())
+        self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope for which `binding` holds
+        self.bound_version = -1  # and its version
+
+    def _prepare_feeds(self) -> None:
+        """Staging memory: the inbox first, as it lies on the GPU, then larger feeds one after the other."""
+        at = {id(b): offset for b, offset in self.bound.letters}
+        self.targets: dict[str, Buffer] = {}  # feeds that are read
+        staged: dict[str, tuple[int, Buffer]] = {}
+        self.alone: dict[str, tuple[int, int, int]] = {}  # larger feeds: offset, address, bytes
+        end = self.bound.inbox_bytes
+        for name, index in self.schedule.feeds.items():
+            buffer = self.bound.buffers[index]
+            if self.schedule.values[index].last_use < 0 or not buffer.nbytes:
+                continue
+            self.targets[name] = buffer
+            if id(buffer) in at:
+                staged[name] = at[id(buffer)], buffer
+            elif buffer.nbytes <= PINNED:
+                staged[name] = end, buffer
+                self.alone[name] = end, buffer.address, buffer.nbytes
+                end += rounded(buffer.nbytes)
+        self.staging = [Half(self.runtime, staged, end) for _ in range(2)] if staged or self.counts_runs else []
+
+    def _prepare_fetches(self) -> None:
+        """Pinned memory for the outbox: the fault record and the small fetched values."""
+        letters, start = self.bound.letters, self.bound.inbox_bytes
+        self.outbox = self.runtime.pinned(self.bound.mailbox_bytes - start)
+        self.outbox_copy = self.outbox.ctypes.data, self.mailbox.data.ptr + start, self.outbox.nbytes
+        self.reported = self.outbox[: self.fault.nbytes].view(np.int64)
+        at = {id(b): offset - start for b, offset in letters if offset >= start}
+        self.fetched: list[tuple[Buffer, np.ndarray | None]] = []
+        for index in self.schedule.fetched:
+            b = self.bound.buffers[index]
+            place = at.get(id(b))
+            seen = None if place is None else self.outbox[place : place + b.nbytes].view(b.dtype).reshape(b.shape)
+            self.fetched.append((b, seen))
 
     def _allocated(self, allocate: Callable[[], Any], what: str, nbytes: int) -> Any:
         """What `allocate` returns; where memory runs out, an error with the peak and the largest values."""
@@ -141,45 +148,143 @@ class CudaPlan:
                 hint="a smaller batch, or 16-bit types",
             ) from None
 
+    @property
+    def calls(self) -> Sequence[Callable[[], None]]:
+        """The bound calls in order."""
+        return self.binding.steps
+
     def set_scalar(self, scope: Scope, name: str, value: float) -> None:
-        """Fill a persistable variable with one number."""
+        """Fill a persistable variable with one number; nothing to do where it has it already."""
         array = scope.arrays[name]
         if isinstance(array, np.ndarray):
             array[...] = value
-        else:
+            return
+        array_then, value_then = scope.filled.get(name, (None, 0.0))
+        if array_then is not array or value_then != value:
             self.runtime.write(array, np.full(array.shape, value, array.dtype))
+            scope.filled[name] = array, value
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""
-        self._connect(scope)
-        for name, index in self.schedule.feeds.items():
-            self.runtime.upload(feeds[name], self.bound.buffers[index])
-        if self.counts_runs:
-            self.runtime.upload(np.array([scope.steps[self.program.origin]]), self.bound.binder.counter)
-        scope.steps[self.program.origin] += 1
-        for call in self.calls:
-            call()
-        if not self.schedule.fetched:
-            return []
-        fetched = [self.bound.buffers[i] for i in self.schedule.fetched]
-        self.runtime.download(self.bound.binder.fault, self.fault)
-        results = [self.runtime.fetch(b, return_numpy) for b in fetched]
-        self.runtime.stream.synchronize()
-        self._raise_fault()
+        with self.runtime.lock:
+            if scope.waiting:
+                self._fill(scope)
+            if self.bound_to() is not scope or self.bound_version != scope.version:
+                self._connect(scope)
+            if self.targets or self.counts_runs:
+                self._send(feeds, scope.steps[self.program.origin])
+            binding = self.binding
+            if binding.launch is not None:
+                binding.launch()
+            else:
+                self._first_runs(binding)
+            if scope.filled and not self.stored.isdisjoint(scope.filled):
+                scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
+            results = self._receive(return_numpy) if self.fetched else []
+        scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return results
 
+    def _fill(self, scope: Scope) -> None:
+        """Write what `Scope.fill` left for the stream."""
+        for name, value in list(scope.waiting.items()):
+            if self.runtime.holds(scope.arrays[name]):
+                self.set_scalar(scope, name, value)
+                del scope.waiting[name]
+
+    def _first_runs(self, binding: Binding) -> None:
+        """The calls one by one; in the second run as a graph, where that can be."""
+        if binding.ran and self.refusal is None:
+            made = self.runtime.captured(self._parts(binding.steps))
+            if callable(made):
+                binding.launch = made
+                return made()
+            self.refusal = f"no CUDA graph of this program: {made}"
+            self.program.notes.append((self.schedule.steps[0].op, self.refusal))
+        for step in binding.steps:
+            step()
+        binding.ran = True
+
+    def _parts(self, steps: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
+        """(main, side) lists of steps: what may run beside each other, see lanes.py."""
+        small, tables = leaves_room(self.runtime.device), {id(t.buffer) for t in self.bound.binder.tables}
+        parts: list[tuple[list[Any], list[Any]]] = []
+        at = 0
+        for position, span in enumerate(self.bound.spans):
+            own = []
+            while at < len(steps) and steps[at].position in span:
+                own.append(steps[at])
+                at += 1
+            for s in segments([x.call for x in own], self.bound.read_only(position), small, tables):
+                parts.append(([own[i] for i in s.main], [own[i] for i in s.side]))
+        parts.append((list(steps[at:]), []))
+        return parts
+
+    def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
+        """Feeds and the run counter to the GPU, in the order of the stream."""
+        half: Half | None = None
+        letters, large, taken = self.counts_runs, [], []
+        for name, buffer in self.targets.items():
+            array = feeds[name]
+            if not isinstance(array, np.ndarray):
+                taken.append((array, buffer))
+                continue
+            half = half or self._next_half()
+            place = half.feeds.get(name)
+            if place is None:
+                self.runtime.upload(array, buffer)
+                continue
+            np.copyto(place, array)
+            if name in self.alone:
+                large.append(self.alone[name])
+            else:
+                letters = True
+        if letters:
+            half = half or self._next_half()
+            half.counter[0] = runs
+            self.runtime.send(self.mailbox.data.ptr, half.address, self.bound.inbox_bytes)
+        if half is not None:
+            for offset, address, nbytes in large:
+                self.runtime.send(address, half.address + offset, nbytes)
+            half.sent.record(self.runtime.stream)
+        if taken:
+            self.runtime.take(taken)
+
+    def _next_half(self) -> Half:
+        """The half that was filled longer ago, once the copies from it have ended."""
+        self.staging.reverse()
+        self.staging[0].sent.synchronize()
+        return self.staging[0]
+
+    def _receive(self, return_numpy: bool) -> list[Any]:
+        """The fetched values, once the GPU has computed them."""
+        self.runtime.receive(*self.outbox_copy)
+        found = [
+            None if return_numpy and seen is not None else self.runtime.fetch(b, return_numpy)
+            for b, seen in self.fetched
+        ]
+        self.runtime.stream.synchronize()
+        if self.reported[0]:
+            self._raise_fault()
+        return [
+            seen.copy() if f is None and seen is not None else f
+            for f, (_, seen) in zip(found, self.fetched, strict=True)
+        ]
+
     def _connect(self, scope: Scope) -> None:
-        """Give the outside buffers the addresses of the Scope's arrays; bind calls when they changed."""
+        """Give the outside buffers the addresses of the Scope's arrays; bind calls for them unless that was done."""
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
         addresses = tuple(a.data.ptr for a in arrays)
-        if addresses == self.addresses:
-            return
-        for buffer, address in zip(self.bound.outside.values(), addresses, strict=True):
-            buffer.ptr = address
-        self.calls = self.runtime.runnable(self.bound.binder, self.tf32)
-        self.addresses = addresses
-        steps = self.schedule.steps
-        self.program.notes = [(steps[i].op, text) for i, text in self.bound.binder.notes]
+        if addresses not in self.bindings:
+            for buffer, address in zip(self.bound.outside.values(), addresses, strict=True):
+                buffer.ptr = address
+            steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
+            self.bindings[addresses] = Binding(steps, [t.memory for t in self.bound.binder.tables])
+            if len(self.bindings) > BINDINGS_KEPT:
+                self.bindings.popitem(last=False)
+            self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
+        self.bindings.move_to_end(addresses)
+        self.binding, self.bound_to = self.bindings[addresses], weakref.ref(scope)
+        self.bound_version = scope.version
 
     def _from_scope(self, scope: Scope, name: str, buffer: Buffer) -> Any:
         array = scope.arrays.get(name)
@@ -191,25 +296,18 @@ class CudaPlan:
                     hint="run the startup program first: exe.run(startup_program)",
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
+            scope.write(name, array)
         elif isinstance(array, np.ndarray) or not self.runtime.holds(array):
             array = self._allocated(partial(self.runtime.to_device, array), name, buffer.nbytes)
+            scope.arrays[name] = array
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             v = self.program.vars[name]
             raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
-        scope.arrays[name] = array
         return array
 
     def _raise_fault(self) -> None:
         """Turn what a kernel reported into an error that names its operator."""
-        if not self.fault[0]:
-            return
-        _, step, value, row = (int(x) for x in self.fault)
-        self.fault[:] = 0
+        _, step, value, row = (int(x) for x in self.reported)
         self.runtime.upload(self.fault, self.bound.binder.fault)
         op = self.schedule.steps[step].op
         raise KernelError(f"value {value} at row {row} is out of range", call=op.call(), site=op.site)
-
-
-def _is_view(op_type: Any) -> bool:
-    """On the GPU all values are contiguous: only a change of shape shows the same memory."""
-    return getattr(op_type.gpu_bind, "__name__", "") == "view"

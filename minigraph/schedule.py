@@ -79,13 +79,14 @@ class Schedule:
     """Values and steps of `program` for feeds of the given types.
 
     shows_memory   which operators' outputs are views on this device
+    inplace        whether an operator may write over the value that it updates
     """
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
-        shows_memory: Callable[[OpDef], bool] = is_view,
+        shows_memory: Callable[[OpDef], bool] = is_view, inplace: bool = True,
     ) -> None:  # fmt: skip
-        self.shows_memory = shows_memory
+        self.shows_memory, self.inplace = shows_memory, inplace
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}
@@ -203,8 +204,9 @@ class Schedule:
 
     def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
         """Value i if this step, which updates it, may write over its memory."""
-        dies = i is not None and self.values[self.values[i].root].last_use <= position
-        return i if dies and shown_once(step, self.values, i) else None
+        if i is None or not self.inplace or self.values[self.values[i].root].last_use > position:
+            return None
+        return i if shown_once(step, self.values, i) else None
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:

@@ -54,17 +54,47 @@ class ScopeVariable:
         return ScopeTensor(self._scope, self.name)
 
 
+class Arrays(dict[str, Any]):
+    """A dict that counts its changes, so that a plan asks one number whether its addresses still hold."""
+
+    version = 0
+
+
+def _counting(name: str) -> Any:
+    method = getattr(dict, name)
+
+    def change(self: Arrays, *args: Any, **kwargs: Any) -> Any:
+        self.version += 1
+        return method(self, *args, **kwargs)
+
+    change.__name__ = name
+    return change
+
+
+for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(Arrays, _name, _counting(_name))
+
+
 class Scope:
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
-    steps  per program, how often it ran: the counter of its random numbers
-    lock   held by the Executor that runs in it
+    steps    per program, how often it ran: the counter of its random numbers
+    filled   what `fill` wrote last: name -> (array, number)
+    waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
+    lock     held by the Executor that runs in it
     """
 
     def __init__(self) -> None:
-        self.arrays: dict[str, Any] = {}
+        self.arrays: dict[str, Any] = Arrays()
         self.steps: Counter[int] = Counter()
+        self.filled: dict[str, tuple[Any, float]] = {}
+        self.waiting: dict[str, float] = {}
         self.lock = threading.RLock()
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a name gets another array."""
+        return self.arrays.version  # type: ignore[attr-defined]
 
     def has(self, name: str) -> bool:
         return name in self.arrays
@@ -73,18 +103,30 @@ class Scope:
         """A copy of a value."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
         array = self.arrays[name]
+        if name in self.waiting:
+            return np.full(array.shape, self.waiting[name], array.dtype)
         return np.array(array) if isinstance(array, np.ndarray) else _fetched(array)
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""
         array = self.arrays.get(name)
         if array is not None and not isinstance(array, np.ndarray):
-            array = self.arrays[name] = _fetched(array)
+            array = self.read(name)
+            self.write(name, array)
         return array
 
     def write(self, name: str, array: Any) -> None:
         """Set a value; the Scope owns `array` from now on."""
+        self.waiting.pop(name, None)
         self.arrays[name] = array
+
+    def fill(self, name: str, value: float) -> None:
+        """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
+        array = self.arrays[name]
+        if isinstance(array, np.ndarray):
+            array[...] = value
+        else:
+            self.waiting[name] = value
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""

@@ -22,10 +22,10 @@ from opcheck import Call
 
 import minigraph.ops  # noqa: F401
 from minigraph import executor
+from minigraph.bound import BoundProgram
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.binder import Launch, every_call
 from minigraph.opdef import OPS, OpDef
-from minigraph.plan_cuda import BoundProgram
 from minigraph.types import FLOATS, as_dtype, bfloat16, float16, float64
 
 INTS = ("int64", "int32", "int16", "int8", "uint8", "bool")

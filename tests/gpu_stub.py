@@ -9,7 +9,10 @@ products through NumPy. It is slow: for small shapes only.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,6 +42,7 @@ class StubArray:
     def __init__(self, host: np.ndarray) -> None:
         self.host, self.data, self.device = host, Pointer(host.ctypes.data), Stream()
         self.shape, self.dtype, self.nbytes = host.shape, host.dtype, host.nbytes
+        self.ndim = host.ndim
 
     def get(self) -> np.ndarray:
         return self.host.copy()
@@ -51,11 +55,37 @@ class Stream:
         """Everything has happened already."""
 
 
+class Event:
+    """What has been recorded has happened."""
+
+    def record(self, stream: Stream) -> None:
+        """Nothing to remember."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+@dataclass
+class Step:
+    """A recorded call, as Runtime.runnable gives it."""
+
+    call: Call
+    run: Callable[[], None]
+    position: int
+
+    def __call__(self) -> None:
+        self.run()
+
+
 class StubRuntime:
     """The methods of kernels/cuda/runtime.py's Runtime."""
 
     device, stream = Device(), Stream()
     variant = 0  # which one of a Choice runs, or the last one
+    lock = threading.RLock()
+
+    def __init__(self) -> None:
+        self.captures: list[list[tuple[list[Step], list[Step]]]] = []  # parts of the graphs that were made
 
     def allocate(self, nbytes: int) -> StubArray:
         if nbytes > LIMIT:
@@ -72,21 +102,43 @@ class StubRuntime:
             whole[:nbytes].view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
         )
 
-    def runnable(self, binder: Binder, tf32: bool) -> list[Callable[[], None]]:
-        return [partial(self._run, call, binder.counter) for call in binder.calls]
+    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
+        binder.write_tables(self)
+        return [
+            Step(one, partial(self._run, deepcopy(one), binder.counter), position)  # with the addresses of now
+            for position, call in enumerate(binder.calls)
+            for one in self._chosen(call)
+        ]
+
+    def _chosen(self, call: Call) -> list[Call]:
+        if not isinstance(call, Choice):
+            return [call]
+        names = list(call.variants)
+        return [
+            one
+            for part in call.variants[names[min(self.variant, len(names) - 1)]]
+            for one in self._chosen(part)
+        ]
 
     def _run(self, call: Call, counter: Buffer) -> None:
-        if isinstance(call, Choice):
-            names = list(call.variants)
-            for part in call.variants[names[min(self.variant, len(names) - 1)]]:
-                self._run(part, counter)
-        elif isinstance(call, Gemm):
+        if isinstance(call, Gemm):
             gemm(call)
         elif isinstance(call, HostCall):
             runs, *arrays = (self.fetch(b, True) for b in (counter, *call.inputs))
             call.function(int(runs[0]), *arrays)
         else:
             cuda_host._run(call)
+
+    def captured(self, parts: list[tuple[list[Step], list[Step]]]) -> Callable[[], None]:
+        """A graph whose branches run the side one first: what reads it too early shows."""
+        self.captures.append(parts)
+
+        def launch() -> None:
+            for main, side in parts:
+                for step in (*side, *main):
+                    step()
+
+        return launch
 
     def to_device(self, array: Any) -> StubArray:
         copy = self.empty(array.shape, array.dtype)
@@ -102,6 +154,22 @@ class StubRuntime:
     def upload(self, array: Any, buffer: Buffer) -> None:
         host = np.ascontiguousarray(array)
         ctypes.memmove(buffer.address, host.ctypes.data, host.nbytes) if host.nbytes else None
+
+    def send(self, address: int, host: int, nbytes: int) -> None:
+        ctypes.memmove(address, host, nbytes)
+
+    def receive(self, host: int, address: int, nbytes: int) -> None:
+        ctypes.memmove(host, address, nbytes)
+
+    def take(self, arrays: list[tuple[StubArray, Buffer]]) -> None:
+        for array, buffer in arrays:
+            ctypes.memmove(buffer.address, array.data.ptr, buffer.nbytes)
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def event(self) -> Event:
+        return Event()
 
     def download(self, buffer: Buffer, host: np.ndarray) -> None:
         ctypes.memmove(host.ctypes.data, buffer.address, buffer.nbytes) if buffer.nbytes else None
@@ -181,10 +249,11 @@ def _epilogue(call: Gemm, z: np.ndarray, a: np.ndarray, b: np.ndarray, real: np.
         z[...] = gelu(z, approximate=True)
 
 
-def install() -> None:
+def install() -> StubRuntime:
     """Let CUDAPlace(0) be this stub."""
     made = StubRuntime()
     cuda.why_not = lambda: None
     cuda.device_count = lambda: 1
     cuda.runtime = lambda place: made
-    cuda.device_array = lambda value: None
+    cuda.device_array = lambda value: value if isinstance(value, StubArray) else None
+    return made

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -11,20 +13,46 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch
+from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch, value_of
 from .buffer import Buffer
 from .compile import compile_source
+from .graph import CaptureError, Graph
+from .lab import Lab
 from .lt import LtPlan, Unsupported
+from .tune import Tuner
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
 STATIC_SHARED = 48 * 1024  # more must be asked for
 
 
+class Target:
+    """The stream that calls go to; a capture puts its own in its place."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+@dataclass
+class Step:
+    """A recorded call made runnable: `step()` gives it to the target stream.
+
+    position   of the recorded call that it comes from, which may be a Choice
+    """
+
+    call: Call
+    run: Callable[[], None]
+    position: int = -1
+
+    def __call__(self) -> None:
+        self.run()
+
+
 class Runtime:
     """One GPU: its stream, its cuBLASLt handle, its loaded modules.
 
-    tf32   whether float32 products may round their operands to TF32
+    target   the stream of calls that are made now
+    lock     held while a plan gives work to the stream, so that plans of several threads do not mix
     """
 
     def __init__(self, index: int) -> None:
@@ -34,80 +62,110 @@ class Runtime:
             facts = cupy.cuda.runtime.getDeviceProperties(index)
             self.device = Device(arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"])
             self.stream = cupy.cuda.Stream(non_blocking=True)
+            self.lanes = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
             self.handle = lt.create()
+        self.target = Target(self.stream.ptr)
+        self.lock = threading.RLock()
+        self._fences = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
         self._functions: dict[tuple[str, str], Any] = {}
 
     def allocate(self, nbytes: int) -> cupy.ndarray:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
-    def runnable(self, binder: Binder, tf32: bool) -> list[Callable[[], None]]:
-        """The binder's calls as functions without arguments; all addresses are known by now."""
-        steps: list[Callable[[], None]] = []
-        for call in binder.calls:
+    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
+        """The binder's calls as functions without arguments; all addresses are known by now.
+
+        autotune   choose products and variants by their times, see tune.py
+        """
+        binder.write_tables(self)
+        tuner = Tuner(Lab(self, tf32)) if autotune else None
+        found: list[Step] = []
+        for position, call in enumerate(binder.calls):
             if isinstance(call, HostCall):
-                steps.append(partial(self._call_host, call, binder.counter))
+                found.append(Step(call, partial(self._call_host, call, binder.counter), position))
                 continue
             try:
-                steps += self._runnable(call, tf32, binder)
+                steps = self.steps_of(call, tf32, binder.notes, tuner)
             except Unsupported as why:
                 raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
-        return steps
+            for step in steps:
+                step.position = position
+            found += steps
+        return found
 
     def _call_host(self, call: HostCall, counter: Buffer) -> None:
         arrays = [self.fetch(b, as_numpy=True) for b in (counter, *call.inputs)]
         self.stream.synchronize()
         call.function(int(arrays[0][0]), *arrays[1:])
 
-    def _runnable(self, call: Call, tf32: bool, binder: Binder) -> list[Callable[[], None]]:
-        stream = self.stream.ptr
+    def steps_of(
+        self, call: Call, tf32: bool, notes: list[tuple[int, str]], tuner: Tuner | None = None
+    ) -> list[Step]:
+        """One call made runnable; Unsupported where cuBLASLt has no algorithm for it."""
+        target = self.target
         if isinstance(call, Launch):
-            args = tuple(a.address if isinstance(a, Buffer) else a for a in call.args)
+            args = tuple(value_of(a) for a in call.args)
             function = self._function(call)
-            return [partial(function, call.grid, call.block, args, shared_mem=call.shared, stream=self.stream)]
+            return [Step(call, partial(function, call.grid, call.block, args, shared_mem=call.shared, stream=target))]
         if isinstance(call, Copy):
             to, source, nbytes = call.destination.address, call.source.address, call.destination.nbytes
             copy = cupy.cuda.runtime.memcpyAsync
-            return [partial(copy, to, source, nbytes, DEVICE_TO_DEVICE, stream)]
+            return [Step(call, lambda: copy(to, source, nbytes, DEVICE_TO_DEVICE, target.ptr))]
         if isinstance(call, Fill):
+            address, value, size = call.destination.address, call.value, call.destination.nbytes
             fill = cupy.cuda.runtime.memsetAsync
-            return [partial(fill, call.destination.address, call.value, call.destination.nbytes, stream)]
+            return [Step(call, lambda: fill(address, value, size, target.ptr))]
         if isinstance(call, Choice):
-            return self._chosen(call, tf32, binder)
+            return self._chosen(call, tf32, notes, tuner)
         assert isinstance(call, Gemm)
-        plan = LtPlan(self.handle, call, tf32)
-        if call.epilogue == "RELU_BIAS":
+        plan = LtPlan(self.handle, call, tf32, tuner.algorithm(call) if tuner else None)
+        if call.epilogue == "RELU_BIAS" and not plan.accepted:
             self._choose_what_keeps_nan(plan)
-        return [partial(plan.run, stream)]
+        return [Step(call, lambda: plan.run(target.ptr))]
 
-    def _chosen(self, choice: Choice, tf32: bool, binder: Binder) -> list[Callable[[], None]]:
-        """The first variant whose products cuBLASLt has."""
-        missing: Unsupported | None = None
+    def _chosen(
+        self, choice: Choice, tf32: bool, notes: list[tuple[int, str]], tuner: Tuner | None
+    ) -> list[Step]:
+        """The first variant whose products cuBLASLt has, or the fastest of them."""
+        found: dict[str, list[Step]] = {}
+        missing, remark = None, ""
         for name, calls in choice.variants.items():
             try:
-                steps = [step for call in calls for step in self._runnable(call, tf32, binder)]
+                found[name] = [step for call in calls for step in self.steps_of(call, tf32, notes, tuner)]
             except Unsupported as why:
                 missing = missing or why
                 continue
-            note = choice.step, f"{name}: {missing}"
-            binder.notes += [note] if missing and note not in binder.notes else []
-            return steps
-        raise missing or Unsupported("no way to compute this is known")
+            if tuner is None:
+                break
+        if not found:
+            raise missing or Unsupported("no way to compute this is known")
+        best = next(iter(found))
+        if missing and best != next(iter(choice.variants)):
+            remark = f"{best}: {missing}"
+        if tuner is not None and len(found) > 1:
+            best, remark = tuner.variant(choice, list(found))
+        note = choice.step, remark
+        notes += [note] if remark and note not in notes else []
+        return found[best]
 
     def _choose_what_keeps_nan(self, plan: LtPlan) -> None:
-        """Some 16-bit algorithms compute relu(NaN) = 0. Try them with a bias of NaN, take the first that does not."""
+        """Take the first candidate that keeps a NaN: some 16-bit algorithms compute relu(NaN) = 0."""
+        for candidate in plan.candidates:
+            plan.choose(candidate)
+            if self.keeps_nan(plan):
+                return
+        raise Unsupported("every algorithm turns NaN into 0")
+
+    def keeps_nan(self, plan: LtPlan) -> bool:
+        """Whether a product with a bias of NaN is NaN, tried on memory of its own."""
         call = plan.call
         bias = self.to_device(np.full(call.n, np.nan, call.c.dtype))
         out = self.empty((call.m, call.n), call.c.dtype)
-        rows = min(call.m, PROBED_ROWS)
-        shown = Buffer((rows, call.n), call.c.dtype, out.data.ptr)
-        for candidate in plan.candidates:
-            plan.probe(candidate, bias.data.ptr, out.data.ptr, self.stream.ptr)
-            found = self.fetch(shown, as_numpy=True)
-            self.stream.synchronize()
-            if np.isnan(found).all():
-                return plan.choose(candidate)
-        raise Unsupported("every algorithm turns NaN into 0")
+        plan.probe(bias.data.ptr, out.data.ptr, self.stream.ptr)
+        found = self.fetch(Buffer((min(call.m, PROBED_ROWS), call.n), call.c.dtype, out.data.ptr), as_numpy=True)
+        self.stream.synchronize()
+        return bool(np.isnan(found).all())
 
     def _function(self, call: Launch) -> Any:
         key = call.source, call.function
@@ -118,6 +176,13 @@ class Runtime:
                 function.max_dynamic_shared_size_bytes = call.shared
             self._functions[key] = function
         return self._functions[key]
+
+    def captured(self, parts: Sequence[tuple[list[Any], list[Any]]]) -> Callable[[], None] | str:
+        """A function that launches the graph of (main, side) parts, or why there is none."""
+        try:
+            return partial(Graph(parts, self.target, self.lanes).launch, self.stream.ptr)
+        except CaptureError as why:
+            return str(why)
 
     # arrays in and out
 
@@ -145,19 +210,43 @@ class Runtime:
         """Whether this is an array of this GPU."""
         return isinstance(array, cupy.ndarray) and array.device.id == self.device.index
 
-    def upload(self, array: Any, buffer: Buffer) -> None:
-        """A fed array into its buffer; arrays of a GPU do not pass through the host."""
-        if isinstance(array, np.ndarray):
-            return self._copy_in(np.ascontiguousarray(array), buffer.address)
-        source = cupy.ascontiguousarray(array)
-        cupy.cuda.get_current_stream().synchronize()  # whoever made it may still be writing
-        runtime_ = cupy.cuda.runtime
-        runtime_.memcpyAsync(buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr)
-        self.stream.synchronize()  # `source` may be freed when this returns
+    def upload(self, array: np.ndarray, buffer: Buffer) -> None:
+        """A host array into a buffer."""
+        self._copy_in(np.ascontiguousarray(array), buffer.address)
 
     def _copy_in(self, host: np.ndarray, address: int) -> None:
         if host.nbytes:  # the copy from pageable memory is staged before this returns
-            cupy.cuda.runtime.memcpyAsync(address, host.ctypes.data, host.nbytes, HOST_TO_DEVICE, self.stream.ptr)
+            self.send(address, host.ctypes.data, host.nbytes)
+
+    def send(self, address: int, host: int, nbytes: int) -> None:
+        """Bytes of the host, given by their address, to the GPU; from pinned memory this does not wait."""
+        cupy.cuda.runtime.memcpyAsync(address, host, nbytes, HOST_TO_DEVICE, self.stream.ptr)
+
+    def receive(self, host: int, address: int, nbytes: int) -> None:
+        """Bytes of the GPU to the host; there after the stream is synchronised."""
+        cupy.cuda.runtime.memcpyAsync(host, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
+
+    def take(self, arrays: Sequence[tuple[Any, Buffer]]) -> None:
+        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later."""
+        theirs = cupy.cuda.get_current_stream()
+        sources = [cupy.ascontiguousarray(a) for a, _ in arrays]
+        before, after = self._fences
+        before.record(theirs)
+        self.stream.wait_event(before)
+        for source, (_, buffer) in zip(sources, arrays, strict=True):
+            cupy.cuda.runtime.memcpyAsync(
+                buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
+            )
+        after.record(self.stream)
+        theirs.wait_event(after)
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Bytes of the host that the GPU reads and writes without a copy in between."""
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+
+    def event(self) -> Any:
+        """Something with record(stream) and synchronize()."""
+        return cupy.cuda.Event(disable_timing=True)
 
     def download(self, buffer: Buffer, host: np.ndarray) -> None:
         """A buffer's bytes into a host array; complete after the stream is synchronised."""

@@ -1,0 +1,181 @@
+"""BoundProgram: a Schedule bound to recorded GPU calls and laid out in memory. Needs no GPU.
+
+    Schedule -> a Buffer for each value -> bind functions record calls -> offsets in one arena
+
+Binding needs shapes only; addresses come when the arena is allocated and the Scope's arrays are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import MinigraphError
+from .kernels.cuda.binder import Binder, Copy, Device, HostCall
+from .kernels.cuda.buffer import Buffer
+from .memory import Life, layout, rounded
+from .options import DEFAULT, RunOptions
+from .program import Program
+from .schedule import Schedule, Step, shown_once
+from .types import TensorType
+
+SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
+
+
+class BoundProgram:
+    """A Schedule with Buffers and recorded calls.
+
+    outside   buffers whose memory the Scope owns, by name
+    results   (buffer, name): temporary values that are copied to persistables at the end
+    spans     for each step the range of its calls in `binder.calls`
+    offsets   (buffer, offset) of what lies in the arena, whose content a run does not keep
+    letters   (buffer, offset) of what lies in the mailbox: the run counter and small feeds, `inbox_bytes` in
+              all, which the host writes in one copy; then the fault record and small fetched values, which it reads
+    """
+
+    def __init__(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
+    ) -> None:  # fmt: skip
+        self.program, self.options = program, options
+        self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
+        self.binder = Binder(device or Device(), seed=seed)
+        self.outside: dict[str, Buffer] = {}
+        self.results: list[tuple[Buffer, str]] = []
+        self.buffers = self._make_buffers()
+        self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
+        for buffer, name in self.results:
+            self.binder.calls.append(Copy(self.outside[name], buffer))
+        self.letters, self.inbox_bytes, self.mailbox_bytes = self._fill_mailbox()
+        self.blocks = self._lives()
+        placed, self.arena_bytes = layout([life for _, life in self.blocks])
+        self.offsets = [(b, o) for (b, _), o in zip(self.blocks, placed, strict=True)]
+
+    def _make_buffers(self) -> list[Buffer]:
+        values = self.schedule.values
+        buffers = [Buffer(v.type.shape, v.type.dtype) for v in values]
+        for name, index in self.schedule.persistables.items():
+            self.outside[name] = buffers[index]
+        writers: dict[str, list[int]] = {}
+        for position, step in enumerate(self.schedule.steps):
+            for written, updated in step.updates:
+                buffers[written] = buffers[updated]
+            if self.options.inplace:
+                self._take_over(position, step, buffers)
+            for index, name in step.stored:
+                writers.setdefault(name, []).append(index)
+        for name, indices in writers.items():
+            if name not in self.outside and len(indices) == 1:  # written once, never read before: in its place
+                self.outside[name] = buffers[indices[0]]
+                continue
+            own = self.outside.setdefault(name, Buffer(values[indices[-1]].type.shape, values[indices[-1]].type.dtype))
+            if buffers[indices[-1]] is not own:
+                self.results.append((buffers[indices[-1]], name))
+        for index, value in enumerate(values):
+            if value.root != index:
+                buffers[index] = buffers[value.root].view(value.type.shape, value.type.dtype)
+        return buffers
+
+    def _take_over(self, position: int, step: Step, buffers: list[Buffer]) -> None:
+        """Let the output of a pointwise kernel be the memory of an input that nobody reads later.
+
+        Each of its threads reads all that it needs before it writes; kernels of other forms may not.
+        """
+        values, opdef = self.schedule.values, step.op.opdef
+        if opdef.cuda is None:
+            return
+        for slot, index in zip(opdef.outputs, step.outputs, strict=True):
+            source = opdef.inplace.get(slot.name)
+            i = step.inputs[opdef.input_names.index(source)] if source else None
+            if not isinstance(i, int) or not isinstance(index, int) or values[index].persistable:
+                continue
+            dies = values[i].root == i and values[i].last_use <= position and not values[i].persistable
+            if dies and values[i].type == values[index].type and shown_once(step, values, i):
+                buffers[index] = buffers[i]
+
+    def _bind(self, position: int, step: Step) -> range:
+        opdef, first = step.op.opdef, len(self.binder.calls)
+        self.binder.begin(position, step.op.number, opdef.reference)
+        ins = {s.name: self._buffer(i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
+        outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
+        try:
+            opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
+        except MinigraphError as error:
+            raise error.at(step.op.call(), step.op.site) from None
+        return range(first, len(self.binder.calls))
+
+    def _buffer(self, index: Any) -> Any:
+        if isinstance(index, list):
+            return [self._buffer(i) for i in index]
+        if isinstance(index, TensorType):
+            return Buffer(index.shape, index.dtype)
+        return None if index is None else self.buffers[index]
+
+    def _fill_mailbox(self) -> tuple[list[tuple[Buffer, int]], int, int]:
+        """(letters, bytes of the inbox, bytes in all)"""
+        owned = {id(b) for b in self.outside.values()}
+
+        def small(indices: Sequence[int]) -> list[Buffer]:
+            own = [self.buffers[i] for i in indices]
+            return [b for b in own if b.owner is None and id(b) not in owned and b.nbytes <= SMALL]
+
+        letters: dict[int, tuple[Buffer, int]] = {}
+        sizes = []
+        end = 0
+        for part in (
+            [self.binder.counter, *small(list(self.schedule.feeds.values()))],
+            [self.binder.fault, *small(self.schedule.fetched)],
+        ):
+            for b in part:
+                if id(b) not in letters:
+                    letters[id(b)] = b, end
+                    end += rounded(b.nbytes)
+            sizes.append(end)
+        return list(letters.values()), sizes[0], sizes[1]
+
+    def _lives(self) -> list[tuple[Buffer, Life]]:
+        """Each block of the arena with the steps during which it is needed: what neither Scope nor mailbox holds."""
+        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
+        end = len(self.schedule.steps)
+        kept = {id(b) for b, _ in self.results}
+        blocks: dict[int, tuple[Buffer, Life]] = {}
+        for index, value in enumerate(self.schedule.values):
+            buffer = self.buffers[index]
+            if id(buffer) in elsewhere or buffer.owner is not None:
+                continue
+            last = end if id(buffer) in kept else max(value.last_use, value.producer)
+            first = value.producer
+            if id(buffer) in blocks:  # taken over: one block with the lives of both
+                before = blocks[id(buffer)][1]
+                first, last = min(before.first, first), max(before.last, last)
+            if not self.options.reuse:
+                first, last = -1, end
+            blocks[id(buffer)] = buffer, Life(buffer.nbytes, first, last)
+        found = list(blocks.values())
+        for position, scratches in enumerate(self.binder.scratches):
+            found += [(b, Life(b.nbytes, position, position)) for b in scratches]
+        return found
+
+    def read_only(self, position: int) -> set[int]:
+        """Ids of the buffers that own what a step reads and does not update."""
+        step = self.schedule.steps[position]
+        read, written = ({id(_owner(self.buffers[i])) for i in indices} for indices in (step.read, step.written))
+        return (read | {id(self.binder.counter)}) - written
+
+    def not_captured(self) -> tuple[int, str] | None:
+        """(step, reason) where the calls cannot become a CUDA graph."""
+        for position, span in enumerate(self.spans):
+            if any(isinstance(self.binder.calls[i], HostCall) for i in span):
+                return position, "no CUDA graph of this program: the host takes part in each run"
+        return None
+
+
+def _owner(buffer: Buffer) -> Buffer:
+    while buffer.owner is not None:
+        buffer = buffer.owner
+    return buffer
+
+
+def _is_view(op_type: Any) -> bool:
+    """On the GPU all values are contiguous: only a change of shape shows the same memory."""
+    return getattr(op_type.gpu_bind, "__name__", "") == "view"

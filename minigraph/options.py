@@ -1,0 +1,23 @@
+"""RunOptions: what a BuildStrategy says about the run of a program, not about its operators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class RunOptions(NamedTuple):
+    """How a Plan runs its steps.
+
+    capture   on a GPU the steps of the second run become one CUDA graph, which later runs launch
+    inplace   an operator may write over an input that nobody reads later
+    reuse     values whose lives do not overlap share memory
+    autotune  on a GPU products and their epilogues are timed when a Plan is made, and the fastest are kept
+    """
+
+    capture: bool = True
+    inplace: bool = True
+    reuse: bool = True
+    autotune: bool = False
+
+
+DEFAULT = RunOptions()

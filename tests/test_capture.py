@@ -1,0 +1,335 @@
+"""Captured steps on a stub of the GPU: graphs, feeds, counters, bindings. Real kernels' text, run on the CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import gpu_stub
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import cuda
+from minigraph.builder import Builder
+from minigraph.errors import KernelError
+from minigraph.executor import PLANS_KEPT, Executor
+from minigraph.program import Program
+from minigraph.scope import Scope
+
+pytestmark = pytest.mark.skipif(
+    gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++"
+)
+ROWS, COLUMNS = 4, 8
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch):
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    return gpu_stub.install()
+
+
+class Case:
+    """A program with two products in its gradient, random numbers, a state and a rate."""
+
+    def __init__(self, shows: bool = False) -> None:
+        self.program = Program()
+        self.program.random_seed = 5
+        block = self.program.global_block()
+        self.x = block.create_var("x", [-1, COLUMNS], "float32", is_data=True)
+        self.ids = block.create_var("ids", [-1], "int64", is_data=True)
+        self.w = block.create_var("w", [COLUMNS, COLUMNS], "float32", persistable=True)
+        self.rate = block.create_var("rate", [1], "float32", persistable=True)
+        g = Builder(block)
+        rows = g.embedding(self.ids, self.w)
+        h = g.elementwise_add(g.matmul(self.x, self.w), rows)
+        h, _ = g.dropout(g.print(h) if shows else h, p=0.25, needs=["Mask"])
+        self.x_grad, w_grad = g.matmul_grad(self.x, self.w, g.tanh(h), needs=["X_grad", "Y_grad"])
+        g.elementwise_sub(self.w, g.elementwise_mul(w_grad, self.rate), out={"Out": self.w})
+        self.total = g.reduce_sum(self.x_grad)
+
+    def scope(self) -> Scope:
+        scope = Scope()
+        scope.write("w", np.random.default_rng(1).normal(size=(COLUMNS, COLUMNS)).astype("float32"))
+        scope.write("rate", np.full(1, 0.1, "float32"))
+        return scope
+
+    def feed(self, seed: int, rows: int = ROWS) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng([seed, rows])
+        x = rng.normal(size=(rows, COLUMNS)).astype("float32")
+        return {"x": x, "ids": rng.integers(0, COLUMNS, rows)}
+
+    def compiled(self, **flags):
+        return mg.static.CompiledProgram(self.program, build_strategy=mg.static.BuildStrategy(**flags))
+
+
+def gpu() -> Executor:
+    return Executor(mg.CUDAPlace(0))
+
+
+def trace(case, program, exe, scope, runs):
+    return [exe.run(program, case.feed(i), [case.total, case.x_grad], scope=scope) for i in range(runs)]
+
+
+def same(a, b):
+    return all(x.tobytes() == y.tobytes() for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True))
+
+
+def test_a_captured_plan_is_bit_equal_to_an_eager_one_and_near_the_cpu(stub):
+    case = Case()
+    scopes = case.scope(), case.scope(), case.scope()
+    captured = trace(case, case.program, gpu(), scopes[0], 5)
+    assert len(stub.captures) == 1, "the second run captures, the others launch"
+    eager = trace(case, case.compiled(allow_cuda_graph_capture=False), gpu(), scopes[1], 5)
+    assert len(stub.captures) == 1
+    assert same(captured, eager)
+    assert scopes[0].read("w").tobytes() == scopes[1].read("w").tobytes()
+    cpu = trace(case, case.program, Executor(), scopes[2], 5)
+    for a, b in zip(captured, cpu, strict=True):
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_one_gradient_run_beside_each_other(stub):
+    case = Case()
+    trace(case, case.program, gpu(), case.scope(), 2)
+    (parts,) = stub.captures
+    assert [(len(main), len(side)) for main, side in parts if side] == [(1, 1)]
+
+
+def test_without_fetches_nothing_waits(stub, monkeypatch):
+    case, exe, scope = Case(), gpu(), None
+    scope = case.scope()
+    exe.run(case.program, case.feed(0), scope=scope)
+    waits = []
+    monkeypatch.setattr(gpu_stub.Stream, "synchronize", lambda self: waits.append(self))
+    for i in range(4):
+        exe.run(case.program, case.feed(i), scope=scope)
+    assert not waits
+    exe.run(case.program, case.feed(0), [case.total], scope=scope)
+    assert waits
+
+
+class LateRuntime(gpu_stub.StubRuntime):
+    """A GPU that does nothing before somebody waits: what the host overwrites too early is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: list = []
+        self.stream = LateStream(self)
+
+    def work(self, until: int | None = None) -> None:
+        """Do what was queued, up to the first `until` entries."""
+        self.queue, now = (self.queue[until:] if until is not None else []), self.queue[:until]
+        for job in now:
+            job()
+
+    def runnable(self, binder, tf32, autotune=False):
+        steps = super().runnable(binder, tf32, autotune)
+        for step in steps:
+            step.run = partial(self.queue_job, step.run)
+        return steps
+
+    def queue_job(self, job) -> None:
+        self.queue.append(job)
+
+    def send(self, address, host, nbytes):
+        self.queue_job(partial(super().send, address, host, nbytes))
+
+    def receive(self, host, address, nbytes):
+        self.queue_job(partial(super().receive, host, address, nbytes))
+
+    def upload(self, array, buffer):
+        self.queue_job(partial(super().upload, np.array(array), buffer))
+
+    def download(self, buffer, host):
+        self.queue_job(partial(super().download, buffer, host))
+
+    def fetch(self, buffer, as_numpy):
+        copy = self.empty(buffer.shape, buffer.dtype)
+        self.download(buffer, copy.host)
+        return copy.host if as_numpy else copy
+
+    def event(self):
+        return LateEvent(self)
+
+
+class LateStream(gpu_stub.Stream):
+    def __init__(self, runtime) -> None:
+        self.runtime = runtime
+
+    def synchronize(self) -> None:
+        self.runtime.work()
+
+
+class LateEvent(gpu_stub.Event):
+    def __init__(self, runtime) -> None:
+        self.runtime, self.happened = runtime, True
+
+    def record(self, stream) -> None:
+        self.happened = False
+        self.runtime.queue_job(partial(setattr, self, "happened", True))
+
+    def synchronize(self) -> None:
+        while not self.happened:
+            self.runtime.work(1)
+
+
+def run_late(monkeypatch, case) -> list:
+    late = LateRuntime()
+    monkeypatch.setattr(cuda, "runtime", lambda place: late)
+    exe, scope = gpu(), case.scope()
+    for i in range(6):
+        feed = case.feed(i)
+        exe.run(case.program, feed, scope=scope)
+        feed["x"][...] = np.nan  # a run has taken its feeds when it returns
+    return exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
+
+
+def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch):
+    case = Case()
+    exe, scope = gpu(), case.scope()
+    for i in range(6):
+        exe.run(case.program, case.feed(i), scope=scope)
+    expected = exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
+    assert same([run_late(monkeypatch, case)], [expected])
+
+
+def test_the_late_gpu_notices_a_missing_wait(monkeypatch):
+    case = Case()
+    expected = run_late(monkeypatch, case)
+    monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
+    assert not same([run_late(monkeypatch, case)], [expected])
+
+
+def test_what_the_host_takes_part_in_is_not_captured_and_explain_says_so(stub, capsys):
+    case = Case(shows=True)
+    compiled, scope, exe = case.compiled(), case.scope(), gpu()
+    for i in range(3):
+        exe.run(compiled, case.feed(i), [case.total], scope=scope)
+    assert not stub.captures
+    assert "no CUDA graph" in compiled.explain() and "print" in compiled.explain()
+    assert capsys.readouterr().out.count("[") >= 3
+
+
+def test_a_new_scope_is_bound_anew_and_a_known_one_is_not(stub):
+    case, exe = Case(), gpu()
+    scopes = [case.scope() for _ in range(2)]
+    alone = [trace(case, case.program, gpu(), case.scope(), 4) for _ in range(2)]
+    stub.captures.clear()
+    turns = [[], []]
+    for i in range(4):
+        for scope, found in zip(scopes, turns, strict=True):
+            found.append(exe.run(case.program, case.feed(i), [case.total, case.x_grad], scope=scope))
+    assert same(turns[0], alone[0]) and same(turns[1], alone[1])
+    assert len(stub.captures) == 2, "one graph for each scope, kept while they take turns"
+
+
+def test_a_value_set_between_captured_runs_is_used(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    twin_exe, twin = Executor(), case_scope()
+    for i in range(6):
+        if i == 3:
+            for s in (scope, twin):
+                s.find_var("w").get_tensor().set(np.full((COLUMNS, COLUMNS), 0.25, "float32"))
+        found, expected = (
+            e.run(case.program, case.feed(i), [case.total], scope=s)[0] for e, s in ((exe, scope), (twin_exe, twin))
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def case_scope() -> Scope:
+    return Case().scope()
+
+
+def test_a_rate_is_written_once_for_each_change(stub, monkeypatch):
+    case, exe, scope = Case(), gpu(), case_scope()
+    written = []
+    real = gpu_stub.StubRuntime.write
+    monkeypatch.setattr(
+        gpu_stub.StubRuntime, "write", lambda self, a, host: (written.append(float(host[0])), real(self, a, host))
+    )
+    rates = [0.5, 0.5, 0.25, 0.25, 0.5]
+    case.program.lr_schedulers.append((case.rate, lambda: rates[0]))
+    for _ in range(5):
+        exe.run(case.program, case.feed(0), scope=scope)
+        rates.append(rates.pop(0))
+    assert written == [0.5, 0.25, 0.5]  # the first run takes it along with the array, the second writes it
+    assert scope.read("rate") == 0.5
+    scope.fill("rate", 0.125)
+    assert scope.read("rate") == 0.125
+    assert written[-1] == 0.5, "nothing is written before the next run"
+
+
+def test_a_rate_that_a_program_writes_is_written_again(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    other = Program()
+    rate = other.global_block().create_var("rate", [1], "float32", persistable=True)
+    Builder(other.global_block()).fill_constant(shape=[1], value=7.0, dtype="float32", out={"Out": rate})
+    case.program.lr_schedulers.append((case.rate, lambda: 0.5))
+    for program, feed in ((case.program, case.feed(0)), (other, {}), (case.program, case.feed(1))):
+        exe.run(program, feed, scope=scope)
+    assert scope.read("rate") == 0.5
+
+
+def test_a_run_that_failed_is_repeated_with_the_same_random_numbers(stub):
+    case, scope = Case(), case_scope()
+    exe, cpu, twin = gpu(), Executor(), case_scope()
+    bad = case.feed(1)
+    bad["ids"][0] = COLUMNS
+    for e, s in ((exe, scope), (cpu, twin)):
+        e.run(case.program, case.feed(0), [case.total], scope=s)
+        before = s.steps[case.program.origin]
+        with pytest.raises(KernelError, match="out of range"):
+            e.run(case.program, bad, [case.total], scope=s)
+        assert s.steps[case.program.origin] == before == 1
+
+
+def test_captured_runs_report_faults_and_go_on(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    bad = case.feed(1)
+    bad["ids"][2] = -COLUMNS - 1
+    trace(case, case.program, exe, scope, 3)
+    for _ in range(2):
+        with pytest.raises(KernelError, match="row 2"):
+            exe.run(case.program, bad, [case.total, case.x_grad], scope=scope)
+        trace(case, case.program, exe, scope, 1)
+
+
+def test_arrays_of_the_gpu_are_fed_without_the_host(stub, monkeypatch):
+    case, exe, scope = Case(), gpu(), case_scope()
+    expected = trace(case, case.program, gpu(), case_scope(), 3)
+    sent = []
+    real = gpu_stub.StubRuntime.send
+    monkeypatch.setattr(
+        gpu_stub.StubRuntime, "send", lambda self, a, host, n: (sent.append(n), real(self, a, host, n))
+    )
+    found = []
+    for i in range(3):
+        feed = {name: stub.to_device(x) for name, x in case.feed(i).items()}
+        found.append(exe.run(case.program, feed, [case.total, case.x_grad], scope=scope))
+    assert same(found, expected)
+    (plan,) = exe._plans.values()
+    assert set(sent) <= {plan.bound.inbox_bytes}, "only the counter of the run"
+
+
+def test_feeds_that_change_their_shape_work_and_are_warned_of_once(stub):
+    case, exe, scope = Case(), Executor(), case_scope()
+    for rows in range(1, PLANS_KEPT + 1):
+        exe.run(case.program, case.feed(0, rows), [case.total], scope=scope)
+    with pytest.warns(UserWarning, match=r"9 plans were made.* ms"):
+        exe.run(case.program, case.feed(0, PLANS_KEPT + 1), [case.total], scope=scope)
+    for rows in range(1, 5):  # warnings are errors in these tests
+        exe.run(case.program, case.feed(0, rows), [case.total], scope=scope)
+
+
+def test_plans_of_one_executor_share_their_arena(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    alone = {rows: gpu().run(case.program, case.feed(0, rows), [case.x_grad], scope=case_scope())[0] for rows in (4, 3)}
+    for rows in (4, 3):
+        scope = case_scope()
+        for _ in range(3):
+            scope = case_scope()
+            found = exe.run(case.program, case.feed(0, rows), [case.x_grad], scope=scope)[0]
+            assert found.tobytes() == alone[rows].tobytes()
+    assert len({id(plan.arena) for plan in exe._plans.values()}) == 1 < len(exe._plans)
