@@ -23,6 +23,7 @@ STEP = 1e-5  # of central differences
 NO_NUMBER = {"f": np.nan, "V": np.nan, "i": -77, "u": 77, "b": True}  # poison by kind of data type
 
 ALWAYS_FLOAT64 = ("Beta1Pow", "Beta2Pow")
+STATISTICS = frozenset({"LogSumExp"})
 STATES = ("Velocity", "Moment1", "Moment2")  # float32 where parameters have 16 bits
 
 
@@ -44,8 +45,12 @@ class Call:
         return Call(self.opdef, self.number, inputs, self.attrs)
 
     def as_dtype(self, dtype: Any) -> Call:
-        """The call with float inputs rounded to `dtype`."""
-        return self.with_inputs(lambda x: x.astype(dtype) if x.dtype in FLOATS else x)
+        """The call with float inputs rounded to `dtype`; statistics have at least float32."""
+        changed = self.with_inputs(lambda x: x.astype(dtype) if x.dtype in FLOATS else x)
+        if as_dtype(dtype).itemsize == 2:
+            for slot in STATISTICS & self.inputs.keys():
+                changed.inputs[slot] = [x.astype(np.float32) for x in self.inputs[slot]]
+        return changed
 
     def for_gpu(self, dtype: Any) -> Call:
         """Likewise, but for slots that an operator wants in another type."""

@@ -2,6 +2,8 @@
 
 from . import (  # noqa: F401
     activation,
+    attention,
+    attention_grad,
     compare,
     creation,
     elementwise,
@@ -15,6 +17,7 @@ from . import (  # noqa: F401
     optimizer,
     print,
     random,
+    random_key,
     reduce,
     shape,
     softmax,

@@ -1,0 +1,78 @@
+"""The gradient of attention, from LogSumExp instead of the probabilities.
+
+    P = exp(S - LogSumExp)        the probabilities, again                      kept: the dropout factors
+    dP = kept * (Out_grad V^T)    delta = rowsum(Out_grad * Out)
+    dS = P * (dP - delta)
+    Q_grad = scale * dS K         K_grad = scale * dS^T Q         V_grad = (kept * P)^T Out_grad
+    Bias_grad = dS, summed over the axes along which Bias was broadcast
+
+Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import require
+from ..kernels.attention import as_given, heads_first, scores_first, weighted
+from ..opdef import Ints, op
+from .attention import calls, dense, memory_efficient_attention
+from .elementwise import sum_to
+
+
+@op("Q_grad?, K_grad?, V_grad?, Bias_grad?", cpu="minigraph.kernels.attention:backward", gpu="attention")
+def memory_efficient_attention_grad(
+    Q, K, V, Out, LogSumExp, Out_grad, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None,
+    *, layout: str = "bshd", scale: float | None = None, causal: bool = False, bottom_right: bool = False,
+    window: Ints | None = None, masked_score: float = -math.inf, dropout: float = 0.0, is_test: bool = False,
+    needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+):  # fmt: skip
+    """Gradients of memory_efficient_attention from its inputs, its outputs and the gradient of Out."""
+    d = dense(
+        Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,
+        bottom_right=bottom_right, window=window, masked_score=masked_score, dropout=dropout, is_test=is_test,
+    )  # fmt: skip
+    out, out_grad = heads_first(Out, layout), heads_first(Out_grad, layout)
+    log_sum = (LogSumExp[:, None] if Q.ndim == 3 else LogSumExp)[..., None]
+    probabilities = np.where(d.scores == -math.inf, 0, np.exp(d.scores - log_sum))
+    delta = (out * out_grad).sum(axis=-1, keepdims=True)
+    inner = np.where(probabilities == 0, 0, (out_grad @ d.V.swapaxes(-1, -2)) * d.kept - delta)
+    slopes = np.where(d.drawn, probabilities * inner, 0)
+
+    def of_group(x: np.ndarray) -> np.ndarray:
+        """Summed over the query heads that share a head."""
+        b, heads, s, size = x.shape
+        return x.reshape(b, heads // max(d.groups, 1), d.groups, s, size).sum(axis=2)
+
+    Q_grad = K_grad = V_grad = Bias_grad = None
+    if "Q_grad" in needs:
+        Q_grad = as_given(weighted(slopes, d.K) * d.scale, Q.ndim, layout)
+    if "K_grad" in needs:
+        K_grad = as_given(of_group(weighted(slopes.swapaxes(-1, -2), d.Q)) * d.scale, Q.ndim, layout)
+    if "V_grad" in needs:
+        V_grad = as_given(of_group(weighted((probabilities * d.kept).swapaxes(-1, -2), out_grad)), Q.ndim, layout)
+    if Bias is not None and "Bias_grad" in needs:
+        whole = scores_first(Bias, Q.ndim)
+        assert whole is not None
+        Bias_grad = sum_to(slopes, whole.shape).reshape(Bias.shape).astype(Bias.dtype)
+    return Q_grad, K_grad, V_grad, Bias_grad
+
+
+@memory_efficient_attention_grad.infer
+def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs):
+    infer = memory_efficient_attention.infer_function
+    assert infer is not None
+    out, sums = infer(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    for name, given, wanted in (("Out", Out, out), ("LogSumExp", LogSumExp, sums), ("Out_grad", Out_grad, out)):
+        require(wanted.accepts(given) or given.accepts(wanted), f"{name} must be {wanted}, is {given}")
+    return Q, K, V, Bias
+
+
+@memory_efficient_attention_grad.samples
+def _(rng):
+    for inputs, attrs in calls(rng):
+        whole = (*inputs, *(None,) * (8 - len(inputs)))
+        out, sums = memory_efficient_attention.reference(*whole, **attrs)
+        yield (*whole[:3], out, sums, rng.normal(size=out.shape), *whole[3:]), attrs
