@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     gemm_epilogue,
     index,
     join,
+    linear_cross_entropy,
     loss,
     matmul,
     norm,

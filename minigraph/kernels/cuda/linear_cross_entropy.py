@@ -1,0 +1,140 @@
+"""Linear layer and cross entropy without the scores of all rows: products and one kernel for each chunk of rows.
+
+    slab[C, V] = X W + Bias      the product writes the scores of C rows
+    loss_and_gradient            reads them, writes Loss, and in their place their gradient times DLoss
+    DX = slab W^T                a product for the rows of the chunk
+    DW += X^T slab               a product that adds to its result; the first chunk's overwrites it
+    DBias                        column sums of the slab, those of several chunks summed at the end
+
+DW is float32 from 16-bit operands unless asked otherwise, so results do not depend on the chunks. Nothing
+else of the size of W or of all scores is written or read, and nothing is known on the host but shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...types import float32, float64
+from ..linear_cross_entropy import chunk_rows
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .compile import full_source, read_source
+from .gemm import HALVES
+from .pointwise import bind_pointwise, compute_type
+from .reduce import bind_column_sum, power_of_two
+
+WORKSPACE = 8 << 20  # bytes that all products share: the large ones need none
+PACK_BYTES = 16
+THREADS, BLOCKS = 512, 2  # of a long row; blocks on a multiprocessor: one loads while the other computes
+UNROLL = 4  # packs that a thread has under way
+RESERVED = 4 * 1024  # bytes of shared memory of a block besides the packs it keeps
+
+Slots = Mapping[str, Any]
+
+
+class Chunk(NamedTuple):
+    """Some rows: which, how many, and the buffers that belong to them."""
+
+    start: int
+    rows: int
+
+    def of(self, buffer: Buffer | None, width: int = 1) -> Buffer | None:
+        """These rows of a buffer that has `width` elements for each row."""
+        if buffer is None:
+            return None
+        return buffer.view((self.rows, width), offset=self.start * width * buffer.dtype.itemsize)
+
+
+def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: Mapping[str, Any]) -> None:
+    """Loss, and what else is wanted."""
+    x, w, trans_w = ins["X"], ins["W"], attrs["trans_w"]
+    dx, dw, dbias = outs.get("DX"), outs.get("DW"), outs.get("DBias")
+    rows, inner = math.prod(x.shape[:-1]), x.shape[-1]
+    classes = w.shape[0 if trans_w else 1]
+    if rows == 0:
+        for buffer in (b for b in (dw, dbias) if b is not None):
+            binder.zero(buffer)
+        return
+    step = chunk_rows(rows, classes, x.dtype.itemsize, attrs["chunk_bytes"])
+    chunks = [Chunk(start, min(step, rows - start)) for start in range(0, rows, step)]
+    slab = binder.scratch((step, classes), x.dtype)
+    sums = dbias
+    if dbias is not None and len(chunks) > 1:
+        sums = binder.scratch((len(chunks), classes), float32 if x.dtype in HALVES else x.dtype)
+    shared, binder.workspace = binder.workspace, binder.workspace or binder.scratch((WORKSPACE,), np.uint8)
+    for number, chunk in enumerate(chunks):
+        part, d = chunk.of(x, inner), slab.view((chunk.rows, classes))
+        assert part is not None
+        _scores(binder, part, w, ins.get("Bias"), d, trans_w)
+        _loss_and_gradient(binder, d, chunk, ins, outs, attrs)
+        if dx is not None:
+            sizes = {"m": chunk.rows, "n": inner, "k": classes}
+            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **sizes)
+        if dw is not None:
+            a, b = (d, part) if trans_w else (part, d)
+            sizes = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
+            binder.gemm(a, b, dw, trans_a=True, beta=1.0 if number else 0.0, **sizes)
+        if sums is not None:
+            offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
+            bind_column_sum(binder, d, sums.view((classes,), offset=offset))
+    if sums is not None and sums is not dbias:
+        bind_column_sum(binder, sums, dbias)
+    binder.workspace = shared
+
+
+fused_linear_cross_entropy_grad = fused_linear_cross_entropy  # without Loss; the products are the same
+
+
+def _scores(binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, z: Buffer, trans_w: bool) -> None:
+    """z = x @ w + bias."""
+    facts: dict[str, Any] = {"m": z.shape[0], "n": z.shape[1], "k": x.shape[1], "trans_b": trans_w}
+
+    def with_epilogue() -> None:
+        binder.gemm(x, w, z, epilogue="BIAS", bias=bias, **facts)
+
+    def with_kernel() -> None:
+        binder.gemm(x, w, z, **facts)
+        bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
+
+    if bias is None:
+        return binder.gemm(x, w, z, **facts)
+    binder.choose({"epilogue of bias": with_epilogue, "product and kernel": with_kernel})
+
+
+def _loss_and_gradient(
+    binder: Binder, z: Buffer, chunk: Chunk, ins: Slots, outs: Slots, attrs: Mapping[str, Any]
+) -> None:
+    """The kernel on rows: what is wanted of Loss, ZLoss and Prediction, and dLoss/dz * DLoss in z's place."""
+    label = chunk.of(ins["Label"])
+    assert label is not None
+    seed, loss, z_loss, prediction = (
+        chunk.of(b) for b in (ins.get("DLoss"), outs.get("Loss"), outs.get("ZLoss"), outs.get("Prediction"))
+    )
+    cap, smoothing, classes = attrs["softcap"], attrs["label_smoothing"], z.shape[1]
+    writes = any(outs.get(slot) is not None for slot in ("DX", "DW", "DBias"))
+    width = math.gcd(classes, PACK_BYTES // z.dtype.itemsize)  # so that packs begin where rows do
+    packs = classes // width
+    threads = min(THREADS, max(32, power_of_two(blocks_for(packs, UNROLL))))
+    bytes_of_pack = width * z.dtype.itemsize
+    blocks = 1 if z.dtype == float64 else BLOCKS  # float64 needs 128 registers
+    room = (binder.device.shared // blocks - RESERVED) // bytes_of_pack
+    kept = min(packs, room) if writes else 0
+    facts = {
+        "T": CUDA_TYPES[z.dtype], "C": compute_type(z.dtype), "L": CUDA_TYPES[label.dtype],
+        "S": CUDA_TYPES[(seed or z).dtype], "WIDTH": width, "THREADS": threads, "BLOCKS": blocks, "UNROLL": UNROLL,
+        "SEEDED": int(seed is not None), "LOSS": int(loss is not None), "Z_LOSS": int(z_loss is not None),
+        "ARGMAX": int(prediction is not None), "WRITES": int(writes), "CAPPED": int(cap is not None),
+        "CAP": f"C({cap or 1.0!r})", "SMOOTH": int(smoothing > 0), "SMOOTHING": f"C({smoothing!r})",
+        "SQUARE": f"C({attrs['z_loss']!r})",
+    }  # fmt: skip
+    defines = tuple((key, str(value)) for key, value in facts.items())
+    source = full_source("scores.cuh", defines) + read_source("linear_cross_entropy.cu")
+    binder.launch_source(
+        source, "loss_and_gradient", chunk.rows, threads, z, i64(classes), i64(kept), label, seed or label,
+        loss or label, z_loss or label, prediction or label, i64(attrs["ignore_index"]), i64(chunk.start),
+        binder.fault, i64(binder.step), shared=kept * bytes_of_pack,
+    )  # fmt: skip

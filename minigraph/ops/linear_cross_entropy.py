@@ -1,0 +1,186 @@
+"""Linear layer and cross entropy in one operator: the head of a language model without its scores.
+
+Loss is one number for each row. Means, weights, masks and loss scales are operators on these numbers,
+and what autodiff makes of them arrives as DLoss: one number for each row again, on the device, by which the
+gradients are multiplied before they are rounded. Where it is known before the loss is, the operator gives loss and
+gradients at once (passes/fuse_linear_cross_entropy.py); otherwise its gradient computes the scores again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import AttrError, DTypeError, require
+from ..opdef import DTypeAttr, op
+from ..types import INTS, TensorType, float32, int64
+from .loss import class_numbers, kept_rows
+
+CHUNK_BYTES = 1 << 30  # of scores that exist at a time
+CPU = "minigraph.kernels.linear_cross_entropy"
+OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
+
+
+@op("Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", cpu=f"{CPU}:forward", gpu="linear_cross_entropy")
+def fused_linear_cross_entropy(
+    X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    accumulate_dtype: DTypeAttr | None = None, chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+):  # fmt: skip
+    """Loss = lse - (1 - label_smoothing) * z[Label] - label_smoothing * mean(z) + z_loss * lse^2, of each row.
+
+    z = X @ W + Bias, with softcap z = softcap * tanh((X @ W + Bias) / softcap); lse = log(sum(exp(z))).
+
+    X       [..., H] of rank 2 or more; W [H, V], or [V, H] with trans_w; Bias [V], all of one float type
+    Label   [...] or [..., 1], class numbers; rows with ignore_index have Loss 0 and no gradient
+    DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
+    Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
+    ZLoss, Prediction   its last term, and argmax(z); no gradient flows into them
+    DX, DW, DBias       gradients of sum(Loss * DLoss). DW and DBias have the type accumulate_dtype in which the
+            chunks are added up: float32 for 16-bit X unless another one is given
+    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most
+    """
+    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)
+    return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
+
+
+@op("DX?, DW?, DBias?", cpu=f"{CPU}:backward", gpu="linear_cross_entropy")
+def fused_linear_cross_entropy_grad(
+    X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    accumulate_dtype: DTypeAttr | None = None, chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+):  # fmt: skip
+    """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
+    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:]
+    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:], values, strict=True))
+
+
+def _plain(
+    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None, trans_w: bool,
+    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """All outputs by the formulas, with the scores of all rows at once."""
+    w = W.T if trans_w else W
+    z, slope = X @ w, np.ones((), X.dtype)
+    if Bias is not None:
+        z = z + Bias
+    if softcap is not None:
+        t = np.tanh(z / softcap)
+        z, slope = softcap * t, 1 - t * t
+    classes = z.shape[-1]
+    numbers = class_numbers(Label, z.ndim, -1).astype(np.intp, copy=False)
+    kept = kept_rows(numbers, classes, ignore_index)
+    kept = np.ones(numbers.shape, np.bool_) if kept is None else kept
+    target = np.eye(classes, dtype=z.dtype)[np.where(kept, numbers, 0)] * (1 - label_smoothing)
+    target += label_smoothing / classes
+    kept = kept[..., None]
+    top = z.max(axis=-1, keepdims=True)
+    lse = top + np.log(np.exp(z - top).sum(axis=-1, keepdims=True))
+    own = np.where(target == 0, 0, target * z).sum(axis=-1, keepdims=True)  # a class of weight 0 may have -inf
+    ZLoss = np.where(kept, z_loss * lse**2, 0)
+    Loss = np.where(kept, lse - own, 0) + ZLoss
+    seed = np.ones((), z.dtype) if DLoss is None else DLoss
+    d = np.where(kept, (np.exp(z - lse) * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
+    count = numbers.size
+    rows, d_rows = X.reshape(count, X.shape[-1]), d.reshape(count, classes)
+    DW = d_rows.T @ rows if trans_w else rows.T @ d_rows
+    DBias = None if Bias is None else d_rows.sum(axis=0)
+    return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias
+
+
+@fused_linear_cross_entropy.infer
+def _(
+    X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None, *, trans_w,
+    ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
+):  # fmt: skip
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(W.ndim == 2, f"W must be 2-D, is {W}")
+    require(W.dtype == X.dtype, f"X is {X.dtype}, W is {W.dtype}", DTypeError, "cast one of them")
+    inner, classes = W.shape[::-1] if trans_w else W.shape
+    require(
+        X.shape[-1] == inner or -1 in (X.shape[-1], inner),
+        f"inner sizes differ: X axis {X.ndim - 1} is {X.shape[-1]}, W axis {int(trans_w)} is {inner}",
+        hint="set trans_w" if X.shape[-1] == classes and not trans_w else None,
+    )
+    require(classes != 0, f"W has no classes, is {W}")
+    require(inner != 0, f"W has no rows to multiply, is {W}")
+    require(Label.dtype in INTS, f"Label must hold class numbers, is {Label.dtype}", DTypeError, "cast it to int64")
+    rows = X.shape[:-1]
+    require(
+        any(Label.accepts(TensorType(shape, Label.dtype)) for shape in (rows, (*rows, 1))),
+        f"Label must have the shape {list(rows)} of X's rows, or with size 1 behind it; is {Label}",
+    )
+    if Bias is not None:
+        require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
+        require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
+        require(
+            Bias.shape[0] == classes or -1 in (Bias.shape[0], classes),
+            f"Bias has {Bias.shape[0]} elements, W has {classes} classes",
+        )
+    require(0 <= label_smoothing <= 1, f"label_smoothing {label_smoothing} is not in [0, 1]", AttrError)
+    require(0 <= z_loss < np.inf, f"z_loss {z_loss} is not in [0, inf)", AttrError)
+    require(softcap is None or 0 < softcap < np.inf, f"softcap {softcap} is not in (0, inf)", AttrError)
+    require(chunk_bytes > 0, f"chunk_bytes {chunk_bytes} is not positive", AttrError)
+    short = X.dtype.itemsize == 2
+    require(
+        accumulate_dtype in (None, X.dtype) or (short and accumulate_dtype == float32),
+        f"accumulate_dtype is {accumulate_dtype}, X is {X.dtype}", DTypeError,
+        "it is X's type, or float32 where X has 16 bits",
+    )  # fmt: skip
+    loss = TensorType((*rows, 1), float32 if short else X.dtype)
+    require(
+        DLoss is None or any(loss.with_dtype(t).accepts(DLoss) for t in (loss.dtype, X.dtype)),
+        f"DLoss must be {loss}, is {DLoss}",
+    )
+    total = accumulate_dtype or loss.dtype
+    bias = None if Bias is None else Bias.with_dtype(total)
+    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(total), bias
+
+
+@fused_linear_cross_entropy_grad.infer
+def _(X, W, Label, DLoss, Bias, **attrs):
+    return fused_linear_cross_entropy.infer_function(X, W, Label, Bias, DLoss, **attrs)[3:]
+
+
+@fused_linear_cross_entropy.grad
+def _(g, X, W, Label, Bias, Loss_grad, **attrs):
+    needs = g.among(X="DX", W="DW", Bias="DBias")
+    DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, needs=needs, **attrs)
+    return DX, _in_type_of(g, DW, W), None, _in_type_of(g, DBias, Bias)
+
+
+def _in_type_of(g: Any, gradient: Any, v: Any) -> Any:
+    """A gradient has the type of its variable."""
+    if gradient is None:
+        return None
+    wanted, own = v.type.dtype, gradient.type.dtype
+    return gradient if own == wanted else g.cast(gradient, dtype=wanted)
+
+
+@fused_linear_cross_entropy.samples
+def _(rng):
+    for x, v, trans_w, bias, label, seeded, attrs in [
+        ((4, 3), 5, False, False, [0, 4, -100, 2], False, {}),
+        ((4, 3), 5, True, True, [[0], [4], [1], [2]], True, {"ignore_index": 1}),
+        ((2, 3, 4), 7, True, False, [[0, 6, 1], [2, -100, 5]], True, {"label_smoothing": 0.1, "z_loss": 0.01}),
+        ((2, 2, 4), 6, False, True, [[[0], [1]], [[2], [5]]], False, {"softcap": 2.0, "chunk_bytes": 96}),
+        ((5, 4), 130, True, True, [0, 7, 129, -1, 3], True,
+         {"softcap": 3.0, "label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": -1, "chunk_bytes": 2500}),
+        ((3, 2), 1, False, False, [0, 0, -100], False, {}), ((2, 3), 4, False, True, [-100, -100], False, {}),
+        ((0, 3), 4, True, True, np.zeros((0, 1), np.int64), False, {}),
+    ]:  # fmt: skip
+        w = rng.normal(size=(v, x[-1]) if trans_w else (x[-1], v))
+        seed = rng.normal(size=(*x[:-1], 1)) if seeded else None
+        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, seed
+        yield inputs, {"trans_w": trans_w, **attrs}
+
+
+@fused_linear_cross_entropy_grad.samples
+def _(rng):
+    attrs = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 2.0, "chunk_bytes": 80}
+    for x, w, label, bias in [((4, 3), (3, 5), [0, 4, -100, 2], 5), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None)]:
+        inputs = [rng.normal(size=s) for s in (x, w, (*x[:-1], 1))]
+        inputs.insert(2, np.array(label))
+        yield (*inputs, None if bias is None else rng.normal(size=bias)), {"trans_w": w[0] == 5, **attrs}
