@@ -97,6 +97,10 @@ template <int N> __device__ __forceinline__ void absorb(State& s, C (&)[N], C (&
 }
 #endif
 
+__device__ __forceinline__ int distance(Row r, i64 i) {
+    const i64 d = r.label - i;
+    return d >= 0 && d < WIDTH ? int(d) : -1;
+}
 struct Finish {
     C factor;
 };
@@ -107,13 +111,13 @@ __device__ __forceinline__ Finish prepare(State total, State s) {
     return {total.sum};
 #endif
 }
-__device__ __forceinline__ C value(Finish f, Row r, C a, C b, i64 i) {
+__device__ __forceinline__ C value(Finish f, Row r, C a, C b, bool own) {
 #if KIND == HARD || KIND == SOFT
     return a * f.factor;
 #elif KIND == SOFT_GRAD
     return (a * f.factor - b) * r.number;
 #else
-    return r.label < 0 ? C(0) : (i == r.label ? a - C(1) : a) * r.number;
+    return r.label < 0 ? C(0) : (own ? a - C(1) : a) * r.number;
 #endif
 }
 __device__ __forceinline__ void close_row(Row r, State total, i64 row ROW_PARAMETERS) {

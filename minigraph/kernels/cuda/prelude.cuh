@@ -62,6 +62,43 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
 template <class C> __device__ __forceinline__ C max_nan(C a, C b) { return a > b || a != a ? a : b; }
 template <class C> __device__ __forceinline__ C min_nan(C a, C b) { return a < b || a != a ? a : b; }
 
+#ifdef __CUDACC__
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+// 2^x within 2^-22 of itself, 0 below 2^-126; 1 / x within one unit in the last place, 0 above 2^126.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// 16 bytes into shared memory that pass no register; there for this thread after wait_for_copies().
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+    const u32 place = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#else  // for tests without a GPU
+inline float power_of_two(float x) { return exp2f(x); }
+inline float reciprocal(float x) { return 1 / x; }
+inline void copy_ahead(void* to, const void* from) { *(Pack<u64, 2>*)to = *(const Pack<u64, 2>*)from; }
+inline void wait_for_copies() {}
+#endif
+__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
+__device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
+
 // x^y; of ints by squaring, modulo 2^bits as in NumPy.
 __device__ __forceinline__ float power(float x, float y) { return powf(x, y); }
 __device__ __forceinline__ double power(double x, double y) { return pow(x, y); }

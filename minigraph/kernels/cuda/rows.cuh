@@ -3,10 +3,11 @@
 //   State, empty(), merge(s, t), from_lane(s, lanes)      the statistic; merge is symmetric to the last bit
 //   absorb<N>(s, a, b)                                    N more elements; may prepare a for `value`
 //   Row, open_row(...), close_row(row, total, ...)        what else belongs to a row; close_row runs once per row
-//   Finish, prepare(total, s), value(f, row, a, b, i)     the result; s is the state that has absorbed a and b
+//   distance(row, i)                                      how far behind i the element of the row's own class stands
+//   Finish, prepare(total, s), value(f, row, a, b, own)   the result; s is the state that has absorbed a and b
 //   FILL_A, FILL_B                                        elements that change no state
 //   INPUTS (1 or 2), REDUCES, WRITES, ROW_PARAMETERS, ROW_ARGUMENTS
-// held:     LANES threads keep a row in registers, PACKS packs each: reads once, writes once
+// held:     LANES threads have PACKS packs each: HELD in registers, the others in shared memory. Reads and writes once
 // streamed: a block goes over a row twice and keeps its first `kept` packs in shared memory
 // statistics, apply: few long rows, cut into pieces of `piece` packs for several blocks; reads twice
 // columns:  elements of a row are `inner` apart; TX * TY threads take TX * WIDTH rows; reads twice
@@ -62,44 +63,103 @@ template <int SHARERS> __device__ __forceinline__ State gather(State s) {
 }
 
 #ifdef PACKS
+constexpr int SHELVED = PACKS - HELD;
+
+// Pack k of a row on its way to `to` in shared memory.
+__device__ __forceinline__ void shelve(Pack<T, WIDTH>* to, const T* x, Packs packs, int k, C fill) {
+    if (packs.whole(x, packs.first(k)))
+        copy_ahead(to, x + packs.first(k));
+    else
+        *to = packs.load(x, k, fill);
+}
+
+template <int N>
+__device__ __forceinline__ void widen(C* a, C* b, const Pack<T, WIDTH>* p, const Pack<T, WIDTH>* q, int left) {
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+#pragma unroll
+        for (int v = 0; v < WIDTH; ++v) {
+            a[k * WIDTH + v] = k * LANES < left ? C(up(p[k].v[v])) : FILL_A;
+            b[k * WIDTH + v] = k * LANES < left && INPUTS == 2 ? C(up(q[k].v[v])) : FILL_B;
+        }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     held(const T* A, const T* B, T* Y, i64 rows, i64 n ROW_PARAMETERS) {
+    extern __shared__ uint4 memory[];
+    Pack<T, WIDTH>* shelf = (Pack<T, WIDTH>*)memory + threadIdx.x;
     const i64 row = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     const bool inside = row < rows;
-    const Packs packs(A + row * n, inside ? n : 0);
-    Row r;
-    if (inside) r = open_row(A + row * n, row, n, 1 ROW_ARGUMENTS);
-    C a[PACKS * WIDTH], b[PACKS * WIDTH];
+    const T *x = A + row * n, *z = INPUTS == 2 ? B + row * n : B;
+    const Packs packs(x, inside ? n : 0);
+    const int left = int(packs.count()) - lane;  // pack k of this thread exists where k * LANES < left
 #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        const i64 at = lane + k * LANES;
-        const bool there = packs.first(at) < packs.n;
-        Pack<T, WIDTH> p, q;
-        if (there) p = packs.load(A + row * n, at, FILL_A);
-        if (there && INPUTS == 2) q = packs.load(B + row * n, at, FILL_B);
-#pragma unroll
-        for (int v = 0; v < WIDTH; ++v) {
-            a[k * WIDTH + v] = there ? C(up(p.v[v])) : FILL_A;
-            b[k * WIDTH + v] = there && INPUTS == 2 ? C(up(q.v[v])) : FILL_B;
+    for (int k = 0; k < SHELVED; ++k)
+        if ((HELD + k) * LANES < left) {
+            shelve(shelf + k * INPUTS * THREADS, x, packs, lane + (HELD + k) * LANES, FILL_A);
+            if (INPUTS == 2) shelve(shelf + (k * 2 + 1) * THREADS, z, packs, lane + (HELD + k) * LANES, FILL_B);
         }
-    }
+    Pack<T, WIDTH> p[HELD], q[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+        if (k * LANES < left) {
+            p[k] = packs.load(x, lane + k * LANES, FILL_A);
+            if (INPUTS == 2) q[k] = packs.load(z, lane + k * LANES, FILL_B);
+        }
+    Row r;
+    if (inside) r = open_row(x, row, n, 1 ROW_ARGUMENTS);
     State s = empty(), total = empty();
-#if REDUCES
+#if RAW
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
+        C a[WIDTH], b[WIDTH];
+        widen<1>(a, b, p + k, q + k, left - k * LANES);
+        absorb(s, a, b);
+    }
+#else
+    C a[HELD * WIDTH], b[HELD * WIDTH];
+    widen<HELD>(a, b, p, q, left);
     absorb(s, a, b);
-    total = gather<LANES>(s);
 #endif
+    const State own = s;
+    if (SHELVED > 0) wait_for_copies();
+#pragma unroll
+    for (int k = 0; k < SHELVED; ++k)
+        if ((HELD + k) * LANES < left) {
+            C c[WIDTH], d[WIDTH];
+            widen<1>(c, d, shelf + k * INPUTS * THREADS, shelf + (k * 2 + 1) * THREADS, 1);
+            absorb(s, c, d);
+        }
+    if (REDUCES) total = gather<LANES>(s);
     if (!inside) return;
 #if WRITES
-    const Finish f = prepare(total, s);
+    const Finish f = prepare(total, RAW ? total : own), again = prepare(total, total);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
-        const i64 at = lane + k * LANES;
-        Pack<T, WIDTH> p;
+        if (k * LANES >= left) break;
+        const i64 first = packs.first(lane + k * LANES);
+        const int near = distance(r, first);
+        C c[WIDTH], d[WIDTH];
+        if (RAW || k >= HELD) {
+            const bool there = k < HELD;
+            widen<1>(c, d, there ? p + k : shelf + (k - HELD) * INPUTS * THREADS,
+                there ? q + k : shelf + ((k - HELD) * 2 + 1) * THREADS, 1);
+            State t = total;
+            absorb(t, c, d);
+        }
+        Pack<T, WIDTH> y;
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v)
-            p.v[v] = down<T>(value(f, r, a[k * WIDTH + v], b[k * WIDTH + v], packs.first(at) + v));
-        if (packs.first(at) < packs.n) packs.store(Y + row * n, at, p);
+#if RAW
+            y.v[v] = down<T>(value(again, r, c[v], d[v], near == v));
+#else
+            y.v[v] = down<T>(
+                k < HELD ? value(f, r, a[k % HELD * WIDTH + v], b[k % HELD * WIDTH + v], near == v)
+                         : value(again, r, c[v], d[v], near == v)
+            );
+#endif
+        packs.store(Y + row * n, lane + k * LANES, y);
     }
 #endif
     if (lane == 0) close_row(r, total, row ROW_ARGUMENTS);
@@ -166,8 +226,9 @@ __device__ __forceinline__ void spread(
             }
             State s = total;
             absorb(s, a, b);
+            const int near = distance(r, packs.first(at));
 #pragma unroll
-            for (int v = 0; v < WIDTH; ++v) p[u].v[v] = down<T>(value(f, r, a[v], b[v], packs.first(at) + v));
+            for (int v = 0; v < WIDTH; ++v) p[u].v[v] = down<T>(value(f, r, a[v], b[v], near == v));
             packs.store(Y, at, p[u]);
         }
     }
@@ -291,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) columns(
             C a[1] = {C(up(p.v[v]))}, b[1] = {INPUTS == 2 ? C(up(q.v[v])) : FILL_B};
             State t = s[v];
             absorb(t, a, b);
-            p.v[v] = down<T>(value(f[v], r[v], a[0], b[0], i));
+            p.v[v] = down<T>(value(f[v], r[v], a[0], b[0], distance(r[v], i) == 0));
         }
         *(Pack<T, WIDTH>*)(Y + at) = p;
     }

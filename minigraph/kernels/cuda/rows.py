@@ -19,7 +19,9 @@ from .pointwise import compute_type
 from .reduce import power_of_two
 
 PACK_BYTES = 16
-REGISTERS, REGISTERS_OF_1024 = 32, 24  # of a thread that hold elements of a row, 4 bytes each
+REGISTERS = 32  # of a thread that hold elements of a row, 4 bytes each
+RESIDENT = 1024  # threads on a multiprocessor that have so many
+RESERVED_SHARED = 2 * 1024  # of a block, besides the shelf of `held`
 STATIC_SHARED = 16 * 1024  # what kernels take besides the shelf, and more
 STREAM_THREADS = 512
 UNROLL = 4
@@ -55,28 +57,45 @@ def bind_rows(binder: Binder, operator: RowOperator, a: Buffer, b: Buffer, y: Bu
         _columns(binder, operator, a, b, y, *sizes)
 
 
-def lanes_of_row(packs: int, most: int, most_of_1024: int) -> int:
-    """Threads that share a row of `packs` packs when each holds at most `most`; 0 where the row is too long."""
-    if packs <= 32 * min(most, 4):
+def lanes_of_row(packs: int, most: int, widest: int = 1024) -> int:
+    """Threads that share a row of `packs` packs when each holds at most `most`; 0 where more than `widest` would."""
+    if packs <= 32 * most:
         return min(32, power_of_two(packs))
-    lanes = max(128, power_of_two(blocks_for(packs, min(most, 4))))
-    if lanes < 1024:
-        return lanes
-    return 1024 if packs <= 1024 * most_of_1024 else 0
+    lanes = max(128, power_of_two(blocks_for(packs, most)))
+    return lanes if lanes <= widest else 0
+
+
+def shelved_row(packs: int, most: int, pack_bytes: int, shared: int, widest: int) -> int:
+    """Threads that share a row of which each keeps packs beyond `most` in shared memory; 0 where it is too long.
+
+    Two blocks of 512 threads on a multiprocessor, else one of 1024: one loads while the other computes.
+    """
+    for lanes in (512, 1024):
+        room = shared * lanes // RESIDENT - RESERVED_SHARED
+        if lanes <= widest and (blocks_for(packs, lanes) - most) * lanes * pack_bytes <= room:
+            return lanes
+    return 0
 
 
 def _rows(binder: Binder, operator: RowOperator, a: Buffer, b: Buffer, y: Buffer, rows: int, n: int) -> None:
     width = PACK_BYTES // a.dtype.itemsize
     aligned = n % width == 0 and all(x.alignment % PACK_BYTES == 0 for x in (a, b, y))
     packs = blocks_for(n if aligned else n + width - 1, width)
-    words = width * operator.inputs * (2 if a.dtype == float64 else 1)  # registers that a pack fills
-    lanes = lanes_of_row(packs, REGISTERS // words, REGISTERS_OF_1024 // words)
-    facts = {"ALIGNED": int(aligned), "WIDTH": width, "UNROLL": UNROLL if words <= 8 else UNROLL // 2}
+    resident = RESIDENT // 2 if a.dtype == float64 else RESIDENT  # its exponentials take twice the registers
+    raw = int(operator.inputs == 2)
+    words = width * operator.inputs * (2 if a.dtype == float64 else 1)  # registers that a pack of each input fills
+    most, shelf_bytes = REGISTERS // words, PACK_BYTES * operator.inputs
+    lanes = lanes_of_row(packs, most, 512)
+    if not lanes and operator.reduces:
+        lanes = shelved_row(packs, most, shelf_bytes, binder.device.shared, resident)
+    facts = {"ALIGNED": int(aligned), "WIDTH": width, "UNROLL": UNROLL if width * operator.inputs <= 8 else UNROLL // 2}
     if lanes:
-        threads = max(lanes, 128)
-        facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": 768 // threads or 1}
-        blocks = blocks_for(rows, threads // lanes)
-        _launch(binder, operator, facts, "held", blocks, threads, (a, b, y, i64(rows), i64(n)))
+        threads, each = max(lanes, 128), blocks_for(packs, lanes)
+        facts |= {"LANES": lanes, "PACKS": each, "HELD": min(each, most), "RAW": raw, "THREADS": threads}
+        facts["BLOCKS"] = max(1, resident // threads)
+        shared = max(0, each - most) * lanes * shelf_bytes
+        args = a, b, y, i64(rows), i64(n)
+        _launch(binder, operator, facts, "held", blocks_for(rows, threads // lanes), threads, args, shared)
         return
     facts |= {"THREADS": STREAM_THREADS, "BLOCKS": 1 if a.dtype == float64 else 2}  # float64 needs 128 registers
     splits = _splits(binder, operator, rows, packs)

@@ -1,9 +1,9 @@
 // The log-sum-exp of scores: their largest one, and the sum of exp(score - largest).
-// Powers of e in float are one multiplication and ex2.approx: of x <= 0 within 2e-7 of 1, exact at 0.
+// Powers of e in float are one multiplication and a power of two: of x <= 0 within 2e-7 of 1, exact at 0.
 struct Scores {
     C max, sum;
 };
-__device__ __forceinline__ float exponential(float x) { return __expf(x); }
+__device__ __forceinline__ float exponential(float x) { return power_of_two(x * 1.4426950408889634f); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ Scores no_scores() { return {-infinity<C>(), C(0)}; }
 // exp(max - top), also where both are infinite.

@@ -14,6 +14,7 @@
 
 struct Row {};
 __device__ __forceinline__ Row open_row(const T*, i64, i64, i64) { return {}; }
+__device__ __forceinline__ int distance(Row, i64) { return -1; }
 
 #if KIND == SOFTMAX || KIND == LOG_SOFTMAX
 #define INPUTS 1
@@ -30,7 +31,7 @@ template <int N> __device__ __forceinline__ void absorb(State& s, C (&a)[N], C (
 __device__ __forceinline__ Finish prepare(State total, State s) {
     return {ratio(s.max, total.max) / total.sum, total.max, log(total.sum)};
 }
-__device__ __forceinline__ C value(Finish f, Row, C a, C, i64) {
+__device__ __forceinline__ C value(Finish f, Row, C a, C, bool) {
     return KIND == SOFTMAX ? a * f.factor : (a - f.max) - f.logarithm;
 }
 #else
@@ -51,7 +52,7 @@ struct Finish {
     C sum;
 };
 __device__ __forceinline__ Finish prepare(State total, State) { return {total.sum}; }
-__device__ __forceinline__ C value(Finish f, Row, C a, C b, i64) {
+__device__ __forceinline__ C value(Finish f, Row, C a, C b, bool) {
     return KIND == SOFTMAX_GRAD ? a * (b - f.sum) : b - exponential(a) * f.sum;
 }
 #endif
