@@ -47,7 +47,7 @@ def buffer_of(memory, x):
 def run(binder, memory, variant):
     def one(call):
         if isinstance(call, Choice):
-            for part in list(call.variants.values())[variant]:
+            for part in list(call.variants.values())[min(variant, len(call.variants) - 1)]:
                 one(part)
         elif isinstance(call, Gemm):
             gpu_stub.gemm(call)
@@ -60,7 +60,7 @@ def run(binder, memory, variant):
 
 
 def assert_all_variants(op_type, inputs, needs, **attrs):
-    """How many variants there are."""
+    """Each choice takes its first variant, then its second, ...; how many there are at most."""
     exact = {s: x if x.dtype == np.uint8 else x.astype(float) for s, x in inputs.items()}
     opdef, dtype = OPS[op_type], next(iter(inputs.values())).dtype
     results = opdef(**exact, **opdef.bind_attrs(attrs), needs=frozenset(needs))
@@ -69,7 +69,7 @@ def assert_all_variants(op_type, inputs, needs, **attrs):
     count = max([len(c.variants) for c in choices], default=1)
     for variant in range(count):
         binder, memory, outs = bound(op_type, inputs, needs, attrs)
-        run(binder, memory, min(variant, min(len(c.variants) for c in choices) - 1) if choices else 0)
+        run(binder, memory, variant)
         for slot, wanted in expected.items():
             found = memory.arrays[outs[slot]]
             if found.dtype == np.uint8:
@@ -86,7 +86,7 @@ def numbers(rng, *shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [8, 13])
+@pytest.mark.parametrize("columns", [8, 13, 24])
 @pytest.mark.parametrize("keep", [False, True], ids=["Out", "Out and ReserveSpace"])
 @pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
 def test_forward(form, keep, columns, dtype, rng):
@@ -95,22 +95,25 @@ def test_forward(form, keep, columns, dtype, rng):
     needs = ("Out", "ReserveSpace") if keep and activation != "none" else ("Out",)
     attrs = {"activation": activation, "approximate": form.endswith("tanh")}
     count = assert_all_variants("fused_gemm_epilogue", {"X": X, "Y": Y, "Bias": Bias}, needs, **attrs)
-    library = form == "relu" or (form == "gelu tanh" and dtype == bfloat16 and (columns == 8 or not keep))
-    assert count == 2 + library
+    library = form == "relu" or (form == "gelu tanh" and dtype == bfloat16 and (columns != 13 or not keep))
+    assert count == 2 + library + (columns <= 16)
 
 
 @pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
 @pytest.mark.parametrize("trans_y", [False, True])
+@pytest.mark.parametrize(("columns", "rows", "inner"), [(6, 5, 8), (1, 70, 8), (16, 3, 200), (24, 5, 8), (10, 2, 17)])
 @pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
-def test_backward(form, trans_y, dtype, rng):
-    DOut, X, Y, Z = (numbers(rng, *s, dtype=dtype) for s in ((5, 6), (5, 8), (6, 8) if trans_y else (8, 6), (5, 8)))
+def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
+    shapes = (rows, columns), (rows, inner), (columns, inner) if trans_y else (inner, columns), (rows, inner)
+    DOut, X, Y, Z = (numbers(rng, *s, dtype=dtype) for s in shapes)
     inputs, activation = {"DOut": DOut, "X": X, "Y": Y}, form.split()[0]
     if activation != "none":
         pack = gpu_stub.pack_mask
         inputs["ReserveSpace"] = pack(Z.astype(float) > 0) if activation == "relu" else Z
     attrs = {"activation_grad": f"{activation}_grad" if activation != "none" else "none", "trans_y": trans_y,
              "approximate": form.endswith("tanh")}  # fmt: skip
-    assert assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DX", "DY", "DBias"), **attrs) == 2
+    count = assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DX", "DY", "DBias"), **attrs)
+    assert count == 2 + (columns <= 16)
 
 
 def test_a_large_gradient_is_summed_by_a_kernel_first():

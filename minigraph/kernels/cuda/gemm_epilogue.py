@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from . import skinny
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .gemm import HALVES, matmul_grad, product
@@ -65,6 +66,12 @@ def fused_gemm_epilogue(
         bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
         _activate(binder, z, out, reserve, activation, tanh)
 
+    def with_skinny() -> None:
+        relu = activation == "relu" and reserve is None
+        skinny.bind_forward(binder, x, y, bias, z, attrs["trans_y"], relu)
+        if not relu:
+            _activate(binder, z, out, reserve, activation, tanh)
+
     library = activation == "relu" or (
         activation == "gelu" and tanh and x.dtype in HALVES and (reserve is None or n % 8 == 0)
     )
@@ -73,7 +80,18 @@ def fused_gemm_epilogue(
     if activation == "gelu" and not library:
         binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
     variants: Variants = {f"epilogue of bias and {activation}": with_epilogue} if library else {}
-    binder.choose(variants | {"epilogue of bias": with_bias, "product and kernels": with_kernels})
+    variants |= {"epilogue of bias": with_bias, "product and kernels": with_kernels}
+    binder.choose(_with_skinny(variants, with_skinny, x, y, out, attrs))
+
+
+def _with_skinny(
+    variants: Variants, own: Callable[[], None], x: Buffer, y: Buffer, out: Buffer, attrs: Mapping[str, Any]
+) -> Variants:
+    """The variants, with kernels for few columns among them where Y has few."""
+    if not skinny.suits(x, y, out, attrs["trans_x"]):
+        return variants
+    name = {f"kernel for {out.shape[-1]} columns": own}
+    return name | variants if skinny.comes_first(out.size // out.shape[-1]) else variants | name
 
 
 def _why_no_library_gelu(tanh: bool, n: int, x: Buffer) -> str:
@@ -129,6 +147,9 @@ def _input_gradient(
             slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
             bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
 
+    def with_skinny() -> None:
+        skinny.bind_input_gradient(binder, d, y, reserve, dx, attrs["trans_y"])
+
     library = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
     if library and not attrs["trans_x"] and inner > 1 and d.size:
         return binder.choose({"epilogue of gelu's derivative": with_epilogue, "product and kernel": with_kernels})
@@ -136,6 +157,10 @@ def _input_gradient(
         why = _why_no_library_gelu(attrs["approximate"], columns, d)
         why = "X is transposed or DOut is narrow" if library else why
         binder.note(f"gelu_grad is a kernel after the product: {why}")
+    variants = {"product and kernel": with_kernels}
+    own = _with_skinny(variants, with_skinny, x, y, d, attrs) if kind != "gelu_grad" else variants
+    if len(own) > 1:
+        return binder.choose(own)
     with_kernels()
 
 
@@ -158,10 +183,15 @@ def _weight_gradient(
         if dbias is not None:
             bind_column_sum(binder, d, dbias)
 
+    def with_skinny() -> None:
+        assert dbias is not None
+        skinny.bind_weight_gradient(binder, x, d, dy, dbias, attrs["trans_y"])
+
     if dbias is None or rows <= 1 or dy.size == 0:
         return with_kernels()
     variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": with_kernels}
-    binder.choose(variants if d.nbytes <= SMALL else dict(reversed(variants.items())))
+    variants = variants if d.nbytes <= SMALL else dict(reversed(variants.items()))
+    binder.choose(_with_skinny(variants, with_skinny, x, dy, d, attrs))
 
 
 def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:
