@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from .errors import FeedError, MinigraphError
-from .opdef import OpDef
+from .opdef import OpDef, Slot
 from .program import Operator, Program, Variable, describe_call
 from .types import TensorType
 
@@ -66,8 +66,8 @@ class Step:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The output slots that are present."""
-        return frozenset(slot for slot, variables in self.op.outputs.items() if variables)
+        """The output slots that are computed."""
+        return frozenset(s.name for s, o in zip(self.op.opdef.outputs, self.outputs, strict=True) if o is not None)
 
 
 def is_view(opdef: OpDef) -> bool:
@@ -94,7 +94,9 @@ class Schedule:
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         computed = {name for name in feeds if not program.vars[name].is_data}
-        for op in pruned_ops(program, self.fetches, computed) if prune else program.ops:
+        ops = pruned_ops(program, self.fetches, computed) if prune else program.ops
+        self.wanted = {*self.fetches, *(name for op in ops for name in op.input_arg_names)}
+        for op in ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
         self._lives()
@@ -139,7 +141,7 @@ class Schedule:
             raise error.at(_describe(op, types), op.site) from None
         step = Step(op, inputs, [])
         for slot in opdef.outputs:
-            variables = op.outputs.get(slot.name, [])
+            variables = [] if self._is_idle(op, slot) else op.outputs.get(slot.name, [])
             indices, in_place = [], []
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
                 source = opdef.inplace.get(slot.name)
@@ -157,6 +159,12 @@ class Schedule:
             for i in step.written:
                 self.values[i].root = self.values[viewed].root
         self.steps.append(step)
+
+    def _is_idle(self, op: Operator, slot: Slot) -> bool:
+        """Whether this is an optional output beside the result that nobody reads: it is not computed."""
+        if not slot.optional or all(s.optional for s in op.opdef.outputs):
+            return False
+        return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
 
     def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
         """A value that is fed for a computed variable must be read before it is overwritten."""
