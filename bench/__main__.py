@@ -6,12 +6,12 @@ import argparse
 import shlex
 import sys
 
-from . import gpu_gemm, gpu_kernels, gpu_mlp_gemm, mlp_cpu
+from . import gpu_gemm, gpu_kernels, gpu_mlp_gemm, gpu_steps_run, mlp_cpu
 from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
-BENCHES: dict[str, Bench | GpuBench] = {
-    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH)
+BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps] = {
+    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH, gpu_steps_run.BENCH)
 }
 
 
@@ -52,7 +52,7 @@ def main() -> int:
             print(f"{bench.name} left out: {missing}")
             continue
         peers = [p for p in bench.peers if p in wanted]
-        if isinstance(bench, GpuBench):
+        if isinstance(bench, (GpuBench, gpu_steps_run.GpuSteps)):
             bench.run(peers, options.rounds, command, options.only)
         else:
             compare(bench, peers, options.rounds, options.steps, options.threads, command)

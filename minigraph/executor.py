@@ -126,7 +126,8 @@ class Executor:
         if feed is None:
             feed = {}
         scope = scope if scope is not None else global_scope()
-        require(isinstance(scope, Scope), f"scope must be a Scope, is {shortened(repr(scope))}", ProgramError)
+        if not isinstance(scope, Scope):
+            raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
             if latest is None or not latest.fits(program, fetches, use_prune, feed):

@@ -1,0 +1,288 @@
+"""The arms of gpu_steps: minigraph's, PyTorch's and JAX's way to run a Row."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .gpu_steps import BETAS, DECAY, EPSILON, RATE, Row
+
+
+class Arm:
+    """step() gives work to the GPU, wait() until it is done; peak is MiB beside inputs, parameters, states."""
+
+    step: Callable[[], Any]
+    wait: Callable[[], Any]
+    peak: float | None = None
+
+    def result(self) -> list[float]:
+        """What must agree between arms: three losses, or the norms of all gradients."""
+        raise NotImplementedError
+
+
+def norm(array: Any) -> float:
+    return float(np.linalg.norm(np.asarray(array, np.float64)))
+
+
+class Minigraph(Arm):
+    """`flags` for the BuildStrategy, None for a Program as it is."""
+
+    def __init__(self, row: Row, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
+        mg = self.mg = importlib.import_module("minigraph")
+        mg.enable_static()
+        mg.set_default_dtype(row.dtype)
+        mg.cuda.set_float32_matmul_precision("high")
+        main, startup = mg.static.Program(row.name), mg.static.Program()
+        main.random_seed = startup.random_seed = 7
+        dtype = mg.types.as_dtype(row.dtype)
+        batches = [
+            {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in b.items()} for b in row.batches()
+        ]
+        with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+            data = {k: mg.static.data(k, list(a.shape), a.dtype.name) for k, a in batches[0].items()}
+            for name in row.wrt:
+                data[name].stop_gradient = False
+            self.loss = row.static(mg, data, drop)
+            parameters = main.all_parameters()
+            if row.trains:
+                optimizer = mg.optimizer.AdamW(RATE, *BETAS, epsilon=EPSILON, weight_decay=DECAY)
+                optimizer.minimize(self.loss)
+            else:
+                inputs = [*parameters, *(data[name] for name in row.wrt)]
+                self.grads = mg.static.gradients([self.loss], inputs)
+        mg.set_default_dtype("float32")
+        self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
+        self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
+        self.exe.run(startup, scope=self.scope)
+        for p, value in zip(parameters, row.parameters(), strict=True):
+            assert p.shape == value.shape, (p, value.shape)
+            self.scope.write(p.name, value.astype(dtype))
+        self.program = main
+        if flags is not None:
+            keep = {} if row.trains else {"dead_code_elimination": False}  # gradients are the result here
+            strategy = mg.static.BuildStrategy.all(**{**keep, **flags}) if flags.pop("all", True) else (
+                mg.static.BuildStrategy(**flags))  # fmt: skip
+            self.program = mg.static.CompiledProgram(main, build_strategy=strategy)
+        on_gpu = [{k: self.runtime.to_device(a) for k, a in b.items()} for b in batches]
+        self.batches = batches if on_host else on_gpu
+        self.feeds = itertools.cycle(self.batches)
+        self.wait = self.runtime.stream.synchronize
+
+    def step(self) -> None:  # type: ignore[override]
+        self.exe.run(self.program, feed=next(self.feeds), scope=self.scope)
+
+    @property
+    def plan(self) -> Any:
+        """The plan of `step`."""
+        return next(reversed(self.exe._plans.values()))
+
+    @property
+    def peak(self) -> float:  # type: ignore[override]
+        self.step()
+        return (self.plan.bound.arena_bytes + self.plan.bound.mailbox_bytes) / 2**20
+
+    def result(self) -> list[float]:
+        if self.row.trains:
+            return [
+                float(self.exe.run(self.program, b, [self.loss], scope=self.scope)[0]) for b in self.batches[:3]
+            ]
+        for _ in range(3):  # the third one is a launch of the graph
+            found = self.exe.run(self.program, self.batches[0], self.grads, scope=self.scope)
+        return [norm(g.astype(np.float64)) for g in found]
+
+
+class Torch(Arm):
+    """mode: eager, graph, compile or reduce-overhead; parameters in `dtype`, or float32 with `masters`."""
+
+    def __init__(self, row: Row, drop: float, mode: str, masters: bool) -> None:
+        torch = self.torch = importlib.import_module("torch")
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        self.row, self.wait, self.mode = row, torch.cuda.synchronize, mode
+        dtype = getattr(torch, row.dtype)
+        kept = torch.float32 if masters else dtype
+        self.parameters = [
+            torch.tensor(w, device="cuda").to(kept).requires_grad_() for w in row.parameters()
+        ]
+        self.batches = [
+            {k: torch.tensor(a, device="cuda").to(dtype if a.dtype.kind == "f" else torch.int64) for k, a in b.items()}
+            for b in row.batches()
+        ]
+        for b in self.batches:
+            for name in row.wrt:
+                b[name].requires_grad_()
+        self.feeds = itertools.cycle(self.batches)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, RATE, BETAS, EPSILON, DECAY, fused=True, capturable=mode == "graph"
+        )
+        loss = lambda p, b: row.torch(torch, p, b, drop)  # noqa: E731
+        if mode in ("compile", "reduce-overhead"):
+            loss = torch.compile(loss, mode="default" if mode == "compile" else mode)
+        self.loss = loss
+        if mode == "graph":
+            self._capture()
+
+    def _work(self, batch: Any) -> Any:
+        loss = self.loss(self.parameters, batch)
+        for t in (*self.parameters, *(batch[n] for n in self.row.wrt)):
+            t.grad = None
+        loss.backward()
+        if self.row.trains:
+            self.optimizer.step()
+        return loss
+
+    def _capture(self) -> None:
+        torch = self.torch
+        saved = [p.detach().clone() for p in self.parameters]
+        self.static = {k: t.detach().clone().requires_grad_(t.requires_grad) for k, t in self.batches[0].items()}
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._work(self.static)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.captured_loss = self._work(self.static)
+        with torch.no_grad():
+            for p, s in zip(self.parameters, saved, strict=True):
+                p.copy_(s)
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+
+    def _run(self, batch: Any) -> Any:
+        if self.mode != "graph":
+            return self._work(batch)
+        with self.torch.no_grad():
+            for k, t in self.static.items():
+                t.copy_(batch[k])
+        self.graph.replay()
+        return self.captured_loss
+
+    def step(self) -> None:  # type: ignore[override]
+        self._run(next(self.feeds))
+
+    @property
+    def peak(self) -> float | None:  # type: ignore[override]
+        if self.mode in ("graph", "reduce-overhead"):
+            return None
+        cuda = self.torch.cuda
+        self.step()
+        for t in (*self.parameters, *(b[n] for b in self.batches for n in self.row.wrt)):
+            t.grad = None
+        cuda.synchronize()
+        before = cuda.memory_allocated()
+        cuda.reset_peak_memory_stats()
+        self.step()
+        cuda.synchronize()
+        return (cuda.max_memory_allocated() - before) / 2**20
+
+    def result(self) -> list[float]:
+        if self.row.trains:
+            return [float(self._run(b)) for b in self.batches[:3]]
+        self._run(self.batches[0])
+        inputs = self.static if self.mode == "graph" else self.batches[0]
+        return [norm(t.grad.double().cpu()) for t in (*self.parameters, *(inputs[n] for n in self.row.wrt))]
+
+
+class Jax(Arm):
+    """jit with donated parameters and states; float32 parameters beside those of `dtype` with `masters`."""
+
+    def __init__(self, row: Row, drop: float, masters: bool) -> None:
+        jax = self.jax = importlib.import_module("jax")
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if row.dtype == "float32" else None)
+        jnp, self.row = jax.numpy, row
+        kept = "float32" if masters else row.dtype
+        self.parameters = [jnp.asarray(w).astype(kept) for w in row.parameters()]
+        self.batches = [
+            {k: jnp.asarray(a).astype(row.dtype if a.dtype.kind == "f" else "int32") for k, a in b.items()}
+            for b in row.batches()
+        ]
+        if drop:
+            for i, b in enumerate(self.batches):
+                b["key"] = jax.random.key(i)
+        self.feeds = itertools.cycle(self.batches)
+        zeros = [jnp.zeros(w.shape, "float32") for w in self.parameters]
+        self.state = (self.parameters, zeros, [z.copy() for z in zeros], jnp.zeros((), "float32"))
+        loss_of = lambda p, b: row.jax(jax, p, b, drop)  # noqa: E731
+
+        def train(state: Any, batch: Any) -> Any:
+            p, m, v, t = state
+            loss, grads = jax.value_and_grad(loss_of)(p, batch)
+            t = t + 1
+            new = [self._adamw(*one, t) for one in zip(p, grads, m, v, strict=True)]
+            return (*[[n[i] for n in new] for i in range(3)], t), loss
+
+        def gradients(p: Any, batch: Any) -> Any:
+            wrt = {n: batch[n] for n in row.wrt}
+            found = jax.value_and_grad(lambda p, w: loss_of(p, {**batch, **w}), argnums=(0, 1))(p, wrt)
+            return found
+
+        if row.trains:
+            self.compiled = jax.jit(train, donate_argnums=0).lower(self.state, self.batches[0]).compile()
+        else:
+            self.compiled = jax.jit(gradients).lower(self.parameters, self.batches[0]).compile()
+        analysis = self.compiled.memory_analysis()
+        outputs = 0 if row.trains else analysis.output_size_in_bytes
+        self.peak = (analysis.temp_size_in_bytes + outputs) / 2**20
+        self.latest: Any = None
+
+    def _adamw(self, p: Any, g: Any, m: Any, v: Any, t: Any) -> Any:
+        jnp, (b1, b2) = self.jax.numpy, BETAS
+        g, wide = g.astype("float32"), p.astype("float32")
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        step = (m / (1 - b1**t)) / (jnp.sqrt(v / (1 - b2**t)) + EPSILON)
+        return (wide * (1 - RATE * DECAY) - RATE * step).astype(p.dtype), m, v
+
+    def _run(self, batch: Any) -> Any:
+        if self.row.trains:
+            self.state, self.latest = self.compiled(self.state, batch)
+        else:
+            self.latest = self.compiled(self.parameters, batch)
+        return self.latest
+
+    def step(self) -> None:  # type: ignore[override]
+        self._run(next(self.feeds))
+
+    def wait(self) -> None:  # type: ignore[override]
+        self.jax.block_until_ready((self.latest, self.state))
+
+    def result(self) -> list[float]:
+        if self.row.trains:
+            return [float(self._run(b)) for b in self.batches[:3]]
+        _, (grads, inputs) = self._run(self.batches[0])
+        return [norm(g.astype("float32")) for g in (*grads, *(inputs[n] for n in self.row.wrt))]
+
+
+def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callable[[], Arm]]]:
+    """(title, how to make it) of every arm; minigraph's captured one first."""
+    yield "captured", lambda: Minigraph(row, drop, {})
+    yield "autotuned", lambda: Minigraph(row, drop, {"autotune": True})
+    yield "fused", lambda: Minigraph(row, drop, {"allow_cuda_graph_capture": False})
+    yield "plain captured", lambda: Minigraph(row, drop, None)
+    yield "plain", lambda: Minigraph(row, drop, {"all": False, "allow_cuda_graph_capture": False})
+    yield "captured, host feeds", lambda: Minigraph(row, drop, {}, on_host=True)
+    if "torch" in peers:
+        for mode in ("eager", "graph", "compile", "reduce-overhead"):
+            yield f"torch {mode}", lambda mode=mode: Torch(row, drop, mode, row.masters)
+        if row.masters:
+            yield "torch compile, all bf16", lambda: Torch(row, drop, "compile", masters=False)
+    if "jax" in peers:
+        yield "jax", lambda: Jax(row, drop, row.masters)
+
+
+def timed(arm: Arm, steps: int) -> tuple[float, float]:
+    """(milliseconds per step, microseconds of the host per step)"""
+    arm.wait()
+    start = time.perf_counter()
+    for _ in range(steps):
+        arm.step()
+    given = time.perf_counter()
+    arm.wait()
+    return (time.perf_counter() - start) / steps * 1e3, (given - start) / steps * 1e6

@@ -1,0 +1,241 @@
+"""The command of gpu_steps: check, time in turns, take profiles, measure first steps in cold processes."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .gpu_steps import ROWS, Row
+from .gpu_steps_arms import Arm, Minigraph, arms, timed
+from .gpu_timing import Gpu
+from .harness import RESULTS, summarized, versions
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
+
+TURN_MS = 25.0  # what an arm runs in one turn
+HOST_STEPS = 40  # launches that certainly fit into the GPU's queue
+REPEATS = 20  # of one call, when its time inside a graph is measured
+
+
+class GpuSteps:
+    """The bench `gpu_steps`."""
+
+    name = "gpu_steps"
+    title = "Whole steps, ms; minigraph captured first"
+    peers = ("torch", "jax")
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = importlib.import_module("minigraph").cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/gpu_steps.json."""
+        wanted = tuple(only.split(",")) if only else ("",)
+        rows = [measured(row, list(peers), rounds) for row in ROWS if row.name.startswith(wanted)]
+        first = cold_steps(list(peers)) if "cold".startswith(wanted) or not only else {}
+        report = {
+            "bench": self.name, "title": self.title, "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": Gpu().facts(),
+            "versions": versions(), "rounds": rounds, "rows": rows, "first_step_seconds": first,
+        }  # fmt: skip
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(table(report))
+        print(f"written to {path}")
+
+
+BENCH = GpuSteps()
+
+
+def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:
+    """One row: what every arm computes, its times, its peak, minigraph's profile."""
+    found: dict[str, Any] = {"name": row.name, "title": row.title, "asked": row.asked, "note": row.note}
+    failed: dict[str, str] = {}
+    checked: dict[str, list[float]] = {}
+    made: dict[str, Arm] = {}
+    seconds: dict[str, float] = {}
+    for title, make in arms(row, peers, 0.0):
+        try:
+            start = time.perf_counter()
+            arm = make()
+            checked[title] = arm.result()
+            seconds[title] = round(time.perf_counter() - start, 2)
+            if not row.drop:
+                made[title] = arm
+        except Exception as problem:  # one arm must not cost the others; it stands in the report
+            failed[title] = f"{type(problem).__name__}: {problem}"[:400]
+    reference = next(iter(checked.values()), [])
+    for title, values in checked.items():
+        if not _agree(reference, values, row.tolerance):
+            failed[title] = f"computes {values} instead of {reference}"
+            made.pop(title, None)
+    if row.drop:
+        for title, make in arms(row, peers, row.drop):
+            if title not in failed:
+                made[title] = make()
+    found |= {"checked": checked, "failed": failed, "seconds_until_checked": seconds}
+    found["milliseconds"], found["host_microseconds"] = _in_turns(made, rounds)
+    found["peak_mib"] = {title: _peak(arm) for title, arm in made.items()}
+    best = made.get("captured")
+    if isinstance(best, Minigraph):
+        found["profile"] = profile(best)
+        found["tflops"] = row.flops / found["milliseconds"]["captured"]["median"] / 1e9
+    made.clear()
+    release()
+    return found
+
+
+def _agree(reference: Sequence[float], values: Sequence[float], tolerance: float) -> bool:
+    return len(reference) == len(values) and all(
+        abs(a - b) <= tolerance * max(abs(a), 1e-6) for a, b in zip(reference, values, strict=True)
+    )
+
+
+def _peak(arm: Arm) -> float | None:
+    peak = arm.peak
+    return None if peak is None else round(peak, 2)
+
+
+def _in_turns(made: Mapping[str, Arm], rounds: int) -> tuple[dict[str, Any], dict[str, float]]:
+    steps = {}
+    for title, arm in made.items():
+        for _ in range(5):
+            arm.step()
+        ms, _ = timed(arm, 10)
+        steps[title] = max(5, min(400, int(TURN_MS / ms)))
+    times: dict[str, list[float]] = {title: [] for title in made}
+    for turn in range(rounds):
+        for title in list(made) if turn % 2 else reversed(made):
+            times[title].append(timed(made[title], steps[title])[0])
+    host = {title: round(min(timed(arm, HOST_STEPS)[1] for _ in range(5)), 2) for title, arm in made.items()}
+    return {title: summarized(ms) for title, ms in times.items()}, host
+
+
+def release() -> None:
+    """Give unused memory back, so that no framework keeps what another needs."""
+    import gc
+
+    gc.collect()
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+        sys.modules["torch"].cuda.empty_cache()
+
+
+# profile
+
+
+def profile(arm: Minigraph) -> list[dict[str, Any]]:
+    """Microseconds of each call of the step inside a graph that repeats it, by operator and function, longest first."""
+    cupy = importlib.import_module("cupy")
+    plan, runtime = arm.plan, arm.runtime
+    rows: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for call in plan.calls:
+        launch = runtime.captured([([call] * REPEATS, [])])
+        if not callable(launch):
+            continue
+        launch()
+        best = 1e9
+        for _ in range(3):
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record(runtime.stream)
+            launch()
+            end.record(runtime.stream)
+            end.synchronize()
+            best = min(best, cupy.cuda.get_elapsed_time(start, end) / REPEATS * 1e3)
+        rows[operator_of(plan, call.position), name_of(call.call)].append(best)
+    found = [
+        {"operator": op, "call": name, "count": len(us), "microseconds": round(sum(us), 2)}
+        for (op, name), us in rows.items()
+    ]
+    return sorted(found, key=lambda r: -r["microseconds"])
+
+
+def operator_of(plan: Any, position: int) -> str:
+    """The type of the operator whose call stands at a position."""
+    for step, span in zip(plan.schedule.steps, plan.bound.spans, strict=True):
+        if position in span:
+            return step.op.type
+    return "results"
+
+
+def name_of(call: Any) -> str:
+    """What a call is: a kernel, a product with its sizes and epilogue, a copy."""
+    if hasattr(call, "epilogue"):
+        return f"gemm {call.m}x{call.n}x{call.k} {call.epilogue}"
+    return getattr(call, "function", type(call).__name__)
+
+
+# first steps
+
+
+COLD = """
+import sys, time
+sys.path.insert(0, {root!r})
+from bench import gpu_steps
+from bench.gpu_steps_arms import {arm}
+row = gpu_steps.ROWS[0]
+import {imports}
+start = time.perf_counter()
+arm = {arm}({arguments})
+arm.step()
+arm.wait()
+print("SECONDS", time.perf_counter() - start)
+"""
+
+
+def cold_steps(peers: list[str]) -> dict[str, float]:
+    """Seconds from after the imports until the first step of the MLP is done, in processes of their own."""
+    root = str(Path(__file__).parent.parent)
+    wanted = {"minigraph": ("Minigraph", "row, 0.0, {}", "cupy, nvmath.bindings.cublasLt, minigraph")}
+    if "torch" in peers:
+        wanted["torch compile"] = "Torch", "row, 0.0, 'compile', False", "torch"
+        wanted["torch eager"] = "Torch", "row, 0.0, 'eager', False", "torch"
+    if "jax" in peers:
+        wanted["jax"] = "Jax", "row, 0.0, False", "jax, jax.numpy"
+    found = {}
+    for title, (arm, arguments, imports) in wanted.items():
+        with tempfile.TemporaryDirectory() as home:
+            text = COLD.format(root=root, arm=arm, arguments=arguments, imports=imports)
+            for cache in ("cold", "warm"):
+                done = subprocess.run(
+                    [sys.executable, "-c", text], env={**os.environ, "HOME": home, "TORCHINDUCTOR_CACHE_DIR": home},
+                    capture_output=True, text=True, check=False, cwd=root,
+                )  # fmt: skip
+                line = next((x for x in done.stdout.splitlines() if x.startswith("SECONDS")), None)
+                found[f"{title}, {cache} cache"] = float(line.split()[1]) if line else done.stderr[-300:]
+    return found
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """For each row: milliseconds, ratio to the first arm, host time, peak."""
+    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
+    for r in report["rows"]:
+        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
+        asked = f", asked {r['asked']}" if r["asked"] else ""
+        lines.append(f"{r['title']}{asked}; {r.get('tflops', 0):.0f} TFLOP/s")
+        lines.append(f"    {'':26} {'ms':>8} {'ratio':>6} {'host us':>8} {'peak MiB':>9}")
+        first = next(iter(ms.values()), 1.0)
+        for name, value in ms.items():
+            peak = r["peak_mib"][name]
+            shown = "" if peak is None else f"{peak:9.1f}"
+            lines.append(f"    {name:26} {value:8.4f} {value / first:6.2f} {r['host_microseconds'][name]:8.1f} {shown}")
+        lines += [f"    FAILED {name}: {why}" for name, why in r["failed"].items()]
+        for p in r.get("profile", [])[:14]:
+            lines.append(f"      {p['microseconds']:9.2f} us  {p['count']:3} x {p['operator']}: {p['call']}")
+    for name, seconds in report["first_step_seconds"].items():
+        lines.append(f"first step, {name:26} {seconds if isinstance(seconds, str) else f'{seconds:.2f} s'}")
+    return "\n".join(lines)
