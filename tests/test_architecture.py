@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "tensor": "errors types unique_name program builder",
     "math_op_patch": "errors types program builder tensor",
     "nn": "errors types unique_name program builder param_attr tensor",
+    "ops.calls": "builder program nn",
     "optimizer": "errors types unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
     "base": "unique_name",

@@ -1,6 +1,7 @@
 """Layers, their functional forms, initialisers and gradient clipping."""
 
 from . import functional, initializer
+from .attention import MultiHeadAttention
 from .clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from .container import LayerList, Sequential
 from .layer import Layer
@@ -22,6 +23,6 @@ from .layers import (
 
 __all__ = [
     "GELU", "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "CrossEntropyLoss", "Dropout", "Embedding",
-    "Layer", "LayerList", "LayerNorm", "Linear", "MSELoss", "ReLU", "Sequential", "SiLU", "Sigmoid", "Silu", "Softmax",
-    "Tanh", "functional", "initializer",
+    "Layer", "LayerList", "LayerNorm", "Linear", "MSELoss", "MultiHeadAttention", "ReLU", "Sequential", "SiLU",
+    "Sigmoid", "Silu", "Softmax", "Tanh", "functional", "initializer",
 ]  # fmt: skip

@@ -24,3 +24,4 @@ from . import (  # noqa: F401
     softmax,
     unary,
 )
+from .calls import memory_efficient_attention  # noqa: F401

@@ -1,0 +1,61 @@
+"""Attention as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...builder import builder_of, whole
+from ...errors import DTypeError, call_site
+from ...program import Variable
+from ...tensor.arguments import output_prefix, variable
+from ...types import FLOATS, bool_
+
+
+@whole
+def scaled_dot_product_attention(
+    query: Variable, key: Variable, value: Variable, attn_mask: Variable | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, training: bool = True, name: str | None = None,
+) -> Variable:  # fmt: skip
+    """softmax(query key^T / sqrt(D)) value, without the matrix of probabilities in memory.
+
+    query      [B, Sq, H, D]
+    key, value [B, Sk, Hk, D] with H a multiple of Hk; value's D may be another
+    attn_mask  broadcasts to [B, H, Sq, Sk]: bool, True where a query sees a key, or float, added to the scores
+    dropout_p  probabilities dropped while training; `program.clone(for_test=True)` turns that off
+    is_causal  query i sees the keys j <= i
+    A query that sees no key gives zeros.
+    """
+    return attend(
+        "scaled_dot_product_attention", query, key, value, attn_mask, dropout=dropout_p, causal=is_causal,
+        training=training, name=name,
+    )  # fmt: skip
+
+
+def attend(
+    call: str, query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, *,
+    cu_seqlens: tuple[Variable | None, Variable | None] = (None, None), layout: str = "bshd",
+    scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Sequence[int] | None = None,
+    dropout: float = 0.0, training: bool = True, name: str | None = None,
+) -> Variable:  # fmt: skip
+    """The operator memory_efficient_attention; `attn_bias` is a Bias, or where it is bool a Mask."""
+    q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
+    bias = mask = None
+    if attn_bias is not None:
+        given = variable(attn_bias, call, "attn_mask")
+        bias, mask = (None, given) if given.dtype == bool_ else (given, None)
+        if given.dtype not in (bool_, *FLOATS):
+            raise DTypeError(
+                f"the mask is {given.dtype}, it must be bool or a float", call=call, site=call_site(),
+                hint="cast(mask, 'bool')",
+            )  # fmt: skip
+    g, prefix = builder_of(q), output_prefix(call, name)
+    drawn: Any = g.random_key(name=prefix) if dropout and training else None
+    out, _ = g.memory_efficient_attention(
+        q, k, v, bias, mask, *cu_seqlens, drawn, layout=layout, scale=scale, causal=causal, bottom_right=bottom_right,
+        window=window, dropout=dropout, is_test=not training, needs=["LogSumExp"], name=prefix,
+    )  # fmt: skip
+    return out
+
+
+__all__ = ["attend", "scaled_dot_product_attention"]

@@ -1,0 +1,36 @@
+"""Operators that users call on Variables under this package's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..builder import whole
+from ..nn.functional.attention import attend
+from ..program import Variable
+
+
+@whole
+def memory_efficient_attention(
+    query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, p: float = 0.0,
+    scale: float | None = None, *, causal: bool = False, bottom_right: bool = False,
+    window: Sequence[int] | None = None, cu_seqlens_q: Variable | None = None, cu_seqlens_k: Variable | None = None,
+    layout: str = "bshd", training: bool = True, name: str | None = None,
+) -> Variable:  # fmt: skip
+    """softmax(scale * query key^T + attn_bias) value in memory that grows with S, not S^2.
+
+    query        [B, Sq, H, D], with layout="bhsd" [B, H, Sq, D], or [B, Sq, D]
+    key, value   likewise with Hk heads, H a multiple of Hk; value's D may be another
+    attn_bias    broadcasts to [B, H, Sq, Sk] ([B, Sq, Sk]): float, added to the scores, with a gradient;
+                 or bool, True where a query sees a key
+    p            dropout of probabilities while training
+    scale        1 / sqrt(D) for None
+    causal       query i sees the keys j <= i; with bottom_right j <= i + Sk - Sq
+    window       (left, right): of these i - left <= j <= i + right
+    cu_seqlens_q, cu_seqlens_k   int [N + 1], cumulative lengths of N sequences packed into B = 1
+    A query that sees no key gives zeros. The order of the first arguments is that of xFormers.
+    """
+    return attend(
+        "memory_efficient_attention", query, key, value, attn_bias, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        layout=layout, scale=scale, causal=causal, bottom_right=bottom_right, window=window, dropout=p,
+        training=training, name=name,
+    )  # fmt: skip
