@@ -3,6 +3,8 @@
 // copy   every thread moves 4 words; the last axis varies fastest. Words are as wide as the innermost
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
+// blocks the source's fastest axis is not the destination's, both allow 16 bytes at once, and words have 2 or 4
+//        bytes: a thread turns V x V words over in its registers
 // tiles  the source's fastest axis is not the destination's: squares of TILE x TILE words go through
 //        shared memory, read along one axis and written along the other, V words (16 bytes) at once.
 //        A pitch of an odd number of banks keeps columns apart. At most 6 more axes.
@@ -44,40 +46,74 @@ extern "C" __global__ void __launch_bounds__(256) copy(
 }
 
 #ifdef TILE
-// across: extent of the axis that is fastest in the source; down: of the one fastest in the destination
-extern "C" __global__ void __launch_bounds__(256) tiles(
-    const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,
-    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down,
-    i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,
-    i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5)
+#define PARAMETERS                                                                                   \
+    const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,                    \
+    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down, \
+    i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,  \
+    i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5
+// Where the tile of this block begins: `column` along across, `row` along down, the others in start and to.
+#define BEGINNING                                             \
+    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};           \
+    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};      \
+    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5}; \
+    u32 rest = blockIdx.x;                                    \
+    const i64 column = i64(rest % u32(tiles_across)) * TILE;  \
+    rest /= u32(tiles_across);                                \
+    const i64 row = i64(rest % u32(tiles_down)) * TILE;       \
+    rest /= u32(tiles_down);                                  \
+    _Pragma("unroll")                                         \
+    for (int a = AXES - 1; a >= 0; --a) {                     \
+        const u32 i = rest % u32(extent[a]);                  \
+        rest /= u32(extent[a]);                               \
+        start += i * source_step[a];                          \
+        to += i * destination_step[a];                        \
+    }
+
+#ifdef BLOCK
+// A warp takes 4 x 8 squares of V x V words, the warps of a block lie 4 x 2: reads of 64 bytes by four warps side
+// by side, writes of 128 bytes.
+extern "C" __global__ void __launch_bounds__(256) blocks(PARAMETERS)
+{
+    BEGINNING
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i64 c = column + (warp % 4 * 4 + lane % 4) * V, r = row + (warp / 4 * 8 + lane / 4) * V;
+    if (r >= down || c >= across) return;
+    const W* from = source + start + r * source_pitch + c;
+    W* into = destination + to + c * destination_pitch + r;
+    Pack<u32, 4> line[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) line[i] = *(const Pack<u32, 4>*)(from + i * source_pitch);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        Pack<u32, 4> turned;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (V == 4) turned.v[j] = line[j].v[i % 4];
+            else {
+                const u32 low = line[2 * j % V].v[i / 2], high = line[(2 * j + 1) % V].v[i / 2];
+                turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
+            }
+        *(Pack<u32, 4>*)(into + i * destination_pitch) = turned;
+    }
+}
+#else
+extern "C" __global__ void __launch_bounds__(256) tiles(PARAMETERS)
 {
     constexpr int PER_ROW = TILE / V, ROWS = 256 / PER_ROW, ROUNDS = TILE / ROWS;
-    constexpr int GROUP = ROUNDS < 4 ? ROUNDS : 4;  // accesses in flight
+    constexpr int BYTES = V * sizeof(W), MOST = BYTES < 16 ? 16 : 4;  // accesses in flight
+    constexpr int GROUP = ROUNDS < MOST ? ROUNDS : MOST;
     constexpr int PAD = sizeof(W) < 4 ? 4 / sizeof(W) : 1;
     __shared__ W tile[TILE][TILE + PAD];
-    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};
-    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};
-    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};
-    u32 rest = blockIdx.x;
-    const i64 column = i64(rest % u32(tiles_across)) * TILE;
-    rest /= u32(tiles_across);
-    const i64 row = i64(rest % u32(tiles_down)) * TILE;
-    rest /= u32(tiles_down);
-#pragma unroll
-    for (int a = AXES - 1; a >= 0; --a) {
-        const i64 i = rest % extent[a];
-        rest /= extent[a];
-        start += i * source_step[a];
-        to += i * destination_step[a];
-    }
+    BEGINNING
     const int x = threadIdx.x % PER_ROW * V, y = threadIdx.x / PER_ROW;
+    const W* from = source + start + (row + y) * source_pitch + column + x;
 #pragma unroll
     for (int g = 0; g < ROUNDS; g += GROUP) {
         Pack<W, V> run[GROUP];
 #pragma unroll
         for (int k = 0; k < GROUP; ++k) {
-            const i64 r = row + y + (g + k) * ROWS, c = column + x;
-            if (r < down && c < across) run[k] = *(const Pack<W, V>*)(source + start + r * source_pitch + c);
+            const int up = (g + k) * ROWS;
+            if (row + y + up < down && column + x < across) run[k] = *(const Pack<W, V>*)(from + up * source_pitch);
         }
 #pragma unroll
         for (int k = 0; k < GROUP; ++k)
@@ -85,13 +121,15 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
             for (int j = 0; j < V; ++j) tile[y + (g + k) * ROWS][x + j] = run[k].v[j];
     }
     __syncthreads();
+    W* into = destination + to + (column + y) * destination_pitch + row + x;
 #pragma unroll
     for (int g = 0; g < ROUNDS; ++g) {
-        const i64 r = column + y + g * ROWS, c = row + x;
         Pack<W, V> run;
 #pragma unroll
         for (int j = 0; j < V; ++j) run.v[j] = tile[x + j][y + g * ROWS];
-        if (r < across && c < down) *(Pack<W, V>*)(destination + to + r * destination_pitch + c) = run;
+        if (column + y + g * ROWS < across && row + x < down)
+            *(Pack<W, V>*)(into + g * ROWS * destination_pitch) = run;
     }
 }
+#endif
 #endif

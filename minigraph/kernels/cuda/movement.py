@@ -21,6 +21,7 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: 128, 2: 64, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
+TURNED = {2: 128, 4: 64}  # the same where threads turn squares of words over in registers
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -155,13 +156,16 @@ def _bind_tiles(
     alignment = min(source.alignment, destination.alignment)
     while any(k % pack for k in (across.extent, down.extent, to, start, *steps)) or alignment % (pack * word):
         pack //= 2
+    turned = pack * word == PACK_BYTES and word in TURNED
+    side = TURNED[word] if turned else side
     tiles = blocks_for(across.extent, side), blocks_for(down.extent, side)
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
     binder.launch(
-        "movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
+        "movement.cu", "blocks" if turned else "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
         i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
         *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
-        defines={"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "V": pack},
+        defines={"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "V": pack}
+        | ({"BLOCK": 1} if turned else {}),
     )  # fmt: skip
 
 

@@ -4,9 +4,10 @@
 //             dScale = sum of dY * h over rows, dBias = sum of dY over rows
 // M is the type of Mean, Variance and their gradients. Packs of WIDTH elements divide a row.
 // held kernels:     LANES threads keep a row in registers, PACKS packs each; X and dY are read once. A block of
-//                   `backward` takes every gridDim-th row and keeps its share of the column sums in registers,
-//                   which a second launch (reduce.cu) adds up
+//                   `backward` takes every gridDim-th row, loads the next one ahead where registers suffice, and keeps its
+//                   share of the column sums in registers, which `total` adds up
 // streamed kernels: a block goes over a long row again for each statistic; column sums are a kernel of their own
+#ifdef T
 #ifdef PACKS
 #define GROUP LANES
 #else
@@ -146,38 +147,76 @@ __device__ __forceinline__ Extra extra_of(const M* Mean_grad, const M* Variance_
         const SCALE_TYPE *__restrict__ Scale, const M *__restrict__ Mean_grad, const M *__restrict__ Variance_grad
 
 #ifdef PACKS
+// Both sums over the threads that share a row; `shared` holds two C per warp.
+__device__ __forceinline__ void row_sums(C& x, C& y, C (*shared)[2]) {
+#pragma unroll
+    for (int lanes = (GROUP < 32 ? GROUP : 32) / 2; lanes > 0; lanes /= 2) {
+        x += __shfl_xor_sync(~0u, x, lanes);
+        y += __shfl_xor_sync(~0u, y, lanes);
+    }
+#if GROUP > 32
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32][0] = x, shared[threadIdx.x / 32][1] = y;
+    __syncthreads();
+    const C* of_warp = shared[threadIdx.x / GROUP * (GROUP / 32) + threadIdx.x % (GROUP / 32)];
+    x = of_warp[0], y = of_warp[1];
+#pragma unroll
+    for (int lanes = GROUP / 64; lanes > 0; lanes /= 2) {
+        x += __shfl_xor_sync(~0u, x, lanes);
+        y += __shfl_xor_sync(~0u, y, lanes);
+    }
+#endif
+}
+
+constexpr bool AHEAD = sizeof(T) == 2;  // elsewhere registers do not suffice
+
+struct Taken {  // a thread's share of a row
+    Elements x[PACKS], d[PACKS];
+    C mean, variance;
+    __device__ __forceinline__ void load(
+        const T* X, const T* dY, const M* Mean, const M* Variance, i64 row, i64 rows, i64 n, int lane, int left
+    ) {
+        if (row >= rows) return;
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+            if (k * LANES < left) {
+                x[k] = ((const Elements*)(X + row * n))[lane + k * LANES];
+                d[k] = ((const Elements*)(dY + row * n))[lane + k * LANES];
+            }
+        mean = C(up(Mean[row]));
+        variance = C(up(Variance[row]));
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     backward(PARAMETERS, T* dX, C* dScale, C* dBias, i64 rows, i64 n, double epsilon) {
-    __shared__ C sums[4][32];
-    const i64 packs = n / WIDTH, step = i64(gridDim.x) * (THREADS / LANES);
-    const int lane = threadIdx.x % LANES;
+    __shared__ C sums[2][32][2];
+    const i64 step = i64(gridDim.x) * (THREADS / LANES);
+    const int packs = int(n / WIDTH), lane = threadIdx.x % LANES;
     Pack<C, WIDTH> scale_sum[PACKS], bias_sum[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) scale_sum[k].v[v] = bias_sum[k].v[v] = C(0);
+    const i64 begin = i64(blockIdx.x) * (THREADS / LANES);
+    Taken next;
+    if (AHEAD) next.load(X, dY, Mean, Variance, begin + threadIdx.x / LANES, rows, n, lane, packs - lane);
     int turn = 0;
-    for (i64 first = i64(blockIdx.x) * (THREADS / LANES); first < rows; first += step, turn ^= 2) {
+    for (i64 first = begin; first < rows; first += step, turn ^= 1) {
         const i64 row = first + threadIdx.x / LANES;
-        const i64 mine = row < rows ? packs - lane : 0;
-        Elements x[PACKS], d[PACKS];
-#pragma unroll
-        for (int k = 0; k < PACKS; ++k)
-            if (k * LANES < mine) {
-                x[k] = ((const Elements*)(X + row * n))[lane + k * LANES];
-                d[k] = ((const Elements*)(dY + row * n))[lane + k * LANES];
-            }
-        const C mean = row < rows ? C(up(Mean[row])) : C(0);
-        const C inverse = row < rows ? C(1) / sqrt(C(up(Variance[row])) + C(epsilon)) : C(0);
+        const int left = row < rows ? packs - lane : 0;  // pack k of this thread exists where k * LANES < left
+        if (!AHEAD) next.load(X, dY, Mean, Variance, row, rows, n, lane, packs - lane);
+        const Taken own = next;
+        if (AHEAD) next.load(X, dY, Mean, Variance, row + step, rows, n, lane, packs - lane);
+        const C mean = own.mean, inverse = C(1) / sqrt(own.variance + C(epsilon));
         C sum = C(0), product = C(0);
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (k * LANES >= mine) continue;
+            if (k * LANES >= left) continue;
             Pack<C, WIDTH> scale;
             if (HAS_SCALE) scale = loaded(Scale, lane + k * LANES);
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C dy = C(up(d[k].v[v])), h = (C(up(x[k].v[v])) - mean) * inverse;
+                const C dy = C(up(own.d[k].v[v])), h = (C(up(own.x[k].v[v])) - mean) * inverse;
                 scale_sum[k].v[v] += dy * h;
                 bias_sum[k].v[v] += dy;
                 const C scaled = HAS_SCALE ? dy * scale.v[v] : dy;
@@ -186,22 +225,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         }
         if (!WRITES) continue;
-        sum = row_sum(sum, sums[turn]) / C(n);
-        product = row_sum(product, sums[turn + 1]) / C(n);
+        row_sums(sum, product, sums[turn]);
         if (row >= rows) continue;
+        // dX = (d - sum / n - h * product / n) * r + constant + slope * (x - mean) is linear in d and in x - mean
         const Extra extra = extra_of(Mean_grad, Variance_grad, row, n);
+        const C slope = extra.slope - product / C(n) * inverse * inverse;
+        const C constant = extra.constant - sum / C(n) * inverse;
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (k * LANES >= mine) continue;
+            if (k * LANES >= left) continue;
             Pack<C, WIDTH> scale;
             if (HAS_SCALE) scale = loaded(Scale, lane + k * LANES);
             Elements result;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C centred = C(up(x[k].v[v])) - mean, dy = C(up(d[k].v[v]));
+                const C centred = C(up(own.x[k].v[v])) - mean, dy = C(up(own.d[k].v[v]));
                 const C scaled = HAS_SCALE ? dy * scale.v[v] : dy;
-                const C dx = (scaled - sum - centred * inverse * product) * inverse;
-                result.v[v] = down<T>(dx + extra.constant + extra.slope * centred);
+                result.v[v] = down<T>(scaled * inverse + (slope * centred + constant));
             }
             ((Elements*)(dX + row * n))[lane + k * LANES] = result;
         }
@@ -290,4 +330,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     ((Pack<C, WIDTH>*)(dBias + split * n))[pack] = bias_sum;
 }
 #endif
+#endif
+#endif
+
+#ifdef TOTAL
+// dScale and dBias of n columns from their sums over `parts` parts of the rows, [parts, n] each, in a fixed order.
+extern "C" __global__ void __launch_bounds__(1024)
+    total(const C* __restrict__ scales, const C* __restrict__ biases, SCALE_TYPE* dScale, BIAS_TYPE* dBias, i64 parts, i64 n) {
+    __shared__ C others[32][33];
+    const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    const i64 column = i64(blockIdx.x) * 32 + x;
+    const C* from = blockIdx.y ? biases : scales;
+    C sum = C(0);
+    if (column < n)
+#pragma unroll 8
+        for (i64 p = y; p < parts; p += 32) sum += from[p * n + column];
+    others[y][x] = sum;
+    __syncthreads();
+    sum = warp_sum(others[x][y]);
+    const i64 goal = i64(blockIdx.x) * 32 + y;
+    if (x > 0 || goal >= n) return;
+    if (blockIdx.y) {
+        if (HAS_BIAS_GRAD) dBias[goal] = down<BIAS_TYPE>(sum);
+    } else if (HAS_SCALE_GRAD)
+        dScale[goal] = down<SCALE_TYPE>(sum);
+}
 #endif

@@ -12,10 +12,10 @@ from ...types import float64
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, compute_type
-from .reduce import accumulator, bind_column_sum
+from .reduce import accumulator
 from .rows import PACK_BYTES, STATIC_SHARED, UNROLL, lanes_of_row
 
-FORWARD_REGISTERS, BACKWARD_REGISTERS = 16, 8  # elements of a row in a thread, 4 bytes each
+FORWARD_REGISTERS, BACKWARD_REGISTERS = {2: 32, 4: 16, 8: 16}, 8  # elements of a row in a thread, 4 bytes each
 STREAM_THREADS = 512
 
 
@@ -37,8 +37,8 @@ def layer_norm(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], 
         "HAS_VARIANCE": _has(Variance), "WRITES": _has(Y),
     }  # fmt: skip
     args = X, Scale or X, Bias or X, Y or X, Mean or X, Variance or X, i64(rows), i64(n), np.float64(attrs["epsilon"])
-    most = FORWARD_REGISTERS // (width * _words(X))
-    lanes = lanes_of_row(packs, most, most)
+    most = FORWARD_REGISTERS[X.dtype.itemsize] // (width * _words(X))
+    lanes = lanes_of_row(packs, most)
     if lanes:
         threads = max(lanes, 128)
         facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": 1024 // threads}
@@ -70,7 +70,7 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
     args = X, Y_grad, ins["Mean"], ins["Variance"], Scale or X, statistics[0] or X, statistics[1] or X
     epsilon = np.float64(attrs["epsilon"])
     most = BACKWARD_REGISTERS // (width * _words(X)) or 1
-    lanes = lanes_of_row(packs, most, most // _words(X))
+    lanes = lanes_of_row(packs, most, 1024 // _words(X))
     multiprocessors = binder.device.multiprocessors
     if lanes:
         threads = max(lanes, 256)
@@ -95,9 +95,12 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
         partial = [binder.scratch((splits, n), accumulator("SUM", X.dtype)) for _ in sums]
         rest = *partial, i64(rows), i64(n), i64(piece), epsilon
         binder.launch("norm.cu", "column_sums", (tiles, splits), STREAM_THREADS, *args, *rest, defines=facts)
-    for out, part in zip(sums, partial, strict=True):
-        if out is not None:
-            bind_column_sum(binder, part, out)
+    if columns:
+        given = [out or X for out in sums]
+        facts = {"TOTAL": 1, "C": compute_type(X.dtype), "HAS_SCALE_GRAD": _has(sums[0]), "HAS_BIAS_GRAD": _has(sums[1])}
+        facts |= {f"{name}_TYPE": CUDA_TYPES[b.dtype] for name, b in zip(("SCALE", "BIAS"), given, strict=True)}
+        args = *partial, *given, i64(partial[0].shape[0]), i64(n)
+        binder.launch("norm.cu", "total", (blocks_for(n, 32), 2), 1024, *args, defines=facts)
 
 
 def _sizes(X: Buffer, attrs: Mapping[str, Any]) -> tuple[int, int]:
