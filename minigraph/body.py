@@ -13,6 +13,7 @@ A body is data from anywhere: each line is checked against the definition of its
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ LINE = re.compile(
 ARG = re.compile(r"(\w+)=(?:(\w+)|\[([\w, ]*)\])(?:, |$)")
 ATTR = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\[\]]+)(?:, |$)")
 ABSENT = "_"
+NO_DEFAULT = inspect.Parameter.empty
 
 Names = dict[str, list[str]]  # slot -> names
 Shape = tuple[int, ...]
@@ -64,7 +66,8 @@ def format_member(member: Member) -> str:
         f"{s.name}={names[0]}" if not s.variadic else f"{s.name}=[{', '.join(names)}]"
         for s in opdef.inputs if (names := member.inputs.get(s.name))
     ]  # fmt: skip
-    shown = {n: _word(member.attrs[n]) for n, a in opdef.attrs.items() if _word(member.attrs[n]) != _word(a.default)}
+    given = {n: (_word(member.attrs[n]), a.default) for n, a in opdef.attrs.items()}
+    shown = {n: word for n, (word, default) in given.items() if default is NO_DEFAULT or word != _word(default)}
     attrs = f" {{{', '.join(f'{n}={v}' for n, v in shown.items())}}}" if shown else ""
     number = f" number {member.number}" if "random" in opdef.traits else ""
     return f"{', '.join(outs)} = {opdef.type}({', '.join(args)}){attrs}{number}"

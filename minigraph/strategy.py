@@ -17,6 +17,7 @@ from .options import RunOptions
 from .passes.common_subexpression_elimination import common_subexpression_elimination
 from .passes.constant_folding import constant_folding
 from .passes.dead_code_elimination import dead_code_elimination
+from .passes.fuse_elementwise import fuse_elementwise
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from .passes.fuse_matmul_transpose import fuse_matmul_transpose
 from .passes.log import PassReport
@@ -83,6 +84,15 @@ PASSES: tuple[Step, ...] = (
             "fuse_matmul_transpose": "the fused operator takes the product's transposes along, later nobody would",
         },
     ),
+    Step(
+        "fuse_elementwise", fuse_elementwise,
+        after={
+            "dead_code_elimination": "what nobody reads need not be written by a fused operator",
+            "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
+            "remove_redundant_cast": "inside a fused operator nobody finds the casts",
+            "fuse_gemm_epilogue": "bias and activation cost nothing in a product's epilogue",
+        },
+    ),
 )  # fmt: skip
 
 
@@ -109,6 +119,7 @@ class BuildStrategy:
     remove_redundant_transpose        transposes in a row become one, or none
     fuse_matmul_transpose             matrix products read operands instead of their transposes
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
 
     Of the run, on unless switched off:
     allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
@@ -134,6 +145,7 @@ class BuildStrategy:
     remove_redundant_transpose: bool = False
     fuse_matmul_transpose: bool = False
     fuse_gemm_epilogue: bool = False
+    fuse_elementwise: bool = False
     allow_cuda_graph_capture: bool = True
     enable_inplace: bool = True
     memory_optimize: bool = True

@@ -1,23 +1,28 @@
 """Random programs with the passes off and on.
 
-    python tests/fuzz.py N [--seed S]
+    python tests/fuzz.py N [--seed S] [--flags FLAG ...]
 
-Prints how often each rule applied and each refusal was given. A program whose results differ is
-shrunk to the layers that matter; its seed and text are printed, and the exit status is 1.
+Each program runs without passes and with three choices of flags: all, one, and some at random. Prints
+how often each rule applied and each refusal was given. A program whose results differ is shrunk to
+the layers that matter; its seed, flags and text are printed, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from random_programs import Case, random_program
 
+from minigraph.dump import dump
 from minigraph.errors import MinigraphError
 from minigraph.executor import Executor
 from minigraph.ir.convert import to_graph, to_program
@@ -27,10 +32,15 @@ from minigraph.passes.log import PassReport
 from minigraph.program import Program
 from minigraph.scope import Scope
 from minigraph.strategy import PASSES
+from minigraph.types import float64
 from minigraph.validate import distance, evaluate
 
 TOLERANCE = 1e-12
 STEPS = 3
+
+Flags = tuple[str, ...]
+STEPS_OF = {step.flag: step for step in PASSES if step.apply is not None}
+FLAGS: Flags = tuple(STEPS_OF)  # in the order of the pipeline
 
 REASONS = {
     "fetched": r"is fetched, the fused operator would not produce it",
@@ -53,6 +63,31 @@ REASONS = {
     "trans_x": r"trans_x needs X of rank 2",
     "Bias size": r"one element per column",
     "no ReserveSpace": r"so no ReserveSpace is kept",
+    "its gradient is computed": r"computes its gradient$",
+    "must be written": r"it must be written$",
+    "cannot read instead": r"cannot read .* instead: .* updated in place before$",
+    "differentiated": r"is differentiated$",
+    "persistable constant": r"is persistable$",
+    "long to compute": r"too many to compute",
+    "too long for a literal": r"too many for a literal$",
+    "changes later": r"changes later$",
+    "of another role": r"keeping it would cost memory$",
+    "gradient of another operator": r"is no gradient of the same operator$",
+    "operands in another order": r"operands in another order$",
+    "cast rounds": r"the first cast rounds$",
+    "cast is not defined": r"makes of them is not defined$",
+    "other axes": r"is not a swap of the last two axes$",
+    "rows of a batch": r"a product over all rows$",
+    "sum of what was broadcast": r"sums where an operand was broadcast$",
+    "axis inside": r"places Y of \w+ inside X$",
+    "reads nothing": r"^it reads nothing$",
+    "nobody reads": r"^nobody reads what it writes$",
+    "written where it lies": r"it is written where it lies$",
+    "nobody reads it": r"nobody reads what it writes$",
+    "reads nothing": r"it reads nothing$",
+    "not the last axes": r"works on other axes than the last ones$",
+    "sums": r"sums where an operand was broadcast$",
+    "placed inside": r"places Y of \w+ inside X$",
 }
 
 
@@ -77,32 +112,47 @@ def reason_key(reason: str) -> str:
     return next((key for key, pattern in REASONS.items() if re.search(pattern, reason)), reason)
 
 
-def check(case: Case) -> Outcome:
-    """Compare all results of `case` with the passes off and on; raises Different."""
-    after, outcome = passed(case)
-    off = run(case, case.program)
-    try:
-        on = run(case, after)
-    except MinigraphError as problem:
-        raise Different(f"the program after the pass does not run: {problem}") from problem
-    _compare(_interpreted(case), {n: a for n, a in off.items() if n.endswith("#0")}, "the Executor")
-    _compare(off, on, "the pass")
+def choices(seed: int) -> list[Flags]:
+    """All flags that can be on together, one of them, and some at random."""
+    together = tuple(f for f in FLAGS if STEPS_OF[f].in_all)
+    some = [f for f in FLAGS if random.Random(seed * 31 + len(f) + ord(f[-1])).random() < 0.5]
+    some = [f for f in some if not STEPS_OF[f].conflicts.keys() & set(some)]
+    return [together, (FLAGS[seed % len(FLAGS)],), tuple(some)]
+
+
+def check(case: Case, chosen: Sequence[Flags] | None = None) -> Outcome:
+    """Compare all results of `case` without passes and with each choice of flags; raises Different."""
+    off, outcome, seen = run(case, case.program), Outcome(), {dump(case.program)}
+    if not any(v.type.is_float and v.dtype != float64 for v in case.program.list_vars()):  # else it rounds less
+        _compare(_interpreted(case), {n: a for n, a in off.items() if n.endswith("#0")}, "the Executor")
+    for flags in choices(case.seed) if chosen is None else chosen:
+        after, found = passed(case, flags)
+        outcome.add(found)
+        if (text := dump(after)) in seen:
+            continue
+        seen.add(text)
+        try:
+            on = run(case, after)
+        except MinigraphError as problem:
+            raise Different(f"the program after {' '.join(flags)} does not run: {problem}") from problem
+        _compare(off, on, " ".join(flags))
     return outcome
 
 
-def passed(case: Case) -> tuple[Program, Outcome]:
-    """The program of `case` after the passes, each followed by a check of the graph's structure."""
+def passed(case: Case, flags: Flags) -> tuple[Program, Outcome]:
+    """The program of `case` after the passes of `flags` in that order, each followed by a check of the graph."""
     outcome = Outcome()
     graph = to_graph(case.program, case.fetches)
     verify(graph)
-    for name, apply in [(s.flag, s.apply) for s in PASSES if s.flag == "fuse_gemm_epilogue"]:
+    for flag in flags:
         forward = sum(op.role == "forward" for op in graph.ops)
-        report = PassReport(name)
+        report = PassReport(flag)
         try:
-            apply(graph, report)
-            verify(graph, name)
+            applied = STEPS_OF[flag].apply(graph, report)  # pyright: ignore[reportOptionalCall]
+            verify(graph, flag)
         except (MinigraphError, AssertionError, StopIteration) as problem:
-            raise Different(f"{type(problem).__name__}: {problem}") from problem
+            raise Different(f"{flag}: {type(problem).__name__}: {problem}") from problem
+        _require(applied == len(report.applied), f"{flag} says {applied}, its report {len(report.applied)}")
         _check_structure(graph, case, report, forward)
         outcome.applied.update(a.rule for a in report.applied)
         outcome.refused.update(reason_key(r.reason) for r in report.refused)
@@ -118,6 +168,8 @@ def _check_structure(graph: Graph, case: Case, report: PassReport, forward: int)
             for v in vs:
                 new = op.rewriter is not None and v.source is None
                 _require(not new or v.consumers, f"{slot}={v.name} of {op.type} is new and nobody reads it")
+    if report.name != "fuse_gemm_epilogue":
+        return
     saved = sum(len(a.old) - 1 for a in report.applied if a.role == "forward")
     left = sum(op.role == "forward" for op in graph.ops)
     _require(left == forward - saved, f"{forward} forward operators, {saved} saved, {left} left")
@@ -151,10 +203,10 @@ def _compare(expected: dict[str, np.ndarray], found: dict[str, np.ndarray], who:
         _require(difference <= TOLERANCE, f"{who} changed {name} by {difference:.3g}")
 
 
-def failure(seed: int, **options: object) -> str | None:
+def failure(seed: int, chosen: Sequence[Flags] | None = None, **options: Any) -> str | None:
     """Why the program of `seed` fails, None if it does not."""
     try:
-        check(random_program(seed, **options))
+        check(random_program(seed, **options), chosen)
     except Different as problem:
         return str(problem)
     except Exception as problem:  # whatever breaks is a finding
@@ -162,14 +214,14 @@ def failure(seed: int, **options: object) -> str | None:
     return None
 
 
-def shrink(seed: int) -> Case:
+def shrink(seed: int, chosen: Sequence[Flags] | None = None) -> Case:
     """The failing program of `seed` with as few layers and fetches as still fail."""
     layers = list(range(random_program(seed).layers))
     for layer in list(layers):
         fewer = [i for i in layers if i != layer]
-        if failure(seed, layers=fewer):
+        if failure(seed, chosen, layers=fewer):
             layers = fewer
-    bare = failure(seed, layers=layers, bare=True) is not None
+    bare = failure(seed, chosen, layers=layers, bare=True) is not None
     return random_program(seed, layers, bare)
 
 
@@ -177,14 +229,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="random programs with the passes off and on")
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
+    parser.add_argument("--flags", nargs="*", choices=FLAGS, help="only these, together")
     options = parser.parse_args()
+    chosen = None if options.flags is None else [tuple(f for f in FLAGS if f in options.flags)]
     start, total, fused = time.perf_counter(), Outcome(), 0
     for seed in range(options.seed, options.seed + options.count):
         try:
-            outcome = check(random_program(seed))
+            outcome = check(random_program(seed), chosen)
         except Exception:  # the shrunk program and its seed say more than a traceback
-            print(f"seed {seed}: {failure(seed)}")
-            case = shrink(seed)
+            print(f"seed {seed}: {failure(seed, chosen)}")
+            case = shrink(seed, chosen)
             print(f"{', '.join(case.description)}\n{case.program}\nfetch {case.fetches}")
             return 1
         fused += bool(outcome.applied)

@@ -242,6 +242,15 @@ class Graph:
             vs.append(v)
         self.nx.add_edge(op, v, key=(slot, index))
 
+    def readers(self, v: VarNode) -> list[OpNode]:
+        """Who reads `v`, in no particular order; cheap where there are many."""
+        return list(self.nx.succ[v])
+
+    def drop_output(self, op: OpNode, slot: str) -> None:
+        """Let `op` write this optional slot no more; its variable stays, without a writer."""
+        for i, v in enumerate(op.outputs.pop(slot)):
+            self.nx.remove_edge(op, v, key=(slot, i))
+
     def ticket(self) -> int:
         """Ascending numbers that make ranks of new operators unique."""
         return next(self._tickets)

@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     creation,
     elementwise,
     embedding,
+    fused_elementwise,
     gemm_epilogue,
     index,
     join,

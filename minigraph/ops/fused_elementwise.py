@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +42,12 @@ class FusedBody(NamedTuple):
     layout: Layout | str
 
 
+@lru_cache(maxsize=1024)
 def fused_body(
-    body: tuple[str, ...], x: Sequence[TensorType], like: Sequence[TensorType] = (), lifted: bool = False
+    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
 ) -> FusedBody:
     """What kernels need to know of a body; `lifted` as in infer_body."""
-    members = parse_body(body)
+    members = parse_body(tuple(body))
     types = infer_body(members, x, like, lifted)
     try:
         layout: Layout | str = layout_of(members, types)
@@ -63,7 +64,7 @@ def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0,
     Like  what it calls s0, s1, ...: only their shapes and types are used
     body  lines such as "y0 = gelu(X=x0) {approximate=true}"; see minigraph/body.py
     """
-    members = parse_body(body)
+    members = parse_body(tuple(body))
     env = _named(X, Like)
     _run(members, env, rng, lifted)
     return [env[name] for name in output_names(members)]
@@ -71,7 +72,7 @@ def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0,
 
 @fused_elementwise.infer
 def _(X, Like, *, body):
-    members = parse_body(body)
+    members = parse_body(tuple(body))
     types = infer_body(members, X, Like or ())
     return ([types[name] for name in output_names(members)],)
 
@@ -124,7 +125,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     A block is some rows, or some indices of one axis below fixed indices of the axes before it, so it lies in one
     piece. Sums over rows are added block by block.
     """
-    found = fused_body(body, [_type(x) for x in X], [_type(s) for s in Like or ()], lifted=True)
+    found = fused_body(tuple(body), tuple(map(_type, X)), tuple(map(_type, Like or ())), lifted=True)
     layout, env = found.layout, _named(X, Like)
     blocks = _blocks(found) if isinstance(layout, Layout) else []
     if len(blocks) < 2:

@@ -25,7 +25,7 @@ Slots = Mapping[str, Any]
 def fused_elementwise(form: Callable[..., Any], binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Outputs of a body, by one kernel where that can be."""
     x, like, out = ins["X"], ins.get("Like") or [], outs["Out"]
-    found = form(attrs["body"], [_type(b) for b in x], [_type(b) for b in like])
+    found = form(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
     buffers = {f"x{i}": b for i, b in enumerate(x)} | {f"s{i}": b for i, b in enumerate(like)}
     buffers |= {f"y{i}": b for i, b in enumerate(out)}
     calls = len(binder.calls)

@@ -1,0 +1,209 @@
+"""fuse_elementwise: operators that work element by element, and those on rows among them, become one kernel.
+
+    dropout(elementwise_add(X, Y)) -> fused_elementwise(X, Y)      and so on, for any such operators that meet
+
+Forward and gradient operators are grouped by one rule, in the order of the schedule: an operator joins the groups of
+those that write what it reads, or read it too, if the shapes agree, nothing outside would have to run in between, and
+bytes are saved. Nothing is computed twice. Values that others read, or that are fetched, are outputs of the group, so
+they are no reason to refuse. Persistable values and those updated in place stay where they are.
+
+Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum.
+"""
+
+from __future__ import annotations
+
+from ..body import Member, format_member, infer_body, layout_of, parse_body
+from ..errors import MinigraphError
+from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..opdef import get_op
+from .groups import (
+    Group,
+    SameShapes,
+    is_candidate,
+    joined,
+    moved_bytes,
+    neighbours,
+    reads,
+    saved_bytes,
+    span,
+    start_group,
+    written,
+)
+from .log import Applied, Miss, PassReport
+from .redirect import read_instead, take_out
+from .rule import Refused, require
+
+COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
+    "assign": {"Out": "X"},
+    "elementwise_add_grad": {"X_grad": "Out_grad", "Y_grad": "Out_grad"},
+    "elementwise_sub_grad": {"X_grad": "Out_grad"},
+}
+
+
+def fuse_elementwise(graph: Graph, report: PassReport) -> int:
+    """Drop copies, find groups, and put a fused operator in the place of each."""
+    shapes = SameShapes(graph)
+    for op in graph.ops:
+        if op.type in COPIES:
+            _drop_copies(graph, op, shapes, report)
+    for group in _groups(graph, report):
+        if len(group.ops) > 1:
+            try:
+                report.applied.append(_Emission(graph, group, shapes, report.name).run())
+            except Refused as no:
+                report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
+    return len(report.applied)
+
+
+def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
+    """Let readers of an output that repeats an input read the input."""
+    for slot, source in COPIES[op.type].items():
+        for out in op.outputs.get(slot, [])[:1]:
+            given = op.inputs[source][0]
+            if not shapes.same(out, given):
+                continue
+            try:
+                read_instead(graph, out, given)
+            except Refused as no:
+                report.refuse("Copy", f"{op.type} {out.name}", str(no), op.site)
+                continue
+            report.applied.append(
+                Applied("Copy", f"{given.name}, not copied", (f"{op.type} {out.name}",), op.site, op.role)
+            )
+            if len(list(op.output_vars)) == 1:
+                take_out(graph, op)
+            else:
+                graph.drop_output(op, slot)
+                graph.remove_var(out)
+
+
+def _groups(graph: Graph, report: PassReport) -> list[Group]:
+    """The groups of the graph, in order of their first operators."""
+    found: dict[OpNode, Group] = {}
+    for op in filter(is_candidate, graph.ops):
+        others = [other for other in neighbours(op) if other in found]
+        try:
+            group = start_group(op)
+        except Refused as no:
+            if others:
+                report.refuse("Group", op.label(), str(no), op.site)
+            continue
+        for near in (found[other] for other in others):
+            if near.ops[0] in group.inside:
+                continue
+            try:
+                group = joined(near, group)
+            except Refused as no:
+                report.missed(Miss("Group", len(near.ops), str(no), op.site))
+        found.update(dict.fromkeys(group.ops, group))
+    return list({id(g): g for g in found.values()}.values())
+
+
+class _Emission:
+    """A group on its way to being one operator."""
+
+    def __init__(self, graph: Graph, group: Group, shapes: SameShapes, pass_name: str) -> None:
+        self.graph, self.group, self.shapes, self.pass_name = graph, group, shapes, pass_name
+        self.inside = group.inside
+        self.x = reads(group)
+        self.outputs, self.inner = self._outputs()
+        self.names: dict[VarNode, str] = {v: f"x{i}" for i, v in enumerate(self.x)}
+        self.names |= {v: f"y{i}" for i, v in enumerate(self.outputs)}
+        self.like: list[VarNode] = []
+        self.wanted = {*self.outputs, *(v for op in group.ops for v in op.input_vars)}
+
+    def _outputs(self) -> tuple[list[VarNode], list[VarNode]]:
+        """What is written, and what stays inside: values of which others read the shape only, where another has it."""
+        wanted = written(self.group)
+        kept = [
+            v for v in wanted
+            if v.pinned is not None or any(c not in self.inside and c.reads_values_of(v) for c in v.consumers)
+        ]  # fmt: skip
+        self.stand_ins: dict[VarNode, VarNode] = {}
+        for v in wanted:
+            if any(v is k for k in kept):
+                continue
+            outside = [c for c in v.consumers if c not in self.inside]
+            for other in (*kept, *self.x):
+                if other.type == v.type and self.shapes.same(other, v) and not any(
+                    self.graph.order_problem(c.rank, [other]) for c in outside
+                ):  # fmt: skip
+                    self.stand_ins[v] = other
+                    break
+            else:
+                kept.append(v)
+        chosen = set(kept)
+        inner = [v for op in self.group.ops for v in op.output_vars if v not in chosen]
+        return [v for op in self.group.ops for v in op.output_vars if v in chosen], inner
+
+    def run(self) -> Applied:
+        """Replace the members; refuses with the graph unchanged."""
+        ops, graph = self.group.ops, self.graph
+        require(self.x, "it reads nothing")
+        require(self.outputs, "nobody reads what it writes")
+        body = tuple(format_member(self._member(op)) for op in ops)
+        try:
+            members = parse_body(body)
+            types = infer_body(members, [v.type for v in self.x], [v.type for v in self.like])
+            layout_of(members, types)
+        except MinigraphError as no:
+            raise Refused(no.fact) from None
+        for v in self.outputs:
+            require(v.type.accepts(types[self.names[v]]), f"{v} would become {types[self.names[v]]}")
+        rank, last = self._rank(), ops[-1]
+        entry = Applied("Group", f"{', '.join(v.name for v in self.outputs)} = fused_elementwise, {self._saving()}",
+                        tuple(op.label() for op in ops), last.site, last.role)  # fmt: skip
+        for v, other in self.stand_ins.items():
+            for reader in [c for c in v.consumers if c not in self.inside]:
+                for slot, vs in reader.inputs.items():
+                    for i in [i for i, x in enumerate(vs) if x is v]:
+                        graph.set_input(reader, slot, i, other)
+        for op in reversed(ops):
+            for grad in list(op.grads):
+                graph.link(grad, None)
+            graph.remove_op(op)
+        inputs = {"X": self.x, "Like": self.like} if self.like else {"X": self.x}
+        graph.add_op(
+            OpNode(
+                get_op("fused_elementwise"), inputs, {"Out": self.outputs}, {"body": body}, rank=rank, role=last.role,
+                site=last.site, number=ops[0].number, scope_name=last.scope_name, rewriter=self.pass_name,
+            )
+        )  # fmt: skip
+        for v in self.inner:
+            graph.remove_var(v)
+        return entry
+
+    def _member(self, op: OpNode) -> Member:
+        def read(v: VarNode) -> str:
+            if v not in self.names:
+                self.names[v] = f"s{len(self.like)}"
+                self.like.append(v)
+            return self.names[v]
+
+        inputs = {slot: [read(v) for v in vs] for slot, vs in op.inputs.items() if vs}
+        for v in op.output_vars:
+            self.names.setdefault(v, f"t{len(self.names)}")
+        wanted = {
+            slot: [self.names[v] for v in vs] for slot, vs in op.outputs.items() if any(v in self.wanted for v in vs)
+        }
+        return Member(op.opdef, inputs, wanted, op.attrs, op.number)
+
+    def _rank(self) -> Rank:
+        """Where the last member stands, or directly after what the group reads."""
+        before, after = span(self.group)
+        require(before < after, "another group stands between its operators")
+        last = self.group.ops[-1].rank
+        return last if last < after else (*before, self.graph.ticket())
+
+    def _saving(self) -> str:
+        saved, moved = saved_bytes(self.group), moved_bytes(self.group)
+        static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
+        return f"saves {_amount(saved)} of {_amount(moved)}" + ("" if static else " for each unknown size")
+
+
+def _amount(nbytes: int) -> str:
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"
+

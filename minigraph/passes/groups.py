@@ -1,0 +1,240 @@
+"""Groups of operators that become one fused operator: what belongs together, and what that saves.
+
+A group has one shape, in which its members work element by element or on rows, and a place in the schedule: all that it
+reads is computed before, all who read it come after. That also says that no path leaves it and comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..body import ROW, SUM, WHOLE, Layout, Member, is_pointwise, layout_of
+from ..errors import MinigraphError
+from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..types import TensorType
+from .rule import Refused, require
+
+MOST_MEMBERS, MOST_INPUTS, MOST_OUTPUTS = 32, 16, 8  # what one kernel can keep in registers, and its arguments
+MOST_READERS = 16  # of a value that are looked at for a common kernel
+
+FIRST: Rank = (-1,)
+LAST: Rank = (1 << 62,)
+
+
+@dataclass
+class Group:
+    """Operators in the order of the schedule; `layout` is that of all of them."""
+
+    ops: list[OpNode]
+    layout: Layout
+
+    @property
+    def role(self) -> str:
+        return self.ops[0].role
+
+    @property
+    def inside(self) -> set[OpNode]:
+        return set(self.ops)
+
+
+def is_candidate(op: OpNode) -> bool:
+    """Whether an operator works element by element, or on rows that are the last axes."""
+    if op.opdef.rows is not None:
+        return op.opdef.rows.start(op.attrs, next(op.input_vars).type.ndim) is not None
+    shapes = {v.type.shape for v in op.input_vars if op.reads_values_of(v)}  # a gradient may be nothing but a sum
+    return is_pointwise(op.opdef) and ("elementwise" in op.opdef.traits or any(
+        v.type.shape in shapes or not shapes for v in op.output_vars))  # fmt: skip
+
+
+def start_group(op: OpNode) -> Group:
+    """A group of one candidate; refuses what cannot be in any."""
+    for v in op.output_vars:
+        require(not v.persistable, f"{v.name} is persistable, it must be written")
+        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+    member, types = _as_member(op)
+    try:
+        layout = layout_of([member], types)
+    except MinigraphError as no:
+        raise Refused(no.fact) from None
+    return Group([op], layout)
+
+
+def _as_member(op: OpNode) -> tuple[Member, dict[str, TensorType]]:
+    """The operator alone as a member of a body, its values called by their names in the graph."""
+    types = {f"t{v.name}#{v.version}": v.type for v in (*op.input_vars, *op.output_vars)}
+
+    def names(slots: dict[str, list[VarNode]]) -> dict[str, list[str]]:
+        return {s: [f"t{v.name}#{v.version}" for v in vs] for s, vs in slots.items()}
+
+    return Member(op.opdef, names(op.inputs), names(op.outputs), op.attrs), types
+
+
+def joined(a: Group, b: Group) -> Group:
+    """Both groups as one; refuses where they do not fit or nothing is saved."""
+    here, there = a.ops[-1].label(), b.ops[-1].label()
+    require(a.role == b.role, f"{here} is part of {a.role}, {there} of {b.role}")
+    require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, f"a kernel has at most {MOST_MEMBERS} members")
+    layout = _common_layout(a.layout, b.layout)
+    require(layout is not None, f"{here} works on {list(a.layout.shape)}, {there} on {list(b.layout.shape)}")
+    assert layout is not None
+    group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout)
+    inside = group.inside
+    for v in {v: None for op in group.ops for v in op.input_vars}:
+        require(_fits(layout, v, inside), f"{v.name} is one element for each row or column to one member only")
+    require(len(reads(group)) <= MOST_INPUTS, f"a kernel has at most {MOST_INPUTS} inputs")
+    require(len(written(group)) <= MOST_OUTPUTS, f"a kernel has at most {MOST_OUTPUTS} outputs")
+    before, after = span(group)
+    require(before < after, f"others run between {here} and {there}")
+    require(saved_bytes(group) > saved_bytes(a) + saved_bytes(b), f"no bytes are saved by {here} with {there}")
+    return group
+
+
+def _common_layout(a: Layout, b: Layout) -> Layout | None:
+    """The layout of two groups of one shape, or of which one has an element for each row of the other."""
+    if None not in (a.row, b.row) and a.row != b.row:
+        return None
+    row = a.row if a.row is not None else b.row
+    for one, other in ((a, b), (b, a)):
+        whole = Layout(one.shape, row, {})
+        if other.shape == one.shape or (other.row is None and other.shape == whole.row_shape):
+            return whole
+    return None
+
+
+def _fits(layout: Layout, v: VarNode, inside: Collection[OpNode]) -> bool:
+    """Whether members see `v` in one way, those that read it and the one that writes it."""
+    kinds = {_kind(layout, reader, v, reader.inputs) for reader in v.graph.readers(v) if reader in inside}
+    if v.producer in inside:
+        kinds.add(_kind(layout, v.producer, v, v.producer.outputs))
+    return len(kinds) == 1 and SUM not in kinds
+
+
+def _kind(layout: Layout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]]) -> str:
+    """How an operator sees one of its values."""
+    slot = next(s for s, vs in slots.items() if any(x is v for x in vs))
+    kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot)
+    return ROW if kind == WHOLE and v.type.shape == layout.row_shape != layout.shape else kind
+
+
+def reads(group: Group) -> list[VarNode]:
+    """The values from outside that members read, in the order of their first use."""
+    inside, found = group.inside, {}
+    for op in group.ops:
+        for v in op.input_vars:
+            if v.producer not in inside and op.reads_values_of(v):
+                found[v] = None
+    return list(found)
+
+
+def written(group: Group) -> list[VarNode]:
+    """The values that somebody outside wants."""
+    inside = group.inside
+    return [
+        v for op in group.ops for v in op.output_vars
+        if v.pinned is not None or any(c not in inside for c in v.consumers)
+    ]  # fmt: skip
+
+
+def span(group: Group) -> tuple[Rank, Rank]:
+    """The ranks between which the group can stand: after what it reads, before who reads it or changes an operand."""
+    inside, before, after = group.inside, FIRST, LAST
+    for op in group.ops:
+        for v in op.input_vars:
+            if v.producer in inside:
+                continue
+            if v.producer is not None:
+                before = max(before, v.producer.rank)
+            newer = v.next_version
+            if newer is not None and newer.producer is not None:
+                after = min(after, newer.producer.rank)
+        for v in op.output_vars:
+            after = min([after, *(c.rank for c in v.consumers if c not in inside)])
+    return before, after
+
+
+def saved_bytes(group: Group) -> int:
+    """Bytes that the members would move one by one, less what the group moves; a size of -1 counts as 1."""
+    return moved_bytes(group) - sum(map(nbytes, (*reads(group), *written(group))))
+
+
+def moved_bytes(group: Group) -> int:
+    """Bytes that the members read and write one by one."""
+    total = 0
+    for op in group.ops:
+        total += sum(nbytes(v) for v in {*op.input_vars} if op.reads_values_of(v))
+        total += sum(map(nbytes, op.output_vars))
+    return total
+
+
+def nbytes(v: VarNode) -> int:
+    return math.prod(max(size, 1) if size else 0 for size in v.type.shape) * v.type.dtype.itemsize
+
+
+def neighbours(op: OpNode) -> list[OpNode]:
+    """Operators before `op` that write what it reads, or read it too; the largest values first."""
+    found: dict[OpNode, None] = {}
+    for v in sorted({*op.input_vars}, key=lambda v: (-nbytes(v), v.name)):
+        if not op.reads_values_of(v):
+            continue
+        if v.producer is not None:
+            found[v.producer] = None
+        readers = v.graph.readers(v)
+        if len(readers) <= MOST_READERS:
+            found.update(dict.fromkeys(c for c in readers if c.rank < op.rank))
+    return list(found)
+
+
+class SameShapes:
+    """Which values have one shape at run time although a size is unknown while compiling."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._parent: dict[VarNode, VarNode] = {}
+        for op in graph.ops:
+            for out, like in _alike(op):
+                if out.type.shape == like.type.shape:
+                    self._parent[self._root(out)] = self._root(like)
+
+    def _root(self, v: VarNode) -> VarNode:
+        while v in self._parent and self._parent[v] is not v:
+            self._parent[v] = self._parent.get(self._parent[v], self._parent[v])
+            v = self._parent[v]
+        return v
+
+    def same(self, a: VarNode, b: VarNode) -> bool:
+        """Whether both have one shape in every run."""
+        return a.type.shape == b.type.shape and (a.type.is_static or self._root(a) is self._root(b))
+
+
+def _alike(op: OpNode) -> Iterable[tuple[VarNode, VarNode]]:
+    """(output, input) pairs of one shape, by what the operators' inference says."""
+    if op.type.endswith("_grad"):
+        for slot, vs in op.outputs.items():
+            for out, like in zip(vs, op.inputs.get(slot.removesuffix("_grad"), ()), strict=False):
+                if is_gradient_of_input(op, slot):
+                    yield out, like
+        return
+    first = next(iter(op.inputs.values()), [])
+    if not first or not (op.opdef.traits & {"elementwise", "pointwise"} or op.opdef.rows):
+        return
+    operands = [*op.input_vars]
+    for slot, vs in op.outputs.items():
+        kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot)
+        if kind != WHOLE:
+            continue
+        for like in operands if op.opdef.rows is None else first:
+            if all(_broadcasts_into(x.type.shape, like.type.shape) for x in operands if x is not like):
+                yield vs[0], like
+                break
+
+
+def is_gradient_of_input(op: OpNode, slot: str) -> bool:
+    """Whether an output slot holds the gradient of an input that has a place in the operator, with its shape."""
+    return slot.endswith("_grad") and slot.removesuffix("_grad") in op.opdef.input_names
+
+
+def _broadcasts_into(shape: Sequence[int], into: Sequence[int]) -> bool:
+    """Whether `shape` broadcasts to `into` whatever the unknown sizes are."""
+    tail = into[len(into) - len(shape) :] if len(shape) <= len(into) else ()
+    return len(shape) == len(tail) and all(a == 1 or (a == b != -1) for a, b in zip(shape, tail, strict=True))
