@@ -92,6 +92,7 @@ def intervals(
         first, last = np.maximum(first, diagonal - window[0]), np.minimum(last, diagonal + window[1] + 1)
     if causal:
         last = np.minimum(last, diagonal + 1)
+    first = np.minimum(first, end)
     return first, np.maximum(last, first)
 
 

@@ -33,7 +33,14 @@ import numpy as np
 
 from ..errors import AttrError, DTypeError, ShapeError, require
 from ..kernels import philox
-from ..kernels.attention import as_given, check_lengths, heads_first, scale_of, scores_first, weighted
+from ..kernels.attention import (
+    as_given,
+    check_lengths,
+    heads_first,
+    scale_of,
+    scores_first,
+    weighted,
+)
 from ..opdef import Ints, op
 from ..types import INTS, TensorType, bool_, float32, float64, int64
 
