@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigraph.kernels.cuda import add_rows, creation, index, movement, optimizer, random
+from minigraph.kernels.cuda import add_rows, creation, index, movement, optimizer, random, update
 from minigraph.kernels.cuda.binder import Binder, Copy, Device, Fill, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source
@@ -107,9 +107,9 @@ def test_offsets_beyond_31_bits_are_64_bits(rows, wide, backwards):
 @pytest.mark.parametrize(
     ("shape", "perm", "function", "pack"),
     [
-        ((4096, 8192), (1, 0), "tiles", 4), ((4096, 8190), (1, 0), "tiles", 2), ((33, 35), (1, 0), "tiles", 1),
+        ((4096, 8192), (1, 0), "blocks", 4), ((4096, 8190), (1, 0), "tiles", 2), ((33, 35), (1, 0), "tiles", 1),
         ((4, 512, 8, 64), (0, 2, 1, 3), "copy", None), ((1000, 3), (1, 0), "copy", None),
-        ((8, 64, 96), (0, 2, 1), "tiles", 4), ((50000, 50000), (1, 0), "tiles", 4),
+        ((8, 64, 96), (0, 2, 1), "blocks", 4), ((50000, 50000), (1, 0), "blocks", 4),
     ],
 )  # fmt: skip
 def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, pack):
@@ -156,7 +156,7 @@ EMPTY = [
     (random.uniform_random, {}, {"Out": ((0, 2), float32)}, {"min": 0.0, "max": 1.0, "seed": 0}),
     (random.dropout, {"X": ((0, 3), float32)}, {"Out": ((0, 3), float32), "Mask": ((0, 3), np.dtype("uint8"))},
      {"p": 0.5, "mode": "upscale_in_train", "is_test": False, "seed": 0}),
-    (optimizer.sgd, {"Param": ((0,), float32), "Grad": ((0,), float32), "LearningRate": ((1,), float32)},
+    (update.sgd, {"Param": ((0,), float32), "Grad": ((0,), float32), "LearningRate": ((1,), float32)},
      {"ParamOut": ((0,), float32)}, {}),
 ]  # fmt: skip
 
@@ -172,7 +172,7 @@ def test_an_empty_sum_is_defined():
                     {"padding_idx": None})  # fmt: skip
     assert isinstance(call, Fill) and call.value == 0
     (call,) = calls(optimizer.squared_l2_norm, {"X": ((0, 4), float32)}, {"Out": ((), float32)})
-    assert isinstance(call, Fill) and call.value == 0
+    assert (call.function, call.args[1]) == ("total", 0)
 
 
 def test_whole_buffers_are_copied_as_they_are():
@@ -239,7 +239,7 @@ def test_more_than_2_31_elements_can_be_launched(bind, ins, outs, attrs):
             assert not any(isinstance(a, np.int32) for a in call.args)
 
 
-def test_the_launches_of_an_update_depend_on_the_device_but_not_those_of_a_norm():
+def test_the_launches_of_updates_and_norms_do_not_depend_on_the_device():
     def grids(multiprocessors, bind, ins, outs):
         binder = Binder(Device("sm_80", multiprocessors))
         binder.begin(0)
@@ -247,10 +247,11 @@ def test_the_launches_of_an_update_depend_on_the_device_but_not_those_of_a_norm(
         return [c.grid[0] for c in binder.calls]
 
     x, scalar = Buffer((2**26,), float32), Buffer((), float32)
-    update = {"Param": x, "Grad": x, "LearningRate": scalar}
-    assert grids(10, optimizer.sgd, update, {"ParamOut": x}) == [80]
-    assert grids(10, optimizer.squared_l2_norm, {"X": x}, {"Out": scalar}) == [optimizer.NORM_BLOCKS, 1]
-    assert grids(132, optimizer.squared_l2_norm, {"X": x}, {"Out": scalar}) == [optimizer.NORM_BLOCKS, 1]
+    ins = {"Param": x, "Grad": x, "LearningRate": scalar}
+    for multiprocessors in (10, 132):
+        assert grids(multiprocessors, update.sgd, ins, {"ParamOut": x}) == [2**26 // update.CHUNK]
+        blocks = 2**26 // optimizer.NORM_CHUNK
+        assert grids(multiprocessors, optimizer.squared_l2_norm, {"X": x}, {"Out": scalar}) == [blocks, 1]
 
 
 # variants that no sample reaches
@@ -276,7 +277,7 @@ VARIANTS = [
     *((random.dropout, {"X": ((4096,), dtype)}, {"Out": ((4096,), dtype), "Mask": ((4096,), np.dtype("uint8"))},
        {"p": 0.5, "mode": "upscale_in_train", "is_test": False, "seed": 0})
       for dtype in (float64, float32, float16, bfloat16)),
-    *((optimizer.sgd, {"Param": (shape, dtype), "Grad": (shape, dtype), "LearningRate": ((1,), rate)},
+    *((update.sgd, {"Param": (shape, dtype), "Grad": (shape, dtype), "LearningRate": ((1,), rate)},
        {"ParamOut": (shape, dtype)}, {})  # with the other updates, which are compiled together
       for dtype in (float64, float32, float16, bfloat16) for rate in (float32, float64)
       for shape in ((4096,), (4099,))),

@@ -16,15 +16,9 @@ from .unary import infer_float
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
 
-# C++ of gelu and of grad operators; True is the tanh form.
-_PHI = f"(C(0.5) + C(0.5) * erf(X * C({math.sqrt(0.5)!r})))"
-_TANH = f"tanh(C({SQRT_2_OVER_PI!r}) * X * (C(1) + C({TANH_CUBE}) * X * X))"
-GELU = {False: f"X * {_PHI}", True: f"X * C(0.5) * (C(1) + {_TANH})"}
-GELU_GRAD = {
-    False: f"Out_grad * ({_PHI} + X * C({1 / math.sqrt(2 * math.pi)!r}) * exp(C(-0.5) * X * X))",
-    True: f"[&] {{ const C t = {_TANH}; return Out_grad * C(0.5) * (C(1) + t + X * (C(1) - t * t)"
-    f" * (C({SQRT_2_OVER_PI!r}) * (C(1) + C({3 * TANH_CUBE!r}) * X * X))); }}()",
-}
+# C++ of gelu and of grad operators, with functions of prelude.cuh; True is the tanh form.
+GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}
+GELU_GRAD = {False: "Out_grad * (normal_cdf(X) + X * normal_pdf(X))", True: "Out_grad * gelu_tanh_slope(X)"}
 SILU_GRAD = "[&] { const C s = C(1) / (C(1) + exp(-X)); return Out_grad * (C(1) + X * (C(1) - s)) * s; }()"
 SHAPES = ((4, 3), (), (0, 3), (1,))
 

@@ -12,6 +12,7 @@
 #define ARG_MAX 4
 #define ARG_MIN 5
 #define THREADS 256
+#define CROWDED (sizeof(A) > 4 ? 3 : 4)  // blocks on a multiprocessor: accumulators are what takes registers
 
 #if KIND == ARG_MAX || KIND == ARG_MIN
 struct Best {
@@ -120,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 #endif
 
 #ifdef TX
-extern "C" __global__ void __launch_bounds__(THREADS, 3) columns(
+extern "C" __global__ void __launch_bounds__(THREADS, CROWDED) columns(
     const T* __restrict__ X, U* __restrict__ Y, i64 outer, i64 m, i64 inner, i64 piece, int splits, int tiles, i64 count
 ) {
     const int x = threadIdx.x % TX, y = threadIdx.x / TX % TY;

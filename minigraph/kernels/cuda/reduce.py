@@ -21,6 +21,8 @@ from .pointwise import bind_pointwise, compute_type
 
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 16  # pieces are cut until there are so many blocks
+RESIDENT = 4  # blocks that a multiprocessor holds at the same time
+NARROWEST = 8  # threads that lie side by side along columns: they still read whole sectors
 UNROLL = 4  # packs that a thread has under way
 WIDEST, WIDEST_POSITION = 8, 4  # elements of a pack: what registers hold
 
@@ -70,9 +72,11 @@ def tile_columns(outer: int, m: int, inner: int, width: int, multiprocessors: in
     across = blocks_for(inner, width)
     ty = min(power_of_two(m // (2 * UNROLL)), THREADS // min(32, power_of_two(across)))
     tx = min(power_of_two(across), THREADS // ty)
+    while whole and tx > NARROWEST and outer * blocks_for(across, tx) < multiprocessors and m >= 4 * ty:
+        tx, ty = tx // 2, ty * 2
     tiles = blocks_for(across, tx)
     blocks = tiles * blocks_for(outer, THREADS // (tx * ty))
-    wanted = 1 if whole else blocks_for(BLOCKS_PER_MULTIPROCESSOR * multiprocessors, blocks)
+    wanted = 1 if whole else RESIDENT * multiprocessors // blocks  # all blocks run at once
     splits = max(1, min(wanted, m // (2 * UNROLL * ty)))
     piece = blocks_for(m, splits)
     splits = blocks_for(m, piece)
