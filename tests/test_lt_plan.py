@@ -60,7 +60,7 @@ class Library:
 
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Desc, Layout, Preference
     Epilogue = Epilogue
-    ReductionScheme = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 2})
+    ReductionScheme = enum.IntEnum("ReductionScheme", {"INPLACE": 1, "COMPUTE_TYPE": 2})
     cuBLASLtError = type("cuBLASLtError", (Exception,), {})
 
     def __init__(self):
@@ -185,9 +185,14 @@ def test_no_algorithm_is_reported(library):
         plan_of(gemm(5, 7, 3))
 
 
-def test_algorithms_add_in_one_fixed_order(library):
-    plan_of(gemm(5, 7, 3))
-    assert any(facts.get("REDUCTION_SCHEME_MASK") == 2 for facts in library.objects.values())
+@pytest.mark.parametrize(
+    ("dtype", "many", "masks"),
+    [(float32, False, {2}), (float32, True, {2, 3}), (bfloat16, True, {2}), (float64, True, {2, 3})],
+)
+def test_split_sums_are_not_rounded_in_between(library, dtype, many, masks):
+    plan_of(gemm(5, 7, 3, dtype), many=many)
+    found = {facts.get("REDUCTION_SCHEME_MASK") for facts in library.objects.values()} - {None}
+    assert found == masks
 
 
 def named(name):
@@ -206,6 +211,7 @@ def test_the_first_choice_of_the_library_runs_unless_another_is_chosen(library):
 def test_many_candidates_come_with_less_workspace_too_and_none_twice(library):
     library.algorithms = {None: [b"first", b"second"], 0: [b"second", b"third"]}
     plan = plan_of(gemm(5, 7, 3), many=True)
+    assert plan.algorithm == named(b"first")
     assert plan.candidates == [named(b"first"), named(b"second"), named(b"third")]
 
 

@@ -115,10 +115,10 @@ def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, ac
 def fused_gemm_epilogue_grad(
     binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
 ) -> None:
-    """DX with gelu's derivative in its epilogue, DY with the bias gradient in its, or kernels for these.
+    """DX with the activation's derivative in its epilogue, DY with the bias gradient in its, or kernels for these.
 
-    relu's mask is applied by a kernel of our own: DRELU takes .55 ms at 8192 x 4096 x 4096 in
-    bfloat16, the plain product .35 and the mask .03.
+    relu's mask is applied by a kernel of our own unless times say otherwise: DRELU takes .55 ms at
+    8192 x 4096 x 4096 in bfloat16, the plain product .35 and the mask .03.
     """
     d, x, y, reserve = ins["DOut"], ins["X"], ins["Y"], ins.get("ReserveSpace")
     dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
@@ -136,8 +136,11 @@ def _input_gradient(
     kind, inner, columns = attrs["activation_grad"], d.shape[-1], dx.shape[-1]
 
     def with_epilogue() -> None:
+        assert reserve is not None
+        relu = kind == "relu_grad"
         binder.gemm(d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not attrs["trans_y"],
-                    epilogue="DGELU", aux=reserve, aux_ld=columns)  # fmt: skip
+                    epilogue="DRELU" if relu else "DGELU", aux=reserve,
+                    aux_ld=8 * reserve.shape[-1] if relu else columns)  # fmt: skip
 
     def with_kernels() -> None:
         matmul_grad(binder, {"X": x, "Y": y, "Out_grad": d}, {"X_grad": dx}, attrs)
@@ -150,17 +153,22 @@ def _input_gradient(
     def with_skinny() -> None:
         skinny.bind_input_gradient(binder, d, y, reserve, dx, attrs["trans_y"])
 
-    library = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
-    if library and not attrs["trans_x"] and inner > 1 and d.size:
-        return binder.choose({"epilogue of gelu's derivative": with_epilogue, "product and kernel": with_kernels})
-    if kind == "gelu_grad":
+    variants: Variants = {"product and kernel": with_kernels}
+    gelu = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
+    whole = not attrs["trans_x"] and inner > 1 and d.size > 0
+    if gelu and whole:
+        variants = {"epilogue of gelu's derivative": with_epilogue} | variants
+    elif kind == "relu_grad" and whole:
+        variants = {"product and kernel": with_kernels, "epilogue of relu's derivative": with_epilogue}
+    elif kind == "gelu_grad":
         why = _why_no_library_gelu(attrs["approximate"], columns, d)
-        why = "X is transposed or DOut is narrow" if library else why
-        binder.note(f"gelu_grad is a kernel after the product: {why}")
-    variants = {"product and kernel": with_kernels}
-    own = _with_skinny(variants, with_skinny, x, y, d, attrs) if kind != "gelu_grad" else variants
-    if len(own) > 1:
-        return binder.choose(own)
+        binder.note(
+            f"gelu_grad is a kernel after the product: {'X is transposed or DOut is narrow' if gelu else why}"
+        )
+    if kind != "gelu_grad":
+        variants = _with_skinny(variants, with_skinny, x, y, d, attrs)
+    if len(variants) > 1:
+        return binder.choose(variants)
     with_kernels()
 
 
