@@ -18,6 +18,19 @@ struct alignas(16) uint4 {
 };
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+template <class X> static inline X __ldcs(const X* x) { return *x; }
+#define ROUNDED(letter, type)                                                                      \
+    static inline type __##letter##add_rn(type a, type b) { return a + b; }                        \
+    static inline type __##letter##sub_rn(type a, type b) { return a - b; }                        \
+    static inline type __##letter##mul_rn(type a, type b) { return a * b; }                        \
+    static inline type __##letter##div_rn(type a, type b) { return a / b; }                        \
+    static inline type __##letter##sqrt_rn(type x) { return std::sqrt(x); }
+ROUNDED(f, float)
+ROUNDED(d, double)
 
 struct Dim {
     unsigned x = 0, y = 0, z = 0;
@@ -172,8 +185,6 @@ static inline float __double2float_rz(double x) {
     return std::fabs(double(y)) > std::fabs(x) ? std::nextafter(y, 0.0f) : y;
 }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline double __dadd_rn(double a, double b) { return a + b; }
-static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline float host_expf(float x) { return std::exp(x); }
 static inline float host_logf(float x) { return std::log(x); }
 #define __expf host_expf  // glibc has hidden ones of these names

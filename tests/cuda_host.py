@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.binder import Binder, Call, Copy, Device, Fill, Launch
-from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.binder import Binder, Call, Copy, Device, Fill, Launch, value_of
+from minigraph.kernels.cuda.buffer import Buffer, Words
 
 COMPILER = shutil.which("g++")
 GUARD, ALIGNMENT = 256, 256  # bytes
@@ -67,6 +67,10 @@ class Memory:
 
 def run(binder: Binder, memory: Memory) -> None:
     """Run the calls of a binder in order."""
+    for table in binder.tables:
+        for buffer in table.words.buffers:
+            memory.put(buffer)
+        memory.put(table.buffer, table.packed())
     for call in binder.calls:
         for buffer in _buffers(call):
             memory.put(buffer)
@@ -76,7 +80,8 @@ def run(binder: Binder, memory: Memory) -> None:
 
 def _buffers(call: Call) -> list[Buffer]:
     if isinstance(call, Launch):
-        return [a for a in call.args if isinstance(a, Buffer)]
+        structs = [b for a in call.args if isinstance(a, Words) for b in a.buffers]
+        return [a for a in call.args if isinstance(a, Buffer)] + structs
     if not isinstance(call, Copy | Fill):
         raise NotOnHost(f"{type(call).__name__} needs a GPU")
     return [call.destination, call.source] if isinstance(call, Copy) else [call.destination]
@@ -88,7 +93,7 @@ def _run(call: Call) -> None:
     elif isinstance(call, Fill):
         ctypes.memset(call.destination.address, call.value, call.destination.nbytes)
     elif isinstance(call, Launch):
-        values = [np.int64(a.address) if isinstance(a, Buffer) else a for a in call.args]
+        values = [np.int64(v) if type(v := value_of(a)) is int else v for a in call.args]
         held = [np.array([v]) for v in values]
         pointers = (ctypes.c_void_p * len(held))(*[h.ctypes.data for h in held])
         library = compiled(call.source, call.function)

@@ -24,7 +24,10 @@ NO_NUMBER = {"f": np.nan, "V": np.nan, "i": -77, "u": 77, "b": True}  # poison b
 
 ALWAYS_FLOAT64 = ("Beta1Pow", "Beta2Pow")
 STATISTICS = frozenset({"LogSumExp"})
-STATES = ("Velocity", "Moment1", "Moment2")  # float32 where parameters have 16 bits
+STATES = (
+    "Velocity", "Moment", "Moment1", "Moment2", "Moment2Max", "InfNorm", "MeanSquare", "MeanGrad", "AvgSquaredGrad",
+    "AvgSquaredUpdate", "MasterParam",
+)  # float32 where parameters have 16 bits
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigraph.kernels import philox
-from minigraph.kernels.cuda import add_rows, creation, index, movement, optimizer, random
+from minigraph.kernels.cuda import add_rows, creation, index, movement, optimizer, random, update
 from minigraph.kernels.cuda.binder import Device
 from minigraph.types import (
     TensorType,
@@ -243,9 +243,10 @@ def test_updates_reach_every_element_once_on_a_small_device(size, dtype, rng):
     ins = {"Param": param, "Grad": grad, "LearningRate": np.array([0.01], np.float32), "Moment1": m, "Moment2": v,
            "Beta1Pow": np.array([0.9**3]), "Beta2Pow": np.array([0.999**3])}  # fmt: skip
     in_place = {f"{s}Out": s for s in ("Param", "Moment1", "Moment2", "Beta1Pow", "Beta2Pow")}
-    attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "coeff": 0.1, "with_decay": True, "lr_ratio": 0.5}
+    attrs = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "coeff": 0.1, "with_decay": True, "lr_ratio": 0.5,
+             "amsgrad": False}
     device = Device("sm_80", 1)
-    found, _ = run_bind(optimizer.adamw, ins, dict.fromkeys(in_place), attrs, in_place, device=device)
+    found, _ = run_bind(update.adamw, ins, dict.fromkeys(in_place), attrs, in_place, device=device)
     p, g, lr = param.astype(float), grad.astype(float), float(np.float32(0.01)) * 0.5
     m, v = 0.9 * m + 0.1 * g, 0.999 * v.astype(float) + 0.001 * g**2
     p = p * (1 - lr * 0.1) - lr * m / (1 - 0.9**3) / (np.sqrt(v / (1 - 0.999**3)) + 1e-8)
@@ -264,14 +265,14 @@ def test_momentum_and_sgd_on_a_small_device(nesterov, rng):
     ins = {"Param": param, "Grad": grad, "Velocity": velocity, "LearningRate": lr}
     in_place = {"ParamOut": "Param", "VelocityOut": "Velocity"}
     attrs = {"mu": 0.8, "use_nesterov": nesterov}
-    found, _ = run_bind(optimizer.momentum, ins, dict.fromkeys(in_place), attrs, in_place, device=device)
+    found, _ = run_bind(update.momentum, ins, dict.fromkeys(in_place), attrs, in_place, device=device)
     v = 0.8 * velocity + grad
     np.testing.assert_allclose(found["VelocityOut"], v, rtol=1e-14)
     np.testing.assert_allclose(
         found["ParamOut"], param - 0.1 * (grad + 0.8 * v if nesterov else v), rtol=1e-13, atol=1e-14
     )
     del ins["Velocity"]
-    found, _ = run_bind(optimizer.sgd, ins, {"ParamOut": None}, {}, {"ParamOut": "Param"}, device=device)
+    found, _ = run_bind(update.sgd, ins, {"ParamOut": None}, {}, {"ParamOut": "Param"}, device=device)
     np.testing.assert_allclose(found["ParamOut"], param - 0.1 * grad, rtol=1e-14)
 
 

@@ -14,36 +14,50 @@ import pytest
 
 import minigraph  # noqa: F401  (defines the operators)
 from minigraph.kernels import optimizer as kernels
-from minigraph.kernels import parallel
+from minigraph.kernels import parallel, updates
 from minigraph.kernels.compiled import compiled, elements
+from minigraph.kernels.updates import slots_of, update_of
 from minigraph.opdef import OPS
 
-UPDATES = ("sgd", "momentum", "adam", "adamw", "squared_l2_norm")
+UPDATES = (*updates.PLAIN, "squared_l2_norm")
 SIZES = (0, 1, 3, 65535, 65536, 65537, kernels.BLOCK, kernels.BLOCK + 1, 2**20 + 1)
 
 
 def inputs_of(name, shape, dtype="float64", seed=0):
+    """Arrays for the required slots and the states that the attributes of attrs_of ask for."""
     rng = np.random.default_rng(seed)
-    p, g, m, v = (np.asarray(rng.normal(size=shape), dtype) for _ in range(4))
-    rate, powers = np.array([0.01], dtype), (np.array([0.9**3]), np.array([0.999**3]))
-    return {
-        "sgd": (p, g, rate), "momentum": (p, g, m, rate), "adam": (p, g, rate, m, np.asarray(v * v), *powers),
-        "adamw": (p, g, rate, m, np.asarray(v * v), *powers), "squared_l2_norm": (p,),
-    }[name]  # fmt: skip
+    if name == "squared_l2_norm":
+        return (np.asarray(rng.normal(size=shape), dtype),)
+    slots, states = slots_of(name), update_of(name, attrs_of(name)).states
+    made = {slot: np.asarray(rng.normal(size=shape), dtype) for slot in ("Param", "Grad")}
+    made["LearningRate"] = np.array([0.01], dtype)
+    for slot in (*slots.states, *slots.powers, *slots.extra):
+        if slot in slots.powers:
+            made[slot] = np.array([0.9**3 if slot == "Beta1Pow" else 0.999**3])
+        elif slot in states:  # variances: larger than the square of a mean gradient
+            spread = rng.uniform(-1, 1, size=shape) if slot == "MeanGrad" else rng.uniform(2, 3, size=shape) ** 2 * 4
+            made[slot] = np.asarray(spread, dtype)
+        else:
+            made[slot] = None
+    while list(made.values())[-1] is None:
+        made.popitem()
+    return tuple(made.values())
 
 
 def attrs_of(name):
-    changed = {"momentum": {"use_nesterov": True}, "adamw": {"coeff": 0.1, "lr_ratio": 0.5}}
+    changed = {"momentum": {"use_nesterov": True}, "adamw": {"coeff": 0.1, "lr_ratio": 0.5}, "adam": {"amsgrad": True},
+               "rmsprop": {"centered": True, "momentum": 0.5}, "lion": {"coeff": 0.1}}  # fmt: skip
     return OPS[name].bind_attrs(changed.get(name, {}))
 
 
 def tuple_of(result):
-    return result if isinstance(result, tuple) else (result,)
+    return tuple(r for r in (result if isinstance(result, tuple) else (result,)) if r is not None)
 
 
 def out_of(name, inputs):
-    opdef = OPS[name]
-    return tuple(inputs[opdef.input_names.index(opdef.inplace[slot])] for slot in opdef.output_names)
+    """The arrays that are updated, None for absent slots."""
+    given = dict(zip(slots_of(name).inputs, inputs, strict=False))
+    return tuple(given.get(slot) for slot in slots_of(name).updated)
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -67,7 +81,7 @@ def test_kernel_equals_reference(name, size, some_cores):
     if name != "squared_l2_norm":
         out = out_of(name, inputs)
         results = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name), out=out))
-        for result, own, b in zip(results, out, found, strict=True):
+        for result, own, b in zip(results, tuple_of(out), found, strict=True):
             assert result is own
             np.testing.assert_array_equal(result, b)
 
@@ -99,7 +113,7 @@ def test_kernel_on_arrays_that_are_not_contiguous(name, layout):
     expected = tuple_of(OPS[name].reference(*plain, **attrs_of(name)))
     out = out_of(name, inputs)
     results = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name), out=out))
-    for result, own, b in zip(results, out, expected, strict=True):
+    for result, own, b in zip(results, tuple_of(out), expected, strict=True):
         np.testing.assert_allclose(result, b, rtol=1e-12, atol=1e-14)
         assert result is own or layout == "scalars"
 
@@ -107,7 +121,7 @@ def test_kernel_on_arrays_that_are_not_contiguous(name, layout):
 def test_out_that_is_another_array_is_written_and_the_input_is_not():
     p, g, rate = inputs_of("sgd", (5,))
     kept, other = p.copy(), np.zeros(5)
-    assert kernels.sgd(p, g, rate, out=(other,)) is other
+    assert OPS["sgd"].cpu_kernel(p, g, rate, out=(other,))[0] is other
     np.testing.assert_array_equal(p, kept)
     np.testing.assert_allclose(other, p - 0.01 * g)
 
@@ -130,7 +144,7 @@ def test_machine_code_and_numpy_are_bit_equal(name, dtype, monkeypatch):
     inputs = inputs_of(name, (200003,), dtype)
     inputs[0][:5] = 0, -0.0, np.inf, np.nan, 1e-38
     found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
-    loops = [loop for loop in vars(kernels).values() if isinstance(loop, compiled)]
+    loops = [loop for loop in vars(updates).values() if isinstance(loop, compiled)]
     assert [loop for loop in loops if loop.machine_code not in (None, loop.loop)]
     for loop in loops:
         monkeypatch.setattr(loop, "machine_code", loop.loop)

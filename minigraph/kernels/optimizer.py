@@ -1,4 +1,4 @@
-"""Parameter updates on a CPU: in place, block by block, spread over the cores.
+"""Parameter updates on a CPU: in place, block by block, all parameters of an operator spread over the cores at once.
 
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
 copies. The loops are machine code where numba is installed (`kernels/compiled.py`); NumPy runs one
@@ -9,113 +9,162 @@ operations wherever blocks end, so results do not depend on the number of cores.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from .compiled import compiled, elements
 from .parallel import for_blocks
+from .updates import PLAIN, SHARED, Update, slots_of, update_of
 
 BLOCK = 196608  # elements
 NORM_BLOCK = 8192  # elements that BLAS sums in the array's type: of longer ones it makes threads, whose sums differ
 
-Out = Sequence[np.ndarray | None] | None
+Arrays = list[np.ndarray]
+Lists = dict[str, Arrays]
+Kernel = Callable[..., Any]
 
 
-@compiled
-def _sgd_loop(g, p, lr):
-    for i in elements(g):
-        p[i] = p[i] - g[i] * lr
+def _single(op_type: str) -> Kernel:
+    """The kernel of an operator that updates one parameter: that of a list of one."""
+    slots = slots_of(op_type)
+
+    def kernel(*inputs: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Any:
+        given = {slot: [a] for slot, a in zip(slots.inputs, inputs, strict=False) if a is not None}
+        targets = {slot: [o] for slot, o in zip(slots.updated, out or (), strict=False)}
+        results = _update(op_type, given, attrs, targets)
+        found = tuple(results[slot][0] if slot in results else None for slot in slots.updated)
+        return found
+
+    return kernel
 
 
-@compiled
-def _momentum_loop(g, p, v, lr, mu):
-    for i in elements(g):
-        v[i] = v[i] * mu + g[i]
-        p[i] = p[i] - v[i] * lr
+def _fused(op_type: str) -> Kernel:
+    """The kernel of an operator that updates lists of parameters."""
+    slots = slots_of(op_type)
+
+    def kernel(*inputs: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Any:
+        given = {
+            slot: [a] if slot in SHARED else list(a)
+            for slot, a in zip(slots.inputs, inputs, strict=False) if a is not None
+        }  # fmt: skip
+        targets = {slot: o for slot, o in zip(slots.updated, out or (), strict=False) if o is not None}
+        results = _update(op_type, given, attrs, targets)
+        return tuple(results.get(slot) for slot in slots.updated)
+
+    return kernel
 
 
-@compiled
-def _nesterov_loop(g, p, v, lr, mu):
-    for i in elements(g):
-        v[i] = v[i] * mu + g[i]
-        p[i] = p[i] - (g[i] + v[i] * mu) * lr
+def _update(op_type: str, given: Lists, attrs: Mapping[str, Any], out: Mapping[str, Sequence[Any]]) -> Lists:
+    """{slot: new values} for the updated slots that are given, in the arrays of `out` where there are some."""
+    update, slots = update_of(op_type, attrs), slots_of(op_type)
+    count = len(given["Param"])
+    results = {
+        slot: [_target(a, o) for a, o in zip(given[slot], out.get(slot) or [None] * count, strict=True)]
+        for slot in slots.updated if slot in given
+    }  # fmt: skip
+    skipped = given.get("SkipUpdate")
+    if skipped is not None and skipped[0].item():
+        return results
+    numbers = _numbers(update, given, attrs)
+    columns = [given["Grad"], results["MasterParam" if "MasterParam" in results else "Param"]]
+    columns += [results[slot] for slot in update.states]
+    flat = [[np.ascontiguousarray(a).reshape(-1) for a in column] for column in columns]
+    scale = given["GradScale"][0].item() if "GradScale" in given else None
+    coeff = attrs.get("regularization_coeff", 0.0)
+    if update.finish is None:
+        _over_blocks(update.loop, flat, numbers, scale, coeff)
+    else:
+        _adapted(update, flat, numbers, scale, coeff)
+    for column, changed in zip(columns[1:], flat[1:], strict=True):
+        for result, f in zip(column, changed, strict=True):
+            if not result.flags.c_contiguous:  # then its flat form is a copy
+                result[...] = f.reshape(result.shape)
+    if "MasterParam" in results:
+        for p, master in zip(results["Param"], results["MasterParam"], strict=True):
+            p[...] = master
+    for slot, beta in zip(update.powers, update.betas(attrs), strict=True):
+        for power, new in zip(given[slot], results[slot], strict=True):
+            np.multiply(power, beta, out=new)
+    return results
 
 
-@compiled
-def _adam_loop(g, p, m, v, beta1, rest1, beta2, rest2, epsilon, step, shrink):
-    for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
-        p[i] = p[i] * shrink - m[i] / (np.sqrt(v[i]) + epsilon) * step
+def _numbers(update: Update, given: Lists, attrs: Mapping[str, Any]) -> list[tuple[float, ...]]:
+    """The numbers of the step for each parameter; computed once where powers are the same."""
+    rate, known = given["LearningRate"][0].item(), {}
+    powers = [[a.item() for a in given[slot]] for slot in update.powers]
+    keys = list(zip(*powers, strict=True)) if powers else [()] * len(given["Param"])
+    for key in keys:
+        if key not in known:
+            known[key] = tuple(float(n) for n in update.numbers(rate, *key, **attrs))
+    return [known[key] for key in keys]
 
 
-def sgd(Param: np.ndarray, Grad: np.ndarray, LearningRate: np.ndarray, *, out: Out = None) -> np.ndarray:
-    """Param - LearningRate * Grad"""
-    return _updated(_sgd_loop, Grad, [Param], out, LearningRate.item())[0]
+def _over_blocks(
+    loop: Callable[..., None], columns: Sequence[Arrays], numbers: Sequence[tuple[float, ...]],
+    scale: float | None = None, coeff: float = 0.0,
+) -> None:  # fmt: skip
+    """`loop(*arrays, *numbers)` on all elements; the first column is the gradient, changed first where asked."""
+    ends = list(itertools.accumulate(a.size for a in columns[0]))
+
+    def on_block(start: int, stop: int) -> None:
+        i = bisect.bisect_right(ends, start)
+        while start < stop:
+            first = ends[i] - columns[0][i].size
+            end = min(stop, ends[i])
+            parts = [column[i][start - first : end - first] for column in columns]
+            if scale is not None:
+                parts[0] = parts[0] * scale
+            if coeff:
+                parts[0] = parts[0] + parts[1] * coeff
+            loop(*parts, *numbers[i])
+            start, i = end, i + 1
+
+    for_blocks(ends[-1] if ends else 0, BLOCK, on_block)
 
 
-def momentum(
-    Param: np.ndarray, Grad: np.ndarray, Velocity: np.ndarray, LearningRate: np.ndarray,
-    *, mu: float, use_nesterov: bool, out: Out = None,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Velocity = mu * Velocity + Grad; Param -= LearningRate * (Velocity, or Grad + mu * Velocity)"""
-    loop = _nesterov_loop if use_nesterov else _momentum_loop
-    return tuple(_updated(loop, Grad, [Param, Velocity], out, LearningRate.item(), mu))
+def _adapted(
+    update: Update, columns: list[Arrays], numbers: Sequence[tuple[float, ...]], scale: float | None, coeff: float
+) -> None:
+    """Directions of all parameters first, then steps of the size that the norms give."""
+    assert update.finish is not None
+    params, directions = columns[1], [np.empty_like(p) for p in columns[1]]
+    _over_blocks(update.loop, [*columns, directions], [n[:-1] for n in numbers], scale, coeff)
+    sizes = [
+        (n[-1] * norm_ratio(p, r),) for p, r, n in zip(params, directions, numbers, strict=True)
+    ]
+    _over_blocks(update.finish, [directions, params], sizes)
 
 
-def adam(
-    Param: np.ndarray, Grad: np.ndarray, LearningRate: np.ndarray, Moment1: np.ndarray, Moment2: np.ndarray,
-    Beta1Pow: np.ndarray, Beta2Pow: np.ndarray, *, beta1: float, beta2: float, epsilon: float, out: Out = None,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """One step of Adam with the bias corrections folded into its step size and epsilon."""
-    arrays = (Param, Grad, Moment1, Moment2, Beta1Pow, Beta2Pow)
-    return _adam(*arrays, LearningRate.item(), 1.0, beta1, beta2, epsilon, out)
+def norm_ratio(X: np.ndarray, Y: np.ndarray) -> float:
+    """||X|| / ||Y||, 1 where one of them is 0."""
+    x, y = (math.sqrt(_squares(a, np.dtype("float64"))) for a in (X, Y))
+    return x / y if x > 0 and y > 0 else 1.0
 
 
-def adamw(
-    Param: np.ndarray, Grad: np.ndarray, LearningRate: np.ndarray, Moment1: np.ndarray, Moment2: np.ndarray,
-    Beta1Pow: np.ndarray, Beta2Pow: np.ndarray, *, beta1: float, beta2: float, epsilon: float,
-    coeff: float, with_decay: bool, lr_ratio: float, out: Out = None,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Param *= 1 - lr * coeff, then one step of Adam."""
-    lr = LearningRate.item() * lr_ratio
-    arrays = (Param, Grad, Moment1, Moment2, Beta1Pow, Beta2Pow)
-    return _adam(*arrays, lr, 1 - lr * coeff if with_decay else 1.0, beta1, beta2, epsilon, out)
-
-
-def _adam(
-    Param: np.ndarray, Grad: np.ndarray, Moment1: np.ndarray, Moment2: np.ndarray,
-    Beta1Pow: np.ndarray, Beta2Pow: np.ndarray,
-    lr: float, shrink: float, beta1: float, beta2: float, epsilon: float, out: Out,
-) -> tuple[np.ndarray, ...]:  # fmt: skip
-    correction = math.sqrt(1 - Beta2Pow.item())
-    step, eps = lr * correction / (1 - Beta1Pow.item()), epsilon * correction
-    numbers = (beta1, 1 - beta1, beta2, 1 - beta2, eps, step, shrink)
-    p, m, v = _updated(_adam_loop, Grad, [Param, Moment1, Moment2], out[:3] if out else None, *numbers)
-    b1, b2 = out[3:] if out else (None, None)
-    return p, m, v, np.multiply(Beta1Pow, beta1, out=b1), np.multiply(Beta2Pow, beta2, out=b2)
+def foreach_norm_ratio(X: Arrays, Y: Arrays) -> Arrays:
+    """||X|| / ||Y|| of each pair as float64, 1 where one of them is 0."""
+    return [np.array([norm_ratio(x, y)]) for x, y in zip(X, Y, strict=True)]
 
 
 def squared_l2_norm(X: np.ndarray) -> np.ndarray:
     """sum(X^2) without an array of squares; the sums of blocks are added in float64."""
-    x = X.reshape(-1)
-    blocks = (x[start : start + NORM_BLOCK] for start in range(0, x.size, NORM_BLOCK))
-    return np.asarray(sum(float(np.dot(b, b)) for b in blocks), X.dtype)
+    return np.asarray(_squares(X), X.dtype)
 
 
-def _updated(
-    loop: Callable[..., None], Grad: np.ndarray, arrays: Sequence[np.ndarray], out: Out, *numbers: float
-) -> list[np.ndarray]:
-    """`loop(grad, *arrays, *numbers)` on all blocks of the arrays in `out`, of copies where there is none."""
-    results = [_target(a, o) for a, o in zip(arrays, out or [None] * len(arrays), strict=True)]
-    flat = [np.ascontiguousarray(a).reshape(-1) for a in (Grad, *results)]
-    for_blocks(flat[0].size, BLOCK, lambda start, stop: loop(*[f[start:stop] for f in flat], *numbers))
-    for result, f in zip(results, flat[1:], strict=True):
-        if not result.flags.c_contiguous:  # then its flat form is a copy
-            result[...] = f.reshape(result.shape)
-    return results
+def foreach_squared_l2_norm(X: Arrays) -> np.ndarray:
+    """The sum of X^2 over all arrays, each summed as by squared_l2_norm."""
+    return np.asarray(sum(np.asarray(_squares(x), x.dtype) for x in X), X[0].dtype)
+
+
+def _squares(X: np.ndarray, dtype: np.dtype | None = None) -> float:
+    """The sum of squares; those of a block are summed in `dtype`, the array's own if not given."""
+    x, dtype = X.reshape(-1), dtype or X.dtype
+    blocks = (x[i : i + NORM_BLOCK].astype(dtype, copy=False) for i in range(0, x.size, NORM_BLOCK))
+    return sum(float(np.dot(b, b)) for b in blocks)
 
 
 def _target(array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
@@ -125,3 +174,6 @@ def _target(array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     if out is not array:
         np.copyto(out, array)
     return out
+
+
+globals().update({name: _single(name) for name in PLAIN} | {f"fused_{name}": _fused(name) for name in PLAIN})

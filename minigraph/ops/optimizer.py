@@ -1,8 +1,7 @@
-"""Parameter updates, and the squared norm that gradient clipping needs.
+"""Parameter updates without moments of Adam's kind, and the squared norms that gradient clipping needs.
 
 The references are the plain formulas and return new arrays; the kernels update the arrays of the
-Scope in place. Hyperparameters are exact doubles. The learning rate is a variable with one element.
-The powers of beta are float64 for every parameter: 1 - Beta2Pow would lose five digits in float32.
+Scope in place. `update` (ops/update.py) adds the slots that all of them share, and the fused forms.
 """
 
 from __future__ import annotations
@@ -10,49 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import DTypeError, require
-from ..opdef import op
-from ..types import TensorType, bfloat16, float16, float32, float64
-
-UPDATE = frozenset({"optimizer", "nondifferentiable"})
-ADAM_OUTPUTS = "ParamOut, Moment1Out, Moment2Out, Beta1PowOut, Beta2PowOut"
-ADAM_INPLACE = {slot.strip(): slot.strip().removesuffix("Out") for slot in ADAM_OUTPUTS.split(",")}
+from ..opdef import Arrays, op
+from ..types import TensorType
+from .update import state_dtype, update
 
 
-def state_dtype(param: np.dtype) -> np.dtype:
-    """The type of a parameter's states: its own, float32 for 16-bit floats."""
-    return float32 if param in (float16, bfloat16) else param
-
-
-def check_update(Param: TensorType, Grad: TensorType, LearningRate: TensorType, **states: TensorType) -> None:
-    """Gradient and states fit the parameter, the learning rate is one number."""
-    require(Param.is_float, f"Param is {Param}, only floats can be updated", DTypeError)
-    require(Grad.dtype == Param.dtype, f"Param is {Param.dtype}, Grad is {Grad.dtype}", DTypeError, "cast Grad")
-    require(Param.accepts(Grad), f"Param is {Param}, Grad is {Grad}")
-    require(LearningRate.is_float, f"LearningRate must be a float, is {LearningRate}", DTypeError)
-    require(LearningRate.size == 1, f"LearningRate must have one element, is {LearningRate}")
-    wanted = Param.with_dtype(state_dtype(Param.dtype))
-    for slot, state in states.items():
-        require(state.dtype == wanted.dtype, f"{slot} must be {wanted.dtype}, is {state.dtype}", DTypeError)
-        require(wanted.accepts(state), f"{slot} must be {wanted}, is {state}")
-
-
-def check_powers(**powers: TensorType) -> None:
-    """The powers of beta are single float64 numbers."""
-    for slot, power in powers.items():
-        require(power.dtype == float64, f"{slot} must be float64, is {power.dtype}", DTypeError)
-        require(power.size == 1, f"{slot} must have one element, is {power}")
-
-
-@op("ParamOut", traits=UPDATE, inplace={"ParamOut": "Param"}, cpu="minigraph.kernels.optimizer:sgd", gpu="optimizer")
+@update
 def sgd(Param, Grad, LearningRate):
     """Param - LearningRate * Grad"""
     return Param - LearningRate.item() * Grad
-
-
-@sgd.infer
-def _(Param, Grad, LearningRate):
-    check_update(Param, Grad, LearningRate)
-    return Param
 
 
 @sgd.samples
@@ -60,13 +25,13 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), np.array([0.1])), {}
     yield (rng.normal(size=()), rng.normal(size=()), np.array([0.1])), {}
     yield (rng.normal(size=(0, 3)), rng.normal(size=(0, 3)), np.array([0.1])), {}
+    some = (rng.normal(size=(4, 3)), rng.normal(size=(4, 3)), np.array([0.1]), None)
+    yield (*some, np.array([True]), np.array([0.5])), {}
+    yield (*some, np.array([False]), np.array([0.5])), {}
 
 
-@op(
-    "ParamOut, VelocityOut", traits=UPDATE, inplace={"ParamOut": "Param", "VelocityOut": "Velocity"},
-    cpu="minigraph.kernels.optimizer:momentum", gpu="optimizer",
-)  # fmt: skip
-def momentum(Param, Grad, Velocity, LearningRate, *, mu: float = 0.9, use_nesterov: bool = False):
+@update
+def momentum(Param, Grad, LearningRate, Velocity, *, mu: float = 0.9, use_nesterov: bool = False):
     """VelocityOut = mu * Velocity + Grad; ParamOut = Param - LearningRate * VelocityOut.
 
     use_nesterov  ParamOut = Param - LearningRate * (Grad + mu * VelocityOut)
@@ -76,90 +41,94 @@ def momentum(Param, Grad, Velocity, LearningRate, *, mu: float = 0.9, use_nester
     return Param - LearningRate.item() * direction, velocity
 
 
-@momentum.infer
-def _(Param, Grad, Velocity, LearningRate, *, mu, use_nesterov):
-    check_update(Param, Grad, LearningRate, Velocity=Velocity)
-    return Param, Velocity
-
-
 @momentum.samples
 def _(rng):
     for nesterov in (False, True):
-        yield (*rng.normal(size=(3, 4, 3)), np.array([0.1])), {"mu": 0.8, "use_nesterov": nesterov}
+        p, g, v = rng.normal(size=(3, 4, 3))
+        yield (p, g, np.array([0.1]), v), {"mu": 0.8, "use_nesterov": nesterov}
 
 
-@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adam", gpu="optimizer")
-def adam(
-    Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow,
-    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
-):  # fmt: skip
-    """ParamOut = Param - LearningRate * m / (sqrt(v) + epsilon), m and v the moments without their bias:
+@update
+def adagrad(Param, Grad, LearningRate, Moment, *, epsilon: float = 1e-6):
+    """MomentOut = Moment + Grad^2; ParamOut = Param - LearningRate * Grad / (sqrt(MomentOut) + epsilon).
 
-    Moment1Out = beta1 * Moment1 + (1 - beta1) * Grad       m = Moment1Out / (1 - Beta1Pow)
-    Moment2Out = beta2 * Moment2 + (1 - beta2) * Grad^2     v = Moment2Out / (1 - Beta2Pow)
-    Beta1Pow starts at beta1, serves this step and is multiplied by beta1 then; Beta2Pow likewise.
-    Source: Kingma and Ba, Adam: A Method for Stochastic Optimization, arXiv:1412.6980.
+    Source: Duchi, Hazan and Singer, Adaptive Subgradient Methods, JMLR 12 (2011).
     """
-    moment1 = beta1 * Moment1 + (1 - beta1) * Grad
-    moment2 = beta2 * Moment2 + (1 - beta2) * Grad**2
-    m = moment1 / (1 - Beta1Pow.item())
-    v = moment2 / (1 - Beta2Pow.item())
-    updated = Param - LearningRate.item() * m / (np.sqrt(v) + epsilon)
-    return updated, moment1, moment2, Beta1Pow * beta1, Beta2Pow * beta2
+    moment = Moment + Grad**2
+    return Param - LearningRate.item() * Grad / (np.sqrt(moment) + epsilon), moment
 
 
-@adam.infer
-def _(Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow, *, beta1, beta2, epsilon):
-    check_update(Param, Grad, LearningRate, Moment1=Moment1, Moment2=Moment2)
-    check_powers(Beta1Pow=Beta1Pow, Beta2Pow=Beta2Pow)
-    return Param, Moment1, Moment2, Beta1Pow, Beta2Pow
-
-
-def adam_inputs(rng, shape):
-    """Inputs of adam after some steps: Moment2 is not negative, the powers lie below one."""
-    p, g, m, v = (rng.normal(size=shape) for _ in range(4))
-    return p, g, np.array([0.01]), m, abs(v), np.array([0.9**3]), np.array([0.999**3])
-
-
-@adam.samples
+@adagrad.samples
 def _(rng):
-    yield adam_inputs(rng, (4, 3)), {}
-    yield adam_inputs(rng, ()), {"beta1": 0.5, "beta2": 0.75, "epsilon": 1e-3}
+    p, g, s = rng.normal(size=(3, 4, 3))
+    yield (p, g, np.array([0.1]), abs(s)), {}
 
 
-@op(ADAM_OUTPUTS, traits=UPDATE, inplace=ADAM_INPLACE, cpu="minigraph.kernels.optimizer:adamw", gpu="optimizer")
-def adamw(
-    Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow,
-    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
-    coeff: float = 0.01, with_decay: bool = True, lr_ratio: float = 1.0,
+@update
+def adadelta(
+    Param, Grad, LearningRate, AvgSquaredGrad, AvgSquaredUpdate, *, rho: float = 0.95, epsilon: float = 1e-6
 ):  # fmt: skip
-    """adam of Param * (1 - lr * coeff) with lr = LearningRate * lr_ratio; with_decay=False leaves the factor out.
+    """ParamOut = Param - LearningRate * u with u = Grad * sqrt((AvgSquaredUpdate + epsilon) / (a + epsilon)).
 
-    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101.
+    AvgSquaredGradOut = a = rho * AvgSquaredGrad + (1 - rho) * Grad^2
+    AvgSquaredUpdateOut = rho * AvgSquaredUpdate + (1 - rho) * u^2
+    Source: Zeiler, ADADELTA: An Adaptive Learning Rate Method, arXiv:1212.5701 (there LearningRate is 1).
     """
-    lr = LearningRate.item() * lr_ratio
-    decayed = Param * (1 - lr * coeff) if with_decay else Param
-    return adam(
-        decayed, Grad, np.asarray(lr), Moment1, Moment2, Beta1Pow, Beta2Pow,
-        beta1=beta1, beta2=beta2, epsilon=epsilon,
-    )  # fmt: skip
+    a = rho * AvgSquaredGrad + (1 - rho) * Grad**2
+    u = Grad * np.sqrt((AvgSquaredUpdate + epsilon) / (a + epsilon))
+    return Param - LearningRate.item() * u, a, rho * AvgSquaredUpdate + (1 - rho) * u**2
 
 
-@adamw.infer
-def _(
-    Param, Grad, LearningRate, Moment1, Moment2, Beta1Pow, Beta2Pow,
-    *, beta1, beta2, epsilon, coeff, with_decay, lr_ratio,
-):  # fmt: skip
-    check_update(Param, Grad, LearningRate, Moment1=Moment1, Moment2=Moment2)
-    check_powers(Beta1Pow=Beta1Pow, Beta2Pow=Beta2Pow)
-    return Param, Moment1, Moment2, Beta1Pow, Beta2Pow
-
-
-@adamw.samples
+@adadelta.samples
 def _(rng):
-    yield adam_inputs(rng, (4, 3)), {"coeff": 0.1}
-    yield adam_inputs(rng, (4, 3)), {"coeff": 0.1, "lr_ratio": 0.5}
-    yield adam_inputs(rng, (4, 3)), {"coeff": 0.1, "with_decay": False}
+    p, g, a, d = rng.normal(size=(4, 4, 3))
+    yield (p, g, np.array([0.1]), abs(a), abs(d)), {"rho": 0.9}
+
+
+@update
+def rmsprop(
+    Param, Grad, LearningRate, MeanSquare, Moment, MeanGrad=None,
+    *, decay: float = 0.95, epsilon: float = 1e-6, momentum: float = 0.0, centered: bool = False,
+):  # fmt: skip
+    """ParamOut = Param - MomentOut: a running mean of gradients divided by their running magnitude.
+
+    MomentOut = momentum * Moment + LearningRate * Grad / sqrt(MeanSquareOut + epsilon)
+    MeanSquareOut = decay * MeanSquare + (1 - decay) * Grad^2
+    centered      subtracts MeanGradOut^2 under the root, MeanGradOut = decay * MeanGrad + (1 - decay) * Grad
+    Source: Hinton, Neural Networks for Machine Learning, lecture 6.
+    """
+    square = decay * MeanSquare + (1 - decay) * Grad**2
+    mean = decay * MeanGrad + (1 - decay) * Grad if MeanGrad is not None else None
+    variance = square - mean**2 if mean is not None else square
+    moment = momentum * Moment + LearningRate.item() * Grad / np.sqrt(variance + epsilon)
+    return Param - moment, square, moment, mean
+
+
+@rmsprop.samples
+def _(rng):
+    p, g, s, v, c = rng.normal(size=(5, 4, 3))
+    yield (p, g, np.array([0.1]), abs(s), v), {"decay": 0.9, "momentum": 0.5}
+    yield (p, g, np.array([0.1]), c**2 + abs(s), v, c), {"momentum": 0.5, "centered": True}
+
+
+@update
+def lion(
+    Param, Grad, LearningRate, Moment, *, beta1: float = 0.9, beta2: float = 0.99, coeff: float = 0.0
+):  # fmt: skip
+    """ParamOut = Param * (1 - LearningRate * coeff) - LearningRate * sign(beta1 * Moment + (1 - beta1) * Grad).
+
+    MomentOut = beta2 * Moment + (1 - beta2) * Grad
+    Source: Chen and others, Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675.
+    """
+    lr = LearningRate.item()
+    direction = np.sign(beta1 * Moment + (1 - beta1) * Grad)
+    return Param * (1 - lr * coeff) - lr * direction, beta2 * Moment + (1 - beta2) * Grad
+
+
+@lion.samples
+def _(rng):
+    p, g, m = rng.normal(size=(3, 4, 3))
+    yield (p, g, np.array([0.1]), m), {"coeff": 0.1}
 
 
 @op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:squared_l2_norm", gpu="optimizer")
@@ -179,3 +148,22 @@ def _(rng):
     yield (rng.normal(size=(4, 3)),), {}
     yield (rng.normal(size=()),), {}
     yield (rng.normal(size=(0, 3)),), {}
+
+
+@op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:foreach_squared_l2_norm", gpu="optimizer")
+def foreach_squared_l2_norm(X: Arrays):
+    """The sum of squared_l2_norm over a list of arrays of one type."""
+    return sum(np.sum(np.square(x)) for x in X)
+
+
+@foreach_squared_l2_norm.infer
+def _(X):
+    for x in X:
+        require(x.is_float, f"X must hold floats, holds {x}", DTypeError)
+        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", DTypeError)
+    return TensorType((), state_dtype(X[0].dtype))
+
+
+@foreach_squared_l2_norm.samples
+def _(rng):
+    yield ([rng.normal(size=(4, 3)), rng.normal(size=()), rng.normal(size=(0, 3)), rng.normal(size=5)],), {}

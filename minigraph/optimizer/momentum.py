@@ -33,6 +33,6 @@ class Momentum(Optimizer):
             grad = g.scale(grad, scale=self.rescale_grad)
         velocity = self.state(param, "velocity")
         g.momentum(
-            param, grad, velocity, lr, mu=self.momentum, use_nesterov=self.use_nesterov,
+            param, grad, lr, velocity, mu=self.momentum, use_nesterov=self.use_nesterov,
             out={"ParamOut": param, "VelocityOut": velocity},
         )  # fmt: skip

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .buffer import Buffer
+from ...errors import KernelError, require
+from .buffer import Buffer, Table, Words
 from .compile import full_source
 
 Grid = tuple[int, int, int]
 
-WORKSPACE = 32 << 20  # bytes for one product
+WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
+SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
 class Device(NamedTuple):
@@ -23,11 +25,12 @@ class Device(NamedTuple):
     multiprocessors: int = 132
     index: int = 0
     shared: int = 227 * 1024
+    arguments: int = 32764  # bytes of a kernel's arguments
 
 
 @dataclass
 class Launch:
-    """One kernel launch. Arguments are Buffers (their addresses) and NumPy scalars (by value)."""
+    """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value)."""
 
     source: str
     function: str
@@ -36,13 +39,18 @@ class Launch:
     args: tuple[Any, ...]
     shared: int = 0
 
-    def check(self) -> None:
-        """Sizes that every device of compute capability 8.0 or more can launch."""
+    def check(self, limit: int = Device().arguments) -> None:
+        """Sizes that every device of compute capability 8.0 or more can launch; `limit` bytes of arguments."""
         assert 1 <= self.grid[0] < 2**31 and 1 <= self.grid[1] < 2**16 and 1 <= self.grid[2] < 2**16, self.grid
         assert 1 <= self.block[0] * self.block[1] * self.block[2] <= 1024, self.block
         assert self.shared <= 227 * 1024, self.shared
         for arg in self.args:
-            assert isinstance(arg, (Buffer, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+            assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+        nbytes = sum(8 if isinstance(a, Buffer) else a.nbytes for a in self.args)
+        require(
+            nbytes <= limit, f"{self.function} has {nbytes} bytes of arguments, this device takes {limit}", KernelError,
+            "fewer tensors in one launch, or a table in device memory",
+        )  # fmt: skip
 
 
 @dataclass
@@ -131,9 +139,11 @@ class Binder:
     calls: list[Call] = field(default_factory=list)
     step: int = 0
     scratches: list[list[Buffer]] = field(default_factory=list)  # per step
+    tables: list[Table] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
+    multi_tensor: str = "table"  # how kernels over lists learn their addresses: tensors.py
     seed: int = 0
     number: int = 0  # of the operator among those of its program
     reference: Callable[..., Any] | None = None  # its NumPy definition
@@ -170,8 +180,23 @@ class Binder:
             return
         x, y, z = (*blocks, 1, 1)[:3]
         call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared)
-        call.check()
+        call.check(self.device.arguments)
         self.calls.append(call)
+
+    def table(self, words: Sequence[Buffer | int], *arrays: np.ndarray) -> list[Buffer]:
+        """Words and constant arrays in device memory, as buffers: the words, then each array."""
+        self.tables.append(Table(Words(words), arrays))
+        return self.tables[-1].parts()
+
+    def write_tables(self, runtime: Any) -> None:
+        """Put the tables into new memory of the runtime, now that addresses are known.
+
+        Calls that were bound before, for other addresses, go on reading their own.
+        """
+        for table in self.tables:
+            table.memory = memory = runtime.allocate(table.buffer.nbytes)
+            table.buffer.ptr = memory.data.ptr
+            runtime.upload(table.packed(), table.buffer)
 
     def copy(self, destination: Buffer, source: Buffer) -> None:
         """Copy all bytes; nothing to do where both are one buffer or empty."""
@@ -194,17 +219,32 @@ class Binder:
 
     def gemm(self, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
         """A product through cuBLASLt."""
-        self.calls.append(Gemm(a, b, c, workspace=self.workspace or self.scratch((WORKSPACE,), np.uint8), **facts))
+        call = Gemm(a, b, c, **facts)
+        call.workspace = self.workspace or self.scratch((workspace_of(call),), np.uint8)
+        self.calls.append(call)
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
-        """Record several ways to compute the same; the last one must suit every shape."""
+        """Record several ways to compute the same; one of them must suit every shape."""
         choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
-        self.workspace = workspace or self.scratch((WORKSPACE,), np.uint8)  # of the one that runs
+        self.workspace = shared = workspace or self.scratch((0,), np.uint8)  # of the one that runs
         for name, record in variants.items():
             self.calls = choice.variants[name] = []
             record()
         self.calls, self.workspace = calls, workspace
         self.calls.append(choice)
+        if shared is not workspace:
+            shared.shape = (max((workspace_of(c) for c in every_call([choice]) if isinstance(c, Gemm)), default=0),)
+
+
+def workspace_of(call: Gemm) -> int:
+    """Bytes for a product: a large one has no use for more than that, its sums are not split."""
+    least, most = WORKSPACE
+    return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
+
+
+def value_of(arg: Any) -> Any:
+    """A kernel's argument now that addresses are known."""
+    return arg.address if isinstance(arg, Buffer) else arg.packed() if isinstance(arg, Words) else arg
 
 
 def i64(value: int) -> np.int64:

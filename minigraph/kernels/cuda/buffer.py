@@ -59,3 +59,51 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"<Buffer {CUDA_TYPES[self.dtype]}{list(self.shape)}>"
+
+
+class Words:
+    """Words of 8 bytes, among them addresses of buffers, which are known once memory is laid out.
+
+    An argument of a kernel by value (a struct), or what a table in device memory holds.
+    """
+
+    def __init__(self, words: Sequence[Buffer | int]) -> None:
+        self.words = list(words)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [w for w in self.words if isinstance(w, Buffer)]
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.words)
+
+    def packed(self) -> np.ndarray:
+        """The words as an array of uint64."""
+        return np.array([w.address if isinstance(w, Buffer) else w for w in self.words], np.uint64)
+
+
+class Table:
+    """Words and constant arrays in device memory, written when addresses are known, read by every run."""
+
+    def __init__(self, words: Words, arrays: Sequence[np.ndarray]) -> None:
+        self.words, self.arrays = words, [np.ascontiguousarray(a) for a in arrays]
+        self.buffer = Buffer((words.nbytes + sum(-(-a.nbytes // 8) * 8 for a in self.arrays),), uint8)
+        self.memory: object = None  # whoever holds the bytes
+
+    def parts(self) -> list[Buffer]:
+        """The words, then each array, as buffers."""
+        found, at = [self.buffer.view((len(self.words.words),), int64)], self.words.nbytes
+        for a in self.arrays:
+            found.append(self.buffer.view((a.size,), a.dtype, at))
+            at += -(-a.nbytes // 8) * 8
+        return found
+
+    def packed(self) -> np.ndarray:
+        """All bytes."""
+        whole, at = np.zeros(self.buffer.size, np.uint8), self.words.nbytes
+        whole[:at] = self.words.packed().view(np.uint8)
+        for a in self.arrays:
+            whole[at : at + a.nbytes] = a.reshape(-1).view(np.uint8)
+            at += -(-a.nbytes // 8) * 8
+        return whole

@@ -1,90 +1,66 @@
-"""Parameter updates on a GPU: bind functions of minigraph/ops/optimizer.py."""
+"""Sums of squares on a GPU, of one array and of lists: what gradient clipping and layer-wise steps need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ...types import float64
-from .binder import Binder, blocks_for, i64
+from ...types import float32, float64
+from .binder import Binder, i64
 from .buffer import CUDA_TYPES, Buffer
-from .pointwise import compute_type, pack_size
+from .pointwise import compute_type
+from .tensors import Tensors, launch_over, tensor_source
 
-THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 8  # 2048 threads, all that it holds
-NORM_BLOCKS = 1024  # the same on every device, so that sums are
-NORM_PACKS = 4  # accesses per thread before a further block is used
+NORM_CHUNK = 16384  # elements of a block
+TOTAL_THREADS = 1024
 
 Slots = Mapping[str, Any]
 
 
-def _update(binder: Binder, function: str, param: Buffer, rate: Buffer, arrays: Sequence[Buffer], *args: Any) -> None:
-    """Launch `function` over all elements of `param`; `arrays` are those that it reads or writes element by element."""
-    pack = pack_size(arrays, [param.size], [[1]] * len(arrays))
-    blocks = min(blocks_for(param.size, THREADS * pack), binder.device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
-    defines = {
-        "T": CUDA_TYPES[param.dtype], "C": compute_type(param.dtype), "L": CUDA_TYPES[rate.dtype], "V": pack,
-    }  # fmt: skip
-    binder.launch("optimizer.cu", function, blocks, THREADS, *args, defines=defines)
+def norm_types(tensors: Tensors) -> dict[str, Any]:
+    """T and D, the types of the first and the last column, and C, in which T is computed."""
+    first, last = (column[0].dtype for column in (tensors.columns[0], tensors.columns[-1]))
+    return {"T": CUDA_TYPES[first], "D": CUDA_TYPES[last], "C": compute_type(first)}
 
 
-def _targets(binder: Binder, ins: Slots, outs: Slots, *slots: str) -> list[Buffer]:
-    """Where the new values of these input slots go; scratch for those that nobody wants."""
-    return [outs.get(f"{s}Out") or binder.scratch(ins[s].shape, ins[s].dtype) for s in slots]
-
-
-def sgd(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """ParamOut = Param - LearningRate * Grad"""
-    param, grad, rate = ins["Param"], ins["Grad"], ins["LearningRate"]
-    out = outs["ParamOut"]
-    _update(binder, "sgd", param, rate, [param, grad, out], param, grad, rate, out, i64(param.size))
-
-
-def momentum(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """VelocityOut = mu * Velocity + Grad; ParamOut = Param - LearningRate * (VelocityOut or its look-ahead)"""
-    read = [ins[slot] for slot in ("Param", "Grad", "Velocity")]
-    written = _targets(binder, ins, outs, "Param", "Velocity")
-    rate = ins["LearningRate"]
-    _update(
-        binder, "momentum", read[0], rate, read + written, *read, rate, *written,
-        i64(read[0].size), np.float64(attrs["mu"]), i64(attrs["use_nesterov"]),
-    )  # fmt: skip
-
-
-def adam(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """One step of Adam; the powers of beta are multiplied after it."""
-    _adam(binder, ins, outs, attrs, 0.0, 1.0)
-
-
-def adamw(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Param *= 1 - lr * coeff, then one step of Adam."""
-    _adam(binder, ins, outs, attrs, attrs["coeff"] if attrs["with_decay"] else 0.0, attrs["lr_ratio"])
-
-
-def _adam(binder: Binder, ins: Slots, outs: Slots, attrs: Slots, decay: float, lr_ratio: float) -> None:
-    param, grad, rate = ins["Param"], ins["Grad"], ins["LearningRate"]
-    moments, powers = [ins["Moment1"], ins["Moment2"]], [ins["Beta1Pow"], ins["Beta2Pow"]]
-    written = _targets(binder, ins, outs, "Param", "Moment1", "Moment2")
-    betas = np.float64(attrs["beta1"]), np.float64(attrs["beta2"])
-    _update(
-        binder, "adam", param, rate, [param, grad, *moments, *written], param, grad, rate, *moments, *powers, *written,
-        i64(param.size), *betas, np.float64(attrs["epsilon"]), np.float64(decay), np.float64(lr_ratio),
-    )  # fmt: skip
-    binder.launch(
-        "optimizer.cu", "powers", 1, 1, *powers, *_targets(binder, ins, outs, "Beta1Pow", "Beta2Pow"), *betas
-    )
+def squares(binder: Binder, tensors: Tensors, mode: str) -> tuple[Buffer, np.ndarray]:
+    """(sums of squares of each block and column, the first block of each tensor and the number of all)"""
+    blocks = tensors.blocks(NORM_CHUNK)
+    starts = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
+    sums = binder.scratch((max(1, int(starts[-1])), len(tensors.columns)), float64)
+    defines = {**norm_types(tensors), "L": "float", "R": "float"}
+    launch_over(binder, "norms.cu", "squares", tensors, mode, NORM_CHUNK, sums, defines=defines)
+    return sums, starts
 
 
 def squared_l2_norm(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out = the sum of X^2, added in double."""
-    x, out = ins["X"], outs["Out"]
-    if x.size == 0:
-        return binder.zero(out)
-    pack = pack_size([x], [x.size], [[1]])
-    blocks = min(blocks_for(x.size, THREADS * pack * NORM_PACKS), NORM_BLOCKS)
-    sums = binder.scratch((blocks,), float64)
-    defines = {"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype), "V": pack, "NORM": 1}
-    binder.launch("optimizer.cu", "squared_norm", blocks, THREADS, x, sums, i64(x.size), defines=defines)
-    return binder.launch("optimizer.cu", "norm_total", 1, THREADS, sums, out, i64(blocks), defines=defines)
+    _total(binder, [ins["X"]], outs["Out"], "struct4k")
+
+
+def foreach_squared_l2_norm(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = the sum of X^2 over all arrays, added in double."""
+    _total(binder, ins["X"], outs["Out"], binder.multi_tensor)
+
+
+def _total(binder: Binder, arrays: list[Buffer], out: Buffer, mode: str) -> None:
+    tensors = Tensors([arrays], [a.size for a in arrays])
+    sums, starts = squares(binder, tensors, mode)
+    defines = {**norm_types(tensors), "L": "float", "R": "float", "COLUMNS": 1, "CHUNK": NORM_CHUNK}
+    source = tensor_source("norms.cu", {**defines, "WAY": 1, "WIDTH": 1})
+    binder.launch_source(source, "total", 1, TOTAL_THREADS, sums, i64(int(starts[-1])), out)
+
+
+def foreach_norm_ratio(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = ||X|| / ||Y|| of each pair, 1 where one of them is 0, as float64."""
+    pairs = Tensors([ins["X"], ins["Y"]], [x.size for x in ins["X"]])
+    sums, starts = squares(binder, pairs, binder.multi_tensor)
+    one, table = binder.table([], np.ones(1, float32), starts)[1:]
+    ratios = binder.scratch((len(ins["X"]),), float64)
+    defines = {**norm_types(pairs), "L": "float", "R": "double", "COLUMNS": 2, "CHUNK": NORM_CHUNK}
+    source = tensor_source("norms.cu", {**defines, "WAY": 1, "WIDTH": 1})
+    binder.launch_source(source, "ratios", len(ins["X"]), 256, sums, table, one, ratios)
+    for i, out in enumerate(outs["Out"]):
+        binder.copy(out, ratios.view(out.shape, float64, 8 * i))
