@@ -51,15 +51,19 @@ def fused(
             "approximate": approximate,
             "needs": ["ReserveSpace"] if keep else (),
         }
-        return [g.fused_gemm_epilogue(v["x"], v["w"], v["b"], **attrs)[0]]
+        outputs = g.fused_gemm_epilogue(v["x"], v["w"], v["b"], **attrs)
+        return list(outputs if keep else outputs[:1])
 
     return program
 
 
-def unfused(activation: str, **attrs: Any) -> Callable[[Any, Vars], Sequence[Any]]:
+def unfused(activation: str, keep: bool, **attrs: Any) -> Callable[[Any, Vars], Sequence[Any]]:
+    """With `keep` also what gelu_grad reads; relu_grad reads the output."""
+
     def program(g: Any, v: Vars) -> Sequence[Any]:
         z = g.elementwise_add(g.matmul(v["x"], v["w"]), v["b"])
-        return [z if activation == "none" else getattr(g, activation)(z, **attrs)]
+        out = z if activation == "none" else getattr(g, activation)(z, **attrs)
+        return [out, z] if keep and activation == "gelu" else [out]
 
     return program
 
@@ -92,11 +96,11 @@ def forward(
         programs = {
             "minigraph": fused(activation, keep, **attrs),
             "tuned": fused(activation, keep, **attrs),
-            "unfused": unfused(activation, **attrs),
+            "unfused": unfused(activation, keep, **attrs),
             "plain": plain,
         }
         title = f"{name}{', kept for backward' if keep else ''}"
-        jax = jax_linear(activation, attrs.get("approximate", False))
+        jax = None if keep else jax_linear(activation, attrs.get("approximate", False))
         yield Case(
             title, linear_inputs(), programs, exact, peer, flops=FLOPS, unchecked=PLAIN, jax=jax, tuned=TUNED
         )
