@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,17 +38,19 @@ def _random_programs(first: int) -> None:
     each((f"seed {seed}", partial(_random_program, seed)) for seed in range(first, first + CHUNK))
 
 
-def _random_program(seed: int) -> None:
-    """With passes off and on, on the GPU against the CPU in float64."""
+def _random_program(seed: int, chosen: Sequence[fuzz.Flags] | None = None) -> None:
+    """Without passes and with each choice of flags (fuzz.choices), on the GPU against the CPU in float64."""
     case = random_program(seed)
-    after, _ = fuzz.passed(case)
+    programs = {"unfused": case.program}
+    for flags in chosen if chosen is not None else fuzz.choices(seed):
+        programs[" ".join(flags)] = fuzz.passed(case, flags)[0]
     cpu = fuzz.run(case, case.program)
     with on_gpu(fuzz):
-        off, on = fuzz.run(case, case.program), fuzz.run(case, after)
+        results = {who: fuzz.run(case, program) for who, program in programs.items()}
     peak = max(
         (float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in cpu.values()), default=0.0
     )
-    for who, found in (("unfused", off), ("fused", on)):
+    for who, found in results.items():
         for name, array in cpu.items():
             difference = distance(array, found[name], floor=max(1e-3 * peak, 1e-30))
             assert difference <= 1e-10, f"{who} {name} differs by {difference:.3g}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from rewrite_layers import RewriteLayers
 
 import minigraph.ops  # noqa: F401
 from minigraph import unique_name
@@ -33,8 +34,10 @@ ACTIVATIONS = {"relu": 34, "erf": 17, "gelu": 15, "tanh": 6, "sigmoid": 4, "none
 BIASES = {"param": 54, "frozen": 6, "shared": 8, "computed": 8, "one": 3, "row": 4, "residual": 5, "axis0": 5,
           "scalar": 2, "none": 5}  # fmt: skip
 WEIGHTS = {"param": 62, "frozen": 8, "shared": 12, "computed": 8, "data": 5, "batched": 5}
-LAYERS = {"linear": 62, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
-          "moved": 3, "overwritten": 3, "ints": 1, "vector": 1}  # fmt: skip
+LAYERS = {"linear": 80, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
+          "moved": 3, "overwritten": 3, "ints": 1, "vector": 1, "repeated": 5, "constants": 5, "casts": 5,
+          "transposes": 4, "swapped": 5, "dead": 4}  # fmt: skip
+TRAPS = ("moved", "overwritten", "repeated", "constants", "transposes", "dead")  # may update in place
 ENDINGS = {"SGD": 36, "Momentum": 9, "Adam": 14, "AdamW": 11, "inference": 9, "inner": 12, "twice": 4, "second": 5}
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "SGD": lambda: SGD(0.05),
@@ -80,7 +83,7 @@ def random_program(seed: int, layers: Collection[int] | None = None, bare: bool 
     raise AssertionError("unreachable")
 
 
-class _Net:
+class _Net(RewriteLayers):
     """A program on the way."""
 
     def __init__(self, r: random.Random, seed: int) -> None:
@@ -152,12 +155,12 @@ class _Net:
 
     def layer(self, without_traps: bool) -> None:
         kind = "linear" if self.plain else self.choose(LAYERS)
-        if without_traps and kind in ("moved", "overwritten"):
+        if without_traps and kind in TRAPS:
             kind = "linear"
         out = getattr(self, kind)()
         if out is not None:
             self.words.append(kind if kind != "linear" else self.words.pop())
-            if out.type.is_float:
+            if out.dtype == float64:
                 self.pool.append(out)
 
     def linear(self) -> Variable | None:
@@ -295,7 +298,7 @@ class _Net:
 
     def like(self) -> Variable | None:
         """A value of which only the shape is used, somewhere in the middle of the program."""
-        inner = [v for op in self.block.ops for v in op.output_vars if v.name in self.sizes and v.type.is_float]
+        inner = [v for op in self.block.ops for v in op.output_vars if v.name in self.sizes and v.dtype == float64]
         return self.emit("fill_any_like", self.r.choice(inner), value=0.25) if inner else None
 
     def ints(self) -> None:
@@ -401,7 +404,7 @@ class _Net:
         wanted = self._inputs(parameters)
         target, seeds = loss, None
         if self.r.random() < 0.4:
-            target = self.r.choice([v for v in self._inner() if v.type.is_float] or [loss])
+            target = self.r.choice(self._inner() or [loss])
             seeds = [self.data(target.shape, self.sizes[target.name])] if self.r.random() < 0.6 else None
         self._fetch(gradients([target], wanted, seeds))
 
@@ -426,7 +429,7 @@ class _Net:
             self._fetch([penalty, *gradients([penalty], parameters)])
 
     def _inner(self) -> list[Variable]:
-        return [v for op in self.block.ops for v in op.output_vars if v.name in self.sizes and v.type.is_float]
+        return [v for op in self.block.ops for v in op.output_vars if v.name in self.sizes and v.dtype == float64]
 
     def _inputs(self, parameters: list[Variable]) -> list[Variable]:
         return [v for v in [*parameters, *self._inner()] if self.r.random() < 0.4] or parameters
