@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
     start: int
     rows: int
 
-    def of(self, buffer: Buffer | None, width: int = 1) -> Buffer | None:
+    def of(self, buffer: Buffer | None, width: int = 1) -> Any:
         """These rows of a buffer that has `width` elements for each row."""
         if buffer is None:
             return None
@@ -68,7 +68,6 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
     shared, binder.workspace = binder.workspace, binder.workspace or binder.scratch((WORKSPACE,), np.uint8)
     for number, chunk in enumerate(chunks):
         part, d = chunk.of(x, inner), slab.view((chunk.rows, classes))
-        assert part is not None
         _scores(binder, part, w, ins.get("Bias"), d, trans_w)
         _loss_and_gradient(binder, d, chunk, ins, outs, attrs)
         if dx is not None:
@@ -81,7 +80,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         if sums is not None:
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
-    if sums is not None and sums is not dbias:
+    if dbias is not None and sums is not dbias:
         bind_column_sum(binder, sums, dbias)
     binder.workspace = shared
 
@@ -92,6 +91,8 @@ fused_linear_cross_entropy_grad = fused_linear_cross_entropy  # without Loss; th
 def _scores(binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, z: Buffer, trans_w: bool) -> None:
     """z = x @ w + bias."""
     facts: dict[str, Any] = {"m": z.shape[0], "n": z.shape[1], "k": x.shape[1], "trans_b": trans_w}
+    if bias is None:
+        return binder.gemm(x, w, z, **facts)
 
     def with_epilogue() -> None:
         binder.gemm(x, w, z, epilogue="BIAS", bias=bias, **facts)
@@ -100,8 +101,6 @@ def _scores(binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, z: Buffer
         binder.gemm(x, w, z, **facts)
         bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
 
-    if bias is None:
-        return binder.gemm(x, w, z, **facts)
     binder.choose({"epilogue of bias": with_epilogue, "product and kernel": with_kernel})
 
 
@@ -110,7 +109,6 @@ def _loss_and_gradient(
 ) -> None:
     """The kernel on rows: what is wanted of Loss, ZLoss and Prediction, and dLoss/dz * DLoss in z's place."""
     label = chunk.of(ins["Label"])
-    assert label is not None
     seed, loss, z_loss, prediction = (
         chunk.of(b) for b in (ins.get("DLoss"), outs.get("Loss"), outs.get("ZLoss"), outs.get("Prediction"))
     )

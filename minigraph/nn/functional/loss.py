@@ -27,8 +27,8 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 @whole
 def mse_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
     """The mean (or sum, or each) of (input - label)^2."""
-    _check_reduction("mse_loss", reduction)
-    return _reduced(square_error_cost(input, label), reduction)
+    check_reduction("mse_loss", reduction)
+    return reduced(square_error_cost(input, label), reduction)
 
 
 def softmax_with_cross_entropy(
@@ -84,13 +84,13 @@ def cross_entropy(
     """
     call = "cross_entropy"
     x, label = variable(input, call, "input"), variable(label, call, "label")
-    _check_reduction(call, reduction)
+    check_reduction(call, reduction)
     if not 0 <= label_smoothing <= 1:
         raise AttrError(f"label_smoothing {label_smoothing} is not in [0, 1]", call=call, site=call_site())
     g, axis = builder_of(x), normalize_axis(axis, x.ndim)
     drop_axis = not soft_label and label.ndim == x.ndim - 1
     simple = use_softmax and label_smoothing == 0
-    kept = None if soft_label else _kept(g, label, ignore_index)
+    kept = None if soft_label else kept_labels(g, label, ignore_index)
     if simple and weight is None:
         last = -1 if axis == x.ndim - 1 else axis  # the default, which need not be said
         loss = softmax_with_cross_entropy(x, label, soft_label, ignore_index, axis=last)
@@ -107,11 +107,11 @@ def cross_entropy(
             loss = g.elementwise_mul(loss, g.cast(kept, dtype=loss.dtype))
             rows = kept if weight is None else g.elementwise_mul(rows, g.cast(kept, dtype=loss.dtype))
     if reduction == "mean" and rows is not None:
-        return _mean_over(g, loss, rows)
-    return g.squeeze(loss, axes=[axis]) if reduction == "none" and drop_axis else _reduced(loss, reduction)
+        return mean_over(g, loss, rows)
+    return g.squeeze(loss, axes=[axis]) if reduction == "none" and drop_axis else reduced(loss, reduction)
 
 
-def _kept(g: Builder, label: Variable, ignore_index: int) -> Variable | None:
+def kept_labels(g: Builder, label: Variable, ignore_index: int) -> Variable | None:
     """Which rows count, None where no label can be ignore_index."""
     if label.dtype in INTS and not np.iinfo(label.dtype).min <= ignore_index <= np.iinfo(label.dtype).max:
         return None
@@ -155,7 +155,7 @@ def _row_weights(g: Builder, target: Variable, weight: Variable, axis: int) -> V
     return g.reduce_sum(g.elementwise_mul(target, weight), axis=[axis], keepdim=True)
 
 
-def _mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
+def mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
     """sum(loss) / sum(rows), 0 / 1 where no row counts; sums of 16-bit floats in float32."""
     count = g.reduce_sum(rows)
     one = constant(1, count.dtype, loss)
@@ -168,7 +168,7 @@ def _mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
     return as_type(mean, loss.dtype)
 
 
-def _reduced(loss: Variable, reduction: str) -> Variable:
+def reduced(loss: Variable, reduction: str) -> Variable:
     return loss if reduction == "none" else emit(reduction, f"reduce_{reduction}", loss)
 
 
@@ -178,6 +178,6 @@ def _classes(x: Variable, axis: int) -> int:
     return x.shape[axis]
 
 
-def _check_reduction(call: str, reduction: str) -> None:
+def check_reduction(call: str, reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise_unknown(f"reduction of {call}", reduction, REDUCTIONS, AttrError)

@@ -1,0 +1,98 @@
+"""The loss of a linear layer of classes, without the scores of all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...builder import Builder, builder_of, whole
+from ...program import Variable
+from ...tensor.arguments import as_type, constant, output_prefix, variable
+from .loss import check_reduction, kept_labels, mean_over, reduced
+
+
+@whole
+def fused_linear_cross_entropy(
+    input: Variable, weight: Variable, label: Variable, bias: Variable | None = None,
+    class_weight: Variable | None = None, token_weight: Variable | None = None, ignore_index: int = -100,
+    reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    transpose_weight: bool = False, accumulate_dtype: Any = None, chunk_bytes: int | None = None,
+    return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
+) -> Any:  # fmt: skip
+    """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
+
+    input             [..., H]; weight [H, V], or [V, H] with transpose_weight as tied embeddings have it; bias [V]
+    label             [...] or [..., 1], class numbers; rows with ignore_index count nowhere
+    class_weight      [V], factors of the rows by their class; token_weight: factors of the rows, in label's shape
+    label_smoothing   this share of each label is spread evenly over all classes
+    z_loss            times log-sum-exp squared is added to each row's loss
+    softcap           scores are softcap * tanh(scores / softcap)
+    reduction         mean (over the rows kept, by weights: divided by their sum; 0 where none is), sum or none
+    accumulate_dtype  type in which weight's gradient is added up over chunks: float32 for 16-bit inputs by default
+    chunk_bytes       scores of so many bytes exist at a time
+    Returns the loss, float32 for 16-bit inputs; with return_z_loss and return_accuracy a tuple: what z_loss has added,
+    reduced like the loss, and the share of the kept rows whose label has the largest score. Gradients flow
+    through the loss only.
+
+    In a compiled program with BuildStrategy.fuse_linear_cross_entropy the gradients are computed together with the
+    loss; without it the scores are computed once more for them.
+    """
+    call = "fused_linear_cross_entropy"
+    x, w, label = variable(input, call, "input"), variable(weight, call, "weight"), variable(label, call, "label")
+    check_reduction(call, reduction)
+    prefix, g = output_prefix(call, name), builder_of(x)
+    attrs: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
+    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy}
+    loss, square, prediction, *_ = g.fused_linear_cross_entropy(
+        x, w, label, None if bias is None else variable(bias, call, "bias"), trans_w=transpose_weight,
+        ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap,
+        accumulate_dtype=accumulate_dtype, needs=[slot for slot in side if side[slot]], name=prefix, **attrs,
+    )  # fmt: skip
+    kept = kept_labels(g, label, ignore_index)
+    if kept is not None and label.ndim == x.ndim - 1:
+        kept = g.unsqueeze(kept, axes=[-1])
+    factors = _factors(g, loss, label, kept, class_weight, token_weight, label_smoothing)
+    rows = factors if factors is not None else kept
+
+    def result(each: Variable) -> Variable:
+        if factors is not None:
+            each = g.elementwise_mul(each, factors)
+        if reduction == "mean" and rows is not None:
+            return mean_over(g, each, rows)
+        return g.squeeze(each, axes=[-1]) if reduction == "none" and label.ndim < x.ndim else reduced(each, reduction)
+
+    results = [result(loss)]
+    if return_z_loss:
+        square.stop_gradient = True
+        results.append(result(square))
+    if return_accuracy:
+        numbers = label if label.ndim == x.ndim else g.unsqueeze(label, axes=[-1])
+        right = as_type(g.equal(prediction, as_type(numbers, prediction.dtype)), loss.dtype)
+        counted = right if kept is None else g.elementwise_mul(right, as_type(kept, loss.dtype))
+        accuracy = reduced(counted, "mean") if kept is None else mean_over(g, counted, kept)
+        accuracy.stop_gradient = True
+        results.append(accuracy)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _factors(
+    g: Builder, loss: Variable, label: Variable, kept: Variable | None, class_weight: Variable | None,
+    token_weight: Variable | None, smoothing: float,
+) -> Variable | None:  # fmt: skip
+    """What the rows are multiplied by, in loss' shape: 0 for ignored ones; None where nothing is."""
+    call, factors = "fused_linear_cross_entropy", None
+    if class_weight is not None:
+        table = as_type(variable(class_weight, call, "class_weight"), loss.dtype)
+        numbers = label if label.ndim < loss.ndim else g.squeeze(label, axes=[-1])
+        if kept is not None:
+            numbers = g.where(g.squeeze(kept, axes=[-1]), numbers, constant(0, label.dtype, label))
+        factors = g.embedding(numbers, g.unsqueeze(table, axes=[-1]))
+        if smoothing:
+            mean = g.scale(g.reduce_mean(table), scale=smoothing)
+            factors = g.elementwise_add(g.scale(factors, scale=1 - smoothing), mean)
+    if token_weight is not None:
+        given = as_type(variable(token_weight, call, "token_weight"), loss.dtype)
+        given = given if given.ndim == loss.ndim else g.unsqueeze(given, axes=[-1])
+        factors = given if factors is None else g.elementwise_mul(factors, given)
+    if factors is None or kept is None:
+        return factors
+    return g.elementwise_mul(factors, as_type(kept, loss.dtype))
