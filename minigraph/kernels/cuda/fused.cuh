@@ -1,5 +1,22 @@
 // What generated kernels of fused bodies share. Values are arrays of N elements in the registers of a thread: PACKS packs
 // of WIDTH elements that lie side by side. The kernel says where pack k begins: `element(k)`, counted in row-major order.
+#ifdef TOTALS
+// b[n] = the sum of the rows of a[parts, n]: a block of 1024 threads takes 32 columns.
+template <class A, class T>
+__device__ __forceinline__ void add_rows(const A* __restrict__ a, T* b, i64 parts, i64 n) {
+    __shared__ A others[32][33];
+    const int x = threadIdx.x % 32, y = threadIdx.x / 32;
+    const i64 column = i64(blockIdx.x) * 32 + x, goal = i64(blockIdx.x) * 32 + y;
+    A sum = A(0);
+    if (column < n)
+#pragma unroll 8
+        for (i64 p = y; p < parts; p += 32) sum += a[p * n + column];
+    others[y][x] = sum;
+    __syncthreads();
+    sum = warp_sum(others[x][y]);
+    if (x == 0 && goal < n) b[goal] = down<T>(sum);
+}
+#else
 #define N (PACKS * WIDTH)
 #define ALL _Pragma("unroll") for (int i = 0; i < N; ++i)
 #define ALL_PACKS _Pragma("unroll") for (int k = 0; k < PACKS; ++k)
@@ -53,4 +70,5 @@ template <class C> __device__ __forceinline__ C row_max(C x, void* shared) {
 template <class C> __device__ __forceinline__ C row_min(C x, void* shared) {
     return over_lanes(x, (C*)shared, [](C a, C b) { return min_nan(a, b); });
 }
+#endif
 #endif

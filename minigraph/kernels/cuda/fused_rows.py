@@ -23,16 +23,17 @@ from .fused_code import (
     read_names,
 )
 from .pointwise import PACK_BYTES, compute_type, merged_axes
-from .reduce import accumulator, bind_column_sum, power_of_two
+from .reduce import accumulator, power_of_two
 
 MOST_LANES = 512
 REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
 RESERVED = 40  # of these, for addresses and statistics
-THREADS = 128  # of a block at least
+THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
+RESIDENT = 512  # threads of a multiprocessor that have so many registers
 
 
 def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
-    """A body with rows as one kernel, and one more for each sum over rows."""
+    """A body with rows as one kernel, and one more for all sums over rows."""
     layout, types = found.layout, found.types
     rows, n = math.prod(layout.shape[: layout.row]), math.prod(layout.shape[layout.row :])
     inputs = read_names(found, buffers)
@@ -42,25 +43,26 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
     lanes, per_lane = _lanes(packs, width, _live_words(found, inputs))
-    threads = max(lanes, THREADS)
+    threads = max(lanes, SUM_THREADS if sums else THREADS)
     code = Code(types, layout.kinds)
     for name in sums:
         code.declare(name, True)
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
-    _add_loads(code, layout, inputs, buffers, width)
+    fetch = _add_inputs(code, layout, inputs, buffers, width)
+    if sums:
+        code.lines.append("fetch(row + i64(gridDim.x) * GROUPS);  // while this row is worked on")
     shelves = 0
     for m in found.members:
         if m.opdef.rows is None:
             add_pointwise(code, m, binder)
         else:
             shelves += add_rows(code, m, n, shelves)
-    stores = _stores(code, layout, written, buffers, width)
-    groups = threads // lanes
+    groups, resident = threads // lanes, max(1, RESIDENT // threads)
     blocks = blocks_for(rows, groups)
     partial: list[Buffer] = []
     if sums:
-        blocks = min(blocks, binder.device.multiprocessors * max(1, 1024 // threads))
+        blocks = min(blocks, binder.device.multiprocessors * resident)
         partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
     parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
     parameters += [f"{CUDA_TYPES[b.dtype]}* p_{name}" for name, b in zip(sums, partial, strict=True)]
@@ -69,20 +71,33 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     parameters += [f"i64 step_{name}_{a}" for name in strided for a in range(len(leading.extents))]
     body = [
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
-        "const int lane = threadIdx.x % LANES;", *totals, "int turn = 0;",
-        "for (i64 first = i64(blockIdx.x) * GROUPS; first < rows; first += i64(gridDim.x) * GROUPS, turn ^= 1) {",
-        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < rows;",
+        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *fetch[0],
+        "const auto fetch = [&](i64 row) {", "if (row >= rows) return;", *leading.offsets(strided), *fetch[1], "};",
+        "i64 row = i64(blockIdx.x) * GROUPS + threadIdx.x / LANES;", "fetch(row);",
+        "for (; row - threadIdx.x / LANES < rows; row += i64(gridDim.x) * GROUPS, turn ^= 1) {",
+        "const bool inside = row < rows;",
         "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
-        *leading.offsets(strided), *code.lines, *stores, "}", *_sum_lines(code, sums, groups, types),
+        *code.lines, *_stores(code, layout, written, buffers, width), "}", *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
     facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups}
-    source = kernel_source("fused_rows", facts, parameters, body, threads, max(1, 512 // threads))
+    source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
     args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
     binder.launch_source(source, "fused_rows", blocks, threads, *args)
-    for name, part in zip(sums, partial, strict=True):
-        bind_column_sum(binder, part, buffers[name])
+    if sums:
+        _bind_totals(binder, partial, [buffers[name] for name in sums])
+
+
+def _bind_totals(binder: Binder, partial: Sequence[Buffer], outs: Sequence[Buffer]) -> None:
+    """Each of `outs` [n] becomes the sum of the rows of its partial sums [parts, n], in a fixed order."""
+    pairs = list(zip(partial, outs, strict=True))
+    parameters = [f"const {CUDA_TYPES[a.dtype]}* a{i}, {CUDA_TYPES[b.dtype]}* b{i}" for i, (a, b) in enumerate(pairs)]
+    cases = [f"if (blockIdx.y == {i}) add_rows(a{i}, b{i}, parts, n);" for i in range(len(pairs))]
+    source = kernel_source("totals", {"TOTALS": 1}, [*parameters, "i64 parts", "i64 n"], cases, 1024)
+    parts, n = partial[0].shape
+    args = [buffer for pair in pairs for buffer in pair]
+    binder.launch_source(source, "totals", (blocks_for(n, 32), len(pairs)), 1024, *args, i64(parts), i64(n))
 
 
 class _Leading:
@@ -93,7 +108,7 @@ class _Leading:
 
     def offsets(self, names: Sequence[str]) -> list[str]:
         """Where each operand's row begins."""
-        lines = ["i64 rest = inside ? row : 0;"]
+        lines = ["i64 rest = row;"]
         for a in range(len(self.extents) - 1, 0, -1):
             lines += [f"const i64 i{a} = rest % extent{a};", f"rest /= extent{a};"]
         lines.append("const i64 i0 = rest;")
@@ -162,33 +177,26 @@ def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
     return lanes, per_lane
 
 
-def _add_loads(
+def _add_inputs(
     code: Code, layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], width: int
-) -> None:
-    """Read all of a row, every load before the first use."""
+) -> tuple[list[str], list[str]]:
+    """Declarations of what is read, as it lies in memory, and the loads of a row; `code` begins with its values."""
+    declared, loads = [], []
     for name in inputs:
-        t, kind = CUDA_TYPES[buffers[name].dtype], layout.kinds[name]
-        one_each = kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name]))
-        variable = code.declare(name, not one_each)
-        if one_each:
-            place = "row" if kind == "row" else f"o_{name}"
-            zero = f"{compute_type(buffers[name].dtype)}(0)"
-            code.lines.append(f"{variable} = inside ? up(p_{name}[{place}]) : {zero};")
+        t, kind, c = CUDA_TYPES[buffers[name].dtype], layout.kinds[name], compute_type(buffers[name].dtype)
+        if kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name])):
+            variable = code.declare(name, False)
+            declared.append(f"{t} q_{name};")
+            loads.append(f"q_{name} = p_{name}[{'row' if kind == 'row' else f'o_{name}'}];")
+            code.lines.append(f"{variable} = inside ? up(q_{name}) : {c}(0);")
             continue
-        start = f"p_{name}" if kind == "column" else f"p_{name} + o_{name}"
-        pack = f"Pack<{t}, {width}>"
-        code.lines[-1] = f"{pack} q_{name}[PACKS];"
-        code.lines.append(
-            f"ALL_PACKS if (k * LANES < mine) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];"
-        )
-    for name in inputs:
-        if name in code.arrays:
-            variable = code.variables[name]
-            zero = f"{compute_type(buffers[name].dtype)}(0)"
-            code.lines.append(f"{compute_type(buffers[name].dtype)} {variable}[N];")
-            code.lines.append(
-                f"ALL {variable}[i] = VALID(i) ? up(q_{name}[i / WIDTH].v[i % WIDTH]) : {zero};"
-            )
+        variable, pack = code.declare(name, True), f"Pack<{t}, {width}>"
+        there, start = "k * LANES < packs - lane", f"p_{name}" if kind == "column" else f"p_{name} + o_{name}"
+        declared.append(f"{pack} q_{name}[PACKS];")
+        load = f"ALL_PACKS if ({there}) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];"
+        (declared if kind == "column" else loads).append(load)
+        code.lines.append(f"ALL {variable}[i] = VALID(i) ? up(q_{name}[i / WIDTH].v[i % WIDTH]) : {c}(0);")
+    return declared, loads
 
 
 def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
