@@ -29,6 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gpu_capture
 import gpu_edges
 import gpu_ops
 import gpu_products
@@ -54,7 +55,9 @@ SHOWN = 40  # failures in the printed summary
 def all_checks() -> list[Check]:
     """Every check, in the order of the issue."""
     checks = [
-        c for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_edges) for c in m.checks()
+        c
+        for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_edges)
+        for c in m.checks()
     ]
     repeated = [name for name, n in Counter(c.name for c in checks).items() if n > 1]
     assert not repeated, f"names occur twice: {repeated}"

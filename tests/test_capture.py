@@ -7,6 +7,7 @@ from functools import partial
 import gpu_stub
 import numpy as np
 import pytest
+from gpu_capture import COLUMNS, Case, same, trace
 
 import minigraph as mg
 from minigraph import cuda
@@ -19,7 +20,6 @@ from minigraph.scope import Scope
 pytestmark = pytest.mark.skipif(
     gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++"
 )
-ROWS, COLUMNS = 4, 8
 
 
 @pytest.fixture(autouse=True)
@@ -29,50 +29,8 @@ def stub(monkeypatch):
     return gpu_stub.install()
 
 
-class Case:
-    """A program with two products in its gradient, random numbers, a state and a rate."""
-
-    def __init__(self, shows: bool = False) -> None:
-        self.program = Program()
-        self.program.random_seed = 5
-        block = self.program.global_block()
-        self.x = block.create_var("x", [-1, COLUMNS], "float32", is_data=True)
-        self.ids = block.create_var("ids", [-1], "int64", is_data=True)
-        self.w = block.create_var("w", [COLUMNS, COLUMNS], "float32", persistable=True)
-        self.rate = block.create_var("rate", [1], "float32", persistable=True)
-        g = Builder(block)
-        rows = g.embedding(self.ids, self.w)
-        h = g.elementwise_add(g.matmul(self.x, self.w), rows)
-        h, _ = g.dropout(g.print(h) if shows else h, p=0.25, needs=["Mask"])
-        self.x_grad, w_grad = g.matmul_grad(self.x, self.w, g.tanh(h), needs=["X_grad", "Y_grad"])
-        g.elementwise_sub(self.w, g.elementwise_mul(w_grad, self.rate), out={"Out": self.w})
-        self.total = g.reduce_sum(self.x_grad)
-
-    def scope(self) -> Scope:
-        scope = Scope()
-        scope.write("w", np.random.default_rng(1).normal(size=(COLUMNS, COLUMNS)).astype("float32"))
-        scope.write("rate", np.full(1, 0.1, "float32"))
-        return scope
-
-    def feed(self, seed: int, rows: int = ROWS) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng([seed, rows])
-        x = rng.normal(size=(rows, COLUMNS)).astype("float32")
-        return {"x": x, "ids": rng.integers(0, COLUMNS, rows)}
-
-    def compiled(self, **flags):
-        return mg.static.CompiledProgram(self.program, build_strategy=mg.static.BuildStrategy(**flags))
-
-
 def gpu() -> Executor:
     return Executor(mg.CUDAPlace(0))
-
-
-def trace(case, program, exe, scope, runs):
-    return [exe.run(program, case.feed(i), [case.total, case.x_grad], scope=scope) for i in range(runs)]
-
-
-def same(a, b):
-    return all(x.tobytes() == y.tobytes() for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True))
 
 
 def test_a_captured_plan_is_bit_equal_to_an_eager_one_and_near_the_cpu(stub):

@@ -6,13 +6,15 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 CACHE = Path.home() / ".cache" / "minigraph" / "kernels"
+THREADS = 8  # that compile at the same time
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
 
 
@@ -53,6 +55,14 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
         write_whole(log, report.encode())
         write_whole(path, code)
     return Cubin(path, log.read_text(encoding="utf-8"))
+
+
+def compile_all(sources: Iterable[str], arch: str) -> None:
+    """Bring the cubins of several sources to the disk, several at a time."""
+    wanted = list(dict.fromkeys(sources))
+    with ThreadPoolExecutor(max_workers=min(THREADS, max(len(wanted), 1))) as pool:
+        for _ in pool.map(lambda source: compile_source(source, arch), wanted):
+            pass
 
 
 def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from nvmath.bindings import cublasLt as lt
 from ...errors import PlaceError
 from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch, value_of
 from .buffer import Buffer
-from .compile import compile_source
+from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
@@ -79,6 +79,10 @@ class Runtime:
         autotune   choose products and variants by their times, see tune.py
         """
         binder.write_tables(self)
+        likely = [c for call in binder.calls for c in (_first_variant(call) if isinstance(call, Choice) else [call])]
+        launches = [c for c in likely if isinstance(c, Launch) and (c.source, c.function) not in self._functions]
+        if len(launches) > 1:
+            compile_all([c.source for c in launches], self.device.arch)
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         found: list[Step] = []
         for position, call in enumerate(binder.calls):
@@ -267,6 +271,12 @@ class Runtime:
                 copy.data.ptr, buffer.address, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
         return copy
+
+
+def _first_variant(choice: Choice) -> list[Call]:
+    """The calls that are likely to run."""
+    calls = next(iter(choice.variants.values()))
+    return [c for call in calls for c in (_first_variant(call) if isinstance(call, Choice) else [call])]
 
 
 @cache
