@@ -27,6 +27,7 @@ class Jax:
         """Copies of device arrays; 16-bit floats travel as words."""
         made = {}
         for name, a in given.items():
+            a = a.astype("i4") if a.dtype == "i8" else a  # as JAX has integers
             words = a.view(f"u{a.dtype.itemsize}")
             self.cupy.cuda.get_current_stream().synchronize()
             found = self.jax.dlpack.from_dlpack(words)

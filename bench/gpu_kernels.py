@@ -1,7 +1,8 @@
 """Kernels that are bound by memory, on a GPU: softmax, losses, layer norm, gathers, transposes, elementwise, sums.
 
-Arms: minigraph is one operator, torch is PyTorch's eager one. Bytes are those that must be read and
-written at the least, each once; the floor is their time at the bandwidth of a copy.
+Arms: minigraph is one operator, torch is PyTorch's eager one, jax is the formula in float32, jitted. Bytes
+are those that must be read and written at the least, each once; the floor is their time at the bandwidth of
+a copy. JAX has no arm for dropout: its generator is another one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ VOCABULARY, WIDTH, TOKENS = 50304, 1024, 65536
 Program = Callable[[Any, Vars], Sequence[Any]]
 Exact = Callable[[Rows], Sequence[Any]]
 Peer = Callable[[Any, Vars], Callable[[], Any]]
+Jitted = Callable[..., Sequence[Any]]
 
 
 def case(
@@ -33,11 +35,23 @@ def case(
     peer: Peer,
     written: int,
     read: int | None = None,
+    jax: Jitted | None = None,
 ) -> Case:
     """`written` elements of `dtype` are written, and all inputs are read (or `read` bytes)."""
     size = 2 if "16" in dtype else 4
     nbytes = written * size + (sum(i.nbytes for i in inputs.values()) if read is None else read)
-    return Case(f"{title} {dtype}", inputs, {"minigraph": program}, exact, peer, nbytes)
+    return Case(f"{title} {dtype}", inputs, {"minigraph": program}, exact, peer, nbytes, jax=jax)
+
+
+def wide(formula: Jitted) -> Jitted:
+    """`formula` on floats in float32, results rounded to the type of the first input."""
+
+    def function(jax: Any, **arrays: Any) -> Sequence[Any]:
+        dtype = next(iter(arrays.values())).dtype
+        exact = {k: a.astype("float32") if a.dtype.name == "bfloat16" else a for k, a in arrays.items()}
+        return [found.astype(dtype) for found in formula(jax, **exact)]
+
+    return function
 
 
 def shown(shape: Sequence[int]) -> str:
@@ -64,29 +78,33 @@ def scores(dtype: str) -> Iterator[Case]:
         yield case(
             f"softmax {name}", dtype, {"x": x}, lambda g, v: [g.softmax(v["x"])],
             lambda rows: [softmax64(rows.of("x"))], lambda torch, t: lambda: torch.softmax(t["x"], -1), size,
+            jax=wide(lambda jax, x: [jax.nn.softmax(x, -1)]),
         )  # fmt: skip
         yield case(
             f"softmax gradient {name}", dtype, {"y": Input(shape, dtype, scale=shape[1] ** -0.5), "d": x},
             lambda g, v: [g.softmax_grad(v["y"], v["d"])],
             lambda rows: [_softmax_grad(rows.of("y"), rows.of("d"))],
             lambda torch, t: lambda: torch._softmax_backward_data(t["d"], t["y"], -1, t["y"].dtype), size,
+            jax=wide(lambda jax, y, d: [y * (d - (y * d).sum(-1, keepdims=True))]),
         )  # fmt: skip
         yield case(
             f"log_softmax {name}", dtype, {"x": x}, lambda g, v: [g.log_softmax(v["x"])],
             lambda rows: [log_softmax64(rows.of("x"))], lambda torch, t: lambda: torch.log_softmax(t["x"], -1), size,
+            jax=wide(lambda jax, x: [jax.nn.log_softmax(x, -1)]),
         )  # fmt: skip
         yield case(
             f"cross entropy {name}", dtype, {"x": x, "label": label},
             lambda g, v: list(g.softmax_with_cross_entropy(v["x"], v["label"])),
             _cross_entropy,
             lambda torch, t: lambda: torch.nn.functional.cross_entropy(t["x"], t["label"], reduction="none"),
-            size + shape[0],
+            size + shape[0], jax=wide(_jax_cross_entropy),
         )  # fmt: skip
         yield case(
             f"cross entropy gradient {name}", dtype,
             {"y": x, "label": label, "d": Input((shape[0], 1), dtype)},
             lambda g, v: [g.softmax_with_cross_entropy_grad(v["label"], v["y"], v["d"])],
             _cross_entropy_grad, _torch_cross_entropy_grad, size,
+            jax=wide(lambda jax, y, label, d: [(y - jax.nn.one_hot(label, y.shape[1])) * d]),
         )  # fmt: skip
 
 
@@ -103,6 +121,11 @@ def _cross_entropy_grad(rows: Rows) -> Sequence[Any]:
     y, label = rows.of("y"), rows.of("label")
     y[np.arange(len(y)), label] -= 1
     return [y * rows.of("d")]
+
+
+def _jax_cross_entropy(jax: Any, x: Any, label: Any) -> Sequence[Any]:
+    logarithm = jax.nn.log_softmax(x, -1)
+    return [jax.numpy.exp(logarithm), -jax.numpy.take_along_axis(logarithm, label[:, None], 1)]
 
 
 def _torch_cross_entropy_grad(torch: Any, t: Vars) -> Callable[[], Any]:
@@ -128,6 +151,7 @@ def norms(dtype: str) -> Iterator[Case]:
             lambda g, v: list(g.layer_norm(v["x"], v["scale"], v["bias"])[:1]),
             lambda rows: [_normalized(rows.of("x")) * rows.whole("scale") + rows.whole("bias")],
             lambda torch, t, n=n: lambda: torch.nn.functional.layer_norm(t["x"], (n,), t["scale"], t["bias"]), size,
+            jax=wide(_jax_norm),
         )  # fmt: skip
 
         def gradient(g: Any, v: Vars) -> Sequence[Any]:
@@ -141,7 +165,7 @@ def norms(dtype: str) -> Iterator[Case]:
         yield case(
             f"layer_norm gradient {shown(shape)}", dtype,
             {"x": x, "d": x, "scale": vector, "bias": vector, "mean": statistics, "variance": zeros},
-            gradient, _norm_grad, _torch_norm_grad, size,
+            gradient, _norm_grad, _torch_norm_grad, size, jax=wide(_jax_norm_grad),
         )  # fmt: skip
 
 
@@ -160,6 +184,18 @@ def _norm_grad(rows: Rows) -> Sequence[Any]:
     inner = (scaled * n).mean(-1, keepdims=True)
     X_grad = (scaled - scaled.mean(-1, keepdims=True) - n * inner) / math.sqrt(EPSILON)
     return [X_grad, (d * n).sum(0), d.sum(0)]
+
+
+def _jax_norm(jax: Any, x: Any, scale: Any, bias: Any) -> Sequence[Any]:
+    centred = x - x.mean(-1, keepdims=True)
+    return [centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + EPSILON) * scale + bias]
+
+
+def _jax_norm_grad(jax: Any, x: Any, d: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Sequence[Any]:
+    inverse = jax.lax.rsqrt(variance + EPSILON)[:, None]
+    n, scaled = (x - mean[:, None]) * inverse, d * scale
+    inner = (scaled * n).mean(-1, keepdims=True)
+    return [(scaled - scaled.mean(-1, keepdims=True) - n * inner) * inverse, (d * n).sum(0), d.sum(0)]
 
 
 def _torch_norm_grad(torch: Any, t: Vars) -> Callable[[], Any]:
@@ -182,6 +218,7 @@ def gathers(dtype: str) -> Iterator[Case]:
         f"embedding {TOKENS} of {VOCABULARY}x{WIDTH}", dtype, {"ids": ids, "w": w},
         lambda g, v: [g.embedding(v["ids"], v["w"])], lambda rows: [rows.whole("w")[rows.of("ids")]],
         lambda torch, t: lambda: torch.nn.functional.embedding(t["ids"], t["w"]), TOKENS * WIDTH, rows_read,
+        jax=lambda jax, ids, w: [w.at[ids].get(mode="promise_in_bounds")],
     )  # fmt: skip
 
     def exact(rows: Rows) -> Sequence[Any]:
@@ -193,6 +230,7 @@ def gathers(dtype: str) -> Iterator[Case]:
         lambda g, v: [g.embedding_grad(v["ids"], v["w"], v["d"])], exact,
         lambda torch, t: lambda: torch.ops.aten.embedding_dense_backward(t["d"], t["ids"], VOCABULARY, -1, False),
         VOCABULARY * WIDTH, rows_read,
+        jax=wide(lambda jax, w, ids, d: [jax.numpy.zeros(w.shape, "float32").at[ids].add(d, mode="promise_in_bounds")]),
     )  # fmt: skip
 
 
@@ -211,6 +249,7 @@ def movements(dtype: str) -> Iterator[Case]:
             lambda g, v, perm=perm: [g.transpose(v["x"], perm=perm)],
             lambda rows, perm=perm: [rows.device("x").transpose(perm)],
             lambda torch, t, perm=perm: lambda: t["x"].permute(perm).contiguous(), math.prod(shape),
+            jax=lambda jax, x, perm=perm: [x.transpose(perm)],
         )  # fmt: skip
     half = (PLANE[0], PLANE[1] // 2)
     yield case(
@@ -218,6 +257,7 @@ def movements(dtype: str) -> Iterator[Case]:
         lambda g, v: [g.concat([v["x"], v["y"]], axis=1)],
         lambda rows: [np.concatenate((rows.of("x"), rows.of("y")), 1)],
         lambda torch, t: lambda: torch.cat((t["x"], t["y"]), 1), math.prod(PLANE),
+        jax=lambda jax, x, y: [jax.numpy.concatenate((x, y), 1)],
     )  # fmt: skip
 
 
@@ -241,19 +281,22 @@ def elementwise(dtype: str) -> Iterator[Case]:
     yield case(
         f"add {name}", dtype, {"x": x, "y": x}, lambda g, v: [g.elementwise_add(v["x"], v["y"])],
         lambda rows: [rows.of("x") + rows.of("y")], lambda torch, t: lambda: t["x"] + t["y"], size,
+        jax=wide(lambda jax, x, y: [x + y]),
     )  # fmt: skip
     yield case(
         f"add bias {name}", dtype, {"x": x, "y": row}, lambda g, v: [g.elementwise_add(v["x"], v["y"])],
         lambda rows: [rows.of("x") + rows.whole("y")], lambda torch, t: lambda: t["x"] + t["y"], size,
+        jax=wide(lambda jax, x, y: [x + y]),
     )  # fmt: skip
     yield case(
         f"relu {name}", dtype, {"x": x}, lambda g, v: [g.relu(v["x"])], lambda rows: [np.maximum(rows.of("x"), 0)],
-        lambda torch, t: lambda: torch.relu(t["x"]), size,
+        lambda torch, t: lambda: torch.relu(t["x"]), size, jax=lambda jax, x: [jax.nn.relu(x)],
     )  # fmt: skip
     yield case(
         f"relu gradient {name}", dtype, {"x": x, "d": x}, lambda g, v: [g.relu_grad(v["x"], v["d"])],
         lambda rows: [rows.of("d") * (rows.of("x") > 0)],
         lambda torch, t: lambda: torch.ops.aten.threshold_backward(t["d"], t["x"], 0), size,
+        jax=lambda jax, x, d: [jax.numpy.where(x > 0, d, 0)],
     )  # fmt: skip
     for approximate in (False, True):
         form = "tanh" if approximate else "erf"
@@ -263,7 +306,7 @@ def elementwise(dtype: str) -> Iterator[Case]:
             lambda rows, a=approximate: [gelu64(rows.of("x"), a)],
             lambda torch, t, f="tanh" if approximate else "none": (
                 lambda: torch.nn.functional.gelu(t["x"], approximate=f)
-            ), size,
+            ), size, jax=wide(lambda jax, x, a=approximate: [jax.nn.gelu(x, approximate=a)]),
         )  # fmt: skip
         yield case(
             f"gelu {form} gradient {name}", dtype, {"x": x, "d": x},
@@ -272,11 +315,13 @@ def elementwise(dtype: str) -> Iterator[Case]:
             lambda torch, t, f="tanh" if approximate else "none": (
                 lambda: torch.ops.aten.gelu_backward(t["d"], t["x"], approximate=f)
             ), size,
+            jax=wide(lambda jax, x, d, a=approximate: jax.vjp(lambda x: jax.nn.gelu(x, approximate=a), x)[1](d)),
         )  # fmt: skip
     other = "bfloat16" if dtype == "float32" else "float32"
     yield Case(
         f"cast {name} {dtype} to {other}", {"x": x}, {"minigraph": lambda g, v: [g.cast(v["x"], dtype=other)]},
         lambda rows: [rows.of("x")], lambda torch, t: lambda: t["x"].to(getattr(torch, other)), 6 * size,
+        jax=lambda jax, x: [x.astype(other)],
     )  # fmt: skip
     yield case(
         f"dropout {name}", dtype, {"x": x}, lambda g, v: list(g.dropout(v["x"], p=0.1))[:1], lambda rows: [None],
@@ -296,10 +341,12 @@ def sums(dtype: str) -> Iterator[Case]:
                 f"sum of {what} {shown(shape)}", dtype, {"x": x}, lambda g, v, a=axes: [g.reduce_sum(v["x"], axis=a)],
                 lambda rows, axis=axis: [rows.device("x").sum(axis)],
                 lambda torch, t, axis=axis: (lambda: t["x"].sum()) if axis is None else (lambda: t["x"].sum(axis)), 0,
+                jax=wide(lambda jax, x, axis=axis: [x.sum(axis)]),
             )  # fmt: skip
         yield case(
             f"max of rows {shown(shape)}", dtype, {"x": x}, lambda g, v: [g.reduce_max(v["x"], axis=(1,))],
             lambda rows: [rows.of("x").max(1)], lambda torch, t: lambda: torch.amax(t["x"], 1), 0,
+            jax=lambda jax, x: [x.max(1)],
         )  # fmt: skip
 
 
@@ -312,4 +359,4 @@ def cases() -> Sequence[Case]:
     ]
 
 
-BENCH = GpuBench("gpu_kernels", "Kernels bound by memory", cases)
+BENCH = GpuBench("gpu_kernels", "Kernels bound by memory", cases, ("torch", "jax"))

@@ -1,8 +1,9 @@
 """Timing of GPU work: results checked first, arms in turns in one process, several sets of inputs.
 
-An arm is launched repeatedly between two CUDA events on one stream, and its figure is the median
-over all turns. The sets of inputs that it goes through are together larger than the L2 cache. A
-copy of 512 MiB takes its turns between the arms: its bandwidth is what others are compared with.
+An arm is launched repeatedly between two CUDA events on one stream, and its figure is the median over all
+turns. Plans of several launches run as CUDA graphs, as an Executor runs them; peers run as they are. The sets
+of inputs that an arm goes through are together larger than the L2 cache. A copy of 512 MiB takes its turns
+between the arms: its bandwidth is what others are compared with.
 """
 
 from __future__ import annotations
@@ -319,7 +320,8 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
         for name in case.programs:
             plan = gpu.planned(case, name, arrays)
             plans.append(plan)
-            arms.setdefault(name, []).append(plan)
+            several = len(plan.plan.calls) > 1 and not case.captured
+            arms.setdefault(name, []).append(gpu.captured([plan], 1) if several else plan)
             if number == 0 and name not in case.unchecked:
                 errors[name] = _checked(gpu, case, arrays, plan.results, name)
             if number == 0 and plan.remarks:
