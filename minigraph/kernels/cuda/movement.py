@@ -160,8 +160,9 @@ def _bind_tiles(
     side = TURNED[word] if turned else side
     tiles = blocks_for(across.extent, side), blocks_for(down.extent, side)
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
+    blocks = math.prod(tiles) * math.prod(a.extent for a in batch)
     binder.launch(
-        "movement.cu", "blocks" if turned else "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
+        "movement.cu", "blocks" if turned else "tiles", blocks, 256, source, destination,
         i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
         *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
         defines={"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "V": pack}

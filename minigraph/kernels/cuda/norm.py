@@ -97,8 +97,9 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
         binder.launch("norm.cu", "column_sums", (tiles, splits), STREAM_THREADS, *args, *rest, defines=facts)
     if columns:
         given = [out or X for out in sums]
-        facts = {"TOTAL": 1, "C": compute_type(X.dtype), "HAS_SCALE_GRAD": _has(sums[0]), "HAS_BIAS_GRAD": _has(sums[1])}
-        facts |= {f"{name}_TYPE": CUDA_TYPES[b.dtype] for name, b in zip(("SCALE", "BIAS"), given, strict=True)}
+        facts = {"TOTAL": 1, "C": compute_type(X.dtype)}
+        for name, out, b in zip(("SCALE", "BIAS"), sums, given, strict=True):
+            facts |= {f"{name}_TYPE": CUDA_TYPES[b.dtype], f"HAS_{name}_GRAD": _has(out)}
         args = *partial, *given, i64(partial[0].shape[0]), i64(n)
         binder.launch("norm.cu", "total", (blocks_for(n, 32), 2), 1024, *args, defines=facts)
 

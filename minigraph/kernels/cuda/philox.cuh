@@ -8,7 +8,7 @@ __device__ __forceinline__ Words philox4x32(u64 block, u64 seed, i64 number, i64
     u32 k0 = u32(seed), k1 = u32(seed >> 32);
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
-        const u64 p0 = u64(c0) * 0xD2511F53u, p1 = u64(c2) * 0xCD9E8D57u;
+        const u64 p0 = multiply_wide(c0, 0xD2511F53u), p1 = multiply_wide(c2, 0xCD9E8D57u);
         c0 = u32(p1 >> 32) ^ c1 ^ k0;
         c2 = u32(p0 >> 32) ^ c3 ^ k1;
         c1 = u32(p1);

@@ -84,6 +84,12 @@ __device__ __forceinline__ float reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// The whole product; the compiler's own way from u64(x) * y adds zeros to it.
+__device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
+    u64 z;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(z) : "r"(x), "r"(y));
+    return z;
+}
 // 16 bytes into shared memory that pass no register; there for this thread after wait_for_copies().
 __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
     const u32 place = u32(__cvta_generic_to_shared(to));
@@ -93,6 +99,7 @@ __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_
 #else  // for tests without a GPU
 inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1 / x; }
+inline u64 multiply_wide(u32 x, u32 y) { return u64(x) * y; }
 inline void copy_ahead(void* to, const void* from) { *(Pack<u64, 2>*)to = *(const Pack<u64, 2>*)from; }
 inline void wait_for_copies() {}
 #endif

@@ -81,6 +81,8 @@ extern "C" __global__ void __launch_bounds__(256) dropout(
     const u64 thread = u64(blockIdx.x) * 256 + threadIdx.x, first = thread * N;
     if (first >= size) return;
     const i64 at_step = *step;
+    const bool none = threshold > 0xffffffffu;
+    const C factor = C(scale);
     Pack<T, V> pack[N / V];
     if (out)
 #pragma unroll
@@ -91,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) dropout(
     for (int b = 0; b < BLOCKS; ++b) {
         const Words w = philox4x32(thread * BLOCKS + b, seed, number, at_step);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) kept[4 * b + k] = w.v[k] >= threshold;
+        for (int k = 0; k < 4; ++k) kept[4 * b + k] = w.v[k] >= u32(threshold) && !none;
     }
 #pragma unroll
     for (int k = 0; k < N / V; ++k) {
@@ -100,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) dropout(
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             ones.v[j] = kept[k * V + j];
-            if (out) pack[k].v[j] = kept[k * V + j] ? down<T>(up(pack[k].v[j]) * C(scale)) : down<T>(C(0));
+            if (out) pack[k].v[j] = down<T>(kept[k * V + j] ? up(pack[k].v[j]) * factor : C(0));
         }
         if (out) *(Pack<T, V>*)(out + first + k * V) = pack[k];
         if (mask) *(Pack<unsigned char, V>*)(mask + first + k * V) = ones;
