@@ -92,7 +92,7 @@ def _(rng):
 @op(traits={"pointwise"}, gpu="creation")
 def sum(X: Arrays, *, out=None):
     """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
-    total = np.add(X[0], X[1], out=out[0] if out else None) if len(X) > 1 else X[0].copy()
+    total = np.asarray(np.add(X[0], X[1], out=out[0] if out else None)) if len(X) > 1 else X[0].copy()
     for x in X[2:]:
         np.add(total, x, out=total)
     return total
