@@ -120,7 +120,7 @@ class _Compilation:
                 continue
             report = self.reports[flag] = PassReport(flag)
             start = time.perf_counter()
-            step.apply(graph, report)
+            step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
             report.seconds = time.perf_counter() - start
             if strategy.verify != "off":
                 verify(graph, flag)

@@ -19,12 +19,13 @@ from .passes.constant_folding import constant_folding
 from .passes.dead_code_elimination import dead_code_elimination
 from .passes.fuse_elementwise import fuse_elementwise
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from .passes.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from .passes.fuse_matmul_transpose import fuse_matmul_transpose
 from .passes.log import PassReport
 from .passes.remove_redundant_cast import remove_redundant_cast
 from .passes.remove_redundant_transpose import remove_redundant_transpose
 
-Pass = Callable[[Graph, PassReport], int]
+Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `options`
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Step:
     after      {flag that must stand above: why}
     conflicts  {flag that cannot be on as well: why}; said by one of the two
     in_all     whether BuildStrategy.all() turns it on: it changes no result but by rounding
+    options    fields of BuildStrategy that the pass takes as arguments
     rounds     whether results differ by the rounding of the program's own types; `validate`, which
                computes in float64, then allows for it
     """
@@ -46,6 +48,7 @@ class Step:
     conflicts: Mapping[str, str] = field(default_factory=dict)
     in_all: bool = True
     rounds: bool = False
+    options: tuple[str, ...] = ()
 
 
 PASSES: tuple[Step, ...] = (
@@ -77,8 +80,16 @@ PASSES: tuple[Step, ...] = (
         },
     ),
     Step(
+        "fuse_linear_cross_entropy", fuse_linear_cross_entropy, options=("linear_cross_entropy_chunk_bytes",),
+        after={
+            "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
+            "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
+        },
+    ),
+    Step(
         "fuse_gemm_epilogue", fuse_gemm_epilogue,
         after={
+            "fuse_linear_cross_entropy": "it looks for the product and the bias of the last layer",
             "dead_code_elimination": "a value inside that only dead operators read can go",
             "remove_redundant_cast": "product, bias and activation meet where casts stood between them",
             "fuse_matmul_transpose": "the fused operator takes the product's transposes along, later nobody would",
@@ -118,6 +129,8 @@ class BuildStrategy:
     remove_redundant_cast             casts to a wider type and back go, where that is exact
     remove_redundant_transpose        transposes in a row become one, or none
     fuse_matmul_transpose             matrix products read operands instead of their transposes
+    fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
+                                      linear_cross_entropy_chunk_bytes of scores exist at a time
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
 
@@ -144,6 +157,8 @@ class BuildStrategy:
     remove_redundant_cast: bool = False
     remove_redundant_transpose: bool = False
     fuse_matmul_transpose: bool = False
+    fuse_linear_cross_entropy: bool = False
+    linear_cross_entropy_chunk_bytes: int = 1 << 30
     fuse_gemm_epilogue: bool = False
     fuse_elementwise: bool = False
     allow_cuda_graph_capture: bool = True
@@ -196,8 +211,9 @@ class BuildStrategy:
             value = known[name].default
         if wanted is bool and isinstance(value, int) and value in (0, 1):
             value = bool(value)
-        if not isinstance(value, wanted):
-            raise AttrError(f"{name} must be a {wanted.__name__}, is {value!r}")
+        if not isinstance(value, wanted) or (wanted is int and (isinstance(value, bool) or value < 1)):
+            kind = "positive int" if wanted is int else wanted.__name__
+            raise AttrError(f"{name} must be a {kind}, is {value!r}")
         if name == "verify" and value not in ("off", "structure", "each_pass"):
             raise AttrError(f"verify must be off, structure or each_pass, is {value!r}")
         object.__setattr__(self, name, value)

@@ -207,6 +207,11 @@ class Graph:
         else:
             op.grad_slot = None
 
+    def move_op(self, op: OpNode, rank: Rank) -> None:
+        """Give an operator another place."""
+        op.rank = rank
+        self._sorted = None
+
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
         del self._ops[op]

@@ -174,14 +174,14 @@ class _Rewrite:
                     builder.undo()
             raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
         entry = Applied(
-            self.rule.name, ", ".join(f"{self.kept[0].name} = {op.type}" for op in g.emitted[-1:]),
+            self.rule.name, f"{self.kept[0].name} = {results[0].producer.type}",
             tuple(op.label() for op in self.old), last.site, last.role,
         )  # fmt: skip
         for op, slot, index, v in stand_ins:
             self.graph.set_input(op, slot, index, v)
         names = [(op.type, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
         for op in self.entering:
-            self.graph.link(op, g.emitted[-1])
+            self.graph.link(op, results[0].producer)
         for op in reversed([*self.old, *self.grads]):
             self.graph.remove_op(op)
         self._take_over(g, results, self.kept)
