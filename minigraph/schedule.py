@@ -147,7 +147,8 @@ class Schedule:
                 source = opdef.inplace.get(slot.name)
                 self._check_feed_is_used(op, v)
                 own = source and v.persistable and op.input(source)[len(indices):][:1] == [v.name]
-                in_place.append(self.current[v.name] if own else None)
+                unread = source and v.name in self.persistables and self.current[v.name] not in flat(inputs)
+                in_place.append(self.current[v.name] if own or unread else None)
                 index = self._new_value(v.name, t, position, v.persistable)
                 indices.append(index)
                 if v.persistable:
@@ -218,8 +219,8 @@ class Schedule:
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
-    """Whether one input alone shows the memory of value i: a second one would be overwritten before it is read."""
-    return [values[j].root for j in step.read].count(values[i].root) == 1
+    """Whether one input at most shows the memory of value i: a second one would be overwritten before it is read."""
+    return [values[j].root for j in step.read].count(values[i].root) <= 1
 
 
 def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:

@@ -100,7 +100,7 @@ def evaluate(program: Program, values: Mapping[str, np.ndarray]) -> Arrays:
             if len(op.opdef.outputs) == 1 or not isinstance(results, tuple):
                 results = (results,)
             for slot, result in zip(op.opdef.outputs, results, strict=True):
-                arrays = result if slot.variadic else [result]
+                arrays = result or [] if slot.variadic else [result]
                 env.update(
                     (v.name, np.asarray(array)) for v, array in zip(op.outputs.get(slot.name, ()), arrays, strict=False)
                 )

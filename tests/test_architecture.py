@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "backward": "errors types opdef program builder",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
-    "passes": "errors types opdef body program builder ir",
+    "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
     "strategy": "errors options ir passes",
     "validate": "errors types opdef program",
     "compiler": "errors types options program ir passes strategy validate",
