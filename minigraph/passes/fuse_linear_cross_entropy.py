@@ -20,7 +20,7 @@ from .ahead import Ahead
 from .linear_head import Head, HeadPattern, smoothed_one_hot
 from .log import Applied, PassReport
 from .pattern import Match, Mismatch, PatternVar
-from .redirect import is_unread, take_out
+from .redirect import is_unread, take_out, unlink
 from .rule import GraphBuilder, Refused, Rule, apply_rule, require
 
 FUSED = "fused_linear_cross_entropy"
@@ -119,6 +119,8 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
         ahead.undo()
         report.refuse("JoinGradient", grads[0].label(), f"the scores are computed twice: {no}", forward.site)
         return False
+    for op in ahead.moved:
+        unlink(graph, op)  # its forward operator may stand behind it now
     old_seed, old = grads[0].inputs["DLoss"][0], (forward.label(), grads[0].label())
     for op in (grads[0], forward):
         for other in [o for o in op.grads if o is not grads[0]]:
