@@ -244,7 +244,9 @@ def workspace_of(call: Gemm) -> int:
 
 def value_of(arg: Any) -> Any:
     """A kernel's argument now that addresses are known."""
-    return arg.address if isinstance(arg, Buffer) else arg.packed() if isinstance(arg, Words) else arg
+    if isinstance(arg, Words):  # as one element, which is how CuPy takes a struct by value
+        return arg.packed().view([("words", np.uint64, len(arg.words))])
+    return arg.address if isinstance(arg, Buffer) else arg
 
 
 def i64(value: int) -> np.int64:
