@@ -81,7 +81,7 @@ class CompiledProgram:
         compilation = self._latest_or_new()
         reports = compilation.reports
         lines = [reports[step.flag].render() if step.flag in reports else f"{step.flag:<32} off"
-                 for step in PASSES if step.apply is not None]  # fmt: skip
+                 for step in PASSES]  # fmt: skip
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
@@ -116,7 +116,7 @@ class _Compilation:
             verify(graph)
         for step in PASSES:
             flag = step.flag
-            if step.apply is None or not getattr(strategy, flag):
+            if not getattr(strategy, flag):
                 continue
             report = self.reports[flag] = PassReport(flag)
             start = time.perf_counter()

@@ -1,8 +1,9 @@
 """BuildStrategy: which rewrites a CompiledProgram applies. All off unless said otherwise.
 
 PASSES is the whole pipeline, one row for each flag, applied in this order. A row says after which
-others it must stand and with which it cannot be on together, and why. To add a pass: a file in
-passes/, a row here, a field of BuildStrategy with its line of documentation.
+others it must stand and with which flags it cannot be on together, and why. In another order results
+would be the same, only less would be rewritten. To add a pass: a file in passes/, a row here, a field
+of BuildStrategy with its line of documentation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Step:
     """One row of PASSES.
 
     flag       the field of BuildStrategy; also the name of the pass and of its file
-    apply      the pass; None for a flag that others read, such as a choice of the Plan
+    apply      the pass
     after      {flag that must stand above: why}
     conflicts  {flag that cannot be on as well: why}; said by one of the two
     in_all     whether BuildStrategy.all() turns it on: it changes no result but by rounding
@@ -43,7 +44,7 @@ class Step:
     """
 
     flag: str
-    apply: Pass | None
+    apply: Pass
     after: Mapping[str, str] = field(default_factory=dict)
     conflicts: Mapping[str, str] = field(default_factory=dict)
     in_all: bool = True
@@ -52,22 +53,16 @@ class Step:
 
 
 PASSES: tuple[Step, ...] = (
-    Step("dead_code_elimination", dead_code_elimination),
+    Step("constant_folding", constant_folding, rounds=True),
     Step(
-        "constant_folding", constant_folding, rounds=True,
-        after={"dead_code_elimination": "what nobody reads need not be computed here"},
+        "dead_code_elimination", dead_code_elimination,
+        after={"constant_folding": "a forward operator whose gradient became a constant can go"},
     ),
     Step(
         "common_subexpression_elimination", common_subexpression_elimination,
-        after={
-            "dead_code_elimination": "no value lives longer for a reader that is dead",
-            "constant_folding": "constants that were computed in different ways become equal operators",
-        },
+        after={"constant_folding": "constants that were computed in different ways become equal operators"},
     ),
-    Step(
-        "remove_redundant_cast", remove_redundant_cast,
-        after={"common_subexpression_elimination": "merging first finds the same casts once"},
-    ),
+    Step("remove_redundant_cast", remove_redundant_cast),
     Step(
         "remove_redundant_transpose", remove_redundant_transpose,
         after={"remove_redundant_cast": "transposes meet where casts stood between them"},
@@ -123,8 +118,8 @@ class UnknownField(AttrError, AttributeError):
 class BuildStrategy:
     """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
 
-    dead_code_elimination             what nobody reads is not computed
     constant_folding                  what depends on constants only is computed while compiling
+    dead_code_elimination             what nobody reads is not computed
     common_subexpression_elimination  what is computed twice is computed once
     remove_redundant_cast             casts to a wider type and back go, where that is exact
     remove_redundant_transpose        transposes in a row become one, or none
@@ -151,8 +146,8 @@ class BuildStrategy:
     switched on without a pass here.
     """
 
-    dead_code_elimination: bool = False
     constant_folding: bool = False
+    dead_code_elimination: bool = False
     common_subexpression_elimination: bool = False
     remove_redundant_cast: bool = False
     remove_redundant_transpose: bool = False
@@ -192,7 +187,10 @@ class BuildStrategy:
 
     @classmethod
     def all(cls, **flags: Any) -> BuildStrategy:
-        """Every rewrite that changes no result but by rounding; `flags` are set on top of that."""
+        """Every rewrite that changes no result but by rounding; `flags` are set on top of that.
+
+        Flags of the run keep their defaults: `BuildStrategy.all(autotune=True)` turns that on too.
+        """
         return cls(**{step.flag: True for step in PASSES if step.in_all} | flags)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -24,7 +24,7 @@ from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.ir.verify import verify
 from minigraph.passes.log import PassReport
-from minigraph.strategy import PASSES
+from minigraph.strategy import PASSES, BuildStrategy
 from minigraph.validate import validate
 
 FOLDER = Path(__file__).parent / "fixtures"
@@ -54,7 +54,7 @@ def read(flag: str) -> list[Case]:
     return cases
 
 
-STEPS = {step.flag: step for step in PASSES if step.apply is not None}
+STEPS = {step.flag: step for step in PASSES}
 CASES = [case for flag in STEPS for case in read(flag)]
 
 
@@ -69,8 +69,7 @@ def test_fixture(case):
     assert dump(before) == case.before, "the program's text is not in canonical form"
     graph, report = to_graph(before), PassReport(case.flag)
     step = STEPS[case.flag]
-    assert step.apply is not None
-    applied = step.apply(graph, report)
+    applied = step.apply(graph, report, **{name: getattr(BuildStrategy(), name) for name in step.options})
     verify(graph, case.flag)
     after = to_program(graph, before)
 

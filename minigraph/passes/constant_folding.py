@@ -114,11 +114,11 @@ def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: 
     calls = [(v, *_written_down(known[v])) for v in op.output_vars]
     unlink(graph, op)
     graph.remove_op(op)
-    for v, op_type, attrs in calls:
+    for i, (v, op_type, attrs) in enumerate(calls):  # ranks before all that may stand behind op
         opdef = get_op(op_type)
         graph.add_op(
             OpNode(
-                opdef, {}, {"Out": [v]}, opdef.bind_attrs(attrs), rank=(*op.rank, graph.ticket()), role=op.role,
+                opdef, {}, {"Out": [v]}, opdef.bind_attrs(attrs), rank=(*op.rank, -1, i), role=op.role,
                 site=op.site, number=op.number, scope_name=op.scope_name, rewriter=rewriter,
             )
         )  # fmt: skip
