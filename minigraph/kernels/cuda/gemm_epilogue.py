@@ -23,7 +23,9 @@ GELU_ERF_SLOPE = "C(0.5) * erfc(X * C(-0.7071067811865476)) + X * exp(C(-0.5) * 
 GELU_TANH = "X * (C(0.5) * (C(1) + tanh(gelu_inner(X))))"
 GELU_TANH_SLOPE = "gelu_tanh_slope(X)"
 
-SMALL = 4 << 20  # bytes of DOut that are summed sooner in a product's epilogue than by one more kernel
+# Measured on an H200 from 256 x 1024 x 1024 to 65536 x 768 x 768, bfloat16 and TF32:
+SMALL = 4 << 20  # bytes of DOut up to which its sum is cheaper in a product's epilogue (BGRADA) than by a kernel
+CACHED = 16 << 20  # bytes of DX up to which gelu's derivative is cheaper by a kernel, from the cache, than by DGELU
 
 Variants = dict[str, Callable[[], None]]
 
@@ -91,7 +93,7 @@ def _with_skinny(
     if not skinny.suits(x, y, out, attrs["trans_x"]):
         return variants
     name = {f"kernel for {out.shape[-1]} columns": own}
-    return name | variants if skinny.comes_first(out.size // out.shape[-1]) else variants | name
+    return name | variants if skinny.comes_first(out.size // out.shape[-1], out.shape[-1]) else variants | name
 
 
 def _why_no_library_gelu(tanh: bool, n: int, x: Buffer) -> str:
@@ -115,10 +117,10 @@ def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, ac
 def fused_gemm_epilogue_grad(
     binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
 ) -> None:
-    """DX with the activation's derivative in its epilogue, DY with the bias gradient in its, or kernels for these.
+    """DX with gelu's derivative in its epilogue, DY with the bias gradient in its, or kernels for these.
 
-    relu's mask is applied by a kernel of our own unless times say otherwise: DRELU takes .55 ms at
-    8192 x 4096 x 4096 in bfloat16, the plain product .35 and the mask .03.
+    relu's mask is applied by a kernel of our own: DRELU takes .55 ms at 8192 x 4096 x 4096 in
+    bfloat16, the plain product .35 and the mask .03, and it is slower at 256 x 1024 x 1024 too.
     """
     d, x, y, reserve = ins["DOut"], ins["X"], ins["Y"], ins.get("ReserveSpace")
     dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
@@ -136,11 +138,8 @@ def _input_gradient(
     kind, inner, columns = attrs["activation_grad"], d.shape[-1], dx.shape[-1]
 
     def with_epilogue() -> None:
-        assert reserve is not None
-        relu = kind == "relu_grad"
         binder.gemm(d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not attrs["trans_y"],
-                    epilogue="DRELU" if relu else "DGELU", aux=reserve,
-                    aux_ld=8 * reserve.shape[-1] if relu else columns)  # fmt: skip
+                    epilogue="DGELU", aux=reserve, aux_ld=columns)  # fmt: skip
 
     def with_kernels() -> None:
         matmul_grad(binder, {"X": x, "Y": y, "Out_grad": d}, {"X_grad": dx}, attrs)
@@ -155,11 +154,9 @@ def _input_gradient(
 
     variants: Variants = {"product and kernel": with_kernels}
     gelu = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
-    whole = not attrs["trans_x"] and inner > 1 and d.size > 0
-    if gelu and whole:
-        variants = {"epilogue of gelu's derivative": with_epilogue} | variants
-    elif kind == "relu_grad" and whole:
-        variants = {"product and kernel": with_kernels, "epilogue of relu's derivative": with_epilogue}
+    if gelu and not attrs["trans_x"] and inner > 1 and d.size:
+        library: Variants = {"epilogue of gelu's derivative": with_epilogue}
+        variants = variants | library if dx.nbytes <= CACHED else library | variants
     elif kind == "gelu_grad":
         why = _why_no_library_gelu(attrs["approximate"], columns, d)
         binder.note(

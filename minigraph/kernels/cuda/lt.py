@@ -19,7 +19,6 @@ from .binder import Gemm
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
 ALGORITHMS = 8  # candidates asked from the library's heuristic
 RESULT = np.dtype([("algorithm", "V64"), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("reserved", "i4", 4)])
-SCHEMES = int(lt.ReductionScheme.COMPUTE_TYPE)  # sums that are split are added up in a workspace, in one order
 LESS_WORKSPACE = 4 << 20, 0  # bytes; with less the heuristic proposes others
 
 _DESC = lt.MatmulDescAttribute
@@ -142,28 +141,21 @@ class LtPlan:
         return int(checked["workspace"][0]) <= (call.workspace.nbytes if call.workspace else 0)
 
     def _candidates(self, many: bool) -> list[bytes]:
-        """Algorithms whose sums have one fixed order, the library's first choice first.
-
-        With `many` also those that add the pieces of a sum in C one after the other, where C is no narrower
-        than the sum.
-        """
+        """Algorithms whose sums have one fixed order, the library's first choice first."""
         call = self.call
         room = call.workspace.nbytes if call.workspace else 0
-        found = dict.fromkeys(self._heuristic(room, ALGORITHMS * (4 if many else 1), SCHEMES))
-        if many:
-            for nbytes in LESS_WORKSPACE:
-                found |= dict.fromkeys(self._heuristic(min(nbytes, room), 4 * ALGORITHMS, SCHEMES))
-            if call.c.dtype.itemsize >= 4:
-                found |= dict.fromkeys(self._heuristic(room, 4 * ALGORITHMS, SCHEMES | lt.ReductionScheme.INPLACE))
+        found: dict[bytes, None] = {}
+        for nbytes in (room, *LESS_WORKSPACE) if many else (room,):
+            found |= dict.fromkeys(self._heuristic(min(nbytes, room), 4 * ALGORITHMS if many else ALGORITHMS))
         if not found:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
         return list(found)
 
-    def _heuristic(self, workspace: int, wanted: int, schemes: int) -> list[bytes]:
+    def _heuristic(self, workspace: int, wanted: int) -> list[bytes]:
         results, count = np.zeros(wanted, RESULT), np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
         try:
-            self._prefer(preference, workspace, schemes)
+            self._prefer(preference, workspace)
             lt.matmul_algo_get_heuristic(
                 self.handle, self.desc, self.a, self.b, self.c, self.c, preference, wanted,
                 results.ctypes.data, count.ctypes.data,
@@ -174,12 +166,12 @@ class LtPlan:
             lt.matmul_preference_destroy(preference)
         return [r["algorithm"].tobytes() for r in results[: int(count[0])] if r["state"] == 0]
 
-    def _prefer(self, preference: int, workspace: int, schemes: int) -> None:
-        """Room, in which ways sums may be split, and how the operands lie."""
+    def _prefer(self, preference: int, workspace: int) -> None:
+        """Room, sums of one fixed order, and how the operands lie."""
         call = self.call
         facts = [
             (_PREFERENCE.MAX_WORKSPACE_BYTES, np.uint64(workspace)),
-            (_PREFERENCE.REDUCTION_SCHEME_MASK, np.uint32(schemes)),
+            (_PREFERENCE.REDUCTION_SCHEME_MASK, np.uint32(lt.ReductionScheme.COMPUTE_TYPE)),
             (_PREFERENCE.MIN_ALIGNMENT_A_BYTES, np.uint32(alignment(call.b.address))),
             (_PREFERENCE.MIN_ALIGNMENT_B_BYTES, np.uint32(alignment(call.a.address))),
             (_PREFERENCE.MIN_ALIGNMENT_C_BYTES, np.uint32(alignment(call.c.address))),
