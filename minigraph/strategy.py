@@ -18,11 +18,15 @@ from .options import RunOptions
 from .passes.common_subexpression_elimination import common_subexpression_elimination
 from .passes.constant_folding import constant_folding
 from .passes.dead_code_elimination import dead_code_elimination
+from .passes.foreach_optimizer_ops import foreach_optimizer_ops
+from .passes.fuse_all_optimizer_ops import fuse_adamw, fuse_all_optimizer_ops
 from .passes.fuse_elementwise import fuse_elementwise
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from .passes.fuse_grad_accumulation import fuse_grad_accumulation
 from .passes.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from .passes.fuse_matmul_transpose import fuse_matmul_transpose
 from .passes.log import PassReport
+from .passes.memory_efficient_attention import memory_efficient_attention
 from .passes.remove_redundant_cast import remove_redundant_cast
 from .passes.remove_redundant_transpose import remove_redundant_transpose
 
@@ -53,7 +57,11 @@ class Step:
 
 
 PASSES: tuple[Step, ...] = (
-    Step("constant_folding", constant_folding, rounds=True),
+    Step("memory_efficient_attention", memory_efficient_attention),
+    Step(
+        "constant_folding", constant_folding, rounds=True,
+        after={"memory_efficient_attention": "a causal mask is recognised by how it is made, not by its numbers"},
+    ),
     Step(
         "dead_code_elimination", dead_code_elimination,
         after={"constant_folding": "a forward operator whose gradient became a constant can go"},
@@ -91,12 +99,37 @@ PASSES: tuple[Step, ...] = (
         },
     ),
     Step(
+        "fuse_grad_accumulation", fuse_grad_accumulation,
+        after={
+            "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
+            "fuse_gemm_epilogue": "a layer's gradients would not stand in one operator any more",
+        },
+    ),
+    Step(
+        "fuse_adamw", fuse_adamw, in_all=False,
+        after={
+            "dead_code_elimination": "a clipped gradient that only dead operators read besides can go",
+            "fuse_gemm_epilogue": "it replaces operators that write gradients",
+        },
+    ),
+    Step(
+        "fuse_all_optimizer_ops", fuse_all_optimizer_ops,
+        after={"fuse_adamw": "it takes the updates of one type out of these"},
+        conflicts={"foreach_optimizer_ops": "both rewrite the same parameter updates"},
+    ),
+    Step(
+        "foreach_optimizer_ops", foreach_optimizer_ops, in_all=False,
+        after={"fuse_adamw": "updates that are fused are no single ones"},
+    ),
+    Step(
         "fuse_elementwise", fuse_elementwise,
         after={
             "dead_code_elimination": "what nobody reads need not be written by a fused operator",
             "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
             "remove_redundant_cast": "inside a fused operator nobody finds the casts",
             "fuse_gemm_epilogue": "bias and activation cost nothing in a product's epilogue",
+            "fuse_all_optimizer_ops": "clipping and weight decay cost nothing inside an update",
+            "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
     ),
 )  # fmt: skip
@@ -110,6 +143,9 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
 }
 
 
+ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle's name -> the field
+
+
 class UnknownField(AttrError, AttributeError):
     """A BuildStrategy has no such field."""
 
@@ -118,6 +154,8 @@ class UnknownField(AttrError, AttributeError):
 class BuildStrategy:
     """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
 
+    memory_efficient_attention        attention that is written out becomes one operator without the matrix of its
+                                      probabilities, gradients included; alias fuse_dot_product_attention, as in Paddle
     constant_folding                  what depends on constants only is computed while compiling
     dead_code_elimination             what nobody reads is not computed
     common_subexpression_elimination  what is computed twice is computed once
@@ -127,7 +165,11 @@ class BuildStrategy:
     fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
                                       linear_cross_entropy_chunk_bytes of scores exist at a time
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_grad_accumulation            gradients are added to others by the products that compute them
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
+    fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
+    fuse_adamw                        likewise for updates of type adamw only
+    foreach_optimizer_ops             each elementary operation of the updates runs once over the whole list
 
     Of the run, on unless switched off:
     allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
@@ -146,6 +188,7 @@ class BuildStrategy:
     switched on without a pass here.
     """
 
+    memory_efficient_attention: bool = False
     constant_folding: bool = False
     dead_code_elimination: bool = False
     common_subexpression_elimination: bool = False
@@ -155,7 +198,11 @@ class BuildStrategy:
     fuse_linear_cross_entropy: bool = False
     linear_cross_entropy_chunk_bytes: int = 1 << 30
     fuse_gemm_epilogue: bool = False
+    fuse_grad_accumulation: bool = False
     fuse_elementwise: bool = False
+    fuse_all_optimizer_ops: bool = False
+    fuse_adamw: bool = False
+    foreach_optimizer_ops: bool = False
     allow_cuda_graph_capture: bool = True
     enable_inplace: bool = True
     memory_optimize: bool = True
@@ -167,11 +214,8 @@ class BuildStrategy:
     fuse_bn_act_ops: bool = False
     fuse_bn_add_act_ops: bool = False
     fuse_relu_depthwise_conv: bool = False
-    fuse_dot_product_attention: bool = False
     fused_attention: bool = False
     fused_feedforward: bool = False
-    fuse_adamw: bool = False
-    fuse_all_optimizer_ops: bool = False
     fuse_all_reduce_ops: bool = False
     fuse_broadcast_ops: bool = False
     enable_auto_fusion: bool = False
@@ -194,7 +238,7 @@ class BuildStrategy:
         return cls(**{step.flag: True for step in PASSES if step.in_all} | flags)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = {f.name: f for f in fields(self)}
+        known, name = {f.name: f for f in fields(self)}, ALIASES.get(name, name)
         if name not in known:
             raise UnknownField(
                 f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
@@ -215,6 +259,11 @@ class BuildStrategy:
         if name == "verify" and value not in ("off", "structure", "each_pass"):
             raise AttrError(f"verify must be off, structure or each_pass, is {value!r}")
         object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ALIASES:
+            return getattr(self, ALIASES[name])
+        raise UnknownField(f"BuildStrategy has no field {name!r}", hint=nearest(name, [f.name for f in fields(self)]))
 
     def freeze(self) -> None:
         """No field can be set any more. Flags that cannot be on together are refused."""
