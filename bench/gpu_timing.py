@@ -62,7 +62,7 @@ class Case:
     jax       (jax, **arrays) -> a list of the same results; it is compiled by jax.jit
     nbytes    what must be read and written at the least
     unchecked arms that do less work, as a bound
-    rewritten arms whose program goes through fuse_gemm_epilogue
+    rewritten arms whose program goes through the pass of `flag`
     tuned     arms whose products are chosen by their times (BuildStrategy.autotune)
     tf32      float32 products may round their operands to TF32
     captured  arms run inside a CUDA graph, so often: for work that is shorter than its launch; no peers
@@ -81,6 +81,7 @@ class Case:
     tuned: frozenset[str] = frozenset()
     tf32: bool = False
     captured: int = 0
+    flag: str = "fuse_gemm_epilogue"
 
 
 class Rows:
@@ -171,7 +172,7 @@ class Gpu:
         outputs = tuple(v.name for v in case.programs[arm](g, variables))
         if arm in case.rewritten:
             strategy = self.mg.static.BuildStrategy()
-            strategy.fuse_gemm_epilogue = True
+            setattr(strategy, case.flag, True)
             compiled = self.mg.static.CompiledProgram(program, build_strategy=strategy)
             program = compiled.program_for(outputs)
         scope = self.mg.static.Scope()

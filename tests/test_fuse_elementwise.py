@@ -1,0 +1,326 @@
+"""fuse_elementwise on whole programs: CPU blocks, generated kernels on a CPU, low precision, planted defects."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from cuda_host import COMPILER, run_bind
+from random_chains import Chain, random_chain
+
+import minigraph.ops.fused_elementwise as fused
+from minigraph import body as bodies
+from minigraph.backward import gradients
+from minigraph.builder import Builder
+from minigraph.compiler import CompiledProgram
+from minigraph.dump import dump
+from minigraph.errors import AttrError, MinigraphError, ProgramError
+from minigraph.executor import Executor
+from minigraph.ir.convert import to_graph
+from minigraph.ir.text import parse
+from minigraph.opdef import OPS
+from minigraph.passes import fuse_elementwise as fusion
+from minigraph.passes import groups
+from minigraph.passes.log import PassReport
+from minigraph.program import Program
+from minigraph.scope import Scope
+from minigraph.strategy import BuildStrategy
+from minigraph.types import bfloat16, float16, float32, float64, tensor_type
+
+FUSED = OPS["fused_elementwise"]
+LARGE = (3, 70, 257)  # cut into blocks where these are made small
+
+
+def compiled(chain: Chain) -> Program:
+    program = CompiledProgram(chain.program, BuildStrategy(fuse_elementwise=True))
+    return program.program_for(chain.fetches)
+
+
+def run(program: Program, chain: Chain) -> list[np.ndarray]:
+    return Executor().run(program, chain.feeds, chain.fetches, scope=Scope())
+
+
+def fused_ops(program: Program) -> list:
+    return [op for op in program.ops if op.type == "fused_elementwise"]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of some hundred elements, so that small programs are cut."""
+    monkeypatch.setattr(fused, "CACHED_BYTES", 4096)
+    monkeypatch.setattr(fused, "SMALLEST", 200)
+
+
+# on a CPU
+
+
+def sums_over_rows(program: Program) -> set[str]:
+    """Names of values that depend on a sum whose order blocks change."""
+    late: set[str] = set()
+    for op in program.ops:
+        if op.type == "layer_norm_grad" or any(n in late for n in op.input_arg_names):
+            late.update(op.output_arg_names)
+    return late
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("seed", range(60))
+def test_blocks_give_the_bits_of_the_operators(seed, dtype, small_blocks):
+    chain = random_chain(seed, dtype, LARGE)
+    after = compiled(chain)
+    late = sums_over_rows(chain.program)
+    for name, a, b in zip(chain.fetches, run(chain.program, chain), run(after, chain), strict=True):
+        if name in late:
+            np.testing.assert_allclose(b, a, rtol=0, atol=np.abs(a).max(initial=1) * 100 * np.finfo(a.dtype).eps)
+        else:
+            np.testing.assert_array_equal(b, a, err_msg=name)
+
+
+def test_programs_are_cut_into_blocks(small_blocks):
+    cut = 0
+    for seed in range(20):
+        chain = random_chain(seed, "float64", LARGE)
+        for op in fused_ops(compiled(chain)):
+            types = [tuple(v.type for v in op.inputs.get(slot, ())) for slot in ("X", "Like")]
+            found = fused.fused_body(op.attrs["body"], *types, lifted=True)
+            assert isinstance(found.layout, bodies.Layout), found.layout
+            cut += len(fused._blocks(found)) > 4
+    assert cut > 20
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_small_programs_agree_with_validation(seed):
+    chain = random_chain(seed, "float64", (3, 1) if seed % 8 == 0 else (4, 6))
+    program = CompiledProgram(chain.program, BuildStrategy(fuse_elementwise=True, verify="each_pass"))
+    after = program.program_for(chain.fetches)
+    for a, b in zip(run(chain.program, chain), run(after, chain), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-12 * np.abs(a).max(initial=1))
+    assert "not validated" not in program.explain()
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_precision_errs_at_most_twice_as_much(seed, dtype):
+    """Against the program in float64 on the same rounded inputs; dropout and chains of casts included."""
+    chain, exact = (random_chain(seed, d, (4, 40), smooth=True) for d in (dtype, "float64"))
+    exact.feeds = {name: x.astype(float64) if x.dtype.kind in "fV" else x for name, x in chain.feeds.items()}
+    right = run(exact.program, exact)
+    for name, r, a, b in zip(chain.fetches, right, run(chain.program, chain), run(compiled(chain), chain), strict=True):
+        if r.size < 40 or np.abs(r).max() < 1e-9:
+            continue  # the largest of many errors tells something, one is luck; so is what is 0 but for rounding
+        unit, smallest = (2.0**-8, 2.0**-133) if dtype == "bfloat16" else (2.0**-11, 2.0**-24)
+        unfused, together = (np.abs(v.astype(float) - r).max(initial=0) for v in (a, b))
+        assert together <= 2 * max(unfused, unit * np.abs(r).max(), smallest), name
+
+
+# generated kernels
+
+
+def arrays_of(chain: Chain, program: Program) -> dict[str, np.ndarray]:
+    """Every value of a program in float64."""
+    names = [v.name for op in program.ops for v in op.output_vars]
+    values = Executor().run(program, chain.feeds, names, scope=Scope())
+    return chain.feeds | dict(zip(names, values, strict=True))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("shape", [(3, 40), (2, 3, 7), (5, 264)], ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_generated_kernels_give_the_reference(seed, shape):
+    chain = random_chain(seed, "float64", shape)
+    after = compiled(chain)
+    values = arrays_of(chain, after)
+    for op in fused_ops(after):
+        ins = {slot: [values[v.name] for v in op.inputs.get(slot, ())] for slot in ("X", "Like")}
+        outs = {"Out": [v.type for v in op.outputs["Out"]]}
+        made, _ = run_bind(FUSED.gpu_bind, ins, outs, op.attrs, unread={"Like"}, seed=chain.program.random_seed)
+        for v, array in zip(op.outputs["Out"], made["Out"], strict=True):
+            expected = values[v.name]
+            np.testing.assert_allclose(
+                array.astype(float), expected.astype(float), rtol=0, atol=1e-12 * np.abs(expected).max(initial=1)
+            )
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=str)
+def test_masks_are_those_of_dropout(dtype):
+    rng = np.random.default_rng(3)
+    for shape in ((8, 24), (5, 7), (2, 3, 2)):
+        x, n = rng.normal(size=shape).astype(dtype), len(shape) - 1
+        for tail in ([], [f"y2 = softmax(X=t0) {{axis={n}}}"]):
+            attrs = FUSED.bind_attrs({"body": ["t0, y0 = dropout(X=x0) {p=0.4} number 9", "y1 = scale(X=t0)", *tail]})
+            expected = FUSED.reference([x], None, **attrs, rng=(11, 0, 5))
+            types = FUSED.infer_types({"X": [tensor_type(shape, dtype)]}, attrs)
+            made, _ = run_bind(FUSED.gpu_bind, {"X": [x]}, types, attrs, seed=11, step=5)
+            np.testing.assert_array_equal(made["Out"][0], expected[0])
+            np.testing.assert_array_equal(made["Out"][1] != 0, expected[0] != 0)
+
+
+# sizes that are known at run time
+
+
+def test_a_size_of_one_at_run_time_broadcasts():
+    text = """program p
+  data x : f64[-1,8]
+  data y : f64[-1,8]
+forward
+  t : f64[-1,8] = tanh(X=x)
+  s : f64[-1,8] = elementwise_add(X=t, Y=y)
+  u : f64[-1,8] = square(X=t)
+fetch s
+fetch u"""
+    program = parse(text)
+    after = CompiledProgram(program, BuildStrategy(fuse_elementwise=True)).program_for(["s", "u"])
+    assert len(fused_ops(after)) == 1
+    rng = np.random.default_rng(0)
+    for rows in (1, 5):
+        feed = {"x": rng.normal(size=(1, 8)), "y": rng.normal(size=(rows, 8))}
+        a, b = (Executor().run(p, feed, ["s", "u"], scope=Scope()) for p in (program, after))
+        for expected, found in zip(a, b, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    types = tuple(tensor_type(s, float64) for s in ((1, 8), (5, 8)))
+    layout = fused.fused_body(fused_ops(after)[0].attrs["body"], types).layout
+    assert isinstance(layout, str) and "has shape [1, 8], others [5, 8]" in layout  # member by member
+
+
+# text
+
+
+def test_bodies_come_back_from_text():
+    for seed in range(30):
+        chain = random_chain(seed, "bfloat16", (4, 6))
+        after = compiled(chain)
+        assert dump(parse(dump(after))) == dump(after)
+        for op in fused_ops(after):
+            members = bodies.parse_body(op.attrs["body"])
+            assert tuple(map(bodies.format_member, members)) == op.attrs["body"]
+
+
+@pytest.mark.parametrize(
+    ("line", "fact"),
+    [
+        ("y0 = tanh", "expected `outputs = operator(Slot=name, ...)"),
+        ("y0 = nothing(X=x0)", "operator type 'nothing' does not exist"),
+        ("y0 = tanh(Z=x0)", "input slot of tanh 'Z' does not exist"),
+        ("y0 = tanh()", "input X is missing"),
+        ("y0 = tanh(X=t7)", "t7 has no value yet"),
+        ("x0 = tanh(X=x0)", "x0 has a value already"),
+        ("y0, y1 = tanh(X=x0)", "tanh has the outputs Out"),
+        ("y0 = scale(X=x0) {scale=up}", "attribute scale must be a number"),
+        ("y0 = scale(X=x0) {size=2}", "attribute of scale 'size' does not exist"),
+        ("y0 = scale(X=x0) {scale=1, scale=2}", "one of the attributes is given twice"),
+        ("y0 = tanh(X=x0, X=x0)", "one of the arguments is given twice"),
+        ("y0 = tanh(X=__import__('os'))", "expected `outputs"),
+        ("t0 = tanh(X=x0)", "writes y0, y1, ... without a gap"),
+        ("y0 = tanh(X=x3)", "the body reads x3, there are 1 inputs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_body_is_refused(line, fact):
+    block = Program().global_block()
+    x = block.create_var("x", type=tensor_type((2,), float32), is_data=True)
+    with pytest.raises(MinigraphError) as error:
+        Builder(block).fused_elementwise([x], body=[line])
+    assert fact in str(error.value)
+
+
+def test_there_is_no_gradient():
+    block = Program().global_block()
+    x = block.create_var("x", type=tensor_type((2,), float32), is_data=True, stop_gradient=False)
+    (y,) = Builder(block).fused_elementwise([x], body=["y0 = tanh(X=x0)"])
+    with pytest.raises(ProgramError, match="fused_elementwise"):
+        gradients([y], [x])
+
+
+def test_an_empty_body_is_refused():
+    with pytest.raises(AttrError, match="body has no lines"):
+        bodies.parse_body(())
+
+
+# the pass
+
+
+def test_report_shows_bytes():
+    chain = random_chain(1, "float32", (256, 1024))
+    text = CompiledProgram(chain.program, BuildStrategy(fuse_elementwise=True)).explain()
+    assert "= fused_elementwise, saves " in text and "MiB of " in text
+
+
+def test_time_is_linear_in_operators():
+    def seconds(layers: int) -> float:
+        block = Program().global_block()
+        g, v = Builder(block), block.create_var("x", type=tensor_type((8, 8), float32), is_data=True)
+        for _ in range(layers):
+            v = g.matmul(v, g.elementwise_add(g.tanh(v), g.scale(v, scale=2.0)))
+        graph, start = to_graph(block.program, [v.name]), time.process_time()
+        fusion.fuse_elementwise(graph, PassReport("fuse_elementwise"))
+        return time.process_time() - start
+
+    seconds(50)
+    few, many = min(seconds(250) for _ in range(3)), seconds(2500)
+    assert many < 25 * few
+
+
+# planted defects: what somebody could have written
+
+
+def ignores_who_reads_in_between(patch):
+    for module in (groups, fusion):
+        patch.setattr(module, "span", lambda group: (groups.FIRST, groups.LAST))
+
+
+def forgets_fetched_values(patch):
+    original = groups.VarNode.pinned.fget
+    patch.setattr(groups.VarNode, "pinned", property(lambda v: None if original(v) == "fetched" else original(v)))
+
+
+def loses_numbers_of_random_members(patch):
+    original = fusion.format_member
+    patch.setattr(fusion, "format_member", lambda m: original(m._replace(number=0)))
+
+
+def forgets_attributes(patch):
+    original = fusion.format_member
+    patch.setattr(fusion, "format_member", lambda m: original(m).split(" {scale")[0])
+
+
+def swaps_inputs(patch):
+    original = fusion._Emission._member
+
+    def member(self, op):
+        found = original(self, op)
+        if op.type == "elementwise_sub":
+            found.inputs["X"], found.inputs["Y"] = found.inputs["Y"], found.inputs["X"]
+        return found
+
+    patch.setattr(fusion._Emission, "_member", member)
+
+
+def takes_a_sum_for_a_copy(patch):
+    patch.setattr(groups.SameShapes, "same", lambda self, a, b: True)
+
+
+def counts_elements_of_blocks_wrongly(patch):
+    original = fused._blocks
+    patch.setattr(fused, "_blocks", lambda found: [b._replace(first=b.start) for b in original(found)])
+
+
+DEFECTS = [
+    ignores_who_reads_in_between, forgets_fetched_values, loses_numbers_of_random_members, forgets_attributes,
+    swaps_inputs, takes_a_sum_for_a_copy, counts_elements_of_blocks_wrongly,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.__name__)
+def test_a_planted_defect_is_seen(defect, monkeypatch, small_blocks):
+    defect(monkeypatch)
+    for seed in range(60):
+        chain = random_chain(seed, "float64", (40, 30))
+        try:
+            found = run(compiled(chain), chain)
+        except (MinigraphError, KeyError, AssertionError, ValueError):
+            return
+        for a, b in zip(run(chain.program, chain), found, strict=True):
+            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-10, atol=1e-10):
+                return
+    pytest.fail("no program shows it")
