@@ -10,7 +10,7 @@ from ..types import TensorType, int64
 from .random import keyed
 
 
-@op(traits={"random", "nondifferentiable"}, gpu="random_key")
+@op("Key", traits={"random", "nondifferentiable"}, gpu="attention")
 def random_key(*, seed: int = 0, rng=(0, 0, 0)):
     """(seed, this operator's number, step) as i64[3]; a seed other than 0 replaces the program's.
 
