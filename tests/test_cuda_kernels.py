@@ -171,7 +171,7 @@ def test_an_id_out_of_range_adds_nothing():
     ins = {"Ids": np.array([0, 9, -1]), "W": np.empty((2, 3)), "Out_grad": np.ones((3, 3))}
     attrs = {"padding_idx": None}
     found, fault = run_bind(index.embedding_grad, ins, {"W_grad": TensorType((2, 3), float64)}, attrs, unread=("W",))
-    assert fault.tolist() == [1, 3, 9, 1]
+    assert fault.tolist() in ([1, 3, 9, 1], [1, 3, -1, 2])  # of two faults whichever thread comes first
     np.testing.assert_array_equal(found["W_grad"], [[1, 1, 1], [0, 0, 0]])
 
 

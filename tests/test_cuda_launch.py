@@ -203,11 +203,14 @@ def test_radix_passes_cover_all_keys_and_their_sentinel(n, size, passes):
         index.embedding_grad, {"Ids": ((n,), int64), "Out_grad": ((n, 64), bfloat16)},
         {"W_grad": ((size, 64), bfloat16)}, {"padding_idx": None},
     )  # fmt: skip
-    counted = [c for c in recorded if c.function == "radix_count"]
-    assert [int(c.args[-1]) for c in counted] == list(range(0, 8 * passes, 8))
-    assert size < 256**passes
-    per_block = int(counted[0].args[3])
-    blocks = counted[0].grid[0]
+    (counted,) = (c for c in recorded if c.function == "radix_count")
+    placed = [c for c in recorded if c.function == "radix_place"]
+    assert [int(c.args[-2]) for c in placed] == list(range(0, 8 * passes, 8))
+    assert [int(c.args[-1]) for c in placed] == [0] * (passes - 1) + [1]
+    assert size < 256**passes and int(counted.args[8]) == passes
+    per_block = int(counted.args[7])
+    blocks = counted.grid[0]
+    assert {(int(c.args[7]), c.grid[0]) for c in placed} == {(per_block, blocks)}
     assert per_block % 256 == 0 and blocks * per_block >= n > (blocks - 1) * per_block
     assert blocks <= add_rows.SORT_BLOCKS
 

@@ -2,33 +2,19 @@
 // every run. index [n] is sorted stably by value, with its places; then each row of out is a sum over
 // a stretch of the sorted places.
 //
-// row_keys       key = index, `size` (dropped) where it is out of range or `padding`
-// radix_count,   one pass of a least-significant-digit radix sort over 8 bits: digits are counted per
-// radix_scan,    block, the counts summed up over blocks, and every item is put behind those with a
-// radix_place    smaller digit and those with the same one that came before
-// row_starts     starts[v] = number of keys below v, by bisection
-// tile_sums      sums over whole tiles of 64 sorted places that have one key, and over 64 such tiles, so
-//                that no thread adds more than a few hundred rows before tiles of tiles: an index that fills
-//                the whole batch costs no more than any other
+// radix_count    keys' last 8 bits are counted per block; a key is the index, `size` (dropped) where it is out of
+//                range or `padding`
+// radix_place    one pass of a least-significant-digit radix sort over 8 bits: every item is put behind those with a
+//                smaller digit and those with the same one that came before, and the next digits are counted per
+//                block of the new order
+// tile_sums      level 1: sums over whole tiles of 64 sorted places that have one key; beside them starts[v] =
+//                number of keys below v, by bisection. Level 2: sums over 64 such tiles. So no thread adds more than a
+//                few hundred rows before tiles of tiles: an index that fills the whole batch costs no more than others
 // row_sums       reads the rows at both ends of a stretch and the sums of the tiles between
 //
 // Bytes moved: rows once, out once, 1/64 of the rows (in C) at most for tiles; about 40 n for the sort.
 // I is u32 or u64 and holds n and size. T is the element, C the type of sums, V elements per access,
 // PACKS accesses per thread of one row, LANES threads share a row, J numbers the parts of all rows.
-
-#ifdef INDEX
-extern "C" __global__ void __launch_bounds__(256) row_keys(
-    const INDEX* __restrict__ index, I* keys, i64 n, i64 size, i64 low, i64 padding, Fault* fault, i64 step)
-{
-    const i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
-    if (i >= n) return;
-    i64 at = i64(index[i]);
-    const bool found = at >= low && at < size;
-    if (!found) report(fault, step, at, i);
-    if (at < 0) at += size;
-    keys[i] = found && at != padding ? I(at) : I(size);
-}
-#endif
 
 #ifdef SORT
 // Sum of the values of all threads before this one, in a block of 256.
@@ -46,47 +32,46 @@ __device__ __forceinline__ I sum_before(I value, I* shared) {
     return before;
 }
 
-// counts[digit, block]
+#ifdef INDEX
+// counts[pass, block, digit]: those of pass 0, and zeros for the others.
 extern "C" __global__ void __launch_bounds__(256) radix_count(
-    const I* __restrict__ keys, I* counts, i64 n, i64 per_block, i64 shift)
+    const INDEX* __restrict__ index, I* keys, I* counts, i64 n, i64 size, i64 low, i64 padding, i64 per_block,
+    i64 passes, Fault* fault, i64 step)
 {
     __shared__ u32 count[256];
     count[threadIdx.x] = 0;
     __syncthreads();
     const i64 first = i64(blockIdx.x) * per_block, end = min(first + per_block, n);
-    for (i64 i = first + threadIdx.x; i < end; i += 256) atomicAdd(&count[(keys[i] >> shift) & 255], 1u);
-    __syncthreads();
-    counts[i64(threadIdx.x) * gridDim.x + blockIdx.x] = count[threadIdx.x];
-}
-
-// One block for each digit: counts become the number of its items in earlier blocks, totals their sum.
-extern "C" __global__ void __launch_bounds__(256) radix_scan(I* counts, I* totals, i64 blocks)
-{
-    __shared__ I shared[8];
-    __shared__ I sum;
-    I* row = counts + i64(blockIdx.x) * blocks;
-    I carried = 0;
-    for (i64 first = 0; first < blocks; first += 256) {
-        const i64 b = first + threadIdx.x;
-        const I value = b < blocks ? row[b] : 0;
-        const I before = sum_before(value, shared);
-        if (b < blocks) row[b] = carried + before;
-        if (threadIdx.x == 255) sum = before + value;
-        __syncthreads();
-        carried += sum;
-        __syncthreads();
+    for (i64 i = first + threadIdx.x; i < end; i += 256) {
+        i64 at = i64(index[i]);
+        const bool found = at >= low && at < size;
+        if (!found) report(fault, step, at, i);
+        if (at < 0) at += size;
+        const I key = found && at != padding ? I(at) : I(size);
+        keys[i] = key;
+        atomicAdd(&count[key & 255], 1u);
     }
-    if (threadIdx.x == 0) totals[blockIdx.x] = carried;
+    __syncthreads();
+    I* own = counts + i64(blockIdx.x) * 256 + threadIdx.x;
+    *own = count[threadIdx.x];
+    for (i64 pass = 1; pass < passes; ++pass) own[pass * gridDim.x * 256] = 0;
 }
-
+#else
 extern "C" __global__ void __launch_bounds__(256) radix_place(
-    const I* __restrict__ keys, const I* __restrict__ places, const I* __restrict__ counts,
-    const I* __restrict__ totals, I* sorted_keys, I* sorted_places, i64 n, i64 per_block, i64 shift, i64 first_pass)
+    const I* __restrict__ keys, const I* __restrict__ places, const I* __restrict__ counts, I* next_counts,
+    I* sorted_keys, I* sorted_places, i64 n, i64 per_block, i64 shift, i64 last)
 {
     __shared__ I base[8][256];  // per warp and digit: how many it has, then where its first one goes
     __shared__ I shared[8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    I next = sum_before(totals[threadIdx.x], shared) + counts[i64(threadIdx.x) * gridDim.x + blockIdx.x];
+    I total = 0, ahead = 0;  // items with this thread's digit: in all blocks, in earlier ones
+#pragma unroll 16
+    for (u32 b = 0; b < gridDim.x; ++b) {
+        const I count = counts[b * 256 + threadIdx.x];
+        total += count;
+        if (b < blockIdx.x) ahead += count;
+    }
+    I next = sum_before(total, shared) + ahead;
     const i64 first = i64(blockIdx.x) * per_block, end = min(first + per_block, n);
     for (i64 round = first; round < end; round += 256) {
         const i64 i = round + threadIdx.x;
@@ -108,25 +93,13 @@ extern "C" __global__ void __launch_bounds__(256) radix_place(
         if (valid) {
             const I to = base[warp][digit] + before;
             sorted_keys[to] = key;
-            sorted_places[to] = first_pass ? I(i) : places[i];
+            sorted_places[to] = shift == 0 ? I(i) : places[i];
+            if (!last) atomicAdd(&next_counts[to / I(per_block) * 256 + (key >> (shift + 8) & 255)], I(1));
         }
         __syncthreads();
     }
 }
-
-extern "C" __global__ void __launch_bounds__(256) row_starts(
-    const I* __restrict__ keys, I* starts, i64 n, i64 size)
-{
-    const i64 v = i64(blockIdx.x) * 256 + threadIdx.x;
-    if (v > size) return;
-    i64 low = 0, high = n;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if (i64(keys[middle]) < v) low = middle + 1;
-        else high = middle;
-    }
-    starts[v] = I(low);
-}
+#endif
 #endif
 
 #ifdef LANES
@@ -136,16 +109,26 @@ constexpr int STRIDE = LANES * V;  // elements from one access of a thread to it
 template <class S, class Row>
 __device__ __forceinline__ void add(C (&sum)[PACKS][V], const S* base, i64 begin, i64 end, i64 width, i64 left, Row row)
 {
-#pragma unroll 4
-    for (i64 i = begin; i < end; ++i) {
-        const S* from = base + row(i) * width;
+    constexpr int AHEAD = 2;  // rows under way; where there are fewer, one is read again: no load hangs on a condition
+    i64 offset[PACKS];
 #pragma unroll
-        for (int p = 0; p < PACKS; ++p)
-            if (p * STRIDE < left) {
-                const Pack<S, V> pack = *(const Pack<S, V>*)(from + p * STRIDE);
+    for (int p = 0; p < PACKS; ++p) offset[p] = p * STRIDE < left ? p * STRIDE : 0;
+#pragma unroll 1
+    for (i64 i = begin; i < end; i += AHEAD) {
+        Pack<S, V> pack[AHEAD][PACKS];
 #pragma unroll
-                for (int j = 0; j < V; ++j) sum[p][j] += C(up(pack.v[j]));
-            }
+        for (int u = 0; u < AHEAD; ++u) {
+            const S* from = base + row(min(i + u, end - 1)) * width;
+#pragma unroll
+            for (int p = 0; p < PACKS; ++p) pack[u][p] = *(const Pack<S, V>*)(from + offset[p]);
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u)
+            if (i + u < end)
+#pragma unroll
+                for (int p = 0; p < PACKS; ++p)
+#pragma unroll
+                    for (int j = 0; j < V; ++j) sum[p][j] += C(up(pack[u][p].v[j]));
     }
 }
 
@@ -172,19 +155,34 @@ __device__ __forceinline__ void store(S* to, const C (&sum)[PACKS][V], i64 left)
 
 // Which row of [outer, m], and from which element on, this thread works; `left` elements remain there.
 #define WORK(m)                                                                             \
-    const J item = J(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;                     \
+    const J item = J(block) * (256 / LANES) + threadIdx.x / LANES;                          \
     const J line = item / J(pieces), matrix = line / J(m);                                  \
     if (matrix >= J(outer)) return;                                                         \
     const i64 row = line, o = matrix, v = line - matrix * J(m);                             \
     const i64 first = i64(item - line * J(pieces)) * (STRIDE * PACKS) + threadIdx.x % LANES * V; \
     const i64 left = width - first;                                                         \
+    if (left <= 0) return;                                                                  \
     C sum[PACKS][V] = {};
 
-// Level 1: tiles[o, t] = sum of rows at places 64 t ... 64 t + 63. Level 2: the same over tiles of level 1.
-extern "C" __global__ void __launch_bounds__(256) tile_sums(
+// Level 1: tiles[o, t] = sum of rows at places 64 t ... 64 t + 63, in blocks after those of `starts`. Level 2: the
+// same over tiles of level 1, and no such blocks.
+extern "C" __global__ void __launch_bounds__(256, 4) tile_sums(
     const I* __restrict__ keys, const I* __restrict__ places, const T* __restrict__ rows,
-    const C* __restrict__ tiles, C* sums, i64 outer, i64 n, i64 size, i64 width, i64 pieces, i64 level)
+    const C* __restrict__ tiles, C* sums, I* starts, i64 outer, i64 n, i64 size, i64 width, i64 pieces, i64 level)
 {
+    const u32 others = level == 1 ? u32((size + 256) / 256) : 0, block = blockIdx.x - others;
+    if (blockIdx.x < others) {
+        const i64 v = i64(blockIdx.x) * 256 + threadIdx.x;
+        if (v > size) return;
+        i64 low = 0, high = n;
+        while (low < high) {
+            const i64 middle = (low + high) / 2;
+            if (i64(keys[middle]) < v) low = middle + 1;
+            else high = middle;
+        }
+        starts[v] = I(low);
+        return;
+    }
     const i64 span = level == 1 ? 64 : 64 * 64, m = n / span;
     WORK(m)
     const I key = keys[v * span];
@@ -194,11 +192,12 @@ extern "C" __global__ void __launch_bounds__(256) tile_sums(
     store(sums + row * width + first, sum, left);
 }
 
-extern "C" __global__ void __launch_bounds__(256) row_sums(
+extern "C" __global__ void __launch_bounds__(256, 4) row_sums(
     const I* __restrict__ starts, const I* __restrict__ places, const T* __restrict__ rows,
     const C* __restrict__ tiles, const C* __restrict__ tiles2, T* out,
     i64 outer, i64 n, i64 size, i64 width, i64 pieces)
 {
+    const u32 block = blockIdx.x;
     WORK(size)
     const i64 begin = i64(starts[v]), end = i64(starts[v + 1]);
     const i64 t0 = (begin + 63) / 64, t1 = max(end / 64, t0);           // whole tiles

@@ -12,19 +12,18 @@ from .pointwise import compute_type, pack_size
 
 THREADS = 256
 DIGITS, DIGIT_BITS = 256, 8
-SORT_BLOCKS = 528  # at most; four for each multiprocessor of an H200
+SORT_BLOCKS = 128  # at most: each block reads the counts of all
 TILE = 64  # sorted places whose rows are added ahead
 NARROW = 2**32 - 1  # below it, rows and places are numbered in 32 bits
-PACKS = 4  # accesses of one thread in one row, at most
+SUMS = 8  # elements of a row that one thread adds up, unless an access has more
 
 
 class Sorted(NamedTuple):
-    """Keys in order, the places where they stood, and for every row the first of its places; all of type `kind`."""
+    """Keys in order and the places where they stood, of type `kind`."""
 
     kind: str
     keys: Buffer
     places: Buffer
-    starts: Buffer
 
 
 def bind_add_rows(
@@ -49,7 +48,8 @@ def bind_add_rows(
     pack = pack_size([rows, out], [width], [[1], [1]])
     accesses = width // pack
     lanes = min(32, 1 << (accesses - 1).bit_length())
-    packs = min(PACKS, 1 << (blocks_for(accesses, lanes) - 1).bit_length())
+    most = max(1, min(SUMS, 32 // out.dtype.itemsize) // pack)
+    packs = min(most, 1 << (blocks_for(accesses, lanes) - 1).bit_length())
     pieces = blocks_for(accesses, lanes * packs)
     groups = THREADS // lanes
     defines = {
@@ -57,14 +57,17 @@ def bind_add_rows(
         "V": pack, "PACKS": packs, "LANES": lanes, "J": numbering(outer * max(size, n) * pieces),
     }  # fmt: skip
     sizes = i64(outer), i64(n), i64(size), i64(width), i64(pieces)
+    starts = binder.scratch((size + 1,), found.places.dtype)
+    beside = blocks_for(size + 1, THREADS)
     for level, goal in ((1, sums), (2, sums2)):
+        blocks = blocks_for(goal.size // width * pieces, groups) + (beside if level == 1 else 0)
         binder.launch(
-            "add_rows.cu", "tile_sums", blocks_for(goal.size // width * pieces, groups), THREADS,
-            found.keys, found.places, rows, sums, goal, *sizes, i64(level), defines=defines,
+            "add_rows.cu", "tile_sums", blocks, THREADS,
+            found.keys, found.places, rows, sums, goal, starts, *sizes, i64(level), defines=defines,
         )  # fmt: skip
     binder.launch(
         "add_rows.cu", "row_sums", blocks_for(outer * size * pieces, groups), THREADS,
-        found.starts, found.places, rows, sums, sums2, out, *sizes, defines=defines,
+        starts, found.places, rows, sums, sums2, out, *sizes, defines=defines,
     )  # fmt: skip
 
 
@@ -80,24 +83,21 @@ def bind_sort(binder: Binder, index: Buffer, size: int, low: int, padding: int) 
     keys, places = [[binder.scratch((n,), dtype) for _ in range(2)] for _ in range(2)]
     per_block = blocks_for(max(blocks_for(n, SORT_BLOCKS), 4 * THREADS), THREADS) * THREADS
     blocks = blocks_for(n, per_block)
-    counts, totals = binder.scratch((DIGITS, blocks), dtype), binder.scratch((DIGITS,), dtype)
-    binder.launch(
-        "add_rows.cu", "row_keys", blocks_for(n, THREADS), THREADS, index, keys[0], i64(n), i64(size), i64(low),
-        i64(padding), binder.fault, i64(binder.step), defines={"INDEX": CUDA_TYPES[index.dtype], "I": kind},
-    )  # fmt: skip
+    shifts = range(0, size.bit_length(), DIGIT_BITS)
+    counts = [binder.scratch((len(shifts), blocks, DIGITS), dtype)]
+    counts += [counts[0].view((blocks, DIGITS), offset=i * blocks * DIGITS * dtype.itemsize) for i in range(len(shifts))]
     defines = {"SORT": 1, "I": kind}
-    for shift in range(0, size.bit_length(), DIGIT_BITS):
-        run = i64(n), i64(per_block), i64(shift)
-        binder.launch("add_rows.cu", "radix_count", blocks, THREADS, keys[0], counts, *run, defines=defines)
-        binder.launch("add_rows.cu", "radix_scan", DIGITS, THREADS, counts, totals, i64(blocks), defines=defines)
+    binder.launch(
+        "add_rows.cu", "radix_count", blocks, THREADS, index, keys[0], counts[0], i64(n), i64(size), i64(low),
+        i64(padding), i64(per_block), i64(len(shifts)), binder.fault, i64(binder.step),
+        defines=defines | {"INDEX": CUDA_TYPES[index.dtype]},
+    )  # fmt: skip
+    for i, shift in enumerate(shifts):
+        last = shift == shifts[-1]
         binder.launch(
-            "add_rows.cu", "radix_place", blocks, THREADS, keys[0], places[0], counts, totals, keys[1], places[1],
-            *run, i64(shift == 0), defines=defines,
+            "add_rows.cu", "radix_place", blocks, THREADS, keys[0], places[0], counts[i + 1],
+            counts[i + 1 if last else i + 2], keys[1], places[1], i64(n), i64(per_block), i64(shift), i64(last),
+            defines=defines,
         )  # fmt: skip
         keys, places = keys[::-1], places[::-1]
-    starts = binder.scratch((size + 1,), dtype)
-    binder.launch(
-        "add_rows.cu", "row_starts", blocks_for(size + 1, THREADS), THREADS, keys[0], starts, i64(n), i64(size),
-        defines=defines,
-    )  # fmt: skip
-    return Sorted(kind, keys[0], places[0], starts)
+    return Sorted(kind, keys[0], places[0])
