@@ -7,14 +7,15 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .errors import MinigraphError
-from .kernels.cuda.binder import Binder, Copy, Device, HostCall
+from .kernels.cuda.binder import Binder, Copy, Device, HostCall, every_call
 from .kernels.cuda.buffer import Buffer
-from .memory import Life, layout, rounded
+from .memory import Life, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
+from .order import Unit, dependencies, leaves_room, lives, owner, paired, thrifty, touched
 from .program import Program
 from .schedule import Schedule, Step, shown_once
 from .types import TensorType
@@ -28,7 +29,9 @@ class BoundProgram:
     outside   buffers whose memory the Scope owns, by name
     results   (buffer, name): temporary values that are copied to persistables at the end
     spans     for each step the range of its calls in `binder.calls`
-    offsets   (buffer, offset) of what lies in the arena, whose content a run does not keep
+    slots     positions of calls in the order in which they run; two of a slot may run beside each other
+    blocks    (buffer, slots during which it is needed) of what lies in the arena; `live_bytes` at most at once
+    offsets   (buffer, offset) of the same; a run does not keep its content
     letters   (buffer, offset) of what lies in the mailbox: the run counter and small feeds, `inbox_bytes` in
               all, which the host writes in one copy; then the fault record and small fetched values, which it reads
     """
@@ -44,12 +47,11 @@ class BoundProgram:
         self.results: list[tuple[Buffer, str]] = []
         self.buffers = self._make_buffers()
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
+        self.rest = range(len(self.binder.calls), len(self.binder.calls) + len(self.results))
         for buffer, name in self.results:
             self.binder.calls.append(Copy(self.outside[name], buffer))
         self.letters, self.inbox_bytes, self.mailbox_bytes = self._fill_mailbox()
-        self.blocks = self._lives()
-        placed, self.arena_bytes = layout([life for _, life in self.blocks])
-        self.offsets = [(b, o) for (b, _), o in zip(self.blocks, placed, strict=True)]
+        self._place()
 
     def _make_buffers(self) -> list[Buffer]:
         values = self.schedule.values
@@ -133,34 +135,80 @@ class BoundProgram:
             sizes.append(end)
         return list(letters.values()), sizes[0], sizes[1]
 
-    def _lives(self) -> list[tuple[Buffer, Life]]:
-        """Each block of the arena with the steps during which it is needed: what neither Scope nor mailbox holds."""
-        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
-        end = len(self.schedule.steps)
-        kept = {id(b) for b, _ in self.results}
-        blocks: dict[int, tuple[Buffer, Life]] = {}
-        for index, value in enumerate(self.schedule.values):
-            buffer = self.buffers[index]
-            if id(buffer) in elsewhere or buffer.owner is not None:
-                continue
-            last = end if id(buffer) in kept else max(value.last_use, value.producer)
-            first = value.producer
-            if id(buffer) in blocks:  # taken over: one block with the lives of both
-                before = blocks[id(buffer)][1]
-                first, last = min(before.first, first), max(before.last, last)
-            if not self.options.reuse:
-                first, last = -1, end
-            blocks[id(buffer)] = buffer, Life(buffer.nbytes, first, last)
-        found = list(blocks.values())
-        for position, scratches in enumerate(self.binder.scratches):
-            found += [(b, Life(b.nbytes, position, position)) for b in scratches]
-        return found
+    def _units(self) -> tuple[list[Unit], dict[int, Buffer]]:
+        """What each call reads and writes, and the buffers by the numbers that units give them."""
+        numbers: dict[int, int] = {}
+        blocks: dict[int, Buffer] = {}
+        ignored = {id(self.binder.fault)}  # every kernel may report; who is first does not matter
+        tables = {id(t.buffer): t.words.buffers for t in self.binder.tables}
 
-    def read_only(self, position: int) -> set[int]:
+        def number(buffer: Buffer) -> int:
+            found = numbers.setdefault(id(buffer), len(numbers))
+            blocks[found] = buffer
+            return found
+
+        units = []
+        for step, span in [*zip(self.schedule.steps, self.spans, strict=True), (None, self.rest)]:
+            read_only = self._read_only(step) if step is not None else {id(b) for b, _ in self.results}
+            for call in (self.binder.calls[i] for i in span):
+                given = [owner(b) for b in touched(call)]
+                given += [owner(b) for table in given for b in tables.get(id(table), ())]
+                read_only.update(tables)
+                seen = {id(b): b for b in given if id(b) not in ignored}
+                reads = {number(b) for key, b in seen.items() if key in read_only}
+                writes = {number(b) for key, b in seen.items() if key not in read_only}
+                host = any(isinstance(c, HostCall) for c in every_call([call]))
+                units.append(Unit(reads, writes, host, leaves_room(call, self.binder.device)))
+        return units, blocks
+
+    def _read_only(self, step: Step) -> set[int]:
         """Ids of the buffers that own what a step reads and does not update."""
-        step = self.schedule.steps[position]
-        read, written = ({id(_owner(self.buffers[i])) for i in indices} for indices in (step.read, step.written))
+        read, written = ({id(owner(self.buffers[i])) for i in indices} for indices in (step.read, step.written))
         return (read | {id(self.binder.counter)}) - written
+
+    def _place(self) -> None:
+        """Slots of calls, and offsets in the arena of what neither Scope nor mailbox holds."""
+        units, blocks = self._units()
+        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
+        elsewhere |= {id(t.buffer) for t in self.binder.tables}
+        kept = {id(owner(self.buffers[i])) for i in self.schedule.fetched}
+        fed = {id(owner(self.buffers[i])) for i in self.schedule.feeds.values()}
+        own = {n: b for n, b in blocks.items() if id(b) not in elsewhere}
+        sizes = {n: rounded(b.nbytes) for n, b in own.items()}
+        given, needed = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, kept))
+        before = dependencies(units)
+        orders = [list(range(len(units)))]
+        if self.options.reuse:
+            orders.append(thrifty(units, before, sizes, given, needed))
+        best: tuple[int, list[list[int]], list[tuple[Buffer, Life]]] | None = None
+        for order in orders:
+            slots = paired(order, units, before)
+            placed = self._lives(slots, units, own, given, needed)
+            peak = most_live([life for _, life in placed])
+            if best is None or peak < best[0]:
+                best = peak, slots, placed
+        assert best is not None
+        self.live_bytes, self.slots, self.blocks = best
+        offsets, self.arena_bytes = layout([life for _, life in self.blocks])
+        self.offsets = [(b, o) for (b, _), o in zip(self.blocks, offsets, strict=True)]
+
+    def _lives(
+        self, slots: Sequence[Sequence[int]], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
+        kept: Collection[int],
+    ) -> list[tuple[Buffer, Life]]:  # fmt: skip
+        """Each block of the arena with the slots during which it is needed; also those that no call touches."""
+        end, touched_in = len(slots), lives(slots, units)
+        found = {}
+        for n, b in own.items():
+            first, last = touched_in[n]
+            first, last = (-1 if n in given else first), (end if n in kept else last)
+            found[id(b)] = b, Life(b.nbytes, first, last) if self.options.reuse else Life(b.nbytes, -1, end)
+        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
+        idle = (*self.buffers, *(b for scratches in self.binder.scratches for b in scratches))
+        for b in idle:
+            if b.owner is None and id(b) not in elsewhere:
+                found.setdefault(id(b), (b, Life(b.nbytes, -1, -1)))
+        return list(found.values())
 
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
@@ -168,12 +216,6 @@ class BoundProgram:
             if any(isinstance(self.binder.calls[i], HostCall) for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
         return None
-
-
-def _owner(buffer: Buffer) -> Buffer:
-    while buffer.owner is not None:
-        buffer = buffer.owner
-    return buffer
 
 
 def _is_view(op_type: Any) -> bool:

@@ -37,6 +37,19 @@ def layout(lives: Sequence[Life]) -> tuple[list[int], int]:
     return offsets, free.end
 
 
+def most_live(lives: Sequence[Life]) -> int:
+    """The most bytes that are needed at one time: no layout takes less."""
+    changes: dict[int, int] = {}
+    for life in lives:
+        changes[life.first] = changes.get(life.first, 0) + rounded(life.nbytes)
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - rounded(life.nbytes)
+    live = most = 0
+    for step in sorted(changes):
+        live += changes[step]
+        most = max(most, live)
+    return most
+
+
 def rounded(nbytes: int) -> int:
     """The next multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

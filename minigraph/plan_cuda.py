@@ -21,7 +21,6 @@ import numpy as np
 from .bound import BoundProgram
 from .errors import KernelError, UninitializedError
 from .kernels.cuda.buffer import Buffer
-from .lanes import leaves_room, segments
 from .memory import rounded
 from .options import DEFAULT, RunOptions
 from .program import Program
@@ -62,8 +61,9 @@ class Half:
 class Binding:
     """The calls for one set of the Scope's arrays, the tables of addresses that they read, and their graph."""
 
-    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = ()) -> None:
-        self.steps, self.tables = steps, tables
+    def __init__(self, parts: Sequence[tuple[list[Any], list[Any]]], tables: Sequence[Any] = ()) -> None:
+        self.parts, self.tables = parts, tables
+        self.steps = [step for main, side in parts for step in (*main, *side)]
         self.launch: Callable[[], None] | None = None
         self.ran = False
 
@@ -194,7 +194,7 @@ class CudaPlan:
     def _first_runs(self, binding: Binding) -> None:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
-            made = self.runtime.captured(self._parts(binding.steps))
+            made = self.runtime.captured(binding.parts)
             if callable(made):
                 binding.launch = made
                 return made()
@@ -205,19 +205,12 @@ class CudaPlan:
         binding.ran = True
 
     def _parts(self, steps: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
-        """(main, side) lists of steps: what may run beside each other, see lanes.py."""
-        small, tables = leaves_room(self.runtime.device), {id(t.buffer) for t in self.bound.binder.tables}
-        parts: list[tuple[list[Any], list[Any]]] = []
-        at = 0
-        for position, span in enumerate(self.bound.spans):
-            own = []
-            while at < len(steps) and steps[at].position in span:
-                own.append(steps[at])
-                at += 1
-            for s in segments([x.call for x in own], self.bound.read_only(position), small, tables):
-                parts.append(([own[i] for i in s.main], [own[i] for i in s.side]))
-        parts.append((list(steps[at:]), []))
-        return parts
+        """(main, side) lists of steps, slot by slot: the two of a slot may run beside each other."""
+        made: dict[int, list[Any]] = {}
+        for step in steps:
+            made.setdefault(step.position, []).append(step)
+        lanes = [[made.get(position, []) for position in slot] for slot in self.bound.slots]
+        return [(lane[0], lane[1] if len(lane) > 1 else []) for lane in lanes]
 
     def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream."""
@@ -278,7 +271,7 @@ class CudaPlan:
             for buffer, address in zip(self.bound.outside.values(), addresses, strict=True):
                 buffer.ptr = address
             steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
-            self.bindings[addresses] = Binding(steps, [t.memory for t in self.bound.binder.tables])
+            self.bindings[addresses] = Binding(self._parts(steps), [t.memory for t in self.bound.binder.tables])
             if len(self.bindings) > BINDINGS_KEPT:
                 self.bindings.popitem(last=False)
             self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]

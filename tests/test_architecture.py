@@ -51,9 +51,9 @@ MAY_IMPORT = {
     "schedule": "errors types opdef program",
     "memory": "",
     "plan": "errors types options opdef program scope schedule",
-    "bound": "errors types options kernels program schedule memory",
-    "lanes": "kernels",
-    "plan_cuda": "errors types options kernels program scope memory bound lanes",
+    "order": "kernels",
+    "bound": "errors types options kernels program schedule memory order",
+    "plan_cuda": "errors types options kernels program scope memory bound",
     "executor": "errors types options program scope cuda plan plan_cuda",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",

@@ -1,0 +1,192 @@
+"""Order: in which order recorded calls run, which of them side by side, how long each block of memory is needed.
+
+    calls -> units with what they read and write -> dependencies -> an order that needs little memory -> slots
+
+A unit is one recorded call (all variants of a Choice together). A slot holds one unit, or two products that
+are independent and leave multiprocessors free: they run beside each other inside a CUDA graph. Lives are
+counted in slots, so what runs at the same time never shares memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .kernels.cuda.binder import (
+    Call,
+    Choice,
+    Copy,
+    Device,
+    Fill,
+    Gemm,
+    HostCall,
+    Launch,
+    every_call,
+)
+from .kernels.cuda.buffer import Buffer, Words
+
+TILE = 128  # rows and columns of a product that one multiprocessor takes at a time, usually
+WINDOW = 4  # units ahead among which a partner is looked for
+
+
+@dataclass
+class Unit:
+    """What one recorded call reads and writes: numbers of the blocks of memory.
+
+    barrier   it must keep its place: the host takes part, or what it touches is not known
+    partial   products only, which leave multiprocessors free
+    """
+
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+    barrier: bool = False
+    partial: bool = False
+
+    @property
+    def blocks(self) -> set[int]:
+        return self.reads | self.writes
+
+
+def owner(buffer: Buffer) -> Buffer:
+    """The buffer whose memory this one shows."""
+    while buffer.owner is not None:
+        buffer = buffer.owner
+    return buffer
+
+
+def touched(call: Call) -> list[Buffer]:
+    """All buffers that a call, or a variant of it, is given."""
+    found: list[Buffer] = []
+    for one in every_call([call]):
+        if isinstance(one, Gemm):
+            found += [b for b in (one.a, one.b, one.c, one.bias, one.aux, one.workspace) if b is not None]
+        elif isinstance(one, Launch):
+            for a in one.args:
+                found += [a] if isinstance(a, Buffer) else a.buffers if isinstance(a, Words) else []
+        elif isinstance(one, Copy):
+            found += [one.destination, one.source]
+        elif isinstance(one, Fill):
+            found.append(one.destination)
+        elif isinstance(one, HostCall):
+            found += one.inputs
+    return found
+
+
+def leaves_room(call: Call, device: Device) -> bool:
+    """Whether this is a product, in every variant, that occupies a part of the multiprocessors only."""
+    products = [c for c in every_call([call]) if isinstance(c, Gemm)]
+    tiles = [-(-c.m // TILE) * -(-c.n // TILE) * c.batch for c in products]
+    return isinstance(call, Choice | Gemm) and bool(tiles) and max(tiles) < device.multiprocessors
+
+
+def dependencies(units: Sequence[Unit]) -> list[set[int]]:
+    """For each unit those that must run before it: writers of what it reads, readers of what it overwrites."""
+    before: list[set[int]] = []
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    fence, since = -1, []
+    for i, unit in enumerate(units):
+        wanted = {fence} if fence >= 0 else set()
+        if unit.barrier:
+            wanted.update(since)
+            fence, since = i, []
+        else:
+            since.append(i)
+        for b in unit.blocks:
+            if b in writer:
+                wanted.add(writer[b])
+        for b in unit.writes:
+            wanted.update(readers.pop(b, ()))
+            writer[b] = i
+        for b in unit.reads - unit.writes:
+            readers.setdefault(b, []).append(i)
+        before.append(wanted - {i})
+    return before
+
+
+def thrifty(
+    units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
+    kept: Collection[int],
+) -> list[int]:
+    """An order in which what frees more memory than it takes runs as soon as it can; else the order as written.
+
+    sizes   bytes of the blocks that matter
+    given   those that hold something before the first unit;  kept: those that are needed after the last
+    """
+    accessors: dict[int, set[int]] = {}
+    for i, unit in enumerate(units):
+        for b in unit.blocks:
+            accessors.setdefault(b, set()).add(i)
+    live = set(given)
+    after: list[list[int]] = [[] for _ in units]
+    missing = [len(b) for b in before]
+    for i, wanted in enumerate(before):
+        for j in wanted:
+            after[j].append(i)
+    done = [False] * len(units)
+    ready = [i for i, n in enumerate(missing) if n == 0]
+    heapq.heapify(ready)
+    urgent: list[tuple[int, int]] = []
+
+    def growth(i: int) -> int:
+        """Bytes that are live after unit i and not before it."""
+        new = sum(sizes.get(b, 0) for b in units[i].blocks if b not in live)
+        return new - sum(sizes.get(b, 0) for b in units[i].blocks if len(accessors[b]) == 1 and b not in kept)
+
+    def look(i: int) -> None:
+        if missing[i] == 0 and not done[i]:
+            change = growth(i)
+            if change < 0:
+                heapq.heappush(urgent, (change, i))
+
+    for i in ready:
+        look(i)
+    order: list[int] = []
+    while ready:
+        while urgent and (done[urgent[0][1]] or growth(urgent[0][1]) != urgent[0][0]):
+            heapq.heappop(urgent)
+        i = heapq.heappop(urgent)[1] if urgent else heapq.heappop(ready)
+        if done[i]:
+            continue
+        done[i] = True
+        order.append(i)
+        live |= units[i].blocks
+        for b in units[i].blocks:
+            accessors[b].discard(i)
+            if len(accessors[b]) == 1:
+                look(next(iter(accessors[b])))
+        for j in after[i]:
+            missing[j] -= 1
+            if missing[j] == 0:
+                heapq.heappush(ready, j)
+                look(j)
+    return order
+
+
+def paired(order: Iterable[int], units: Sequence[Unit], before: Sequence[set[int]]) -> list[list[int]]:
+    """Slots: units in order, two partial products together where neither waits for the other."""
+    rest, slots, done = list(order), [], set()
+    at = 0
+    while at < len(rest):
+        i = rest[at]
+        at += 1
+        if i in done:
+            continue
+        slot = [i]
+        if units[i].partial:
+            ahead = [j for j in rest[at : at + WINDOW] if j not in done]
+            slot += [j for j in ahead if units[j].partial and before[j] <= done][:1]
+        slots.append(slot)
+        done.update(slot)
+    return slots
+
+
+def lives(slots: Sequence[Sequence[int]], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
+    """For each block the first and the last slot that touches it."""
+    found: dict[int, tuple[int, int]] = {}
+    for position, slot in enumerate(slots):
+        for i in slot:
+            for b in units[i].blocks:
+                found[b] = found.get(b, (position, position))[0], position
+    return found
