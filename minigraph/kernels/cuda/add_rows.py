@@ -85,7 +85,8 @@ def bind_sort(binder: Binder, index: Buffer, size: int, low: int, padding: int) 
     blocks = blocks_for(n, per_block)
     shifts = range(0, size.bit_length(), DIGIT_BITS)
     counts = [binder.scratch((len(shifts), blocks, DIGITS), dtype)]
-    counts += [counts[0].view((blocks, DIGITS), offset=i * blocks * DIGITS * dtype.itemsize) for i in range(len(shifts))]
+    each = blocks * DIGITS * dtype.itemsize
+    counts += [counts[0].view((blocks, DIGITS), offset=i * each) for i in range(len(shifts))]
     defines = {"SORT": 1, "I": kind}
     binder.launch(
         "add_rows.cu", "radix_count", blocks, THREADS, index, keys[0], counts[0], i64(n), i64(size), i64(low),
