@@ -31,6 +31,7 @@ from typing import Any
 
 import gpu_capture
 import gpu_edges
+import gpu_fusion
 import gpu_ops
 import gpu_products
 import gpu_programs
@@ -56,7 +57,7 @@ def all_checks() -> list[Check]:
     """Every check, in the order of the issue."""
     checks = [
         c
-        for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_edges)
+        for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_fusion, gpu_edges)
         for c in m.checks()
     ]
     repeated = [name for name, n in Counter(c.name for c in checks).items() if n > 1]
