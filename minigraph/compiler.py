@@ -16,7 +16,7 @@ from .errors import ProgramError, require
 from .ir.convert import to_graph, to_program
 from .ir.diff import diff
 from .ir.dot import to_dot
-from .ir.verify import verify
+from .ir.verify import verify, verify_changes
 from .options import RunOptions
 from .passes.log import PassReport
 from .program import Program
@@ -113,7 +113,7 @@ class _Compilation:
         self.reports: dict[str, PassReport] = {}
         graph, previous = to_graph(program, fetches), program
         if strategy.verify != "off":
-            verify(graph)
+            verify(graph, types=False)  # the types were inferred when the operators were built
         for step in PASSES:
             flag = step.flag
             if not getattr(strategy, flag):
@@ -123,11 +123,13 @@ class _Compilation:
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
             report.seconds = time.perf_counter() - start
             if strategy.verify != "off":
-                verify(graph, flag)
+                verify_changes(graph, flag)
             if strategy.verify == "each_pass":
                 now = to_program(graph, program)
                 report.note = validate(previous, now, flag, graph.fetched, rounds=step.rounds)
                 previous = now
+        if strategy.verify != "off" and self.reports:
+            verify(graph, "the last pass", types=False)
         self.after = to_program(graph, program) if self.reports else program
         if strategy.debug_graphviz_path:
             _write_dot(Path(strategy.debug_graphviz_path), program, self.after)

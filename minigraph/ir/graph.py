@@ -56,12 +56,13 @@ class VarNode:
     @property
     def producer(self) -> OpNode | None:
         """The operator that writes this version; None for feeds and first versions of persistables."""
-        return next(iter(self.graph.nx.pred[self]), None)
+        return next(iter(self.graph.pred[self]), None)
 
     @property
     def consumers(self) -> list[OpNode]:
         """The operators that read this version, each once, in rank order."""
-        return sorted(self.graph.nx.succ[self], key=lambda op: op.rank)
+        readers = self.graph.succ[self]
+        return sorted(readers, key=lambda op: op.rank) if len(readers) > 1 else list(readers)
 
     @property
     def next_version(self) -> VarNode | None:
@@ -115,10 +116,8 @@ class OpNode:
 
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
-        return any(
-            slot not in self.opdef.no_need_buffer and any(x is v for x in vs)
-            for slot, vs in self.inputs.items()
-        )
+        shapes_only = self.opdef.no_need_buffer
+        return any(slot not in shapes_only for slot, _ in v.graph.succ[v].get(self, ()))
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -135,13 +134,18 @@ class OpNode:
 class Graph:
     """Operators and variables of one program.
 
-    fetched   names whose final values somebody wants after the run
-    declared  names of the Program's variables, which new ones must not take
+    fetched     names whose final values somebody wants after the run
+    declared    names of the Program's variables, which new ones must not take
+    pred, succ  the adjacency of `nx`, whose views are slow: {node: {neighbour: {(slot, position): {}}}}
+    changed     what was touched since `verify` looked last, operators and variables
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
         self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
         self.nx = nx.MultiDiGraph()
+        self.pred: dict[Any, dict[Any, Any]] = self.nx._pred  # pyright: ignore[reportAttributeAccessIssue]
+        self.succ: dict[Any, dict[Any, Any]] = self.nx._succ  # pyright: ignore[reportAttributeAccessIssue]
+        self.changed: dict[OpNode | VarNode, None] = {}
         self.vars: dict[tuple[str, int], VarNode] = {}
         self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None
@@ -164,6 +168,7 @@ class Graph:
         self.latest[name] = version
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
         self.nx.add_node(v)
+        self.changed[v] = None
         return v
 
     def fresh_name(self, base: str) -> str:
@@ -195,10 +200,21 @@ class Graph:
                 self.nx.add_edge(op, v, key=(slot, i))
         if op.forward is not None:
             op.forward.grads.append(op)
+        self._wrote(op, op.output_vars)
         return op
+
+    def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
+        """Note `op`, what it writes, and who must run before or after that."""
+        self.changed[op] = None
+        for v in outputs:
+            self.changed[v] = None
+            before, after = self.vars.get((v.name, v.version - 1)), v.next_version
+            self.changed.update(dict.fromkeys(self.succ[before]) if before is not None else {})
+            self.changed.update(dict.fromkeys(self.pred[after]) if after is not None else {})
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         """Make `op` a grad operator of `forward` instead of what it was linked to; of nothing for None."""
+        self.changed[op] = None
         if op.forward is not None:
             op.forward.grads.remove(op)
         op.forward = forward
@@ -211,20 +227,24 @@ class Graph:
         """Give an operator another place."""
         op.rank = rank
         self._sorted = None
+        self._wrote(op, op.output_vars)
 
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
         del self._ops[op]
         self._sorted = None
         self.nx.remove_node(op)
+        self.changed.pop(op, None)
+        self.changed.update(dict.fromkeys((*op.output_vars, *op.grads)))
         if op.forward is not None:
             op.forward.grads.remove(op)
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which nobody writes or reads any more."""
-        assert not self.nx.pred[v] and not self.nx.succ[v], f"{v} is still used"
+        assert not self.pred[v] and not self.succ[v], f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
         self.nx.remove_node(v)
+        self.changed.pop(v, None)
         del self.vars[v.name, v.version]
         if v.version:
             self.latest[v.name] = v.version - 1
@@ -236,25 +256,30 @@ class Graph:
         self.nx.remove_edge(op.inputs[slot][index], op, key=(slot, index))
         op.inputs[slot][index] = v
         self.nx.add_edge(v, op, key=(slot, index))
+        self.changed[op] = None
 
     def set_output(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
         """Let `op` write `v` at this position; appends an output where `index` is the next free one."""
         vs = op.outputs.setdefault(slot, [])
         if index < len(vs):
             self.nx.remove_edge(op, vs[index], key=(slot, index))
+            self.changed[vs[index]] = None
             vs[index] = v
         else:
             vs.append(v)
         self.nx.add_edge(op, v, key=(slot, index))
+        self._wrote(op, [v])
 
     def readers(self, v: VarNode) -> list[OpNode]:
         """Who reads `v`, in no particular order; cheap where there are many."""
-        return list(self.nx.succ[v])
+        return list(self.succ[v])
 
     def drop_output(self, op: OpNode, slot: str) -> None:
         """Let `op` write this optional slot no more; its variable stays, without a writer."""
+        self.changed[op] = None
         for i, v in enumerate(op.outputs.pop(slot)):
             self.nx.remove_edge(op, v, key=(slot, i))
+            self.changed[v] = None
 
     def ticket(self) -> int:
         """Ascending numbers that make ranks of new operators unique."""
@@ -263,10 +288,12 @@ class Graph:
     def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
         """Why an operator that reads these cannot stand at `rank`; None if it can."""
         for v in reads:
-            if v.producer is not None and v.producer.rank >= rank:
+            writer = v.producer
+            if writer is not None and writer.rank >= rank:
                 return f"{v.name} is computed later"
             after = v.next_version
-            if after is not None and after.producer is not None and after.producer.rank < rank:
+            writer = after.producer if after is not None else None
+            if writer is not None and writer.rank < rank:
                 return f"{v.name} is updated in place before"
         return None
 
