@@ -82,6 +82,9 @@ REASONS = {
     "axis inside": r"places Y of \w+ inside X$",
     "reads nothing": r"^it reads nothing$",
     "nobody reads": r"^nobody reads what it writes$",
+    "depends on the loss": r"computed twice: it depends on the value of",
+    "W rank": r"W must be 2-D",
+    "no product to add": r"Acc must be|X and Y must have rank 2",
 }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir.graph import Graph, OpNode, VarNode
+from ..ir.graph import Graph, OpNode, Rank, VarNode
 from .ahead import Ahead
 from .linear_head import Head, HeadPattern, smoothed_one_hot
 from .log import Applied, PassReport
@@ -132,7 +132,7 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
             graph.set_output(new, slot, 0, v)
             graph.remove_var(stand_in)
             g.created.remove(stand_in)
-    _remove_unread(graph, old_seed, forward.rank)
+    _remove_unread(graph, old_seed.producer, forward.rank)
     for v in g.created:
         origin = ahead.origins.get(v)
         graph.rename_var(v, graph.fresh_name(origin.name if origin else f"{new.outputs['Loss'][0].name}.like"))
@@ -164,12 +164,11 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     return g.emitted[-1]
 
 
-def _remove_unread(graph: Graph, v: VarNode, after: tuple[int, ...]) -> None:
-    """Take out what computed `v` behind `after`, as far as nobody reads it any more."""
-    op = v.producer
+def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
+    """Take `op` out, and what it was computed from behind `after`, as far as nobody reads it any more."""
     if op is None or op not in graph or op.rank <= after or not is_unread(op):
         return
-    above = list(op.input_vars)
+    above = [x.producer for x in op.input_vars]
     take_out(graph, op)
     for x in above:
         _remove_unread(graph, x, after)

@@ -118,11 +118,11 @@ class _Walk:
         self.head.Label, self.head.smoothing, self.head.ignore_index = numbers, smoothing, -100
 
     def _take_prediction(self, v: VarNode) -> None:
-        """arg_max of v is that of the logits, unless other rows or other ties lie between."""
+        """arg_max of v is that of the logits, unless a bias, other rows or other ties lie between."""
         between = {op.type for op in self.ops[1:]}
         for reader in v.consumers:
             fits = reader.type == "arg_max" and reader.attrs["axis"] in (-1, v.type.ndim - 1)
-            if fits and self.head.prediction is None and not between & {"slice", "tanh"}:
+            if fits and self.head.prediction is None and not between & {"slice", "tanh", "elementwise_add"}:
                 self.head.prediction = reader
                 self.ops.append(reader)
 
