@@ -1,0 +1,65 @@
+// What Hopper adds: asynchronous products of a warpgroup (wgmma), copies of tiles by the tensor copy engine (TMA),
+// and barriers in shared memory that count both threads and bytes (mbarrier). PTX ISA 8.0 and CUDA driver API.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void barrier_init(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Until the phase of this parity has ended.
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// One box of a four-dimensional tensor into shared memory; elements outside the tensor become zeros.
+__device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// A matrix in shared memory whose rows of 128 bytes are swizzled (the copy engine's 128-byte mode), by its start
+// address, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride) {
+    return u64((address & 0x3FFFF) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// The compiler must not move accesses to accumulators over this.
+template <int N> __device__ __forceinline__ void keep(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int N> __device__ __forceinline__ void keep(u32 (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+template <int REGISTERS> __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+// Contiguous bytes, a multiple of 16, both addresses aligned to 16.
+__device__ __forceinline__ void load_bytes(u32 to, const void* from, u32 barrier, u32 bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void load_pairs(float (&x)[2], float (&y)[2], u32 from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(y[0]), "=f"(x[1]), "=f"(y[1]) : "r"(from));
+}

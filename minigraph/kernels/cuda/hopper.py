@@ -1,0 +1,86 @@
+"""What Hopper's kernels need from the host: tensor maps for the copy engine, and the text of wgmma instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...types import bfloat16
+from .buffer import Buffer, Words
+from .compile import read_source
+
+MAP_WORDS = 16
+SWIZZLED = 64  # 16-bit elements in a row of 128 bytes, the width of a box
+
+
+class TensorMap(Words):
+    """A tensor of 16-bit floats from which the copy engine takes boxes of `rows` x 64 elements (CUtensorMap).
+
+    sizes    of its four axes, the contiguous one first
+    strides  elements from one index to the next of the other three; multiples of 8
+    Rows of a box are swizzled over 128 bytes; what lies outside the tensor is filled with zeros.
+    """
+
+    def __init__(self, buffer: Buffer, sizes: Sequence[int], strides: Sequence[int], rows: int) -> None:
+        super().__init__([buffer, *[0] * (MAP_WORDS - 1)])
+        assert len(sizes) == 4 and len(strides) == 3 and all(s % 8 == 0 for s in strides) and rows <= 256
+        self.buffer, self.sizes, self.strides, self.rows = buffer, tuple(sizes), tuple(strides), rows
+
+    def packed(self) -> np.ndarray:
+        """The 128 bytes that the driver makes of it, as 16 words."""
+        from cuda.bindings import driver as d
+
+        kinds = d.CUtensorMapDataType
+        kind = (
+            kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            if self.buffer.dtype == bfloat16
+            else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+        )
+        status, made = d.cuTensorMapEncodeTiled(
+            kind, 4, self.buffer.address,
+            [d.cuuint64_t(n) for n in self.sizes],
+            [d.cuuint64_t(2 * n) for n in self.strides],
+            [d.cuuint32_t(n) for n in (SWIZZLED, self.rows, 1, 1)],
+            [d.cuuint32_t(1)] * 4,
+            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )  # fmt: skip
+        if int(status):
+            raise RuntimeError(f"cuTensorMapEncodeTiled: {status} for {self.buffer} as {self.sizes}, {self.strides}")
+        return np.array([int(w) for w in made.opaque], np.uint64)
+
+
+def hopper_source(instructions: Sequence[str], defines: Sequence[tuple[str, str]], files: Sequence[str]) -> str:
+    """prelude, hopper.cuh, wgmma instructions (each once), `#define`s, files."""
+    head = "".join(f"#define {key} {value}\n" for key, value in defines)
+    texts = [read_source("prelude.cuh"), read_source("hopper.cuh"), *dict.fromkeys(instructions), head]
+    return "".join([*texts, *map(read_source, files)])
+
+
+def wgmma(n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False) -> str:
+    """d[64, n] = A[64, 16] B[16, n] (+ d where `add`) of a warpgroup, as a function wgmma_ss, wgmma_rs or wgmma_rs_bt.
+
+    dtype           bf16 or f16, summed in float32
+    a_in_registers  A is a fragment of 4 registers a thread, else a descriptor
+    b_by_rows       B's rows run along n in shared memory (values), else along the summed axis (keys)
+    """
+    count = n // 2
+    listed = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    if a_in_registers:
+        name, parameter = "wgmma_rs", "const u32 (&a)[4]"
+        a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
+        ins, used, major = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])', 4, f"{int(b_by_rows)}"
+    else:
+        name, parameter, a, ins, used, major = "wgmma_ss", "u64 a", f"%{count}", '"l"(a)', 1, f"0, {int(b_by_rows)}"
+    b, add = f"%{count + used}", f"%{count + used + 1}"
+    name += "_bt" * b_by_rows
+    return f"""__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{
+    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {add}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{listed}}}, {a}, {b}, p, 1, 1, {major};\\n}}"
+        : {outs} : {ins}, "l"(b), "r"(add));
+}}
+"""
