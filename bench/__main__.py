@@ -6,12 +6,13 @@ import argparse
 import shlex
 import sys
 
-from . import gpu_gemm, gpu_kernels, gpu_mlp_gemm, gpu_steps_run, mlp_cpu
+from . import gpu_fusion, gpu_gemm, gpu_kernels, gpu_mlp_gemm, gpu_steps_run, mlp_cpu
 from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
 BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps] = {
-    b.name: b for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH, gpu_steps_run.BENCH)
+    b.name: b
+    for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH, gpu_fusion.BENCH, gpu_steps_run.BENCH)
 }
 
 

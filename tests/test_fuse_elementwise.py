@@ -19,6 +19,9 @@ from minigraph.errors import AttrError, MinigraphError, ProgramError
 from minigraph.executor import Executor
 from minigraph.ir.convert import to_graph
 from minigraph.ir.text import parse
+from minigraph.kernels.cuda.binder import Binder, Device
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.compile import compile_source
 from minigraph.opdef import OPS
 from minigraph.passes import fuse_elementwise as fusion
 from minigraph.passes import groups
@@ -155,6 +158,28 @@ def test_masks_are_those_of_dropout(dtype):
             made, _ = run_bind(FUSED.gpu_bind, {"X": [x]}, types, attrs, seed=11, step=5)
             np.testing.assert_array_equal(made["Out"][0], expected[0])
             np.testing.assert_array_equal(made["Out"][1] != 0, expected[0] != 0)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("shape", [(64, 1024), (64, 4096), (2, 32, 760), (64, 30)], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_generated_kernels_compile_without_spills(dtype, shape, arch):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    made = 0
+    for seed in range(4):
+        for op in fused_ops(compiled(random_chain(seed, dtype, shape))):
+            binder = Binder(Device(arch))
+            binder.begin(0)
+            ins = {slot: [Buffer(v.shape, v.dtype) for v in op.inputs.get(slot, ())] for slot in ("X", "Like")}
+            outs = {"Out": [Buffer(v.shape, v.dtype) for v in op.outputs["Out"]]}
+            FUSED.gpu_bind(binder, ins, outs, op.attrs)
+            for call in binder.calls:
+                if call.function in ("fused", "fused_rows", "totals"):
+                    cubin = compile_source(call.source, arch)
+                    assert cubin.spilled_bytes == 0, (op, call.function)
+                    assert "0 bytes stack frame" in cubin.log, (op, call.function)
+                    made += 1
+    assert made > 4
 
 
 # sizes that are known at run time

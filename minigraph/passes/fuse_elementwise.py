@@ -107,10 +107,17 @@ class _Emission:
         self.inside = group.inside
         self.x = reads(group)
         self.outputs, self.inner = self._outputs()
+        self.wanted = {*self.outputs}
+        self.members: list[OpNode] = []  # without those that nobody needs
+        for op in reversed(group.ops):
+            if any(v in self.wanted for v in op.output_vars):
+                self.members.insert(0, op)
+                self.wanted.update(op.input_vars)
+        needed = {v for op in self.members for v in op.input_vars if op.reads_values_of(v)}
+        self.x = [v for v in self.x if v in needed]
         self.names: dict[VarNode, str] = {v: f"x{i}" for i, v in enumerate(self.x)}
         self.names |= {v: f"y{i}" for i, v in enumerate(self.outputs)}
         self.like: list[VarNode] = []
-        self.wanted = {*self.outputs, *(v for op in group.ops for v in op.input_vars)}
 
     def _outputs(self) -> tuple[list[VarNode], list[VarNode]]:
         """What is written, and what stays inside: values of which others read the shape only, where another has it."""
@@ -139,9 +146,9 @@ class _Emission:
     def run(self) -> Applied:
         """Replace the members; refuses with the graph unchanged."""
         ops, graph = self.group.ops, self.graph
+        require(len(self.members) > 1, "nobody reads what it writes")
         require(self.x, "it reads nothing")
-        require(self.outputs, "nobody reads what it writes")
-        body = tuple(format_member(self._member(op)) for op in ops)
+        body = tuple(format_member(self._member(op)) for op in self.members)
         try:
             members = parse_body(body)
             types = infer_body(members, [v.type for v in self.x], [v.type for v in self.like])
