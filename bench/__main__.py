@@ -11,8 +11,8 @@ from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
 BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps] = {
-    b.name: b
-    for b in (mlp_cpu.BENCH, gpu_gemm.BENCH, gpu_mlp_gemm.BENCH, gpu_kernels.BENCH, gpu_fusion.BENCH, gpu_steps_run.BENCH)
+    m.BENCH.name: m.BENCH
+    for m in (mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_steps_run)
 }
 
 
