@@ -45,7 +45,6 @@ MAY_IMPORT = {
     "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
     "strategy": "errors options ir passes",
     "validate": "errors types opdef program",
-    "compiler": "errors types options program ir passes strategy validate",
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors types kernels",
     "schedule": "errors types opdef program",
@@ -55,6 +54,9 @@ MAY_IMPORT = {
     "bound": "errors types options kernels program schedule memory order",
     "plan_cuda": "errors types options kernels program scope memory bound",
     "executor": "errors types options program scope cuda plan plan_cuda",
+    # a compilation says what its plans would need
+    "memory_report": "errors types options program plan bound memory order",
+    "compiler": "errors types options program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
     "param_attr": "errors",
@@ -63,7 +65,7 @@ MAY_IMPORT = {
     "math_op_patch": "errors types program builder tensor",
     "nn": "errors types unique_name program builder param_attr tensor",
     "ops.calls": "builder program nn",
-    "optimizer": "errors types unique_name scope program builder backward regularizer nn",
+    "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
     "base": "unique_name",
     "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "

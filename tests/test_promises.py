@@ -64,11 +64,11 @@ def test_dot_files_are_written_although_no_flag_is_on(tmp_path: Path) -> None:
 def test_explain_names_the_nearest_miss_and_refusals_and_idle_flags() -> None:
     x = static.data("x", [2, 3])
     total = paddle.matmul(x, static.create_parameter([3, 3])) + static.data("residual", [2, 3])
-    strategy = static.BuildStrategy(fuse_gemm_epilogue=True, fuse_all_optimizer_ops=True)
+    strategy = static.BuildStrategy(fuse_gemm_epilogue=True, fuse_bn_act_ops=True)
     compiled = static.CompiledProgram(static.default_main_program(), strategy)
     said = compiled.explain()
     assert "0 applied" in said and "Bias must be 1-D" in said and Path(__file__).name in said
-    assert "fuse_all_optimizer_ops" in said and "no pass" in said
+    assert "fuse_bn_act_ops" in said and "no pass" in said
     lonely = static.Program()
     with static.program_guard(lonely, static.Program()):
         paddle.nn.functional.relu(static.data("x", [2, 3])) + static.data("y", [3])

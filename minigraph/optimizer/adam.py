@@ -1,54 +1,46 @@
-"""Adam and AdamW: steps divided by the running magnitude of each gradient element."""
+"""Steps along a running mean of gradients, divided by their running magnitude: Adam and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from ..builder import Builder
-from ..errors import AttrError, require
-from ..program import Parameter, Variable
-from ..types import float64, tensor_type
-from .optimizer import Optimizer, check_number
+from ..program import Parameter
+from .optimizer import Optimizer
+from .settings import below_one, check_number, flag, function, positive
+
+BETAS = {"beta1": below_one, "beta2": below_one, "epsilon": positive}
+MOMENTS = {"Moment1": "moment1", "Moment2": "moment2"}
+POWERS = {"Beta1Pow": ("beta1_pow_acc", "beta1"), "Beta2Pow": ("beta2_pow_acc", "beta2")}
 
 
 class Adam(Optimizer):
     """m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  p -= lr m' / (sqrt(v') + epsilon)
 
     with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t). weight_decay is added to the gradient (L2).
+    amsgrad  the largest v so far in place of v
     lazy_mode and use_multi_tensor are accepted as in Paddle: they concern sparse gradients and
     launches on a GPU, and change no value.
     """
 
     op_type = "adam"
+    powers = POWERS
+    hyper: ClassVar = {**BETAS, "amsgrad": flag}
+    states: ClassVar = {**MOMENTS, "Moment2Max": "moment2_max"}
 
     def __init__(
         self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
         parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None, lazy_mode: bool = False,
-        multi_precision: bool = False, use_multi_tensor: bool = False, name: str | None = None,
+        multi_precision: bool = False, use_multi_tensor: bool = False, name: str | None = None, amsgrad: bool = False,
+        **hyper: Any,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, multi_precision, name)
-        self.beta1 = check_number("beta1", beta1, below=1)
-        self.beta2 = check_number("beta2", beta2, below=1)
-        self.epsilon = check_number("epsilon", epsilon)
-        require(self.epsilon > 0, f"epsilon must be > 0, is {epsilon!r}", AttrError)
-
-    def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
-        power = tensor_type((1,), float64)
-        states = {
-            "Moment1": self.state(param, "moment1"),
-            "Moment2": self.state(param, "moment2"),
-            "Beta1Pow": self.state(param, "beta1_pow_acc", self.beta1, power),
-            "Beta2Pow": self.state(param, "beta2_pow_acc", self.beta2, power),
-        }
-        g.emit(
-            self.op_type, param, grad, lr, **states, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon,
-            **self.decay(param), out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
+        super().__init__(
+            learning_rate, parameters, weight_decay, grad_clip, multi_precision, name,
+            beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad, **hyper,
         )  # fmt: skip
 
-    def decay(self, param: Parameter) -> dict[str, Any]:
-        """Further attributes of a parameter's update."""
-        return {}
+    def wanted_states(self, param: Parameter) -> Mapping[str, str]:
+        return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}
 
 
 class AdamW(Adam):
@@ -59,22 +51,71 @@ class AdamW(Adam):
     """
 
     op_type = "adamw"
+    hyper: ClassVar = {**Adam.hyper, "coeff": check_number}
 
     def __init__(
         self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
         parameters: Any = None, weight_decay: float = 0.01, lr_ratio: Callable[[Parameter], float] | None = None,
         apply_decay_param_fun: Callable[[str], bool] | None = None, grad_clip: Any = None, lazy_mode: bool = False,
-        multi_precision: bool = False, name: str | None = None,
+        multi_precision: bool = False, name: str | None = None, amsgrad: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(
-            learning_rate, beta1, beta2, epsilon, parameters, None, grad_clip, lazy_mode, multi_precision, name=name
-        )
-        self.coeff = check_number("weight_decay", weight_decay)
-        for what, function in (("lr_ratio", lr_ratio), ("apply_decay_param_fun", apply_decay_param_fun)):
-            require(function is None or callable(function), f"{what} must be a function, is {function!r}", AttrError)
-        self.lr_ratio, self.apply_decay_param_fun = lr_ratio, apply_decay_param_fun
+            learning_rate, beta1, beta2, epsilon, parameters, None, grad_clip, lazy_mode, multi_precision, name=name,
+            amsgrad=amsgrad, coeff=check_number("weight_decay", weight_decay),
+        )  # fmt: skip
+        self.lr_ratio = function("lr_ratio", lr_ratio)
+        self.apply_decay_param_fun = function("apply_decay_param_fun", apply_decay_param_fun)
 
-    def decay(self, param: Parameter) -> dict[str, Any]:
+    def attrs(self, param: Parameter) -> dict[str, Any]:
         ratio = check_number("lr_ratio", self.lr_ratio(param)) if self.lr_ratio else 1.0
         decays = self.apply_decay_param_fun is None or bool(self.apply_decay_param_fun(param.name))
-        return {"coeff": self.coeff, "with_decay": decays, "lr_ratio": ratio}
+        return {**super().attrs(param), "with_decay": decays, "lr_ratio": ratio}
+
+
+class Adamax(Optimizer):
+    """m = beta1 m + (1 - beta1) g;  n = max(|g|, beta2 n + epsilon);  p = p - lr / (1 - beta1^t) * m / n"""
+
+    op_type = "adamax"
+    hyper = BETAS
+    states: ClassVar = {"Moment": "moment", "InfNorm": "inf_norm"}
+    powers: ClassVar = {"Beta1Pow": POWERS["Beta1Pow"]}
+
+    def __init__(
+        self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+        parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None, name: str | None = None,
+        multi_precision: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameters, weight_decay, grad_clip, multi_precision, name,
+            beta1=beta1, beta2=beta2, epsilon=epsilon,
+        )  # fmt: skip
+
+
+class Lamb(Optimizer):
+    """p = p - lr * (||p|| / ||r||) * r with r = m' / (sqrt(v') + epsilon) + lamb_weight_decay * p
+
+    and m', v' as in Adam. The ratio is 1 where one of the norms is 0, and where there is no decay, unless always_adapt.
+    exclude_from_weight_decay_fn  function of a Parameter: whether it does not decay
+    """
+
+    op_type = "lamb"
+    states = MOMENTS
+    powers = POWERS
+    hyper: ClassVar = {**BETAS, "lamb_weight_decay": check_number, "always_adapt": flag}
+    renamed: ClassVar = {"weight_decay": "lamb_weight_decay"}
+
+    def __init__(
+        self, learning_rate: Any = 0.001, lamb_weight_decay: float = 0.01, beta1: float = 0.9, beta2: float = 0.999,
+        epsilon: float = 1e-6, parameters: Any = None, grad_clip: Any = None,
+        exclude_from_weight_decay_fn: Callable[[Parameter], bool] | None = None, multi_precision: bool = False,
+        always_adapt: bool = False, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            learning_rate, parameters, None, grad_clip, multi_precision, name, beta1=beta1, beta2=beta2,
+            epsilon=epsilon, lamb_weight_decay=lamb_weight_decay, always_adapt=always_adapt,
+        )  # fmt: skip
+        self.exclude_from_weight_decay_fn = function("exclude_from_weight_decay_fn", exclude_from_weight_decay_fn)
+
+    def attrs(self, param: Parameter) -> dict[str, Any]:
+        excluded = self.exclude_from_weight_decay_fn is not None and self.exclude_from_weight_decay_fn(param)
+        return super().attrs(param) | ({"weight_decay": 0.0} if excluded else {})

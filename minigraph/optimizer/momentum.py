@@ -1,38 +1,57 @@
-"""Gradient descent with momentum."""
+"""Gradient descent with a running direction: momentum, and the sign of one (Lion)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ..builder import Builder
-from ..errors import AttrError, require
 from ..program import Parameter, Variable
-from .optimizer import Optimizer, check_number
+from .optimizer import Optimizer
+from .settings import below_one, check_number, flag
 
 
 class Momentum(Optimizer):
     """v = momentum * v + g; p = p - lr * v, or p - lr * (g + momentum * v) with use_nesterov.
 
     rescale_grad      multiplies the clipped and regularized gradient (Paddle 2.6.2 ignores it on a CPU)
-    use_multi_tensor  changes nothing on one CPU; accepted as in Paddle
+    use_multi_tensor  accepted as in Paddle; BuildStrategy.fuse_all_optimizer_ops decides here
     """
+
+    op_type = "momentum"
+    states: ClassVar = {"Velocity": "velocity"}
+    hyper: ClassVar = {"momentum": below_one, "rescale_grad": check_number, "use_nesterov": flag}
+    renamed: ClassVar = {"mu": "momentum"}
 
     def __init__(
         self, learning_rate: Any = 0.001, momentum: float = 0.9, parameters: Any = None, use_nesterov: bool = False,
         weight_decay: Any = None, grad_clip: Any = None, multi_precision: bool = False, rescale_grad: float = 1.0,
         use_multi_tensor: bool = False, name: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(learning_rate, parameters, weight_decay, grad_clip, multi_precision, name)
-        self.momentum = check_number("momentum", momentum, below=1)
-        self.rescale_grad = check_number("rescale_grad", rescale_grad)
-        require(isinstance(use_nesterov, bool), f"use_nesterov must be a bool, is {use_nesterov!r}", AttrError)
-        self.use_nesterov = use_nesterov
+        super().__init__(
+            learning_rate, parameters, weight_decay, grad_clip, multi_precision, name,
+            momentum=momentum, rescale_grad=rescale_grad, use_nesterov=use_nesterov,
+        )  # fmt: skip
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
-        if self.rescale_grad != 1:
-            grad = g.scale(grad, scale=self.rescale_grad)
-        velocity = self.state(param, "velocity")
-        g.momentum(
-            param, grad, lr, velocity, mu=self.momentum, use_nesterov=self.use_nesterov,
-            out={"ParamOut": param, "VelocityOut": velocity},
-        )  # fmt: skip
+        factor = self.of(param, "rescale_grad")
+        super().append_update(g, param, g.scale(grad, scale=factor) if factor != 1 else grad, lr)
+
+
+class Lion(Optimizer):
+    """p = p * (1 - lr * weight_decay) - lr * sign(beta1 m + (1 - beta1) g); m = beta2 m + (1 - beta2) g
+
+    weight_decay is decoupled, as in AdamW.
+    """
+
+    op_type = "lion"
+    states: ClassVar = {"Moment": "moment"}
+    hyper: ClassVar = {"beta1": below_one, "beta2": below_one, "coeff": check_number}
+
+    def __init__(
+        self, learning_rate: Any = 0.0001, beta1: float = 0.9, beta2: float = 0.99, parameters: Any = None,
+        weight_decay: float = 0.0, grad_clip: Any = None, multi_precision: bool = False, name: str | None = None,
+    ) -> None:  # fmt: skip
+        coeff = check_number("weight_decay", weight_decay)
+        super().__init__(
+            learning_rate, parameters, None, grad_clip, multi_precision, name, beta1=beta1, beta2=beta2, coeff=coeff
+        )

@@ -9,15 +9,15 @@ learning rate are persistable variables that the startup program fills.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import unique_name
 from ..backward import append_backward
-from ..builder import Builder, builder_of
-from ..errors import AttrError, DTypeError, ProgramError, require
+from ..builder import Builder, as_variable, builder_of
+from ..errors import AttrError, ProgramError, require
+from ..opdef import get_op
 from ..program import (
     Block,
     Operator,
@@ -27,47 +27,97 @@ from ..program import (
     default_main_program,
     default_startup_program,
 )
-from ..regularizer import L2Decay, WeightDecayRegularizer
 from ..scope import global_scope
 from ..types import TensorType, bfloat16, float16, float32, float64, tensor_type
 from .lr import LRScheduler
+from .settings import LOW_PRECISION, as_list, check_number, clip_rule, read_groups, regularizer
 
 ParamsGrads = list[tuple[Any, Any]]
 
+FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
+
 
 class Optimizer:
-    """Base of the update rules; a subclass appends the update of one parameter.
+    """Base of the update rules.
 
     learning_rate    a number, or an LRScheduler, whose value the Executor writes before each run
-    parameters       what to train; all trainable parameters that the loss depends on for None
+    parameters       what to train, or a list of groups {"params": [...], hyperparameter: value, ...} in which
+                     learning_rate is a factor; all trainable parameters that the loss depends on for None
     weight_decay     a number (L2) or a regularizer; a parameter's own regularizer beats it
     grad_clip        a ClipGradBy... object
-    multi_precision  without effect for float32 and float64 parameters; refused for 16-bit ones
+    multi_precision  16-bit parameters are updated in float32 copies of them; without effect for others
     name             stands in the names of the states, between parameter and state
+
+    A subclass says which operator updates a parameter, and with which states and numbers:
+        op_type   the operator
+        states    {slot: name} of arrays like the parameter, which begin as `initial`
+        powers    {slot: (name, hyperparameter)} of float64 numbers, which begin as the hyperparameter
+        hyper     {hyperparameter: its check}: attributes of the object that groups may set otherwise
+        renamed   {attribute of the operator: hyperparameter} where the names differ
     """
+
+    op_type = ""
+    states: ClassVar[Mapping[str, str]] = {}
+    powers: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    hyper: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
+    initial = 0.0
 
     def __init__(
         self, learning_rate: Any = 0.001, parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None,
-        multi_precision: bool = False, name: str | None = None,
+        multi_precision: bool = False, name: str | None = None, **hyper: Any,
     ) -> None:  # fmt: skip
         if not isinstance(learning_rate, LRScheduler):
             learning_rate = check_number("learning_rate", learning_rate)
-        if weight_decay is not None and not isinstance(weight_decay, WeightDecayRegularizer):
-            weight_decay = L2Decay(check_number("weight_decay", weight_decay))
-        require(
-            grad_clip is None or callable(grad_clip), f"grad_clip must be a ClipGradBy... object, is {grad_clip!r}",
-            AttrError,
-        )  # fmt: skip
-        self.learning_rate, self.regularization = learning_rate, weight_decay
-        self.grad_clip: Any = grad_clip
+        self.learning_rate, self.regularization = learning_rate, regularizer(weight_decay)
+        self.grad_clip: Any = clip_rule(grad_clip)
         self.multi_precision, self.name = bool(multi_precision), name
-        self.parameters = None if parameters is None else _as_list("parameters", parameters)
+        for key, value in hyper.items():
+            setattr(self, key, self.hyper[key](key, value))
+        self._auxiliary_vars: dict[str, Any] = {}
+        self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, _Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
 
+    def attrs(self, param: Parameter) -> dict[str, Any]:
+        """Attributes of the operator that updates `param`."""
+        opdef = get_op(self.op_type)
+        names = {attr: self.renamed.get(attr, attr) for attr in opdef.attrs}
+        return {attr: self.of(param, name) for attr, name in names.items() if name in self.hyper}
+
+    def wanted_states(self, param: Parameter) -> Mapping[str, str]:
+        """The states that the update of `param` has."""
+        return self.states
+
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
-        raise NotImplementedError
+        states = {s: self.state(param, name, self.initial) for s, name in self.wanted_states(param).items()}
+        number = tensor_type((1,), float64)
+        for slot, (name, beta) in self.powers.items():
+            states[slot] = self.state(param, name, self.of(param, beta), number)
+        if self.multi_precision and param.dtype in LOW_PRECISION:
+            states["MasterParam"] = self._master(param)
+        flags = {slot: self._auxiliary_vars[key] for slot, key in FLAGS.items() if key in self._auxiliary_vars}
+        g.emit(
+            self.op_type, param, grad, lr, **states, **flags, **self.attrs(param),
+            out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
+            needs=["MasterParamOut", "Moment2MaxOut", "MeanGradOut"],
+        )  # fmt: skip
+
+    def _set_auxiliary_var(self, key: str, var: Any) -> None:
+        """Give all updates one number on the device, as Paddle's mixed precision does.
+
+        found_inf   a bool variable: where it is true, a step changes neither parameters nor states
+        grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale
+        """
+        require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", AttrError)
+        self._auxiliary_vars[key] = as_variable(var, key)
+
+    # hyperparameters and groups
+
+    def of(self, param: Parameter, name: str) -> Any:
+        """A hyperparameter as it holds for `param`: its group's, else the optimizer's."""
+        return self._groups.get(param.name, {}).get(name, getattr(self, name))
 
     # appending operators
 
@@ -91,9 +141,14 @@ class Optimizer:
         no_grad_set: Iterable[Any] | None = None, callbacks: Any = None,
     ) -> ParamsGrads:  # fmt: skip
         """Append the gradients only: [(parameter, gradient)], for `apply_gradients`."""
-        chosen = self.parameters if parameters is None else _as_list("parameters", parameters)
+        chosen = self.parameters if parameters is None else as_list("parameters", parameters)
         if chosen is not None and isinstance(loss, Variable):
             chosen = [p if isinstance(p, Variable) else loss.block.var(p) for p in chosen]
+            for p in chosen:
+                require(
+                    p.program is loss.program, f"parameter {p.name} belongs to program {p.program.name}, the loss to"
+                    f" {loss.program.name}", ProgramError, "a name stands for the parameter of the loss's program",
+                )  # fmt: skip
             chosen = list({id(p): p for p in chosen if not p.stop_gradient}.values())
         return append_backward(loss, chosen, no_grad_set, callbacks)
 
@@ -124,20 +179,18 @@ class Optimizer:
             require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
         program = params[0].program
         self._check_first(program)
-        low = next((p for p in params if p.dtype in (float16, bfloat16)), None)
-        require(
-            low is None or not self.multi_precision,
-            f"multi_precision=True needs float32 copies of 16-bit parameters such as {low}, there are none",
-            DTypeError,
-        )
+        for p in params:
+            require(
+                p.program is program, f"parameters {params[0].name} and {p.name} belong to two programs, {program.name}"
+                f" and {p.program.name}", ProgramError,
+            )  # fmt: skip
         with program.emitting("optimize"):
-            if self.grad_clip is not None:
-                pairs = self.grad_clip(pairs)
-            pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
+            pairs = [(p, self._regularized(p, grad)) for p, grad in self._clipped(pairs)]
             rate = self._rates[program.id] = self._create_rate(program, params)
             g, first = Builder(program.global_block()), len(program.ops)
             for p, grad in pairs:
-                self.append_update(g, p, grad, rate.times(g, p.optimize_attr["learning_rate"]))
+                factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
+                self.append_update(g, p, grad, rate.times(g, factor))
         return [op for op in program.ops[first:] if "optimizer" in op.opdef.traits]
 
     def _check_first(self, program: Program) -> None:
@@ -146,8 +199,18 @@ class Optimizer:
             ProgramError, "call minimize once per program; for two losses minimize their sum or use two optimizers",
         )  # fmt: skip
 
+    def _clipped(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Gradients clipped by the optimizer's rule; groups with one of their own are clipped by themselves."""
+        rules = [self._groups.get(p.name, {}).get("grad_clip", self.grad_clip) for p, _ in pairs]
+        clipped: dict[str, Any] = {}
+        for rule in dict.fromkeys(id(rule) for rule in rules):
+            part = [pair for pair, r in zip(pairs, rules, strict=True) if id(r) == rule]
+            clip = next(r for r in rules if id(r) == rule)
+            clipped |= {p.name: grad for p, grad in (clip(part) if clip is not None else part)}
+        return [(p, clipped[p.name]) for p, _ in pairs]
+
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
-        regularizer = getattr(param, "regularizer", None) or self.regularization
+        regularizer = getattr(param, "regularizer", None) or self.of(param, "regularization")
         return regularizer(param, grad, grad.block) if regularizer is not None else grad
 
     def state(
@@ -158,6 +221,19 @@ class Optimizer:
             type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
         middle = f"{self.name}_{what}" if self.name else what
         return self._persistable(param.block, f"{param.name}_{middle}", value, type)[0]
+
+    def _master(self, param: Parameter) -> Variable:
+        """A float32 copy of `param`, which the startup program makes of its first value."""
+        assert self._startup is not None
+        own = self._persistable(param.block, f"{param.name}_fp32_master", 0.0, param.type.with_dtype(float32))[0]
+        require(
+            self._startup.has_var(param.name), f"the startup program does not initialise {param.name}, so it cannot"
+            " initialise its float32 copy", ProgramError,
+        )  # fmt: skip
+        self._startup.ops.pop()  # instead of a constant
+        first, copy = self._startup.var(param.name), self._startup.var(own.name)
+        Builder(self._startup).cast(first, dtype=float32, out={"Out": copy})
+        return own
 
     def _persistable(self, block: Block, key: str, value: float, type: TensorType) -> tuple[Variable, Operator]:
         """A new persistable variable, and the startup operator that fills it."""
@@ -212,28 +288,5 @@ class _Rate:
     def set(self, value: float) -> None:
         self.initial.attrs["value"] = value
         self.initial.block.program.version += 1
-        array = global_scope().arrays.get(self.variable.name)
-        if array is not None:
-            array[...] = value
-
-
-def check_number(name: str, value: Any, below: float = math.inf) -> float:
-    """`value` as a float; it must lie in [0, below)."""
-    try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    wanted = ">= 0 and finite" if below == math.inf else f"in [0, {below:g})"
-    require(0 <= number < below, f"{name} must be a number {wanted}, is {value!r}", AttrError)
-    return number
-
-
-def _as_list(name: str, value: Any) -> list[Any]:
-    """A list of Parameters or their names."""
-    fact = f"{name} must be a list of Parameters or names"
-    if isinstance(value, (str, Variable, Mapping)) or not isinstance(value, Iterable):
-        raise AttrError(f"{fact}, is {value!r}"[:200])
-    found = list(value)
-    for p in found:
-        require(isinstance(p, (str, Variable)), f"{fact}, holds {p!r}"[:200], AttrError)
-    return found
+        if global_scope().has(self.variable.name):
+            global_scope().fill(self.variable.name, value)

@@ -88,7 +88,8 @@ def _key(op: OpNode, source: Source) -> tuple[object, ...]:
     shared = [(slot, id(op.inputs[slot][0])) for slot in SHARED if slot in op.inputs]
     attrs = tuple(sorted((name, repr(value)) for name, value in op.attrs.items()))
     scale = id(source.scale) if source.scale is not None else None
-    return op.type, op.inputs["Param"][0].type.dtype, attrs, tuple(shared), tuple(sorted(op.inputs)), scale, source.decay
+    dtype, slots = op.inputs["Param"][0].type.dtype, tuple(sorted(op.inputs))
+    return op.type, dtype, attrs, tuple(shared), slots, scale, source.decay
 
 
 WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "clipping factor", "weight decay")

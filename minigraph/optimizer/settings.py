@@ -1,0 +1,117 @@
+"""What users set: hyperparameters and their checks, lists and groups of parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..errors import AttrError, raise_unknown, require
+from ..program import Variable
+from ..regularizer import L2Decay, WeightDecayRegularizer
+from ..types import bfloat16, float16
+
+Check = Callable[[str, Any], Any]
+
+
+def regularizer(value: Any) -> Any:
+    """A regularizer from what a user gives as weight_decay."""
+    if value is None or isinstance(value, WeightDecayRegularizer):
+        return value
+    return L2Decay(check_number("weight_decay", value))
+
+
+def clip_rule(value: Any) -> Any:
+    """`value`, which must be a ClipGradBy... object or None."""
+    require(value is None or callable(value), f"grad_clip must be a ClipGradBy... object, is {value!r}", AttrError)
+    return value
+
+
+LOW_PRECISION = (float16, bfloat16)
+def below_one(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1)."""
+    return check_number(name, value, below=1)
+
+
+def positive(name: str, value: Any) -> float:
+    """`value` as a float > 0."""
+    number = check_number(name, value)
+    require(number > 0, f"{name} must be > 0, is {value!r}", AttrError)
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, which must be a bool."""
+    require(isinstance(value, bool), f"{name} must be a bool, is {value!r}", AttrError)
+    return value
+
+
+def function(name: str, value: Any) -> Any:
+    """`value`, which must be a function or None."""
+    require(value is None or callable(value), f"{name} must be a function, is {value!r}", AttrError)
+    return value
+
+
+def check_number(name: str, value: Any, below: float = math.inf) -> float:
+    """`value` as a float; it must lie in [0, below)."""
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    wanted = ">= 0 and finite" if below == math.inf else f"in [0, {below:g})"
+    require(0 <= number < below, f"{name} must be a number {wanted}, is {value!r}", AttrError)
+    return number
+
+
+def _distinct(parameters: list[Any]) -> list[Any]:
+    """Parameters of which none is listed twice."""
+    names = [p if isinstance(p, str) else p.name for p in parameters]
+    twice = next((n for i, n in enumerate(names) if n in names[:i]), None) if len(set(names)) < len(names) else None
+    require(twice is None, f"parameter {twice} is listed twice", AttrError)
+    return parameters
+
+
+def as_list(name: str, value: Any) -> list[Any]:
+    """A list of Parameters or their names."""
+    fact = f"{name} must be a list of Parameters or names"
+    if isinstance(value, (str, Variable, Mapping)) or not isinstance(value, Iterable):
+        raise AttrError(f"{fact}, is {value!r}"[:200])
+    found = list(value)
+    for p in found:
+        require(isinstance(p, (str, Variable)), f"{fact}, holds {p!r}"[:200], AttrError)
+    return found
+
+
+GROUP_CHECKS: dict[str, Check] = {
+    "learning_rate": check_number, "grad_clip": lambda name, value: clip_rule(value),
+}  # fmt: skip
+
+
+def read_groups(
+    optimizer: str, hyper: Mapping[str, Check], given: Any
+) -> tuple[list[Any] | None, dict[str, dict[str, Any]]]:  # fmt: skip
+    """(all parameters or None, {parameter's name: what its group sets}) from a list of parameters or of groups.
+
+    hyper  the optimizer's hyperparameters; one called coeff is its decoupled weight decay
+    """
+    if given is None:
+        return None, {}
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Variable, Mapping)) else []
+    if not listed or not all(isinstance(group, Mapping) for group in listed):
+        return _distinct(as_list("parameters", given)), {}
+    checks = {**GROUP_CHECKS, **hyper}
+    decay = "coeff" if "coeff" in hyper else "regularization"
+    checks["weight_decay"] = check_number if decay == "coeff" else lambda name, value: regularizer(value)
+    names = {"learning_rate": "rate_factor", "weight_decay": decay}
+    found, groups = [], {}
+    for group in listed:
+        require("params" in group, f"a group of parameters has the key 'params', not {sorted(group)}", AttrError)
+        settings = {}
+        for key in group.keys() - {"params"}:
+            if key not in checks:
+                raise_unknown(f"{optimizer}: group setting", key, ["params", *checks], AttrError)
+            settings[names.get(key, key)] = checks[key](key, group[key])
+        members = as_list("params", group["params"])
+        found += members
+        groups |= {p if isinstance(p, str) else p.name: settings for p in members}
+    return _distinct(found), groups
