@@ -37,6 +37,7 @@ SHAPES = [
     ((0, 131), (131, 7)), ((5, 0), (0, 7)), ((5, 131), (131, 0)), ((1024, 1000), (1000, 512)), ((2, 4096), (4096, 3)),
     ((3, 127, 31), (31, 37)), ((3, 17, 31), (3, 31, 37)), ((1, 17, 31), (5, 31, 7)), ((4, 1, 17, 31), (1, 3, 31, 7)),
     ((2, 3, 17, 31), (3, 31, 7)), ((131,), (131,)), ((131,), (5, 131, 7)), ((5, 7, 131), (131,)), ((0, 3, 4), (4, 5)),
+    ((5000, 40), (40, 10)),
 ]  # fmt: skip
 COLUMNS = (1, 7, 8, 10, 100, 128, 136, 4096)
 FORMS = {
@@ -68,6 +69,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"epilogues/variants/{form}/{dtype}", partial(_variants, form, dtype), product=True)
         yield Check(f"epilogues/autotune/{form}/{dtype}", partial(_autotuned, form, dtype), product=True)
     for dtype in DTYPES:
+        yield Check(f"products/variants/{dtype}", partial(_product_variants, dtype), product=True)
         yield Check(f"products/in float32/{dtype}", partial(_in_float32, dtype), product=True)
         yield Check(f"products/accumulate/{dtype}", partial(_accumulated, dtype), product=True)
     yield Check("products/tf32", _tf32, product=True)
@@ -359,6 +361,14 @@ def _variants(form: str, dtype: str) -> None:
         for number in range(3)
         for columns in (136, 13)
     )
+
+
+def _product_variants(dtype: str) -> None:
+    """Kernels for few columns where cuBLASLt would run, and the other way round."""
+    for number in (0, 1):
+        with _only(number):
+            _matmuls(dtype)
+            _gradients(dtype)
 
 
 def _autotuned(form: str, dtype: str) -> None:

@@ -9,6 +9,7 @@ import opcheck
 import pytest
 from cuda_host import COMPILER, Memory
 
+from minigraph.kernels.cuda import skinny
 from minigraph.kernels.cuda.binder import Binder, Choice, Gemm, Launch, every_call
 from minigraph.opdef import OPS
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
@@ -63,7 +64,9 @@ def assert_all_variants(op_type, inputs, needs, **attrs):
     """Each choice takes its first variant, then its second, ...; how many there are at most."""
     exact = {s: x if x.dtype == np.uint8 else x.astype(float) for s, x in inputs.items()}
     opdef, dtype = OPS[op_type], next(iter(inputs.values())).dtype
-    results = opdef(**exact, **opdef.bind_attrs(attrs), needs=frozenset(needs))
+    injected = {"needs": frozenset(needs)} if "needs" in opdef.injected else {}
+    results = opdef(**exact, **opdef.bind_attrs(attrs), **injected)
+    results = results if isinstance(results, tuple) else (results,)
     expected = {s: r for s, r in zip(opdef.output_names, results, strict=True) if s in needs}
     choices = [c for c in bound(op_type, inputs, needs, attrs)[0].calls if isinstance(c, Choice)]
     count = max([len(c.variants) for c in choices], default=1)
@@ -122,7 +125,7 @@ def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
      (65536, 512, ("epilogue of gelu's derivative", "product and column sum")),
      (256, 10, ("product and kernel", "kernel for 10 columns")),
      (256, 16, ("product and kernel", "epilogue of the bias gradient")),
-     (4096, 10, ("product and kernel", "epilogue of the bias gradient"))],
+     (4096, 10, ("product and kernel", "kernel for 10 columns"))],
 )  # fmt: skip
 def test_what_runs_without_a_measurement(rows, columns, first):
     """It hangs on sizes; the other variants stay for who measures."""
@@ -149,6 +152,49 @@ def test_relu_and_its_mask_in_one_kernel(value, columns, rng):
     np.testing.assert_array_equal(
         memory.arrays[outs["ReserveSpace"]], gpu_stub.pack_mask(np.full((3, columns), value > 0))
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "forward", "weights"),
+    [(256, 10, True, True), (4096, 10, False, True), (256, 16, False, False), (256, 1, True, True),
+     (4096, 1, False, False)],
+)  # fmt: skip
+def test_where_kernels_for_few_columns_come_first(rows, columns, forward, weights):
+    assert skinny.comes_first(rows, columns) == forward
+    assert skinny.comes_first(rows, columns, weight_gradient=True) == weights
+
+
+PRODUCTS = [((5, 40), (40, 3)), ((2, 3, 40), (40, 10)), ((70, 3), (3, 40)), ((300, 1), (1, 16)), ((5, 40), (40, 24))]
+
+
+@pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
+@pytest.mark.parametrize("trans_y", [False, True])
+@pytest.mark.parametrize(("x", "y"), PRODUCTS)
+def test_products_with_few_columns(x, y, trans_y, dtype, rng):
+    X, Y = numbers(rng, *x, dtype=dtype), numbers(rng, *(y[::-1] if trans_y else y), dtype=dtype)
+    D = numbers(rng, *x[:-1], y[1], dtype=dtype)
+    few = min(y[1], x[-1]) <= 16
+    assert assert_all_variants("matmul", {"X": X, "Y": Y}, ("Out",), trans_y=trans_y) == 1 + few
+    count = assert_all_variants(
+        "matmul_grad", {"X": X, "Y": Y, "Out_grad": D}, ("X_grad", "Y_grad"), trans_y=trans_y
+    )
+    assert count == 1 + few
+
+
+@pytest.mark.parametrize("dtype", [float32, float16], ids=str)
+@pytest.mark.parametrize(("inner", "columns"), [(20, 10), (17, 3), (260, 1)])
+@pytest.mark.parametrize("trans_y", [False, True])
+def test_a_weight_gradient_of_many_rows_is_summed_in_pieces(inner, columns, trans_y, dtype, rng, monkeypatch):
+    monkeypatch.setattr(skinny, "FEW", 64)
+    shapes = (700, columns), (700, inner), (columns, inner) if trans_y else (inner, columns)
+    inputs = dict(zip(("DOut", "X", "Y"), (numbers(rng, *s, dtype=dtype) for s in shapes), strict=True))
+    binder, *_ = bound("fused_gemm_epilogue_grad", inputs, ("DY", "DBias"), {"trans_y": trans_y})
+    calls = [c for c in every_call(binder.calls) if isinstance(c, Launch) and c.function == "weight_grad"]
+    assert calls[0].args[2].shape == (2, inner * columns), "one piece"
+    assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DY", "DBias"), trans_y=trans_y)
+    del inputs["DOut"]
+    inputs["Out_grad"] = numbers(rng, 700, columns, dtype=dtype)
+    assert_all_variants("matmul_grad", inputs, ("Y_grad",), trans_y=trans_y)
 
 
 # float32 from 16-bit operands

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...types import FLOATS, bfloat16, float16, float32
+from . import skinny
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, merged_axes
@@ -57,10 +58,17 @@ def product(
 
 
 def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
-    """Floats through cuBLASLt, integers by a kernel of our own."""
-    if a.dtype in FLOATS:
-        return binder.gemm(a, b, c, **facts)
+    """Floats through cuBLASLt or by kernels for few columns, integers by a kernel of our own."""
     m, n, k, batch = facts["m"], facts["n"], facts["k"], facts.get("batch", 1)
+    if a.dtype in FLOATS:
+        own = None
+        if batch == 1 and not facts["beta"]:
+            own = skinny.product_variants(binder, a, b, c, m, n, k, facts.get("trans_a", False), facts["trans_b"])
+        if own is None:
+            return binder.gemm(a, b, c, **facts)
+        library: dict[str, Any] = {"product": lambda: binder.gemm(a, b, c, **facts)}
+        kernel = {f"kernel for {min(m, n, k)} columns": own[0]}
+        return binder.choose(kernel | library if own[1] else library | kernel)
     tiles = blocks_for(m, TILE) * blocks_for(n, TILE) * batch
     binder.launch(
         "gemm_int.cu", "gemm_int", tiles, TILE * TILE, a, b, c, i64(m), i64(n), i64(k),

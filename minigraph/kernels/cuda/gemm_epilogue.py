@@ -70,7 +70,7 @@ def fused_gemm_epilogue(
 
     def with_skinny() -> None:
         relu = activation == "relu" and reserve is None
-        skinny.bind_forward(binder, x, y, bias, z, attrs["trans_y"], relu)
+        skinny.bind_forward(binder, x, y, bias, z, (facts["m"], k, n), attrs["trans_y"], relu)
         if not relu:
             _activate(binder, z, out, reserve, activation, tanh)
 
@@ -87,13 +87,15 @@ def fused_gemm_epilogue(
 
 
 def _with_skinny(
-    variants: Variants, own: Callable[[], None], x: Buffer, y: Buffer, out: Buffer, attrs: Mapping[str, Any]
-) -> Variants:
+    variants: Variants, own: Callable[[], None], x: Buffer, y: Buffer, out: Buffer, attrs: Mapping[str, Any],
+    weight_gradient: bool = False,
+) -> Variants:  # fmt: skip
     """The variants, with kernels for few columns among them where Y has few."""
     if not skinny.suits(x, y, out, attrs["trans_x"]):
         return variants
     name = {f"kernel for {out.shape[-1]} columns": own}
-    return name | variants if skinny.comes_first(out.size // out.shape[-1], out.shape[-1]) else variants | name
+    first = skinny.comes_first(out.size // out.shape[-1], out.shape[-1], weight_gradient)
+    return name | variants if first else variants | name
 
 
 def _why_no_library_gelu(tanh: bool, n: int, x: Buffer) -> str:
@@ -150,7 +152,8 @@ def _input_gradient(
             bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
 
     def with_skinny() -> None:
-        skinny.bind_input_gradient(binder, d, y, reserve, dx, attrs["trans_y"])
+        shape = d.size // inner, columns, inner
+        skinny.bind_input_gradient(binder, d, y, reserve, dx, shape, attrs["trans_y"])
 
     variants: Variants = {"product and kernel": with_kernels}
     gelu = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
@@ -189,14 +192,13 @@ def _weight_gradient(
             bind_column_sum(binder, d, dbias)
 
     def with_skinny() -> None:
-        assert dbias is not None
-        skinny.bind_weight_gradient(binder, x, d, dy, dbias, attrs["trans_y"])
+        skinny.bind_weight_gradient(binder, x, d, dy, dbias, (rows, x.shape[-1], n), attrs["trans_y"])
 
     if dbias is None or rows <= 1 or dy.size == 0:
         return with_kernels()
     variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": with_kernels}
     variants = variants if d.nbytes <= SMALL else dict(reversed(variants.items()))
-    binder.choose(_with_skinny(variants, with_skinny, x, dy, d, attrs))
+    binder.choose(_with_skinny(variants, with_skinny, x, dy, d, attrs, weight_gradient=True))
 
 
 def _pack_mask(binder: Binder, z: Buffer, mask: Buffer) -> None:

@@ -1,9 +1,9 @@
 // Products with a matrix of few columns: W[k, N] with N <= 16, or W[N, k] where WT is 1. Sums are kept in C.
 //   forward    y = x @ w + bias [, relu]; ROWS rows a block, its threads share k; reads x once, w once a block
 //   input_grad dx = d @ w^T [, 0 where mask's bit is]; a thread holds a row of w and goes through `rows` rows of d
-//   weight_grad dw = x^T @ d, db = sum of d: 16 columns of x a block, 32 groups of rows; k = columns of x is
-//              a column of ones, whose sum is db
-// All sums have one fixed order. In the backward kernels a block of d is read by many threads at once.
+//   weight_grad dw = x^T @ d, db = sum of d: 16 * V columns of x a block, 32 groups of rows; after the last
+//              column of x there is one of ones, whose sum is db. Each piece of the rows has a dw and a db
+// All sums have one fixed order. In the backward kernels a row of d is read by many threads at once.
 __device__ __forceinline__ i64 at_w(i64 k, int n, i64 inner) { return WT ? n * inner + k : k * N + n; }
 
 extern "C" __global__ void __launch_bounds__(256) forward(
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256) forward(
     __syncthreads();
     const int r = threadIdx.x / N, n = threadIdx.x % N;
     if (r >= ROWS || first + r >= rows) return;
-    C s = up(bias[n]);
+    C s = BIAS ? C(up(bias[n])) : C(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) s += parts[i][r][n];
     y[(first + r) * N + n] = down<T>(RELU ? max_nan(s, C(0)) : s);
@@ -60,32 +60,45 @@ extern "C" __global__ void __launch_bounds__(128) input_grad(
 }
 
 extern "C" __global__ void __launch_bounds__(512) weight_grad(
-    const T* __restrict__ x, const T* __restrict__ d, T* dw, T* db, i64 rows, i64 inner)
+    const T* __restrict__ x, const T* __restrict__ d, U* dw, U* db, i64 rows, i64 inner, i64 piece)
 {
     __shared__ C parts[16][16][N];
     const int tx = threadIdx.x % 16, group = threadIdx.x / 16;
-    const i64 k = i64(blockIdx.x) * 16 + tx;
-    C sum[N] = {};
+    const i64 across = (inner + 16 * V) / (16 * V), block = blockIdx.x % across, part = blockIdx.x / across;
+    const i64 k = (block * 16 + tx) * V, last = min((part + 1) * piece, rows);
+    C sum[V][N] = {};
     if (k <= inner) {
-        for (i64 row = group; row < rows; row += 32) {
-            const C value = k < inner ? C(up(x[row * inner + k])) : C(1);
+        for (i64 row = part * piece + group; row < last; row += 32) {
+            Pack<T, V> values;
+            if (k < inner) values = *(const Pack<T, V>*)(x + row * inner + k);
+            C column[N];
 #pragma unroll
-            for (int n = 0; n < N; ++n) sum[n] += value * C(up(d[row * N + n]));
+            for (int n = 0; n < N; ++n) column[n] = up(d[row * N + n]);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const C value = k < inner ? C(up(values.v[v])) : C(v == 0);
+#pragma unroll
+                for (int n = 0; n < N; ++n) sum[v][n] += value * column[n];
+            }
         }
     }
 #pragma unroll
-    for (int n = 0; n < N; ++n) sum[n] += __shfl_xor_sync(~0u, sum[n], 16);  // both groups of a warp
-    if (group % 2 == 0)
+    for (int v = 0; v < V; ++v) {
 #pragma unroll
-        for (int n = 0; n < N; ++n) parts[group / 2][tx][n] = sum[n];
-    __syncthreads();
-    for (int i = threadIdx.x; i < 16 * N; i += 512) {
-        const i64 at = i64(blockIdx.x) * 16 + i / N;
-        const int n = i % N;
-        C s = 0;
+        for (int n = 0; n < N; ++n) {
+            const C s = sum[v][n] + __shfl_xor_sync(~0u, sum[v][n], 16);  // of both groups of a warp
+            if (group % 2 == 0) parts[group / 2][tx][n] = s;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 16 * N; i += 512) {
+            const i64 at = (block * 16 + i / N) * V + v;
+            const int n = i % N;
+            C s = 0;
 #pragma unroll
-        for (int j = 0; j < 16; ++j) s += parts[j][i / N][n];
-        if (at < inner) dw[at_w(at, n, inner)] = down<T>(s);
-        else if (at == inner) db[n] = down<T>(s);
+            for (int j = 0; j < 16; ++j) s += parts[j][i / N][n];
+            if (at < inner) dw[part * inner * N + at_w(at, n, inner)] = down<U>(s);
+            else if (at == inner && DB) db[part * N + n] = down<U>(s);
+        }
+        __syncthreads();
     }
 }

@@ -8,14 +8,18 @@ thousands of rows, cuBLASLt is faster. See skinny.cu.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from ...types import float32, float64
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import compute_type
+from .reduce import bind_sum_to
 
 COLUMNS = 16  # at most
-ROWS = 1024  # up to so many, where cuBLASLt has odd columns, these kernels are taken without a measurement
+FEW = 1024  # rows
 
 
 def suits(x: Buffer, w: Buffer, out: Buffer, trans_x: bool) -> bool:
@@ -23,31 +27,35 @@ def suits(x: Buffer, w: Buffer, out: Buffer, trans_x: bool) -> bool:
     return not trans_x and 1 <= out.shape[-1] <= COLUMNS and min(x.size, w.size, out.size) > 0
 
 
-def comes_first(rows: int, columns: int) -> bool:
-    """Whether these kernels run where nothing was measured."""
-    return rows <= ROWS and columns % 8 != 0
+def comes_first(rows: int, columns: int, weight_gradient: bool = False) -> bool:
+    """Whether these kernels run where nothing was measured: where cuBLASLt has an odd number of columns."""
+    if weight_gradient:
+        return columns % 8 != 0 and (columns > 1 or rows <= FEW // 2)
+    return columns % 8 != 0 and rows <= FEW
 
 
 def _facts(x: Buffer, n: int, trans_w: bool, **more: Any) -> dict[str, Any]:
-    return {"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype), "N": n, "WT": int(trans_w),
-            "ROWS": 1, "RELU": 0, "MASK": 0, **more}  # fmt: skip
+    return {"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype), "U": CUDA_TYPES[x.dtype], "N": n, "V": 1,
+            "WT": int(trans_w), "ROWS": 1, "BIAS": 0, "RELU": 0, "MASK": 0, "DB": 0, **more}  # fmt: skip
 
 
-def bind_forward(binder: Binder, x: Buffer, w: Buffer, bias: Buffer, out: Buffer, trans_w: bool, relu: bool) -> None:
-    """out = x @ w + bias, with relu where asked."""
-    inner, n = x.shape[-1], out.shape[-1]
-    rows = x.size // inner
+def bind_forward(
+    binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, out: Buffer, shape: tuple[int, int, int],
+    trans_w: bool, relu: bool = False,
+) -> None:  # fmt: skip
+    """out = x @ w + bias, with relu where asked; `shape` is (rows, inner, columns)."""
+    rows, inner, n = shape
     group = 1 if rows <= binder.device.multiprocessors else 2 if rows <= 4 * binder.device.multiprocessors else 4
-    binder.launch("skinny.cu", "forward", blocks_for(rows, group), 256, x, w, bias, out, i64(rows), i64(inner),
-                  defines=_facts(x, n, trans_w, ROWS=group, RELU=int(relu)))  # fmt: skip
+    defines = _facts(x, n, trans_w, ROWS=group, BIAS=int(bias is not None), RELU=int(relu))
+    binder.launch("skinny.cu", "forward", blocks_for(rows, group), 256, x, w, w if bias is None else bias, out,
+                  i64(rows), i64(inner), defines=defines)  # fmt: skip
 
 
 def bind_input_gradient(
-    binder: Binder, d: Buffer, w: Buffer, mask: Buffer | None, dx: Buffer, trans_w: bool
+    binder: Binder, d: Buffer, w: Buffer, mask: Buffer | None, dx: Buffer, shape: tuple[int, int, int], trans_w: bool
 ) -> None:
     """dx = d @ w^T, 0 where the bit of `mask` is."""
-    inner, n = dx.shape[-1], d.shape[-1]
-    rows = dx.size // inner
+    rows, inner, n = shape
     across = blocks_for(inner, 128)
     piece = max(4, blocks_for(rows * across, 4 * binder.device.multiprocessors))
     width = mask.shape[-1] if mask is not None else 0
@@ -56,8 +64,42 @@ def bind_input_gradient(
                   defines=_facts(d, n, trans_w, MASK=int(mask is not None)))  # fmt: skip
 
 
-def bind_weight_gradient(binder: Binder, x: Buffer, d: Buffer, dw: Buffer, db: Buffer, trans_w: bool) -> None:
-    """dw = x^T @ d and db = the sum of d, over all rows."""
-    inner, n = x.shape[-1], d.shape[-1]
-    binder.launch("skinny.cu", "weight_grad", blocks_for(inner + 1, 16), 512, x, d, dw, db, i64(x.size // inner),
-                  i64(inner), defines=_facts(x, n, trans_w))  # fmt: skip
+def bind_weight_gradient(
+    binder: Binder, x: Buffer, d: Buffer, dw: Buffer, db: Buffer | None, shape: tuple[int, int, int], trans_w: bool
+) -> None:
+    """dw = x^T @ d and db = the sum of d, over all rows; in pieces of the rows where these are many."""
+    rows, inner, n = shape
+    many = rows > FEW
+    wide = 4 if many and inner % 4 == 0 and x.alignment % (4 * x.dtype.itemsize) == 0 else 1
+    across = blocks_for(inner + 1, 16 * wide)
+    pieces = min(blocks_for(4 * binder.device.multiprocessors, across), rows // 256) if many else 1
+    piece = blocks_for(rows, pieces)
+    pieces = blocks_for(rows, piece)
+    facts = _facts(x, n, trans_w, V=wide, DB=int(db is not None))
+    to_w, to_b = dw, db
+    if pieces > 1:
+        kept = float64 if x.dtype == float64 else float32
+        facts["U"] = CUDA_TYPES[kept]
+        to_w, to_b = (b and binder.scratch((pieces, b.size), kept) for b in (dw, db))
+    binder.launch("skinny.cu", "weight_grad", across * pieces, 512, x, d, to_w, to_b or to_w, i64(rows), i64(inner),
+                  i64(piece), defines=facts)  # fmt: skip
+    for part, whole in ((to_w, dw), (to_b, db)):
+        if part is not None and whole is not None and pieces > 1:
+            bind_sum_to(binder, part, whole, (whole.size,))
+
+
+def product_variants(
+    binder: Binder, a: Buffer, b: Buffer, c: Buffer, m: int, n: int, k: int, trans_a: bool, trans_b: bool
+) -> tuple[Callable[[], None], bool] | None:
+    """What records c = op(a) @ op(b) with one of these kernels, and whether it comes first; None where none fits."""
+    if c.dtype != a.dtype:
+        return None
+    if not trans_a and n <= COLUMNS:
+        return partial(bind_forward, binder, a, b, None, c, (m, k, n), trans_b), comes_first(m, n)
+    if not trans_a and k <= COLUMNS:
+        return partial(bind_input_gradient, binder, a, b, None, c, (m, n, k), not trans_b), comes_first(m, k)
+    if trans_a and not trans_b and n <= COLUMNS:
+        return partial(bind_weight_gradient, binder, a, b, c, None, (k, m, n), False), comes_first(k, n, True)
+    if trans_a and not trans_b and m <= COLUMNS:
+        return partial(bind_weight_gradient, binder, b, a, c, None, (k, n, m), True), comes_first(k, m, True)
+    return None

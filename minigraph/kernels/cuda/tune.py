@@ -163,6 +163,8 @@ def described(what: Any) -> Any:
         return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
     if isinstance(what, (Gemm, Copy, Fill)):
         return [type(what).__name__, {f.name: described(getattr(what, f.name)) for f in fields(what)}]
+    if isinstance(what, Choice):
+        return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
     if isinstance(what, (list, tuple)):
         return [described(x) for x in what]
     return what.item() if isinstance(what, np.generic) else what
