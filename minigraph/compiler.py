@@ -7,8 +7,10 @@ Compiled once for each set of fetched names, since a fetched value must survive 
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,8 @@ class CompiledProgram:
         self._strategy.freeze()
         key = self._program.version, frozenset(fetches)
         if key not in self._compilations:
-            self._compilations[key] = _Compilation(self._program, self._strategy, key[1])
+            with _without_collection():
+                self._compilations[key] = _Compilation(self._program, self._strategy, key[1])
         self._latest = self._compilations[key]
         return self._latest
 
@@ -133,6 +136,18 @@ class _Compilation:
         self.after = to_program(graph, program) if self.reports else program
         if strategy.debug_graphviz_path:
             _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A graph is many objects that live: looking for garbage among them again and again takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _write_dot(path: Path, before: Program, after: Program) -> None:
