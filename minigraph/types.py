@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -49,6 +50,7 @@ def as_dtype(dtype: Any) -> DType:
     return found.newbyteorder("=")
 
 
+@cache
 def _known_dtypes() -> str:
     return ", ".join(d.name for d in SHORT_NAMES)
 
