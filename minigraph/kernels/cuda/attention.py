@@ -1,0 +1,62 @@
+"""Attention: which kernels compute it, and the key of its dropout.
+
+KERNELS is the registry, best first. A call goes to the first whose `reasons` has nothing against it; what
+was passed over, and why, is a remark that `explain()` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import PlaceError
+from . import attention_exact
+from .binder import Binder
+
+Slots = Mapping[str, Any]
+Bind = Callable[[Binder, Slots, Slots, Slots], None]
+
+
+class Kernel(NamedTuple):
+    """One way to compute attention.
+
+    reasons            (inputs, attributes, architecture) -> why it cannot compute a call; empty if it can
+    forward, backward  bind functions of both operators
+    """
+
+    name: str
+    reasons: Callable[[Slots, Slots, str], list[str]]
+    forward: Bind
+    backward: Bind
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
+)
+
+
+def chosen(binder: Binder, ins: Slots, attrs: Slots) -> Kernel:
+    """The first kernel that can; a PlaceError with everybody's reasons where none can."""
+    passed_over = []
+    for kernel in KERNELS:
+        why = kernel.reasons(ins, attrs, binder.device.arch)
+        if not why:
+            binder.note("; ".join([f"computed by {kernel.name}", *passed_over]))
+            return kernel
+        passed_over.append(f"not by {kernel.name}: {', '.join(why)}")
+    raise PlaceError("no kernel computes this: " + "; ".join(passed_over))
+
+
+def memory_efficient_attention(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out, and LogSumExp where it is wanted."""
+    chosen(binder, ins, attrs).forward(binder, ins, outs, attrs)
+
+
+def memory_efficient_attention_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Those of the gradients that are wanted."""
+    chosen(binder, ins, attrs).backward(binder, ins, outs, attrs)
+
+
+def random_key(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """(seed, number, step)"""
+    binder.launch("random_key.cu", "random_key", 1, 1, outs["Key"], *binder.rng(attrs))

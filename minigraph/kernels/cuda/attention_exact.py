@@ -1,0 +1,285 @@
+"""Exact attention for every call: sums of products in the type computed in, float32 or float64, no tensor cores.
+
+All layouts, head dimensions, masks, biases, windows, packed sequences, dropout; deterministic. Kernels and
+their cost: attention_forward.cu, attention_backward.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...types import float32, float64, int64
+from .binder import Binder, blocks_for, i64
+from .buffer import CUDA_TYPES, Buffer
+from .compile import full_source, read_source
+from .pointwise import compute_type
+
+THREADS, ACROSS, DOWN = 128, 16, 8
+WORDS = 64  # registers of a thread for what it adds up
+MOST = 512  # head dimension
+ABSENT = np.uint64(0)
+
+Slots = Mapping[str, Any]
+
+
+class Call(NamedTuple):
+    """Sizes of one call: those of Q, K, V as [batch, heads, queries or keys, d or dv]."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    dv: int
+    bshd: bool
+    dtype: np.dtype
+
+    @property
+    def computed(self) -> np.dtype:
+        return float64 if self.dtype == float64 else float32
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.heads * self.queries
+
+
+def call_of(ins: Slots, attrs: Slots) -> Call:
+    """The sizes of a call."""
+    Q, K, V = ins["Q"], ins["K"], ins["V"]
+    if Q.ndim == 3:
+        b, s, d = Q.shape
+        return Call(b, 1, 1, s, K.shape[1], d, V.shape[2], False, Q.dtype)
+    seq, head = (1, 2) if attrs["layout"] == "bshd" else (2, 1)
+    return Call(
+        Q.shape[0], Q.shape[head], K.shape[head], Q.shape[seq], K.shape[seq], Q.shape[3], V.shape[3],
+        attrs["layout"] == "bshd", Q.dtype,
+    )  # fmt: skip
+
+
+def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
+    """Why these kernels cannot compute this call; empty if they can."""
+    c = call_of(ins, attrs)
+    return [f"head dimension {n} exceeds {MOST}" for n in (c.d, c.dv) if n > MOST]
+
+
+class Tiles(NamedTuple):
+    """How a kernel cuts its work: RM rows of a thread, RN columns, pieces of the head dimension."""
+
+    rows: int
+    columns: int
+    chunk: int
+    chunks_d: int
+    chunks_v: int
+    number: int  # bytes of one number that is computed
+
+    @property
+    def own(self) -> int:
+        """Rows of a block."""
+        return DOWN * self.rows
+
+    @property
+    def other(self) -> int:
+        return ACROSS * self.columns
+
+    def shared(self, *chunks: int) -> int:
+        """Bytes of shared memory: own rows of so many chunks each, the stage, and p."""
+        pad = 16 // self.number
+        own = sum(self.own * (n * self.chunk + pad) for n in chunks)
+        return self.number * (own + self.other * (self.chunk + pad) + self.own * (self.other + pad))
+
+
+def tiles_of(c: Call, accumulated: Sequence[int], scores: int) -> Tiles:
+    """Tiles with which what is added up (head dimensions) and `scores` arrays of scores stay in registers."""
+    size, words = c.computed.itemsize, c.computed.itemsize // 4
+    widest = max(c.d, c.dv)
+    chunk = next(n for n in (16, 32, 64) if n >= min(widest, 64 // words))
+    rows, columns = 8 // words, 4 // words
+    per_row = words * sum(blocks_for(n, chunk) * chunk // ACROSS for n in accumulated)
+    while rows > 1 and (rows * per_row > WORDS or (scores > 1 and words * rows * (columns * scores + 1) > 96)):
+        rows //= 2
+    return Tiles(rows, columns, chunk, blocks_for(c.d, chunk), blocks_for(c.dv, chunk), size)
+
+
+def _source(file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
+    bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
+    general = bias is not None or ins.get("Mask") is not None or drops(attrs)
+    together = math.gcd(c.d, c.dv)
+    defines = {
+        "T": CUDA_TYPES[c.dtype], "C": compute_type(c.dtype), "ST": CUDA_TYPES[c.computed],
+        "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(general),
+        "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
+        "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2, **more,
+    }  # fmt: skip
+    head = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
+    return head + read_source("attention.cuh") + read_source(file)
+
+
+def drops(attrs: Slots) -> bool:
+    """Whether probabilities are dropped."""
+    return attrs["dropout"] > 0 and not attrs["is_test"]
+
+
+def score_strides(x: Buffer | None, rank: int) -> tuple[int, ...]:
+    """Elements from one batch, head, query, key to the next; 0 where `x` broadcasts."""
+    if x is None:
+        return 0, 0, 0, 0
+    strides, step = [], 1
+    for size in reversed(score_sizes(x, rank)):
+        strides.append(0 if size == 1 else step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def score_sizes(x: Buffer, rank: int) -> tuple[int, ...]:
+    """The sizes of a Bias or Mask along all four axes of the scores."""
+    sizes = (1,) * (rank - x.ndim) + tuple(x.shape)
+    return (sizes[0], 1, *sizes[1:]) if rank == 3 else sizes
+
+
+def _inputs(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
+    """The arguments INPUTS of attention.cuh."""
+    rank, window, p = ins["Q"].ndim, attrs["window"] or (-1, -1), attrs["dropout"]
+    after = 0 if attrs["causal"] else window[1]
+    lengths = ins.get("CuSeqlensQ")
+    slots = ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key")
+    given = [ABSENT if (x := ins.get(slot)) is None else x for slot in slots]
+    numbers = (
+        c.heads, c.heads // max(c.kv_heads, 1), c.queries, c.keys, c.d, c.dv, int(c.bshd),
+        lengths.size - 1 if lengths is not None else 0, window[0], after, int(attrs["bottom_right"]),
+        *score_strides(ins.get("Bias"), rank), *score_strides(ins.get("Mask"), rank),
+    )  # fmt: skip
+    scale = attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(c.d)
+    dropped = drops(attrs)
+    return (
+        ins["Q"], ins["K"], ins["V"], *given, *map(i64, numbers), np.float64(scale), np.float64(attrs["masked_score"]),
+        np.uint64(round(p * 2**32) if dropped else 0), np.float64(1 / (1 - p) if dropped else 1),
+    )  # fmt: skip
+
+
+def splits_of(binder: Binder, blocks: int, steps: int) -> int:
+    """How many blocks share the work of one where there are too few to fill the device."""
+    wanted = 2 * binder.device.multiprocessors
+    if blocks == 0 or 2 * blocks > wanted or steps < 2:
+        return 1
+    return min(blocks_for(wanted, blocks), steps // 2 if steps > 3 else 1, 16)
+
+
+def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out, and LogSumExp where it is wanted."""
+    c, Out, sums = call_of(ins, attrs), outs["Out"], outs.get("LogSumExp")
+    _check_lengths(binder, c, ins, attrs)
+    if c.rows == 0:
+        return
+    t = tiles_of(c, [c.dv], 1)
+    tiles = blocks_for(c.queries, t.own)
+    blocks = tiles * c.batch * c.heads
+    splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
+    part = part_sums = ABSENT
+    if splits > 1:
+        part, part_sums = binder.scratch((splits, Out.size), c.computed), binder.scratch((splits, c.rows), c.computed)
+    source, results = _source("attention_forward.cu", c, t, ins, attrs), (Out, ABSENT if sums is None else sums)
+    facts = i64(splits), i64(Out.size), i64(c.rows)
+    binder.launch_source(
+        source, "attention_forward", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *results, part, part_sums,
+        i64(tiles), *facts, shared=t.shared(t.chunks_d),
+    )  # fmt: skip
+    if splits > 1:
+        sizes = i64(c.heads), i64(c.queries), i64(c.dv), i64(int(c.bshd))
+        grid = blocks_for(c.rows, THREADS // 32)
+        binder.launch_source(source, "join", grid, THREADS, part, part_sums, *results, *sizes, *facts)
+
+
+def _check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
+    lengths = ins.get("CuSeqlensQ")
+    if lengths is None:
+        return
+    source = _source("attention_forward.cu", c, tiles_of(c, [c.dv], 1), ins, attrs)
+    grid = min(blocks_for(lengths.size, THREADS), binder.device.multiprocessors)
+    binder.launch_source(
+        source, "check_lengths", grid, THREADS, lengths, ins["CuSeqlensK"], i64(lengths.size - 1), i64(c.queries),
+        i64(c.keys), binder.fault, i64(binder.step),
+    )  # fmt: skip
+
+
+def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Those of the gradients that are wanted."""
+    c = call_of(ins, attrs)
+    wanted = {slot: outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad", "Bias_grad")}
+    if c.rows == 0 or c.keys == 0:
+        for gradient in wanted.values():
+            if gradient is not None:
+                binder.zero(gradient)
+        return
+    delta = binder.scratch((c.rows,), c.computed)
+    tail = ins["Out_grad"], ins["LogSumExp"], delta
+    source = _source("attention_backward.cu", c, tiles_of(c, [c.dv], 1), ins, attrs)
+    sizes = i64(c.heads), i64(c.queries), i64(c.dv), i64(int(c.bshd)), i64(c.rows)
+    grid = blocks_for(c.rows, THREADS // 32)
+    binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
+    if wanted["Q_grad"] is not None:
+        _query_grad(binder, c, ins, attrs, tail, wanted["Q_grad"])
+    if wanted["K_grad"] is not None or wanted["V_grad"] is not None:
+        _key_grad(binder, c, ins, attrs, tail, wanted["K_grad"], wanted["V_grad"])
+    if wanted["Bias_grad"] is not None:
+        _bias_grad(binder, c, ins, attrs, tail, wanted["Bias_grad"])
+
+
+def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
+    t = tiles_of(c, [c.d], 2)
+    tiles = blocks_for(c.queries, t.own)
+    blocks = tiles * c.batch * c.heads
+    splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
+    part = binder.scratch((splits, to.size), c.computed) if splits > 1 else ABSENT
+    source = _source("attention_backward.cu", c, t, ins, attrs, QUERY_GRAD=1)
+    binder.launch_source(
+        source, "query_grad", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *tail, to, part, i64(tiles),
+        i64(splits), i64(to.size), shared=t.shared(t.chunks_d, t.chunks_v),
+    )  # fmt: skip
+    if isinstance(part, Buffer):
+        _add_parts(binder, source, part, to, to.size, splits)
+
+
+def _key_grad(
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to_k: Buffer | None, to_v: Buffer | None
+) -> None:
+    t = tiles_of(c, [c.d, c.dv], 2)
+    tiles = blocks_for(c.keys, t.own)
+    blocks = tiles * c.batch * c.kv_heads
+    splits = splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))
+    sizes = ins["K"].size, ins["V"].size
+    part = binder.scratch((splits, sum(sizes)), c.computed) if splits > 1 else ABSENT
+    source = _source("attention_backward.cu", c, t, ins, attrs, KEY_GRAD=1)
+    binder.launch_source(
+        source, "key_grad", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *tail,
+        ABSENT if to_k is None else to_k, ABSENT if to_v is None else to_v, part, i64(tiles), i64(splits),
+        *map(i64, sizes), shared=t.shared(t.chunks_d, t.chunks_v),
+    )  # fmt: skip
+    if isinstance(part, Buffer):
+        for to, start in ((to_k, 0), (to_v, sizes[0])):
+            if to is not None:
+                shown = part.view((part.size - start,), offset=start * c.computed.itemsize)
+                _add_parts(binder, source, shown, to, sum(sizes), splits)
+
+
+def _add_parts(binder: Binder, source: str, part: Buffer, to: Buffer, stride: int, splits: int) -> None:
+    args = part, to, i64(to.size), i64(stride), i64(splits)
+    binder.launch_source(source, "add_parts", blocks_for(to.size, THREADS), THREADS, *args)
+
+
+def _bias_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
+    t = tiles_of(c, [], 3)
+    batch, heads, rows, columns = score_sizes(ins["Bias"], ins["Q"].ndim)
+    row_tiles = 1 if rows == 1 else blocks_for(rows, t.own)
+    column_tiles = 1 if columns == 1 else blocks_for(columns, t.other)
+    source = _source("attention_backward.cu", c, t, ins, attrs, BIAS_GRAD=1)
+    binder.launch_source(
+        source, "bias_grad", batch * heads * row_tiles * column_tiles, THREADS, *_inputs(c, ins, attrs), *tail, to,
+        *map(i64, (c.batch, batch, heads, rows, columns, row_tiles, column_tiles)),
+        shared=t.shared(t.chunks_d, t.chunks_v),
+    )  # fmt: skip

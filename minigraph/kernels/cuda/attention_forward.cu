@@ -1,0 +1,138 @@
+// Exact attention, forward. Q [B,H,Sq,D], K [B,Hk,Sk,D], V [B,Hk,Sk,Dv] in either layout -> Out [B,H,Sq,Dv], LSE [B,H,Sq].
+//
+// A block owns BM queries of one head and walks over the keys that they see, BN at a time: scores, the
+// largest so far, exp, the sum, and Out rescaled whenever the largest grows. 4 Sq Sk D flops a head; K and V
+// are read once for each BM queries. Where blocks are few, blockIdx.y takes its part of the tiles of keys
+// and the parts are joined by `join`, in order: results do not depend on timing.
+
+// part: null, or C [splits][B,H,Sq,Dv in Out's layout] and their C [splits][B,H,Sq] in part_sums
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
+    INPUTS, T* Out, ST* sums, C* part, C* part_sums, i64 tiles, i64 splits, i64 elements, i64 rows_of_all)
+{
+    READ_INPUTS
+    extern __shared__ uint4 memory[];
+    C* const own = (C*)memory;
+    C* const stage = own + BM * (CHUNKS_D * CHUNK + W);
+    C* const p = stage + BN * LDS;
+    __shared__ i64 lo[BM], hi[BM];
+    __shared__ int odd;
+    const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
+    const i64 first = i64(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
+    const i64 kv_heads = heads / groups, kv = h / groups, valid = queries - first;
+    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
+    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const Place at = place_of(m, z, b, h);
+
+    if (threadIdx.x == 0) odd = 0;
+    if (threadIdx.x < BM) {
+        const Interval seen = interval(first + threadIdx.x, queries, keys, lengths_q, lengths_k, count, before, after,
+                                       bottom_right != 0);
+        lo[threadIdx.x] = seen.lo;
+        hi[threadIdx.x] = seen.hi;
+    }
+    load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
+    __syncthreads();
+    i64 begin = keys, end = 0;
+    for (int r = 0; r < BM; ++r)
+        if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
+    const i64 steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const i64 last = steps * (split + 1) / splits;
+
+    C largest[RM], total[RM], acc[RM][CHUNKS_V][PER];
+    i64 row_lo[RM], row_hi[RM];
+    clear(acc);
+#pragma unroll
+    for (int i = 0; i < RM; ++i) {
+        largest[i] = -infinity<C>();
+        total[i] = 0;
+        row_lo[i] = lo[ty * RM + i];
+        row_hi[i] = hi[ty * RM + i];
+    }
+#pragma unroll 1
+    for (i64 n = steps * split / splits; n < last; ++n) {
+        const i64 k0 = begin + n * BN;
+        C s[RM][RN];
+        dot<CHUNKS_D>(s, own, K + k_rows.at + k0 * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
+#pragma unroll
+        for (int i = 0; i < RM; ++i) {
+            const i64 q = first + ty * RM + i;
+            C most = largest[i];
+#pragma unroll
+            for (int j = 0; j < RN; ++j) {
+                const i64 k = k0 + tx + TX * j;
+                bool drawn;
+                s[i][j] = k >= row_lo[i] && k < row_hi[i] ? score(s[i][j], q, k, m, at, &drawn) : -infinity<C>();
+                most = max_nan(most, s[i][j]);
+            }
+            most = row_max(most);
+            const C below = most == -infinity<C>() ? C(0) : most;
+            const C shrink = exponential(largest[i] - below);
+            largest[i] = most;
+            total[i] *= shrink;
+#pragma unroll
+            for (int j = 0; j < RN; ++j) {
+                const i64 k = k0 + tx + TX * j;
+                const C e = exponential(s[i][j] - below);
+                total[i] += e;
+                p[(ty * RM + i) * LDP + tx + TX * j] = e == 0 ? C(0) : e * kept(q, k, m, z, at);
+            }
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS_V; ++chunk)
+#pragma unroll
+                for (int e = 0; e < PER; ++e) acc[i][chunk][e] *= shrink;
+        }
+        accumulate<CHUNKS_V>(acc, p, V + v_rows.at + k0 * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
+    }
+    C factor[RM];
+#pragma unroll
+    for (int i = 0; i < RM; ++i) {
+        const C all = row_sum(total[i]);
+        const i64 q = first + ty * RM + i;
+        factor[i] = all == 0 ? C(0) : C(1) / all;
+        if (tx == 0 && q < queries) {
+            const C sum = all == 0 ? -infinity<C>() : log(all) + largest[i];
+            if (part) part_sums[split * rows_of_all + head * queries + q] = sum;
+            else if (sums) sums[head * queries + q] = ST(sum);
+        }
+    }
+    if (part) store_rows(acc, factor, part + split * elements + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
+    else store_rows(acc, factor, Out + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
+}
+
+// Out = sum of exp(LSE_i - LSE) part_i over the splits: one warp for each query of each head.
+extern "C" __global__ void __launch_bounds__(THREADS) join(
+    const C* part, const C* part_sums, T* Out, ST* sums, i64 heads, i64 queries, i64 dv, i64 bshd, i64 splits,
+    i64 elements, i64 rows_of_all)
+{
+    const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows_of_all) return;
+    const Sizes z = {heads, 1, queries, 0, 0, dv, bshd != 0};
+    const i64 head = row / queries, q = row % queries;
+    const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
+    C most = -infinity<C>(), total = 0;
+    for (i64 s = 0; s < splits; ++s) most = max_nan(most, part_sums[s * rows_of_all + row]);
+    const C below = most == -infinity<C>() ? C(0) : most;
+    for (i64 s = 0; s < splits; ++s) total += exponential(part_sums[s * rows_of_all + row] - below);
+    for (i64 x = lane; x < dv; x += 32) {
+        const i64 place = o.at + q * o.step + x;
+        C value = 0;
+        for (i64 s = 0; s < splits; ++s) {
+            const C weight = exponential(part_sums[s * rows_of_all + row] - below);
+            if (weight != 0) value += weight * part[s * elements + place];
+        }
+        Out[place] = down<T>(total == 0 ? C(0) : value / total);
+    }
+    if (sums && lane == 0) sums[row] = ST(total == 0 ? -infinity<C>() : log(total) + below);
+}
+
+// Reports cumulative lengths that do not start at 0, fall, or end beyond the array.
+extern "C" __global__ void __launch_bounds__(THREADS) check_lengths(
+    const L* lengths_q, const L* lengths_k, i64 count, i64 queries, i64 keys, Fault* fault, i64 step)
+{
+    for (i64 i = i64(blockIdx.x) * THREADS + threadIdx.x; i <= count; i += i64(gridDim.x) * THREADS)
+        for (int side = 0; side < 2; ++side) {
+            const L* lengths = side ? lengths_k : lengths_q;
+            const i64 n = i64(lengths[i]), low = i ? i64(lengths[i - 1]) : 0;
+            if (n < low || n > (side ? keys : queries) || (i == 0 && n != 0)) report(fault, step, n, i);
+        }
+}
