@@ -1,4 +1,4 @@
-"""Last layers of random programs (random_programs.py): scores of classes and their cross entropy, with all steps between."""
+"""Last layers of random programs (random_programs.py): scores of classes and their cross entropy."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class HeadLayers:
         rows, known = z.shape[:-1], self.sizes[z.name][:-1]
         wide = r.random() < 0.5
         soft = classes > 1 and r.random() < 0.2
-        label = self.data((*rows, 1) if wide and not soft else rows, (*known, 1) if wide and not soft else known, ints=True)
+        extra = (1,) if wide and not soft else ()
+        label = self.data((*rows, *extra), (*known, *extra), ints=True)
         numbers = self.numbers.integers(0, classes, self.feeds[label.name].shape)
         attrs = {}
         if soft:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...builder import Builder, builder_of, whole
+from ...errors import require
 from ...program import Variable
 from ...tensor.arguments import as_type, constant, output_prefix, variable
 from .loss import check_reduction, kept_labels, mean_over, reduced
@@ -50,7 +51,8 @@ def fused_linear_cross_entropy(
     kept = kept_labels(g, label, ignore_index)
     if kept is not None and label.ndim == x.ndim - 1:
         kept = g.unsqueeze(kept, axes=[-1])
-    factors = _factors(g, loss, label, kept, class_weight, token_weight, label_smoothing)
+    classes = w.shape[0 if transpose_weight else 1]
+    factors = _factors(g, loss, label, kept, class_weight, token_weight, label_smoothing, classes)
     rows = factors if factors is not None else kept
 
     def result(each: Variable) -> Variable:
@@ -76,12 +78,13 @@ def fused_linear_cross_entropy(
 
 def _factors(
     g: Builder, loss: Variable, label: Variable, kept: Variable | None, class_weight: Variable | None,
-    token_weight: Variable | None, smoothing: float,
+    token_weight: Variable | None, smoothing: float, classes: int,
 ) -> Variable | None:  # fmt: skip
     """What the rows are multiplied by, in loss' shape: 0 for ignored ones; None where nothing is."""
     call, factors = "fused_linear_cross_entropy", None
     if class_weight is not None:
         table = as_type(variable(class_weight, call, "class_weight"), loss.dtype)
+        require(table.shape in ((classes,), (-1,)), f"class_weight must be [{classes}], is {class_weight}")
         numbers = label if label.ndim < loss.ndim else g.squeeze(label, axes=[-1])
         if kept is not None:
             numbers = g.where(g.squeeze(kept, axes=[-1]), numbers, constant(0, label.dtype, label))
@@ -92,6 +95,7 @@ def _factors(
     if token_weight is not None:
         given = as_type(variable(token_weight, call, "token_weight"), loss.dtype)
         given = given if given.ndim == loss.ndim else g.unsqueeze(given, axes=[-1])
+        require(given.type.accepts(loss.type), f"token_weight must have label's shape, is {token_weight}")
         factors = given if factors is None else g.elementwise_mul(factors, given)
     if factors is None or kept is None:
         return factors
