@@ -42,10 +42,11 @@ class BoundProgram:
     ) -> None:  # fmt: skip
         self.program, self.options = program, options
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
-        self.binder = Binder(device or Device(), seed=seed)
+        self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
         self.buffers = self._make_buffers()
+        self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
         self.rest = range(len(self.binder.calls), len(self.binder.calls) + len(self.results))
         for buffer, name in self.results:
@@ -173,7 +174,7 @@ class BoundProgram:
         elsewhere |= {id(t.buffer) for t in self.binder.tables}
         kept = {id(owner(self.buffers[i])) for i in self.schedule.fetched}
         fed = {id(owner(self.buffers[i])) for i in self.schedule.feeds.values()}
-        own = {n: b for n, b in blocks.items() if id(b) not in elsewhere}
+        own = {n: b for n, b in blocks.items() if id(b) not in elsewhere and b.ptr is None}
         sizes = {n: rounded(b.nbytes) for n, b in own.items()}
         given, needed = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, kept))
         before = dependencies(units)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from .ir.convert import to_graph, to_program
 from .ir.diff import diff
 from .ir.dot import to_dot
 from .ir.verify import verify, verify_changes
+from .memory_report import MemoryReport, feed_types, memory_report
 from .options import RunOptions
 from .passes.log import PassReport
 from .program import Program
-from .strategy import PASSES, BuildStrategy
+from .strategy import PASSES, RUN_FLAGS, BuildStrategy
+from .types import CUDAPlace, Place
 from .validate import validate
 
 
@@ -41,7 +43,7 @@ class CompiledProgram:
         )  # fmt: skip
         self._program = program
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
-        self._compilations: dict[tuple[int, frozenset[str]], _Compilation] = {}
+        self._compilations: dict[frozenset[str], _Compilation] = {}
         self._latest: _Compilation | None = None
 
     def with_data_parallel(
@@ -84,6 +86,7 @@ class CompiledProgram:
         reports = compilation.reports
         lines = [reports[step.flag].render() if step.flag in reports else f"{step.flag:<32} off"
                  for step in PASSES]  # fmt: skip
+        lines += [f"{flag:<32} {'on' if getattr(self._strategy, flag) else 'off'}" for flag in RUN_FLAGS]
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
@@ -93,17 +96,36 @@ class CompiledProgram:
             ]
         return "\n".join(lines)
 
+    def memory_report(
+        self, feed: Mapping[str, Any] | None = None, fetch_list: Any = None, place: Place | None = None
+    ) -> MemoryReport:
+        """What temporaries a run needs: planned peak, largest residents, what sharing saves; print it.
+
+        feed        {name of a data variable: array or shape}; needed where its sizes are not all declared
+        fetch_list  as for Executor.run: fetched values live to the end
+        place       a GPU for None, which need not be there; CPUPlace() for the Plan of a CPU
+        """
+        fetch_list = [] if fetch_list is None else fetch_list
+        targets = fetch_list if isinstance(fetch_list, (list, tuple)) else [fetch_list]
+        fetches = tuple(t if isinstance(t, str) else t.name for t in targets)
+        program = self.program_for(fetches)
+        types = feed_types(program, feed or {})
+        return memory_report(program, types, fetches, place if place is not None else CUDAPlace(0), self.options)
+
     def _latest_or_new(self) -> _Compilation:
-        if self._latest is None or self._latest.version != self._program.version:
-            self._latest = self._compiled(())
-        return self._latest
+        return self._latest if self._latest is not None else self._compiled(())
 
     def _compiled(self, fetches: Iterable[str]) -> _Compilation:
         self._strategy.freeze()
-        key = self._program.version, frozenset(fetches)
+        require(
+            self._latest is None or self._latest.version == self._program.version,
+            f"program {self._program.name} was changed after it was compiled", ProgramError,
+            "make a new CompiledProgram, or compile after the last change",
+        )  # fmt: skip
+        key = frozenset(fetches)
         if key not in self._compilations:
             with _without_collection():
-                self._compilations[key] = _Compilation(self._program, self._strategy, key[1])
+                self._compilations[key] = _Compilation(self._program, self._strategy, key)
         self._latest = self._compilations[key]
         return self._latest
 

@@ -11,7 +11,7 @@ calls are bound anew; the bindings of the last few sets of arrays are kept.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +28,9 @@ from .scope import Scope
 from .types import TensorType
 
 BINDINGS_KEPT = 4
+_gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
+SLOTS, STAGED = 64, 1 << 20  # runs that may be on their way: as many as fit into so many bytes, at least two
 
 
 class Arenas:
@@ -46,12 +48,11 @@ class Arenas:
         return self.arrays[-1]
 
 
-class Half:
-    """One half of the staging memory: what a run fills while the other half may still be on its way."""
+class Slot:
+    """Staging memory of one run: what it fills while those of earlier runs may still be on their way."""
 
-    def __init__(self, runtime: Any, feeds: Mapping[str, tuple[int, Buffer]], nbytes: int) -> None:
-        memory = runtime.pinned(nbytes)
-        self.address, self.sent = memory.ctypes.data, runtime.event()
+    def __init__(self, memory: np.ndarray, sent: Any, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
+        self.address, self.sent = memory.ctypes.data, sent
         self.counter = memory[:8].view(np.int64)
         self.feeds = {
             name: memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape) for name, (at, b) in feeds.items()
@@ -89,6 +90,7 @@ class CudaPlan:
         runtime.upload(self.fault, self.bound.binder.fault)
         self.counts_runs = any("rng" in step.op.opdef.injected for step in self.schedule.steps)
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
+        self.paged = frozenset(id(b) for b in self.bound.binder.paged)
         self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
         host = self.bound.not_captured()
         if host is not None and options.capture:
@@ -119,7 +121,11 @@ class CudaPlan:
                 staged[name] = end, buffer
                 self.alone[name] = end, buffer.address, buffer.nbytes
                 end += rounded(buffer.nbytes)
-        self.staging = [Half(self.runtime, staged, end) for _ in range(2)] if staged or self.counts_runs else []
+        count = min(SLOTS, max(2, STAGED // max(end, 1))) if staged or self.counts_runs else 0
+        memory = self.runtime.pinned(count * end)
+        self.staging = deque(
+            Slot(memory[i * end : (i + 1) * end], self.runtime.event(), staged) for i in range(count)
+        )
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
@@ -214,15 +220,15 @@ class CudaPlan:
 
     def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream."""
-        half: Half | None = None
+        slot: Slot | None = None
         letters, large, taken = self.counts_runs, [], []
         for name, buffer in self.targets.items():
             array = feeds[name]
             if not isinstance(array, np.ndarray):
                 taken.append((array, buffer))
                 continue
-            half = half or self._next_half()
-            place = half.feeds.get(name)
+            slot = slot or self._next_slot()
+            place = slot.feeds.get(name)
             if place is None:
                 self.runtime.upload(array, buffer)
                 continue
@@ -232,19 +238,19 @@ class CudaPlan:
             else:
                 letters = True
         if letters:
-            half = half or self._next_half()
-            half.counter[0] = runs
-            self.runtime.send(self.mailbox.data.ptr, half.address, self.bound.inbox_bytes)
-        if half is not None:
+            slot = slot or self._next_slot()
+            slot.counter[0] = runs
+            self.runtime.send(self.mailbox.data.ptr, slot.address, self.bound.inbox_bytes)
+        if slot is not None:
             for offset, address, nbytes in large:
-                self.runtime.send(address, half.address + offset, nbytes)
-            half.sent.record(self.runtime.stream)
+                self.runtime.send(address, slot.address + offset, nbytes)
+            slot.sent.record(self.runtime.stream)
         if taken:
             self.runtime.take(taken)
 
-    def _next_half(self) -> Half:
-        """The half that was filled longer ago, once the copies from it have ended."""
-        self.staging.reverse()
+    def _next_slot(self) -> Slot:
+        """The slot that was filled longest ago, once the copies from it have ended."""
+        self.staging.rotate(-1)
         self.staging[0].sent.synchronize()
         return self.staging[0]
 
@@ -265,6 +271,7 @@ class CudaPlan:
 
     def _connect(self, scope: Scope) -> None:
         """Give the outside buffers the addresses of the Scope's arrays; bind calls for them unless that was done."""
+        self._gather(scope)
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
         addresses = tuple(a.data.ptr for a in arrays)
         if addresses not in self.bindings:
@@ -279,6 +286,25 @@ class CudaPlan:
         self.binding, self.bound_to = self.bindings[addresses], weakref.ref(scope)
         self.bound_version = scope.version
 
+    def _gather(self, scope: Scope) -> None:
+        """Bring the Scope's arrays together that kernels want side by side, unless they are."""
+        names = {id(b): name for name, b in self.bound.outside.items()}
+        for arena in (a for a in self.bound.binder.arenas if a.outside):
+            members = [names[id(b)] for b in arena.members]
+            arrays = [self._from_scope(scope, name, b) for name, b in zip(members, arena.members, strict=True)]
+            kept = _gathered.setdefault(scope, {})
+            memory = kept.get(members[0])
+            together = memory is not None and memory.nbytes >= arena.base.nbytes and all(
+                a.data.ptr == memory.data.ptr + offset for a, offset in zip(arrays, arena.offsets, strict=True)
+            )  # fmt: skip
+            if not together:
+                nbytes = arena.base.nbytes
+                memory = self._allocated(partial(self.runtime.allocate, nbytes), "an arena of parameters", nbytes)
+                views = self.runtime.gather(arrays, memory, arena.offsets)
+                scope.arrays.update(zip(members, views, strict=True))
+                kept[members[0]] = memory
+            arena.base.ptr = memory.data.ptr
+
     def _from_scope(self, scope: Scope, name: str, buffer: Buffer) -> Any:
         array = scope.arrays.get(name)
         if array is None:
@@ -290,6 +316,9 @@ class CudaPlan:
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
             scope.write(name, array)
+        elif id(buffer) in self.paged:
+            array = self._allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
+            scope.arrays[name] = array
         elif isinstance(array, np.ndarray) or not self.runtime.holds(array):
             array = self._allocated(partial(self.runtime.to_device, array), name, buffer.nbytes)
             scope.arrays[name] = array

@@ -10,7 +10,7 @@ import pytest
 from gpu_capture import COLUMNS, Case, same, trace
 
 import minigraph as mg
-from minigraph import cuda
+from minigraph import cuda, plan_cuda
 from minigraph.builder import Builder
 from minigraph.errors import KernelError
 from minigraph.executor import PLANS_KEPT, Executor
@@ -136,6 +136,7 @@ class LateEvent(gpu_stub.Event):
 def run_late(monkeypatch, case) -> list:
     late = LateRuntime()
     monkeypatch.setattr(cuda, "runtime", lambda place: late)
+    monkeypatch.setattr(plan_cuda, "SLOTS", 2)
     exe, scope = gpu(), case.scope()
     for i in range(6):
         feed = case.feed(i)

@@ -1,0 +1,186 @@
+"""MemoryReport: what the temporaries of one run need, when, and for which operators. Needs no GPU.
+
+    print(compiled.memory_report({"x": [256, 784], "y": [256, 1]}, fetch_list=[loss]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .bound import BoundProgram
+from .errors import FeedError, require
+from .memory import Life, most_live
+from .options import RunOptions
+from .order import owner
+from .plan import Plan
+from .program import Operator, Program
+from .types import CPUPlace, Place, TensorType
+
+SHOWN = 10  # residents and operators in the text
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A block of memory: a value, or scratch memory of an operator.
+
+    first, last   steps (on a GPU slots of calls) during which it is needed, both included
+    op            the operator that writes it first; None for feeds
+    """
+
+    name: str
+    type: str
+    nbytes: int
+    first: int
+    last: int
+    op: Operator | None
+    scratch: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of one run's temporaries.
+
+    planned       what the Plan takes;  live: what is needed at one time at the most, so no plan takes less
+    apart         what it would be if no two values shared memory
+    persistable   parameters and states, which the Scope holds besides;  fed: feeds, part of `planned`
+    residents     all blocks, largest first;  at: the step of the peak, in which `running` runs
+    """
+
+    program: str
+    place: Place
+    feeds: Mapping[str, TensorType]
+    planned: int
+    live: int
+    apart: int
+    persistable: int
+    fed: int
+    residents: tuple[Resident, ...]
+    at: int
+    running: tuple[Operator, ...]
+
+    @property
+    def saved(self) -> int:
+        """Bytes that sharing saves."""
+        return self.apart - self.planned
+
+    def at_peak(self) -> list[Resident]:
+        """The blocks that are needed when most memory is, largest first."""
+        return [r for r in self.residents if r.first <= self.at <= r.last]
+
+    def by_operator(self) -> dict[str, int]:
+        """Bytes at the peak by the type of the operator that wrote them, largest first."""
+        sums: dict[str, int] = {}
+        for r in self.at_peak():
+            who = "feeds" if r.op is None else r.op.type + (", scratch" if r.scratch else "")
+            sums[who] = sums.get(who, 0) + r.nbytes
+        return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
+
+    def __str__(self) -> str:
+        feeds = ", ".join(f"{name} {type}" for name, type in self.feeds.items()) or "none"
+        lines = [
+            f"memory of program {self.program} on {self.place}, feeds: {feeds}",
+            f"  planned             {_mib(self.planned)}, of them feeds {self.fed / MIB:.2f}",
+            f"  live at the most    {_mib(self.live)}",
+            f"  without sharing     {_mib(self.apart)}, sharing saves {self.saved / MIB:.2f}",
+            f"  kept in the Scope   {_mib(self.persistable)}",
+        ]
+        lines += [f"  the peak is in      {op.type}    {op.site or ''}".rstrip() for op in self.running]
+        peak = self.at_peak()
+        lines += [f"    {_mib(r.nbytes)}  {r.name}: {r.type}" for r in peak[:SHOWN]]
+        rest = peak[SHOWN:]
+        lines += [f"    {_mib(sum(r.nbytes for r in rest))}  {len(rest)} others"] if rest else []
+        lines.append("  at the peak, by operator")
+        lines += [f"    {_mib(nbytes)}  {who}" for who, nbytes in list(self.by_operator().items())[:SHOWN]]
+        return "\n".join(lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:9.2f} MiB"
+
+
+def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, TensorType]:
+    """Types of the feeds, given as arrays or shapes; data variables whose sizes are all known need not be given."""
+    types = {}
+    for name in feed:
+        require(name in program.vars, f"{name!r} is not a variable of program {program.name}", FeedError)
+    for v in program.vars.values():
+        if v.name in feed:
+            shape = tuple(getattr(feed[v.name], "shape", feed[v.name]))
+        elif v.is_data and -1 not in v.shape:
+            shape = v.shape
+        else:
+            read = v.is_data and any(v in op.input_vars for op in program.ops)
+            require(
+                not read, f"the memory of this program depends on the shape of {v}", FeedError,
+                f"give it: memory_report({{{v.name!r}: [...]}})",
+            )  # fmt: skip
+            continue
+        fits = len(shape) == v.ndim and all(s in (-1, n) for s, n in zip(v.shape, shape, strict=True))
+        require(fits, f"feed {v.name} must be {v.type}, has shape {list(shape)}", FeedError)
+        types[v.name] = TensorType(shape, v.dtype)
+    return types
+
+
+def memory_report(
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Place, options: RunOptions
+) -> MemoryReport:
+    """The report of the Plan that an Executor at `place` would make."""
+    if isinstance(place, CPUPlace):
+        residents, planned, running = _on_cpu(Plan(program, feeds, fetches, options=options))
+    else:
+        residents, planned, running = _on_gpu(BoundProgram(program, feeds, fetches, options=options))
+    lives = [Life(r.nbytes, r.first, r.last) for r in residents]
+    steps = sorted({life.first for life in lives})
+    at = max(steps, key=lambda t: sum(n for n, first, last in lives if first <= t <= last), default=-1)
+    persistable = [v for v in program.vars.values() if v.persistable]
+    return MemoryReport(
+        program.name, place, feeds, planned, most_live(lives), max(planned, sum(r.nbytes for r in residents)),
+        sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
+        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, running(at),
+    )  # fmt: skip
+
+
+def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
+    names: dict[int, list[int]] = {}
+    for i, value in enumerate(bound.schedule.values):
+        names.setdefault(id(owner(bound.buffers[i])), []).append(i)
+        assert value.type is not None
+    steps = bound.schedule.steps
+    ops = {id(b): steps[position].op for position, own in enumerate(bound.binder.scratches) for b in own}
+    residents = []
+    for buffer, life in bound.blocks:
+        shown = names.get(id(buffer))
+        if shown is None:
+            op, name, type_ = ops[id(buffer)], f"scratch of {ops[id(buffer)].type}", f"{buffer.nbytes} bytes"
+        else:
+            first = bound.schedule.values[shown[0]]
+            op = steps[first.producer].op if first.producer >= 0 else None
+            own = [bound.schedule.values[i].name for i in shown]
+            name, type_ = ", ".join(dict.fromkeys(own)), str(first.type)
+        residents.append(Resident(name, type_, buffer.nbytes, life.first, life.last, op, shown is None))
+
+    def running(slot: int) -> tuple[Operator, ...]:
+        if not 0 <= slot < len(bound.slots):
+            return ()
+        found = [step.op for step, span in zip(steps, bound.spans, strict=True) for i in bound.slots[slot] if i in span]
+        return tuple(dict.fromkeys(found))
+
+    return residents, bound.arena_bytes + bound.mailbox_bytes, running
+
+
+def _on_cpu(plan: Plan) -> tuple[list[Resident], int, Any]:
+    steps = plan.schedule.steps
+    residents, apart = [], []
+    for value in plan.values:
+        if value.persistable or value.producer < 0 or plan.values[value.root] is not value:
+            continue
+        last = max(value.last_use, value.producer)
+        op = steps[value.producer].op
+        residents.append(Resident(value.name, str(value.type), value.type.nbytes, value.producer, last, op))
+        if value.buffer is None:
+            apart.append(Life(value.type.nbytes, value.producer, last))
+    planned = sum(b.nbytes for b in plan.buffers) + most_live(apart)
+    return residents, planned, lambda step: (steps[step].op,) if 0 <= step < len(steps) else ()

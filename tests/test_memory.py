@@ -1,0 +1,303 @@
+"""Layouts, orders of calls and reports of memory: nothing that lives at the same time shares bytes, nothing races."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_programs import random_program
+
+import minigraph as mg
+from minigraph import bound as bound_module
+from minigraph.bound import BoundProgram
+from minigraph.builder import Builder
+from minigraph.errors import FeedError, ProgramError
+from minigraph.executor import Executor
+from minigraph.kernels.cuda.binder import Gemm, every_call
+from minigraph.memory import Life, by_birth, by_importance, layout, most_live, rounded
+from minigraph.options import RunOptions
+from minigraph.order import Unit, dependencies, paired, thrifty
+from minigraph.program import Program
+from minigraph.types import TensorType, float32
+
+LIVES = st.lists(
+    st.builds(lambda n, a, d: Life(n, a, a + d), st.integers(0, 5000), st.integers(-1, 30), st.integers(0, 12)),
+    max_size=40,
+)
+
+
+def overlaps(lives, offsets):
+    """Pairs of blocks that share bytes while both are needed."""
+    blocks = [(life, o) for life, o in zip(lives, offsets, strict=True) if life.nbytes]
+    return [
+        (a, b) for (a, o), (b, p) in itertools.combinations(blocks, 2)
+        if a.first <= b.last and b.first <= a.last and o < p + b.nbytes and p < o + a.nbytes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "place", [layout, by_birth, *(partial(by_importance, key=k) for k in (lambda x: (x.nbytes,), lambda x: (x.last,)))]
+)
+@given(LIVES)
+def test_blocks_that_live_together_lie_apart(place, lives):
+    offsets, size = place(lives)
+    assert not overlaps(lives, offsets)
+    assert size >= most_live(lives)
+    assert all(o + rounded(life.nbytes) <= size for life, o in zip(lives, offsets, strict=True) if life.nbytes)
+
+
+def test_a_layout_is_the_best_of_several_ways():
+    lives = [Life(100 << 10, 0, 1), Life(300 << 10, 0, 3), Life(200 << 10, 2, 5), Life(400 << 10, 4, 5)]
+    sizes = {by_birth(lives)[1], by_importance(lives, lambda x: (x.nbytes,))[1]}
+    assert layout(lives)[1] == min(sizes) < max(sizes)
+    assert layout(lives)[1] == most_live(lives)
+
+
+# orders of calls
+
+UNITS = st.lists(
+    st.builds(Unit, st.sets(st.integers(0, 8), max_size=3), st.sets(st.integers(0, 8), max_size=2),
+              st.sampled_from([False] * 9 + [True]), st.booleans()), max_size=25,
+)  # fmt: skip
+
+
+def results(units, order):
+    """What each unit reads when units run in this order: the writer of each block, and how often it was written."""
+    state: dict[int, tuple] = {}
+    seen = {}
+    for i in order:
+        seen[i] = sorted((b, state.get(b)) for b in units[i].blocks)
+        for b in units[i].writes:
+            state[b] = (i, state.get(b))
+    return seen, state
+
+
+@given(UNITS)
+def test_every_order_computes_the_same(units):
+    before = dependencies(units)
+    as_written = list(range(len(units)))
+    sizes = {b: 1 << b for b in range(9)}
+    order = thrifty(units, before, sizes, given={0, 1}, kept={2})
+    assert sorted(order) == as_written
+    slots = paired(order, units, before)
+    assert results(units, order) == results(units, as_written)
+    flat = [i for slot in slots for i in slot]
+    other = [i for slot in slots for i in reversed(slot)]
+    assert results(units, flat) == results(units, as_written) == results(units, other)
+    barriers = [i for i in flat if units[i].barrier]
+    for i in barriers:
+        assert all((j < i) == (flat.index(j) < flat.index(i)) for j in flat if j != i)
+
+
+def test_what_frees_memory_runs_first():
+    """x -> h -> big; `sum` reads big and leaves little: it runs before the next big one is made."""
+    units = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
+    order = thrifty(units, dependencies(units), {1: 100, 2: 100, 3: 1, 4: 1}, given=(), kept=(3, 4))
+    assert order == [0, 2, 1, 3]
+
+
+def test_two_products_share_a_slot_only_where_neither_waits_and_both_leave_room():
+    small, large = partial(Unit, partial=True), Unit
+    for units, expected in (
+        ([small({0}, {1}), small({0}, {2})], [[0, 1]]),
+        ([small({0}, {1}), small({1}, {2})], [[0], [1]]),
+        ([small({0}, {1}), small({0}, {1})], [[0], [1]]),
+        ([small({0}, {1}), large({0}, {2})], [[0], [1]]),
+        ([small({0}, {1}), large({0}, {2}), small({0}, {3})], [[0, 2], [1]]),
+        ([small({0}, {1}), large({0}, {2}), small({2}, {3})], [[0], [1], [2]]),
+    ):
+        assert paired(range(len(units)), units, dependencies(units)) == expected
+
+
+# whole programs
+
+
+def small_training(**sizes) -> tuple[Program, dict[str, TensorType]]:
+    main, startup = Program("net"), Program()
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        x = mg.static.data("x", [None, 64])
+        h = x
+        for n in (96, 96, 8):
+            h = mg.nn.functional.relu(mg.nn.Linear(h.shape[-1], n)(h))
+        mg.optimizer.SGD(0.1).minimize(mg.mean(h))
+    return main, {"x": TensorType((32, 64), float32)}
+
+
+def bound_of(case, **options):
+    types = {n: TensorType(np.shape(a), np.asarray(a).dtype) for n, a in case.feeds.items()}
+    return BoundProgram(case.program, types, case.fetches, options=RunOptions(**options))
+
+
+class Conflict(AssertionError):
+    """Two calls that may run at the same time, or a value that was overwritten before it was read."""
+
+
+def check_memory(bound) -> int:
+    """Follow who wrote which bytes of the arena; returns the number of slots with two units."""
+    base = {id(b): o for b, o in bound.offsets}
+    units, blocks = bound._units()
+    place = {n: (base[id(b)], base[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in base}
+    written_by: dict[int, int] = {}  # start of 256 bytes -> block
+
+    def pages(n):
+        return range(place[n][0] // 256, -(-place[n][1] // 256)) if n in place else ()
+
+    fed = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
+    for n, b in blocks.items():
+        if id(b) in fed:
+            written_by.update(dict.fromkeys(pages(n), n))
+    known = {n for n, b in blocks.items() if id(b) in fed}
+    doubles = 0
+    for slot in bound.slots:
+        doubles += len(slot) > 1
+        for i, j in itertools.combinations(slot, 2):
+            for a, b in ((i, j), (j, i)):
+                for n, m in itertools.product(units[a].writes, units[b].blocks):
+                    if n == m or set(pages(n)) & set(pages(m)):
+                        raise Conflict(f"calls {a} and {b} run together and share {blocks[n]}")
+        for i in slot:
+            if any(n not in known and pages(n) for n in units[i].reads):
+                raise Conflict(f"call {i} reads what nobody has written")
+            for n in units[i].blocks & known:
+                if any(written_by.get(p) != n for p in pages(n)):
+                    raise Conflict(f"call {i} finds {blocks[n]} overwritten")
+        for i in slot:
+            for n in units[i].writes:
+                written_by.update(dict.fromkeys(pages(n), n))
+                known.add(n)
+    for i in bound.schedule.fetched:
+        for n, b in blocks.items():
+            if b is bound.buffers[i] and any(written_by.get(p) != n for p in pages(n)):
+                raise Conflict(f"the fetched value {bound.schedule.values[i].name} is overwritten")
+    return doubles
+
+
+def test_no_race_and_no_early_reuse_in_random_programs():
+    doubles = sum(check_memory(bound_of(random_program(seed))) for seed in range(60))
+    assert doubles > 20
+
+
+@pytest.mark.parametrize("fault", ["lives", "pairs", "order"])
+def test_the_check_notices_planted_faults(monkeypatch, fault):
+    real = bound_module.lives
+
+    def lives_that_end_early(slots, units):
+        return {b: (first, max(first, last - 1)) for b, (first, last) in real(slots, units).items()}
+
+    def any_two_together(order, units, before):
+        order = list(order)
+        return [order[i : i + 2] for i in range(0, len(order), 2)]
+
+    def backwards(order, units, before):
+        return [[i] for i in reversed(list(order))]
+
+    name, planted = {
+        "lives": ("lives", lives_that_end_early), "pairs": ("paired", any_two_together), "order": ("paired", backwards)
+    }[fault]  # fmt: skip
+    monkeypatch.setattr(bound_module, name, planted)
+
+    def check_all():
+        for seed in range(30):
+            check_memory(bound_of(random_program(seed)))
+
+    with pytest.raises(Conflict):
+        check_all()
+
+
+def test_updates_run_as_soon_as_their_gradient_is_there():
+    main, types = small_training()
+    bound = BoundProgram(main, types, [])
+    steps = bound.schedule.steps
+    where = {}
+    for slot, calls in enumerate(bound.slots):
+        for i in calls:
+            for position, span in enumerate(bound.spans):
+                if i in span:
+                    where.setdefault(steps[position].op.type, []).append(slot)
+    assert min(where["sgd"]) < max(where["matmul_grad"]), "the gradient of the last layer need not wait for the first"
+
+
+@pytest.mark.parametrize("place", [None, mg.CPUPlace()])
+def test_a_report_tells_the_peak_and_what_sharing_saves(place):
+    main, _ = small_training()
+
+    def report(**flags):
+        strategy = mg.static.BuildStrategy(**flags)
+        return mg.static.CompiledProgram(main, build_strategy=strategy).memory_report({"x": [32, 64]}, place=place)
+
+    both, apart, copies = report(), report(memory_optimize=False), report(enable_inplace=False)
+    assert both.live <= both.planned < apart.planned
+    assert both.planned < both.apart
+    if place is None:
+        assert copies.apart > both.apart, "an operator that may not overwrite its input has memory of its own"
+    else:
+        assert copies.planned >= both.planned
+    assert apart.saved < both.saved
+    text = str(both)
+    assert "MiB" in text and both.running[0].type in text and "test_memory.py" in text
+    at_peak = sum(rounded(r.nbytes) for r in both.at_peak())
+    assert at_peak == both.live
+    assert sum(both.by_operator().values()) == sum(r.nbytes for r in both.at_peak())
+    assert max(both.by_operator(), key=both.by_operator().get) == next(iter(both.by_operator()))
+    assert both.persistable == sum(v.type.nbytes for v in main.vars.values() if v.persistable)
+
+
+def test_a_report_needs_shapes_that_fit():
+    main, _ = small_training()
+    compiled = mg.static.CompiledProgram(main)
+    with pytest.raises(FeedError, match="depends on the shape of x"):
+        compiled.memory_report()
+    with pytest.raises(FeedError, match="must be"):
+        compiled.memory_report({"x": [32, 65]})
+    with pytest.raises(FeedError, match="not a variable"):
+        compiled.memory_report({"z": [1]})
+    arrays = compiled.memory_report({"x": np.zeros((32, 64), "float32")})
+    assert arrays == compiled.memory_report({"x": (32, 64)})
+
+
+def test_a_program_that_is_changed_after_it_was_compiled_is_refused():
+    main, _ = small_training()
+    compiled = mg.static.CompiledProgram(main)
+    compiled.program_for(())
+    with mg.static.program_guard(main, Program()):
+        mg.static.data("late", [1])
+    with pytest.raises(ProgramError, match="changed after it was compiled"):
+        compiled.program_for(())
+
+
+@pytest.mark.parametrize("flags", [{}, {"enable_inplace": False}, {"memory_optimize": False}])
+def test_flags_of_memory_change_no_result_on_the_cpu(flags):
+    for seed in range(20):
+        case = random_program(seed)
+        program = mg.static.CompiledProgram(case.program, build_strategy=mg.static.BuildStrategy(**flags))
+        found = []
+        for p in (case.program, program):
+            scope, exe = mg.static.Scope(), Executor()
+            for name, array in case.values.items():
+                scope.write(name, array.copy())
+            values = [exe.run(p, case.feeds, case.fetches, scope=scope) for _ in range(2)]
+            found.append([a.tobytes() for v in values for a in v] + [scope.read(n).tobytes() for n in case.values])
+        assert found[0] == found[1], seed
+
+
+def test_a_state_that_may_not_be_updated_in_place_is_copied_back():
+    main, types = small_training()
+    counts = [
+        len(BoundProgram(main, types, [], options=RunOptions(inplace=inplace)).results) for inplace in (True, False)
+    ]
+    assert counts[0] == 0 < counts[1]
+
+
+def test_small_products_have_room_for_split_sums_and_large_ones_take_no_more_than_32_mib():
+    main, types = small_training()
+    sizes = [c.workspace.nbytes for c in every_call(BoundProgram(main, types, []).binder.calls) if isinstance(c, Gemm)]
+    assert sizes and max(sizes) == 1 << 20
+    program = Program()
+    x = program.global_block().create_var("x", [8192, 64], "float32", is_data=True)
+    Builder(program.global_block()).matmul(x, x, trans_y=True)
+    bound = BoundProgram(program, {"x": x.type}, [])
+    assert [c.workspace.nbytes for c in bound.binder.calls] == [32 << 20]
