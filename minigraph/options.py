@@ -11,6 +11,7 @@ class RunOptions(NamedTuple):
     capture   on a GPU the steps of the second run become one CUDA graph, which later runs launch
     inplace   an operator may write over an input that nobody reads later
     reuse     values whose lives do not overlap share memory
+    multi_tensor  on a GPU, how kernels over lists of tensors learn their addresses (kernels/cuda/tensors.py)
     autotune  on a GPU products and their epilogues are timed when a Plan is made, and the fastest are kept
     """
 
@@ -18,6 +19,7 @@ class RunOptions(NamedTuple):
     inplace: bool = True
     reuse: bool = True
     autotune: bool = False
+    multi_tensor: str = "table"
 
 
 DEFAULT = RunOptions()

@@ -140,10 +140,17 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
     "enable_inplace": "inplace",
     "memory_optimize": "reuse",
     "autotune": "autotune",
+    "multi_tensor_mode": "multi_tensor",
 }
 
 
 ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle's name -> the field
+
+
+CHOICES = {  # values of fields that are words
+    "verify": ("off", "structure", "each_pass"),
+    "multi_tensor_mode": ("table", "struct4k", "struct32k", "arena", "unified"),
+}
 
 
 class UnknownField(AttrError, AttributeError):
@@ -178,6 +185,8 @@ class BuildStrategy:
     and off unless switched on:
     autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
                               the fastest are kept, and remembered on disk
+    multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: "table" in device memory,
+                              "struct4k" or "struct32k" by value, in "arena"s, or a table and "unified" memory of states
 
     verify               "structure" checks the graph's invariants after each pass, "off" does not;
                          "each_pass" also runs the program before and after each pass in float64 on
@@ -207,6 +216,7 @@ class BuildStrategy:
     enable_inplace: bool = True
     memory_optimize: bool = True
     autotune: bool = False
+    multi_tensor_mode: str = "table"
     verify: str = "structure"
     debug_graphviz_path: str = ""
 
@@ -256,8 +266,8 @@ class BuildStrategy:
         if not isinstance(value, wanted) or (wanted is int and (isinstance(value, bool) or value < 1)):
             kind = "positive int" if wanted is int else wanted.__name__
             raise AttrError(f"{name} must be a {kind}, is {value!r}")
-        if name == "verify" and value not in ("off", "structure", "each_pass"):
-            raise AttrError(f"verify must be off, structure or each_pass, is {value!r}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:

@@ -55,6 +55,10 @@ class Stream:
         """Everything has happened already."""
 
 
+class Managed(StubArray):
+    """An array in paged memory."""
+
+
 class Event:
     """What has been recorded has happened."""
 
@@ -144,6 +148,22 @@ class StubRuntime:
         copy = self.empty(array.shape, array.dtype)
         copy.host[...] = array
         return copy
+
+    def managed(self, array: Any) -> StubArray:
+        if isinstance(array, Managed):
+            return array
+        return Managed((array if self.holds(array) else self.to_device(array)).host)
+
+    def gather(
+        self, arrays: list[StubArray], memory: StubArray, offsets: list[int]
+    ) -> list[StubArray]:
+        memory.host[...] = 0
+        views = []
+        for array, offset in zip(arrays, offsets, strict=True):
+            part = memory.host[offset : offset + array.nbytes]
+            views.append(StubArray(part.view(array.dtype).reshape(array.shape)))
+            views[-1].host[...] = array.host
+        return views
 
     def write(self, array: StubArray, host: np.ndarray) -> None:
         array.host[...] = host

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import KernelError, require
-from .buffer import Buffer, Table, Words
+from .buffer import Arena, Buffer, Table, Words
 from .compile import full_source
 
 Grid = tuple[int, int, int]
@@ -140,6 +141,9 @@ class Binder:
     step: int = 0
     scratches: list[list[Buffer]] = field(default_factory=list)  # per step
     tables: list[Table] = field(default_factory=list)
+    arenas: list[Arena] = field(default_factory=list)  # of neighbours
+    outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns
+    paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
@@ -187,6 +191,18 @@ class Binder:
         """Words and constant arrays in device memory, as buffers: the words, then each array."""
         self.tables.append(Table(Words(words), arrays))
         return self.tables[-1].parts()
+
+    def side_by_side(self, members: Sequence[Buffer], offsets: Sequence[int], nbytes: int) -> Buffer | None:
+        """The buffer in which `members` get these places; None where they cannot be brought together."""
+        for arena in self.arenas:
+            same = len(arena.members) == len(members) and all(map(is_, arena.members, members))
+            if same and arena.offsets == list(offsets):
+                return arena.base
+        owned = {id(b) in self.outside for b in members}
+        if len(owned) > 1 or any(b.owner is not None for b in members) or len({id(b) for b in members}) < len(members):
+            return None
+        self.arenas.append(Arena(members, offsets, nbytes, owned == {True}))
+        return self.arenas[-1].base
 
     def write_tables(self, runtime: Any) -> None:
         """Put the tables into new memory of the runtime, now that addresses are known.

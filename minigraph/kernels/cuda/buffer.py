@@ -83,6 +83,19 @@ class Words:
         return np.array([w.address if isinstance(w, Buffer) else w for w in self.words], np.uint64)
 
 
+class Arena:
+    """Buffers side by side in one: they become views of `base`.
+
+    The base of buffers that a Scope owns has the address 0 until somebody brought their arrays together.
+    """
+
+    def __init__(self, members: Sequence[Buffer], offsets: Sequence[int], nbytes: int, outside: bool) -> None:
+        self.members, self.offsets, self.outside = list(members), list(offsets), outside
+        self.base = Buffer((nbytes,), uint8, ptr=0 if outside else None)
+        for member, offset in zip(members, offsets, strict=True):
+            member.owner, member.offset = self.base, offset
+
+
 class Table:
     """Words and constant arrays in device memory, written when addresses are known, read by every run."""
 

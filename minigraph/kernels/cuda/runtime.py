@@ -206,6 +206,30 @@ class Runtime:
         self.stream.synchronize()
         return copy
 
+    def managed(self, array: Any) -> cupy.ndarray:
+        """The array in memory that the driver pages, itself if it lies there; MemoryError beyond what is free."""
+        if self.holds(array) and isinstance(array.data.mem, cupy.cuda.memory.ManagedMemory):
+            return array
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        if array.nbytes > free:  # more than is free would be paged in every step, or hang
+            raise MemoryError(f"{array.nbytes} bytes of managed memory are wanted, {free} are free")
+        with cupy.cuda.Device(self.device.index):
+            copy = cupy.ndarray(array.shape, array.dtype, cupy.cuda.malloc_managed(max(array.nbytes, 1)))
+        source = array if self.holds(array) else self.to_device(array)
+        self.gather([source], copy, [0])
+        return copy
+
+    def gather(self, arrays: Sequence[cupy.ndarray], memory: cupy.ndarray, offsets: Sequence[int]) -> list[cupy.ndarray]:
+        """Copies of arrays of this GPU at these places of `memory`, with zeros between them."""
+        copy, views = cupy.cuda.runtime.memcpyAsync, []
+        cupy.cuda.runtime.memsetAsync(memory.data.ptr, 0, memory.nbytes, self.stream.ptr)
+        for array, offset in zip(arrays, offsets, strict=True):
+            views.append(cupy.ndarray(array.shape, array.dtype, memory.data + offset))
+            if array.nbytes:
+                copy(views[-1].data.ptr, array.data.ptr, array.nbytes, DEVICE_TO_DEVICE, self.stream.ptr)
+        self.stream.synchronize()  # before somebody frees the originals
+        return views
+
     def write(self, array: cupy.ndarray, host: np.ndarray) -> None:
         """Put a host array's values into an array of this GPU, in the order of the stream."""
         self._copy_in(np.ascontiguousarray(host), array.data.ptr)

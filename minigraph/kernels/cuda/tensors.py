@@ -24,6 +24,7 @@ from .compile import read_source
 THREADS = 256
 STRUCT_BYTES = {"struct4k": 4096, "struct32k": 32764}
 HEAD_WORDS = 3  # of struct Tensors besides its lists
+ARENA_CHUNK = 1024  # elements of which places in arenas are multiples
 MARGIN = 512  # bytes of a launch's other arguments
 
 Column = Sequence[Buffer]
@@ -65,6 +66,14 @@ def launch_over(
     defines = {**defines, "COLUMNS": len(columns), "CHUNK": chunk}
     if len(tensors.sizes) == 1:
         mode, width = "struct4k", 1
+    if mode == "arena" and chunk == ARENA_CHUNK:
+        bases = _bases(binder, tensors, blocks)
+        if bases is not None:
+            owners, = binder.table([], np.repeat(np.arange(len(blocks), dtype=np.int32), blocks))[1:]
+            source = tensor_source(text, {**defines, "WAY": 2}, generated)
+            binder.launch_source(source, function, total, THREADS, Words(bases), owners, *args)
+            return
+        binder.note("a table of addresses: these tensors cannot be brought together in arenas")
     if mode not in STRUCT_BYTES:
         words = [b for column in columns for b in column]
         starts = np.concatenate(([0], np.cumsum(blocks)[:-1])).astype(np.int32)
@@ -87,6 +96,19 @@ def launch_over(
         count = int(blocks[part.start : part.stop].sum())
         binder.launch_source(source, function, count, THREADS, struct, *args)
         before += count
+
+
+def _bases(binder: Binder, tensors: Tensors, blocks: np.ndarray) -> list[Buffer | int] | None:
+    """One buffer for each column, in which tensors have the places that their blocks have."""
+    starts = [int(n) * ARENA_CHUNK for n in np.concatenate(([0], np.cumsum(blocks)))]
+    bases: list[Buffer | int] = []
+    for column in tensors.columns:
+        width = column[0].dtype.itemsize
+        base = binder.side_by_side(column, [n * width for n in starts[:-1]], starts[-1] * width)
+        if base is None:
+            return None
+        bases.append(base)
+    return bases
 
 
 def packed_struct(tensors: Tensors, part: range, blocks: np.ndarray, width: int, before: int) -> Words:

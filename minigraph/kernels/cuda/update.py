@@ -21,9 +21,9 @@ from .binder import Binder, blocks_for
 from .buffer import CUDA_TYPES, Buffer, Words
 from .optimizer import NORM_CHUNK, norm_types, squares
 from .pointwise import compute_type
-from .tensors import STRUCT_BYTES, THREADS, Tensors, launch_over, tensor_source
+from .tensors import ARENA_CHUNK, STRUCT_BYTES, THREADS, Tensors, launch_over, tensor_source
 
-CHUNK = 1024  # elements of a block: one access of 16 bytes for each thread and column
+CHUNK = ARENA_CHUNK  # elements of a block: one access of 16 bytes for each thread and column
 STEP_BYTES = 16
 
 Slots = Mapping[str, Any]
@@ -72,6 +72,8 @@ class _Step:
     def record(self) -> None:
         sizes = [p.size for p in self.params]
         states = [self.results[s] for s in self.update.states]
+        if self.mode == "unified":
+            self.binder.paged += [b for column in states for b in column]
         master = [self.results["MasterParam"]] if "MasterParam" in self.results else []
         known = self._prepare() if self.update.powers else None
         adapted = self.update.finish is not None
