@@ -219,7 +219,9 @@ class Runtime:
         self.gather([source], copy, [0])
         return copy
 
-    def gather(self, arrays: Sequence[cupy.ndarray], memory: cupy.ndarray, offsets: Sequence[int]) -> list[cupy.ndarray]:
+    def gather(
+        self, arrays: Sequence[cupy.ndarray], memory: cupy.ndarray, offsets: Sequence[int]
+    ) -> list[cupy.ndarray]:
         """Copies of arrays of this GPU at these places of `memory`, with zeros between them."""
         copy, views = cupy.cuda.runtime.memcpyAsync, []
         cupy.cuda.runtime.memsetAsync(memory.data.ptr, 0, memory.nbytes, self.stream.ptr)
