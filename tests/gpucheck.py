@@ -209,13 +209,13 @@ def compare(found: Slots, exact: Slots, cpu: Slots, scale: Mapping[str, float]) 
 def compare_norms(found: Slots, exact: Slots, cpu: Slots, dtype: str) -> None:
     """For operators that may round what their second half reads: the largest errors are compared."""
     assert found.keys() == cpu.keys(), f"outputs {sorted(found)}, expected {sorted(cpu)}"
-    for slot, (c,) in cpu.items():
-        f, x = found[slot][0], np.asarray(exact[slot][0])
-        assert f.shape == c.shape and f.dtype == c.dtype, f"{slot} is {f.dtype}{f.shape}"
-        if c.dtype in FLOATS:
-            assert_like_cpu(f, c, x, dtype, slot)
-        else:
-            assert np.array_equal(f, c), f"{slot} differs at {np.sum(f != c)} places"
+    for slot, arrays in cpu.items():
+        for c, f, x in zip(arrays, found[slot], exact[slot], strict=True):
+            assert f.shape == c.shape and f.dtype == c.dtype, f"{slot} is {f.dtype}{f.shape}"
+            if c.dtype in FLOATS:
+                assert_like_cpu(f, c, np.asarray(x), dtype, slot)
+            else:
+                assert np.array_equal(f, c), f"{slot} differs at {np.sum(f != c)} places"
 
 
 def _at(f: np.ndarray, c: np.ndarray, place: int) -> str:

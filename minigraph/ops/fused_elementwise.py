@@ -240,9 +240,13 @@ def _(rng):
     ]}  # fmt: skip
     yield ([x, x.mean(axis=1), x.var(axis=1), y, n], [n]), {"body": [
         "t0, y0, y1 = layer_norm_grad(X=x0, Mean=x1, Variance=x2, Y_grad=x3, Scale=x4, Bias=s0)",
-        "y2 = elementwise_add(X=t0, Y=x3)", "t1 = cast(X=y2) {dtype=float32}", "y3 = cast(X=t1) {dtype=float64}",
+        "y2 = elementwise_add(X=t0, Y=x3)",
     ]}  # fmt: skip
     yield ([draw(rng, (2, 1, 3)), draw(rng, (4, 3))],), {"body": [
         "t0 = elementwise_sub(X=x0, Y=x1)", "y0 = square(X=t0)", "y1 = cast(X=x1) {dtype=int32}",
+    ]}  # fmt: skip
+    yield ([np.array([[3.7, -2.25, 0.0]])],), {"body": [
+        "t0 = cast(X=x0) {dtype=int32}", "t1 = scale(X=t0) {scale=3.0, bias=1.0}", "y0 = cast(X=t1) {dtype=bool}",
+        "y1 = cast(X=t1) {dtype=float32}",
     ]}  # fmt: skip
     yield ([draw(rng, (0, 3))],), {"body": ["t0 = exp(X=x0)", "y0 = log(X=t0)"]}
