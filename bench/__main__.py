@@ -6,13 +6,24 @@ import argparse
 import shlex
 import sys
 
-from . import gpu_fusion, gpu_gemm, gpu_kernels, gpu_mlp_gemm, gpu_steps_run, mlp_cpu
+from . import (
+    compile_time,
+    gpu_fusion,
+    gpu_gemm,
+    gpu_kernels,
+    gpu_linear_cross_entropy,
+    gpu_mlp_gemm,
+    gpu_steps_run,
+    mlp_cpu,
+)
 from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
-BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps] = {
+BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps | gpu_linear_cross_entropy.GpuHeads] = {
     m.BENCH.name: m.BENCH
-    for m in (mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_steps_run)
+    for m in (
+        mlp_cpu, compile_time, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_steps_run,
+    )
 }
 
 
@@ -53,7 +64,7 @@ def main() -> int:
             print(f"{bench.name} left out: {missing}")
             continue
         peers = [p for p in bench.peers if p in wanted]
-        if isinstance(bench, (GpuBench, gpu_steps_run.GpuSteps)):
+        if isinstance(bench, (GpuBench, gpu_steps_run.GpuSteps, gpu_linear_cross_entropy.GpuHeads)):
             bench.run(peers, options.rounds, command, options.only)
         else:
             compare(bench, peers, options.rounds, options.steps, options.threads, command)

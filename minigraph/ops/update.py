@@ -130,8 +130,9 @@ def _infer_lists(op_type: str, slots: Slots, inputs: tuple[Any, ...], attrs: dic
     for slot, column in types.items():
         if slot not in SHARED and column is not None:
             require(len(column) == count, f"Param lists {count} variables, {slot} lists {len(column)}")
-    for i in range(count):
-        one: Types = {s: t if s in SHARED or t is None else t[i] for s, t in types.items()}
+    kinds = {tuple(t if s in SHARED or t is None else t[i] for s, t in types.items()) for i in range(count)}
+    for kind in kinds:  # parameters of one kind need one look
+        one: Types = dict(zip(types, kind, strict=True))
         require(
             one["Param"].dtype == first.dtype, f"Param holds {first.dtype} and {one['Param'].dtype}", DTypeError,
             "one operator for each data type",

@@ -1,0 +1,111 @@
+"""How long passes and Plans take for programs of 1,000, 10,000 and 50,000 operators. Needs no GPU.
+
+    python -m bench.compile_time [--sizes 1000 10000 50000] [--no-passes]
+
+The program is a training step of a deep residual network: linear layers with bias and relu, the sum with
+what came two layers before, the mean, gradients, Momentum. Asked: .2, 2 and 10 seconds, linear in the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import minigraph as mg
+from minigraph.bound import BoundProgram
+from minigraph.plan import Plan
+from minigraph.types import TensorType
+
+from .harness import RESULTS, machine, versions
+
+SIZES = (1000, 10_000, 50_000)
+ASKED = {1000: 0.2, 10_000: 2.0, 50_000: 10.0}
+WIDTH, ROWS = 8, 4
+
+
+def network(operators: int) -> tuple[Any, Any]:
+    """(program, loss) with about so many operators."""
+    mg.enable_static()
+    main, startup = mg.static.Program(f"{operators} operators"), mg.static.Program()
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        h = before = mg.static.data("x", [None, WIDTH])
+        for i in range(max(1, operators // OPERATORS_PER_LAYER)):
+            h = mg.nn.functional.relu(mg.nn.Linear(WIDTH, WIDTH)(h))
+            if i % 2:
+                h = before = h + before
+        loss = mg.mean(h)
+        mg.optimizer.Momentum(0.1).minimize(loss)
+    return main, loss
+
+
+OPERATORS_PER_LAYER = 9  # linear, relu, half a sum, their gradients, two updates
+
+
+def timed(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+    """(seconds, result), the best of some repeats."""
+    best, result = float("inf"), None
+    for _ in range(repeats):
+        gc.collect()
+        start = time.perf_counter()
+        result = work()
+        best = min(best, time.perf_counter() - start)
+    return best, result
+
+
+def measured(operators: int, passes: bool = True, repeats: int = 2) -> dict[str, Any]:
+    """Seconds of each part for one size."""
+    built, (main, loss) = timed(lambda: network(operators), 1)
+    types = {"x": TensorType((ROWS, WIDTH), mg.types.float32)}
+    row: dict[str, Any] = {"operators": len(main.ops), "asked": ASKED.get(operators), "build": built}
+    program = main
+    if passes:
+        strategy = mg.static.BuildStrategy.all
+
+        def compiled() -> Any:
+            made = mg.static.CompiledProgram(main, build_strategy=strategy())
+            made.program_for((loss.name,))
+            return made
+
+        row["passes"], made = timed(compiled, repeats)
+        reports = made._latest.reports
+        row["by_pass"] = {name: round(report.seconds, 4) for name, report in reports.items()}
+        program = made.program_for((loss.name,))
+        row["operators_after"] = len(program.ops)
+    row["plan_gpu"], bound = timed(lambda: BoundProgram(program, types, [loss.name]), repeats)
+    row["plan_cpu"], _ = timed(lambda: Plan(program, types, [loss.name]), repeats)
+    row["arena_over_live"] = bound.arena_bytes / bound.live_bytes
+    row["seconds"] = row.get("passes", 0.0) + max(row["plan_gpu"], row["plan_cpu"])
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.compile_time", description=__doc__)
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--no-passes", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for size in options.sizes:
+        rows.append(measured(size, not options.no_passes))
+        shown = {k: v for k, v in rows[-1].items() if k != "by_pass"}
+        print("  ".join(f"{k} {v}" for k, v in shown.items()))
+        slow = sorted(rows[-1].get("by_pass", {}).items(), key=lambda pair: -pair[1])[:6]
+        print("    " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in slow))
+    report = {
+        "bench": "compile_time", "command": f"python -m bench.compile_time {shlex.join(sys.argv[1:])}".strip(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "versions": versions(), "rows": rows,
+    }  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "compile_time.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
