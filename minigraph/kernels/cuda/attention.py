@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import PlaceError
-from . import attention_exact
+from . import attention_exact, attention_hopper
 from .binder import Binder
 
 Slots = Mapping[str, Any]
@@ -31,6 +31,7 @@ class Kernel(NamedTuple):
 
 
 KERNELS: tuple[Kernel, ...] = (
+    Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward),
     Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
 )
 
