@@ -400,9 +400,11 @@ def _in_turns(
         wanted = min(400, int(TURN_MS / max(once, 1e-3)))
         repeats[name] = max(1, round(wanted / len(calls))) * len(calls)
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(rounds):
-        for name in list(arms) if turn % 2 else reversed(arms):
+    order = list(arms)
+    for turn in range(rounds):  # who runs first changes: after lighter work the GPU clocks higher for a while
+        for name in order if turn % 2 else reversed(order):
             times[name].append(timed(arms[name], repeats[name]))
+        order = [*order[1:], order[0]]
     return times
 
 

@@ -88,7 +88,7 @@ def numbers(rng, *shape, dtype):
     return ((np.round(rng.normal(size=shape) * 8) + 0.5) / 8).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
 @pytest.mark.parametrize("columns", [8, 13, 24])
 @pytest.mark.parametrize("keep", [False, True], ids=["Out", "Out and ReserveSpace"])
 @pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
@@ -104,8 +104,11 @@ def test_forward(form, keep, columns, dtype, rng):
 
 @pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
 @pytest.mark.parametrize("trans_y", [False, True])
-@pytest.mark.parametrize(("columns", "rows", "inner"), [(6, 5, 8), (1, 70, 8), (16, 3, 200), (24, 5, 8), (10, 2, 17)])
-@pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
+@pytest.mark.parametrize(
+    ("form", "columns", "rows", "inner"),
+    [(form, *sizes) for form in ("none", "relu") for sizes in ((1, 70, 8), (16, 3, 200), (24, 5, 8), (10, 2, 17))]
+    + [(form, columns, 5, 8) for form in ("gelu", "gelu tanh") for columns in (6, 24)],
+)
 def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
     shapes = (rows, columns), (rows, inner), (columns, inner) if trans_y else (inner, columns), (rows, inner)
     DOut, X, Y, Z = (numbers(rng, *s, dtype=dtype) for s in shapes)
@@ -167,7 +170,7 @@ def test_where_kernels_for_few_columns_come_first(rows, columns, forward, weight
 PRODUCTS = [((5, 40), (40, 3)), ((2, 3, 40), (40, 10)), ((70, 3), (3, 40)), ((300, 1), (1, 16)), ((5, 40), (40, 24))]
 
 
-@pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 @pytest.mark.parametrize("trans_y", [False, True])
 @pytest.mark.parametrize(("x", "y"), PRODUCTS)
 def test_products_with_few_columns(x, y, trans_y, dtype, rng):
@@ -182,8 +185,7 @@ def test_products_with_few_columns(x, y, trans_y, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", [float32, float16], ids=str)
-@pytest.mark.parametrize(("inner", "columns"), [(20, 10), (17, 3), (260, 1)])
-@pytest.mark.parametrize("trans_y", [False, True])
+@pytest.mark.parametrize(("inner", "columns", "trans_y"), [(20, 10, False), (17, 3, True), (260, 1, False)])
 def test_a_weight_gradient_of_many_rows_is_summed_in_pieces(inner, columns, trans_y, dtype, rng, monkeypatch):
     monkeypatch.setattr(skinny, "FEW", 64)
     shapes = (700, columns), (700, inner), (columns, inner) if trans_y else (inner, columns)

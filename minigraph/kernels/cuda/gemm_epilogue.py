@@ -18,10 +18,8 @@ from .gemm import HALVES, matmul_grad, product
 from .pointwise import bind_pointwise
 from .reduce import bind_column_sum
 
-GELU_ERF = "X * (C(0.5) * erfc(X * C(-0.7071067811865476)))"
-GELU_ERF_SLOPE = "C(0.5) * erfc(X * C(-0.7071067811865476)) + X * exp(C(-0.5) * X * X) * C(0.3989422804014327)"
-GELU_TANH = "X * (C(0.5) * (C(1) + tanh(gelu_inner(X))))"
-GELU_TANH_SLOPE = "gelu_tanh_slope(X)"
+GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}  # by `approximate`; see prelude.cuh
+GELU_SLOPE = {False: "normal_cdf(X) + X * normal_pdf(X)", True: "gelu_tanh_slope(X)"}
 
 # Measured on an H200 from 256 x 1024 x 1024 to 65536 x 768 x 768, bfloat16 and TF32:
 SMALL = 4 << 20  # bytes of DOut up to which its sum is cheaper in a product's epilogue (BGRADA) than by a kernel
@@ -113,7 +111,7 @@ def _activate(binder: Binder, z: Buffer, out: Buffer, reserve: Buffer | None, ac
     elif activation == "relu":
         bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": "max_nan(X, C(0))"})
     elif activation == "gelu":
-        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": GELU_TANH if tanh else GELU_ERF})
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": GELU[tanh]})
 
 
 def fused_gemm_epilogue_grad(
@@ -148,8 +146,8 @@ def _input_gradient(
         if kind == "relu_grad":
             _apply_mask(binder, dx, reserve)
         elif kind == "gelu_grad" and reserve is not None:
-            slope = GELU_TANH_SLOPE if attrs["approximate"] else GELU_ERF_SLOPE
-            bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": f"D * ({slope})"})
+            slope = f"D * ({GELU_SLOPE[attrs['approximate']]})"
+            bind_pointwise(binder, {"Out": dx}, {"D": dx, "X": reserve}, {"Out": slope})
 
     def with_skinny() -> None:
         shape = d.size // inner, columns, inner
