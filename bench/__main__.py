@@ -7,7 +7,6 @@ import shlex
 import sys
 
 from . import (
-    compile_time,
     gpu_fusion,
     gpu_gemm,
     gpu_kernels,
@@ -22,7 +21,7 @@ from .harness import Bench, compare
 BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps | gpu_linear_cross_entropy.GpuHeads] = {
     m.BENCH.name: m.BENCH
     for m in (
-        mlp_cpu, compile_time, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_steps_run,
+        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_steps_run,
     )
 }
 
