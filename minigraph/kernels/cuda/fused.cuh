@@ -64,6 +64,28 @@ template <class C, class MERGE> __device__ __forceinline__ C over_lanes(C x, C* 
 template <class C> __device__ __forceinline__ C row_sum(C x, void* shared) {
     return over_lanes(x, (C*)shared, [](C a, C b) { return a + b; });
 }
+// Two sums at once, with one barrier.
+template <class C> __device__ __forceinline__ void row_sums(C& a, C& b, void* first, void* second) {
+#pragma unroll
+    for (int lanes = (LANES < 32 ? LANES : 32) / 2; lanes > 0; lanes /= 2) {
+        a += __shfl_xor_sync(~0u, a, lanes);
+        b += __shfl_xor_sync(~0u, b, lanes);
+    }
+#if LANES > 32
+    if (threadIdx.x % 32 == 0) {
+        ((C*)first)[threadIdx.x / 32] = a;
+        ((C*)second)[threadIdx.x / 32] = b;
+    }
+    __syncthreads();
+    a = ((C*)first)[threadIdx.x / LANES * (LANES / 32) + threadIdx.x % (LANES / 32)];
+    b = ((C*)second)[threadIdx.x / LANES * (LANES / 32) + threadIdx.x % (LANES / 32)];
+#pragma unroll
+    for (int lanes = LANES / 64; lanes > 0; lanes /= 2) {
+        a += __shfl_xor_sync(~0u, a, lanes);
+        b += __shfl_xor_sync(~0u, b, lanes);
+    }
+#endif
+}
 template <class C> __device__ __forceinline__ C row_max(C x, void* shared) {
     return over_lanes(x, (C*)shared, [](C a, C b) { return max_nan(a, b); });
 }

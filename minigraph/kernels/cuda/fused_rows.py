@@ -28,8 +28,10 @@ from .reduce import accumulator, power_of_two
 MOST_LANES = 512
 REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
 RESERVED = 40  # of these, for addresses and statistics
+READ_AHEAD = True
 THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
-RESIDENT = 512  # threads of a multiprocessor that have so many registers
+RESIDENT = ((1024, 64), (768, 84), (512, 128))  # threads of a multiprocessor, and registers that each then has
+BESIDE, BESIDE_MORE = 30, 64  # registers beside those of values; more for random words and functions of doubles
 
 
 def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
@@ -42,7 +44,8 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     leading = _row_strides(layout, inputs, buffers)
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
-    lanes, per_lane = _lanes(packs, width, _live_words(found, inputs))
+    words = _live_words(found, inputs)
+    lanes, per_lane = _lanes(packs, width, words)
     threads = max(lanes, SUM_THREADS if sums else THREADS)
     code = Code(types, layout.kinds)
     for name in sums:
@@ -50,7 +53,7 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
     fetch = _add_inputs(code, layout, inputs, buffers, width)
-    if sums:
+    if sums and READ_AHEAD:
         code.lines.append("fetch(row + i64(gridDim.x) * GROUPS);  // while this row is worked on")
     shelves = 0
     for m in found.members:
@@ -58,7 +61,10 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
             add_pointwise(code, m, binder)
         else:
             shelves += add_rows(code, m, n, shelves)
-    groups, resident = threads // lanes, max(1, RESIDENT // threads)
+    heavy = any("random" in m.opdef.traits for m in found.members) or any(t.dtype == float64 for t in types.values())
+    wanted = words * per_lane * width + (BESIDE_MORE if heavy else BESIDE)
+    most = next((threads for threads, registers in RESIDENT if wanted <= registers), RESIDENT[-1][0])
+    groups, resident = threads // lanes, max(1, most // threads)
     blocks = blocks_for(rows, groups)
     partial: list[Buffer] = []
     if sums:
@@ -73,12 +79,12 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
         "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *fetch[0],
         "const auto fetch = [&](i64 row) {", "if (row >= rows) return;", *leading.offsets(strided), *fetch[1], "};",
-        "i64 row = i64(blockIdx.x) * GROUPS + threadIdx.x / LANES;", "fetch(row);",
+        "i64 row = i64(blockIdx.x) * GROUPS + threadIdx.x / LANES;", "fetch(row);" * READ_AHEAD,
         "for (; row - threadIdx.x / LANES < rows; row += i64(gridDim.x) * GROUPS, turn ^= 1) {",
         "const bool inside = row < rows;",
         "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
-        *code.lines, *_stores(code, layout, written, buffers, width), "}", *_sum_lines(code, sums, groups, types),
+        "fetch(row);" * (not READ_AHEAD), *code.lines, *_stores(code, layout, written, buffers, width), "}", *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
     facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups}
     source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
@@ -276,6 +282,16 @@ class _Row:
         ]  # fmt: skip
         self.used += 1
 
+    def totals(self, terms: Mapping[str, str]) -> None:
+        """The sums of two terms over the row, gathered together."""
+        (a, x), (b, y) = terms.items()
+        self.lines += [
+            f"C {a} = C(0), {b} = C(0);", f"ALL if (VALID(i)) {{ {a} += {x}; {b} += {y}; }}",
+            f"row_sums({a}, {b}, shelf[{(self.shelf + self.used) * 2} + turn],"
+            f" shelf[{(self.shelf + self.used + 1) * 2} + turn]);",
+        ]  # fmt: skip
+        self.used += 2
+
     def each(self, slot: str, value: str) -> None:
         """Every element of an output."""
         if slot in self.outs:
@@ -312,8 +328,7 @@ def _layer_norm_grad(r: _Row) -> None:
         r.lines.append(f"ALL if (VALID(i)) {r.outs['Bias_grad']}[i] += {dy};")
     if "X_grad" not in r.outs:
         return
-    r.total("sum", d)
-    r.total("product", f"{d} * {h}")
+    r.totals({"sum": d, "product": f"{d} * {h}"})
     mean_grad, variance_grad = r.read("Mean_grad"), r.read("Variance_grad")
     more = f" + {mean_grad} / {n}" * bool(mean_grad)
     more += f" + ({x} - mean) * (C(2) * {variance_grad} / {n})" * bool(variance_grad)
