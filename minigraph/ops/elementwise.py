@@ -272,6 +272,27 @@ def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_
     return X_grad, Y_grad
 
 
+@elementwise_pow_grad.grad
+def _(g, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
+    """Those of a * Y * X^(Y-1) + b * log(X) * X^Y; a and b are Out_grad * X_grad_grad and Out_grad * Y_grad_grad."""
+    less, both, parts = g.scale(Y, bias=-1.0), ["X_grad", "Y_grad"], []
+    lower = g.elementwise_pow(X, less, axis=axis)
+    if X_grad_grad is not None:
+        a = g.elementwise_mul(Out_grad, X_grad_grad)
+        to_x, to_y = g.elementwise_pow_grad(X, less, g.elementwise_mul(a, Y, axis=axis), axis=axis, needs=both)
+        _, of_factor = g.elementwise_mul_grad(lower, Y, a, axis=axis, needs=["Y_grad"])
+        to_out = g.elementwise_mul(g.elementwise_mul(lower, Y, axis=axis), X_grad_grad)
+        parts.append((to_x, g.sum([to_y, of_factor]), to_out))
+    if Y_grad_grad is not None:
+        power, log = g.elementwise_pow(X, Y, axis=axis), g.log(X)
+        b = g.elementwise_mul(Out_grad, Y_grad_grad, axis=axis)
+        to_x, to_y = g.elementwise_pow_grad(X, Y, g.elementwise_mul(b, log), axis=axis, needs=both)
+        of_log, _ = g.elementwise_mul_grad(X, lower, b, needs=["X_grad"])
+        to_out = g.elementwise_mul(g.elementwise_mul(power, log), Y_grad_grad, axis=axis)
+        parts.append((g.sum([to_x, of_log]), to_y, to_out))
+    return parts[0] if len(parts) == 1 else tuple(g.sum(list(pair)) for pair in zip(*parts, strict=True))
+
+
 @op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="max_nan(X, Y)")
 def elementwise_max(X, Y, *, axis: int = -1, out=None):
     """The larger of X and Y, NaN where one is NaN; broadcasting as elementwise_add."""
