@@ -25,12 +25,17 @@ def append_backward(
     parameter_list: Sequence[Any] | None = None,
     no_grad_set: Iterable[Any] | None = None,
     callbacks: Any = None,
+    checkpoints: Any = None,
+    distop_context: Any = None,
 ) -> list[tuple[Parameter, Variable]]:
     """Append the gradient of `loss` with respect to the trainable parameters.
 
     loss            a Variable with one element
     parameter_list  Parameters or names; all trainable ones by default
     no_grad_set     Variables or names through which no gradient flows
+    callbacks, checkpoints, distop_context
+                    Paddle's; refused unless None or empty: operators are not shown while they are
+                    appended, nothing is recomputed in backward, and there is one process
     Returns [(parameter, gradient)] in the order of the parameters, without those that the loss
     does not depend on. A loss that depends on none of them is an error.
     """
@@ -40,6 +45,9 @@ def append_backward(
         ProgramError, "reduce it first, for example mg.mean(loss); for other targets use static.gradients",
     )  # fmt: skip
     require(loss.type.is_float, f"loss must be a float, is {loss}", ProgramError)
+    unsupported = {"callbacks": callbacks, "checkpoints": checkpoints, "distop_context": distop_context}
+    for name, value in unsupported.items():
+        require(value is None or value == [], f"append_backward takes no {name}", ProgramError, f"leave {name} out")
     block = loss.block
     if parameter_list is None:
         parameters = [p for p in block.all_parameters() if p.trainable]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import cuda
-from .errors import FeedError, FetchError, ProgramError, nearest, require, shortened
+from .errors import AttrError, FeedError, FetchError, ProgramError, nearest, require, shortened
 from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_cuda import Arenas, CudaPlan
@@ -284,6 +284,8 @@ def _kind(array: Any) -> str:
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
     """A list of CPUPlaces, one by default."""
+    fits = device_count is None or (isinstance(device_count, int) and device_count > 0)
+    require(fits, f"device_count must be an int > 0, is {device_count!r}", AttrError)
     return [CPUPlace() for _ in range(device_count or 1)]
 
 

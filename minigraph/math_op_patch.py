@@ -11,7 +11,7 @@ from typing import Any
 
 from . import tensor
 from .builder import builder_of, whole
-from .errors import DTypeError, call_site
+from .errors import DTypeError, ProgramError, call_site
 from .program import Variable
 from .tensor import indexing
 from .tensor.arguments import operands
@@ -31,6 +31,13 @@ COMPARISONS = {
     "ge": "greater_equal",
 }  # fmt: skip
 CONNECTIVES = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+MISSING = {
+    "floordiv": ("//", "of floats: mg.floor(x / y); ints are cast first"),
+    "mod": ("%", "of floats: x - mg.floor(x / y) * y; ints are cast first"),
+    "divmod": ("divmod", "of floats: mg.floor(x / y) and x - mg.floor(x / y) * y"),
+    "lshift": ("<<", "multiply by a power of 2"),
+    "rshift": (">>", "divide by a power of 2"),
+}
 METHODS = (
     "abs", "add", "argmax", "argmin", "cast", "ceil", "clip", "cos", "cumsum", "divide", "equal", "exp", "expand",
     "flatten", "floor", "gather", "greater_equal", "greater_than", "isfinite", "isinf", "isnan", "less_equal",
@@ -71,6 +78,13 @@ def _connective(op_type: str) -> Callable[..., Variable]:
         return builder_of(self).emit(op_type, self, other, name="tmp")
 
     return connect
+
+
+def _no_operator(symbol: str, hint: str) -> Callable[[Variable, Any], Variable]:
+    def refuse(self: Variable, other: Any) -> Variable:
+        raise ProgramError(f"there is no operator {symbol} on variables", call=f"{symbol} of {self}", hint=hint)
+
+    return refuse
 
 
 def _matmul(self: Variable, other: Any) -> Variable:
@@ -123,6 +137,8 @@ def install() -> None:
         attributes[f"__{name}__"] = _comparison(op_type)
     for name, op_type in CONNECTIVES.items():
         attributes[f"__{name}__"] = _connective(op_type)
+    for name, (symbol, hint) in MISSING.items():
+        attributes[f"__{name}__"] = attributes[f"__r{name}__"] = _no_operator(symbol, hint)
     for name in METHODS:
         attributes[name] = getattr(tensor, name)
     for name, value in attributes.items():

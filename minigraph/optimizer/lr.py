@@ -283,6 +283,7 @@ def _rising(values: Sequence[int]) -> bool:
 
 
 def _require_names(scheduler: LRScheduler, names: Sequence[str], state_dict: Mapping[str, Any]) -> None:
+    check("state_dict", state_dict, isinstance(state_dict, Mapping), "a dict")
     for name in names:
         if name not in state_dict:
             raise_unknown(f"state of {type(scheduler).__name__}", name, state_dict, AttrError)
