@@ -41,11 +41,11 @@ def numbers(rng, shape, dtype):
 TRANSPOSES = [
     ((70, 45), (1, 0)), ((64, 128), (1, 0)), ((3, 40, 66), (0, 2, 1)), ((40, 3, 35), (2, 1, 0)),
     ((2, 34, 3, 36), (3, 0, 2, 1)), ((4, 33, 40, 2), (0, 2, 1, 3)), ((5, 4, 3), (2, 0, 1)), ((90, 7), (1, 0)),
-    ((7, 90), (1, 0)), ((1, 1), (1, 0)), ((2, 3, 2, 3, 2, 2, 3, 2, 2, 2), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)),
+    ((136, 264), (1, 0)), ((2, 144, 40), (0, 2, 1)), ((2, 36, 5, 132), (3, 0, 2, 1)), ((7, 90), (1, 0)), ((1, 1), (1, 0)), ((2, 3, 2, 3, 2, 2, 3, 2, 2, 2), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [float64, int16, int8], ids=str)
+@pytest.mark.parametrize("dtype", [float64, float32, int16, int8], ids=str)
 @pytest.mark.parametrize(("shape", "perm"), TRANSPOSES)
 def test_transpose(shape, perm, dtype, rng):
     x = numbers(rng, shape, dtype)

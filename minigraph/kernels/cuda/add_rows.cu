@@ -109,7 +109,7 @@ constexpr int STRIDE = LANES * V;  // elements from one access of a thread to it
 template <class S, class Row>
 __device__ __forceinline__ void add(C (&sum)[PACKS][V], const S* base, i64 begin, i64 end, i64 width, i64 left, Row row)
 {
-    constexpr int AHEAD = 2;  // rows under way; where there are fewer, one is read again: no load hangs on a condition
+    constexpr int AHEAD = sizeof(S) * V > 16 ? 1 : 2;  // rows under way; where there are fewer, one is read again: no load hangs on a condition
     i64 offset[PACKS];
 #pragma unroll
     for (int p = 0; p < PACKS; ++p) offset[p] = p * STRIDE < left ? p * STRIDE : 0;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store(S* to, const C (&sum)[PACKS][V], i64 left)
 
 // Level 1: tiles[o, t] = sum of rows at places 64 t ... 64 t + 63, in blocks after those of `starts`. Level 2: the
 // same over tiles of level 1, and no such blocks.
-extern "C" __global__ void __launch_bounds__(256, 4) tile_sums(
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) tile_sums(
     const I* __restrict__ keys, const I* __restrict__ places, const T* __restrict__ rows,
     const C* __restrict__ tiles, C* sums, I* starts, i64 outer, i64 n, i64 size, i64 width, i64 pieces, i64 level)
 {
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) tile_sums(
     store(sums + row * width + first, sum, left);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) row_sums(
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) row_sums(
     const I* __restrict__ starts, const I* __restrict__ places, const T* __restrict__ rows,
     const C* __restrict__ tiles, const C* __restrict__ tiles2, T* out,
     i64 outer, i64 n, i64 size, i64 width, i64 pieces)

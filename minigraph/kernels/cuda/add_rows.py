@@ -15,7 +15,7 @@ DIGITS, DIGIT_BITS = 256, 8
 SORT_BLOCKS = 128  # at most: each block reads the counts of all
 TILE = 64  # sorted places whose rows are added ahead
 NARROW = 2**32 - 1  # below it, rows and places are numbered in 32 bits
-SUMS = 8  # elements of a row that one thread adds up, unless an access has more
+PACKS = 2  # accesses of one thread in one row, at most
 
 
 class Sorted(NamedTuple):
@@ -48,13 +48,13 @@ def bind_add_rows(
     pack = pack_size([rows, out], [width], [[1], [1]])
     accesses = width // pack
     lanes = min(32, 1 << (accesses - 1).bit_length())
-    most = max(1, min(SUMS, 32 // out.dtype.itemsize) // pack)
-    packs = min(most, 1 << (blocks_for(accesses, lanes) - 1).bit_length())
+    packs = min(PACKS, 1 << (blocks_for(accesses, lanes) - 1).bit_length())
     pieces = blocks_for(accesses, lanes * packs)
     groups = THREADS // lanes
     defines = {
         "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": found.kind,
-        "V": pack, "PACKS": packs, "LANES": lanes, "J": numbering(outer * max(size, n) * pieces),
+        "V": pack, "PACKS": packs, "LANES": lanes, "BLOCKS": 3 if pack > 4 else 4,
+        "J": numbering(outer * max(size, n) * pieces),
     }  # fmt: skip
     sizes = i64(outer), i64(n), i64(size), i64(width), i64(pieces)
     starts = binder.scratch((size + 1,), found.places.dtype)

@@ -4,7 +4,8 @@
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
 // blocks the source's fastest axis is not the destination's, both allow 16 bytes at once, and words have 2 or 4
-//        bytes: a thread turns V x V words over in its registers
+//        bytes: blocks of TILE x DOWN words go through shared memory, and a thread turns V x V of them over in its
+//        registers. What is read and written side by side is long: short runs cost a memory more than its width.
 // tiles  the source's fastest axis is not the destination's: squares of TILE x TILE words go through
 //        shared memory, read along one axis and written along the other, V words (16 bytes) at once.
 //        A pitch of an odd number of banks keeps columns apart. At most 6 more axes.
@@ -48,52 +49,66 @@ extern "C" __global__ void __launch_bounds__(256) copy(
 #ifdef TILE
 #define PARAMETERS                                                                                   \
     const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,                    \
-    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down, \
+    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down, i64 band, \
     i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,  \
     i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5
-// Where the tile of this block begins: `column` along across, `row` along down, the others in start and to.
-#define BEGINNING                                             \
-    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};           \
-    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};      \
-    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5}; \
-    u32 rest = blockIdx.x;                                    \
-    const i64 column = i64(rest % u32(tiles_across)) * TILE;  \
-    rest /= u32(tiles_across);                                \
-    const i64 row = i64(rest % u32(tiles_down)) * TILE;       \
-    rest /= u32(tiles_down);                                  \
-    _Pragma("unroll")                                         \
-    for (int a = AXES - 1; a >= 0; --a) {                     \
-        const u32 i = rest % u32(extent[a]);                  \
-        rest /= u32(extent[a]);                               \
-        start += i * source_step[a];                          \
-        to += i * destination_step[a];                        \
+// Where the tile of this block begins: `column` along across, `row` along down, the others in start and to. Blocks
+// that run together lie in bands of `band` tiles across.
+#define BEGINNING                                                                     \
+    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};                                   \
+    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};                              \
+    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};                         \
+    const u32 matrix = u32(tiles_across * tiles_down), inside = blockIdx.x % matrix;  \
+    u32 rest = blockIdx.x / matrix;                                                   \
+    const u32 of_band = u32(band * tiles_down), first = inside / of_band * u32(band); \
+    const u32 wide = min(u32(band), u32(tiles_across) - first);                       \
+    const i64 column = i64(first + inside % of_band % wide) * TILE;                   \
+    const i64 row = i64(inside % of_band / wide) * DOWN;                              \
+    _Pragma("unroll")                                                                 \
+    for (int a = AXES - 1; a >= 0; --a) {                                             \
+        const u32 i = rest % u32(extent[a]);                                          \
+        rest /= u32(extent[a]);                                                       \
+        start += i * source_step[a];                                                  \
+        to += i * destination_step[a];                                                \
     }
 
 #ifdef BLOCK
-// A warp takes 4 x 8 squares of V x V words, the warps of a block lie 4 x 2: reads of 64 bytes by four warps side
-// by side, writes of 128 bytes.
 extern "C" __global__ void __launch_bounds__(256) blocks(PARAMETERS)
 {
+    extern __shared__ uint4 memory[];
+    typedef Pack<u32, 4> Line;
+    constexpr int LINES = TILE / V, GROUPS = DOWN / V;
+    Line* tile = (Line*)memory;  // line x of row y stands at x ^ y / V % 8: eight groups of V rows in eight banks
     BEGINNING
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const i64 c = column + (warp % 4 * 4 + lane % 4) * V, r = row + (warp / 4 * 8 + lane / 4) * V;
-    if (r >= down || c >= across) return;
-    const W* from = source + start + r * source_pitch + c;
-    W* into = destination + to + c * destination_pitch + r;
-    Pack<u32, 4> line[V];
+    const W* from = source + start + row * source_pitch + column;
+#pragma unroll 8
+    for (int t = threadIdx.x; t < DOWN * LINES; t += 256) {
+        const int y = t / LINES, x = t % LINES;
+        if (row + y < down && column + x * V < across)
+            copy_ahead(tile + y * LINES + (x ^ y / V % 8), from + y * source_pitch + x * V);
+    }
+    wait_for_copies();
+    __syncthreads();
+    W* into = destination + to + column * destination_pitch + row;
+    for (int t = threadIdx.x; t < GROUPS * LINES; t += 256) {
+        const int g = t % GROUPS, x = t / GROUPS;
+        if (row + g * V >= down || column + x * V >= across) continue;
+        Line line[V];
 #pragma unroll
-    for (int i = 0; i < V; ++i) line[i] = *(const Pack<u32, 4>*)(from + i * source_pitch);
+        for (int i = 0; i < V; ++i) line[i] = tile[(g * V + i) * LINES + (x ^ g % 8)];
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-        Pack<u32, 4> turned;
+        for (int i = 0; i < V; ++i) {
+            Line turned;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (V == 4) turned.v[j] = line[j].v[i % 4];
-            else {
-                const u32 low = line[2 * j % V].v[i / 2], high = line[(2 * j + 1) % V].v[i / 2];
-                turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
-            }
-        *(Pack<u32, 4>*)(into + i * destination_pitch) = turned;
+            for (int j = 0; j < 4; ++j)
+                if (V == 4)
+                    turned.v[j] = line[j].v[i % 4];
+                else {
+                    const u32 low = line[2 * j % V].v[i / 2], high = line[(2 * j + 1) % V].v[i / 2];
+                    turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
+                }
+            *(Line*)(into + (x * V + i) * destination_pitch + g * V) = turned;
+        }
     }
 }
 #else

@@ -21,7 +21,8 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: 128, 2: 64, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
-TURNED = {2: 128, 4: 64}  # the same where threads turn squares of words over in registers
+TURNED = {2: (128, 256), 4: (128, 128)}  # words across and down where threads turn squares of words over
+BAND = 8  # tiles across that blocks take which run together
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -152,21 +153,23 @@ def _bind_tiles(
     across, down = axes[fastest], axes[-1]
     batch = [*axes[:fastest], *axes[fastest + 1 : -1]]
     steps = [across.destination, down.source, *(s for a in batch for s in a[1:])]
-    pack, side = PACK_BYTES // word, TILES[word]
+    pack = PACK_BYTES // word
     alignment = min(source.alignment, destination.alignment)
     while any(k % pack for k in (across.extent, down.extent, to, start, *steps)) or alignment % (pack * word):
         pack //= 2
     turned = pack * word == PACK_BYTES and word in TURNED
-    side = TURNED[word] if turned else side
-    tiles = blocks_for(across.extent, side), blocks_for(down.extent, side)
+    sides = TURNED[word] if turned else (TILES[word], TILES[word])
+    tiles = blocks_for(across.extent, sides[0]), blocks_for(down.extent, sides[1])
+    band = min(BAND, tiles[0]) if turned else tiles[0]
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
     blocks = math.prod(tiles) * math.prod(a.extent for a in batch)
+    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "V": pack}
+    defines |= {"TILE": sides[0], "DOWN": sides[1]} | ({"BLOCK": 1} if turned else {})
     binder.launch(
         "movement.cu", "blocks" if turned else "tiles", blocks, 256, source, destination,
         i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
-        *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
-        defines={"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "V": pack}
-        | ({"BLOCK": 1} if turned else {}),
+        *(i64(n) for n in (*tiles, band)), *(i64(n) for column in zip(*padded, strict=True) for n in column),
+        defines=defines, shared=math.prod(sides) * word if turned else 0,
     )  # fmt: skip
 
 

@@ -169,19 +169,18 @@ __device__ __forceinline__ void row_sums(C& x, C& y, C (*shared)[2]) {
 
 constexpr bool AHEAD = sizeof(T) == 2;  // elsewhere registers do not suffice
 
-struct Taken {  // a thread's share of a row
+struct Taken {  // a thread's share of a row; packs and rows that do not exist are others read again
     Elements x[PACKS], d[PACKS];
     C mean, variance;
     __device__ __forceinline__ void load(
-        const T* X, const T* dY, const M* Mean, const M* Variance, i64 row, i64 rows, i64 n, int lane, int left
+        const T* X, const T* dY, const M* Mean, const M* Variance, i64 row, i64 rows, i64 n, int lane, int packs
     ) {
-        if (row >= rows) return;
+        row = min(row, rows - 1);
 #pragma unroll
-        for (int k = 0; k < PACKS; ++k)
-            if (k * LANES < left) {
-                x[k] = ((const Elements*)(X + row * n))[lane + k * LANES];
-                d[k] = ((const Elements*)(dY + row * n))[lane + k * LANES];
-            }
+        for (int k = 0; k < PACKS; ++k) {
+            x[k] = ((const Elements*)(X + row * n))[min(lane + k * LANES, packs - 1)];
+            d[k] = ((const Elements*)(dY + row * n))[min(lane + k * LANES, packs - 1)];
+        }
         mean = C(up(Mean[row]));
         variance = C(up(Variance[row]));
     }
@@ -192,34 +191,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __shared__ C sums[2][32][2];
     const i64 step = i64(gridDim.x) * (THREADS / LANES);
     const int packs = int(n / WIDTH), lane = threadIdx.x % LANES;
+    const C least = C(epsilon), per = C(1) / C(n);
     Pack<C, WIDTH> scale_sum[PACKS], bias_sum[PACKS];
+    Pack<SCALE_TYPE, WIDTH> scale[PACKS];
 #pragma unroll
-    for (int k = 0; k < PACKS; ++k)
+    for (int k = 0; k < PACKS; ++k) {
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) scale_sum[k].v[v] = bias_sum[k].v[v] = C(0);
+        if (HAS_SCALE) scale[k] = ((const Pack<SCALE_TYPE, WIDTH>*)Scale)[min(lane + k * LANES, packs - 1)];
+    }
     const i64 begin = i64(blockIdx.x) * (THREADS / LANES);
     Taken next;
-    if (AHEAD) next.load(X, dY, Mean, Variance, begin + threadIdx.x / LANES, rows, n, lane, packs - lane);
+    if (AHEAD) next.load(X, dY, Mean, Variance, begin + threadIdx.x / LANES, rows, n, lane, packs);
     int turn = 0;
     for (i64 first = begin; first < rows; first += step, turn ^= 1) {
         const i64 row = first + threadIdx.x / LANES;
-        const int left = row < rows ? packs - lane : 0;  // pack k of this thread exists where k * LANES < left
-        if (!AHEAD) next.load(X, dY, Mean, Variance, row, rows, n, lane, packs - lane);
+        if (!AHEAD) next.load(X, dY, Mean, Variance, row, rows, n, lane, packs);
         const Taken own = next;
-        if (AHEAD) next.load(X, dY, Mean, Variance, row + step, rows, n, lane, packs - lane);
-        const C mean = own.mean, inverse = C(1) / sqrt(own.variance + C(epsilon));
+        if (AHEAD) next.load(X, dY, Mean, Variance, row + step, rows, n, lane, packs);
+        // Of 16 bits, one product and one sum do: a mean far above the deviation costs more in X itself.
+        const C inverse = rsqrt(own.variance + least), shift = -own.mean * inverse;
         C sum = C(0), product = C(0);
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (k * LANES >= left) continue;
-            Pack<C, WIDTH> scale;
-            if (HAS_SCALE) scale = loaded(Scale, lane + k * LANES);
+            if (row >= rows || lane + k * LANES >= packs) continue;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C dy = C(up(own.d[k].v[v])), h = (C(up(own.x[k].v[v])) - mean) * inverse;
-                scale_sum[k].v[v] += dy * h;
-                bias_sum[k].v[v] += dy;
-                const C scaled = HAS_SCALE ? dy * scale.v[v] : dy;
+                const C d = up(own.d[k].v[v]), x = up(own.x[k].v[v]);
+                const C h = AHEAD ? x * inverse + shift : (x - own.mean) * inverse;
+                scale_sum[k].v[v] += d * h;
+                bias_sum[k].v[v] += d;
+                const C scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
                 sum += scaled;
                 product += scaled * h;
             }
@@ -227,21 +229,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (!WRITES) continue;
         row_sums(sum, product, sums[turn]);
         if (row >= rows) continue;
-        // dX = (d - sum / n - h * product / n) * r + constant + slope * (x - mean) is linear in d and in x - mean
-        const Extra extra = extra_of(Mean_grad, Variance_grad, row, n);
-        const C slope = extra.slope - product / C(n) * inverse * inverse;
-        const C constant = extra.constant - sum / C(n) * inverse;
+        // dX = (d - sum / n - h * product / n) * r and what comes from the statistics: linear in d and in x - mean
+        C constant = -sum * per * inverse, slope = -product * per * inverse * inverse;
+        if (HAS_MEAN) constant += C(up(Mean_grad[row])) * per;
+        if (HAS_VARIANCE) slope += C(2) * C(up(Variance_grad[row])) * per;
+        if (AHEAD) constant -= own.mean * slope;
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            if (k * LANES >= left) continue;
-            Pack<C, WIDTH> scale;
-            if (HAS_SCALE) scale = loaded(Scale, lane + k * LANES);
+            if (lane + k * LANES >= packs) continue;
             Elements result;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C centred = C(up(own.x[k].v[v])) - mean, dy = C(up(own.d[k].v[v]));
-                const C scaled = HAS_SCALE ? dy * scale.v[v] : dy;
-                result.v[v] = down<T>(scaled * inverse + (slope * centred + constant));
+                const C d = up(own.d[k].v[v]), scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
+                const C x = AHEAD ? C(up(own.x[k].v[v])) : C(up(own.x[k].v[v])) - own.mean;
+                result.v[v] = down<T>(scaled * inverse + (x * slope + constant));
             }
             ((Elements*)(dX + row * n))[lane + k * LANES] = result;
         }

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) truncated(
 
 #ifdef BLOCKS
 // out = x * scale where the element's word is at least `threshold`, else 0; mask = 1 and 0.
-// Absent outputs are null. BLOCKS blocks of words per thread.
+// HAS_OUT and HAS_MASK say which of them are wanted. BLOCKS blocks of words per thread.
 extern "C" __global__ void __launch_bounds__(256) dropout(
     const T* x, T* out, unsigned char* mask, u64 size, u64 seed, i64 number, const i64* step,
     u64 threshold, double scale)
@@ -84,10 +84,9 @@ extern "C" __global__ void __launch_bounds__(256) dropout(
     const bool none = threshold > 0xffffffffu;
     const C factor = C(scale);
     Pack<T, V> pack[N / V];
-    if (out)
 #pragma unroll
-        for (int k = 0; k < N / V; ++k)
-            if (first + k * V < size) pack[k] = *(const Pack<T, V>*)(x + first + k * V);
+    for (int k = 0; k < N / V; ++k)  // beyond the end the last one again: no load hangs on a condition
+        if (HAS_OUT) pack[k] = *(const Pack<T, V>*)(x + min(first + k * V, size - V));
     bool kept[N];
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
@@ -97,15 +96,15 @@ extern "C" __global__ void __launch_bounds__(256) dropout(
     }
 #pragma unroll
     for (int k = 0; k < N / V; ++k) {
-        if (first + k * V >= size) continue;
+        if (first + k * V >= size) break;
         Pack<unsigned char, V> ones;
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             ones.v[j] = kept[k * V + j];
-            if (out) pack[k].v[j] = down<T>(kept[k * V + j] ? up(pack[k].v[j]) * factor : C(0));
+            if (HAS_OUT) pack[k].v[j] = down<T>(kept[k * V + j] ? up(pack[k].v[j]) * factor : C(0));
         }
-        if (out) *(Pack<T, V>*)(out + first + k * V) = pack[k];
-        if (mask) *(Pack<unsigned char, V>*)(mask + first + k * V) = ones;
+        if (HAS_OUT) *(Pack<T, V>*)(out + first + k * V) = pack[k];
+        if (HAS_MASK) *(Pack<unsigned char, V>*)(mask + first + k * V) = ones;
     }
 }
 #endif

@@ -66,7 +66,10 @@ def dropout(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     pack = pack_size(buffers, [x.size], [[1]] * len(buffers))
     blocks = 2 if x.dtype.itemsize == 2 else 1
     binder.launch_source(
-        _source(T=CUDA_TYPES[x.dtype], C=compute_type(x.dtype), V=pack, BLOCKS=blocks), "dropout",
+        _source(
+            T=CUDA_TYPES[x.dtype], C=compute_type(x.dtype), V=pack, BLOCKS=blocks, HAS_OUT=int(out is not None),
+            HAS_MASK=int(mask is not None),
+        ), "dropout",
         blocks_for(x.size, WORDS * blocks * THREADS), THREADS,
         x, out or np.uint64(0), mask or np.uint64(0), np.uint64(x.size), *binder.rng(attrs),
         np.uint64(round(attrs["p"] * 2**32)), np.float64(dropout_scale(attrs)),

@@ -84,6 +84,20 @@ __device__ __forceinline__ void widen(C* a, C* b, const Pack<T, WIDTH>* p, const
         }
 }
 
+// The results of pack `at` of a row, from its elements as they were.
+__device__ __forceinline__ void finish(
+    Packs packs, T* y, int at, const Pack<T, WIDTH>* p, const Pack<T, WIDTH>* q, State total, Finish f, Row r
+) {
+    C a[WIDTH], b[WIDTH];
+    widen<1>(a, b, p, q, 1);
+    absorb(total, a, b);
+    const int near = distance(r, packs.first(at));
+    Pack<T, WIDTH> out;
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) out.v[v] = down<T>(value(f, r, a[v], b[v], near == v));
+    packs.store(y, at, out);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     held(const T* A, const T* B, T* Y, i64 rows, i64 n ROW_PARAMETERS) {
     extern __shared__ uint4 memory[];
@@ -91,9 +105,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const i64 row = i64(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
     const bool inside = row < rows;
-    const T *x = A + row * n, *z = INPUTS == 2 ? B + row * n : B;
-    const Packs packs(x, inside ? n : 0);
-    const int left = int(packs.count()) - lane;  // pack k of this thread exists where k * LANES < left
+    const i64 from = min(row, rows - 1) * n;
+    const T *x = A + from, *z = INPUTS == 2 ? B + from : B;
+    const Packs packs(x, n);
+    const int count = int(packs.count());
+    const int left = inside ? count - lane : 0;  // pack k of this thread exists where k * LANES < left
 #pragma unroll
     for (int k = 0; k < SHELVED; ++k)
         if ((HELD + k) * LANES < left) {
@@ -102,11 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
     Pack<T, WIDTH> p[HELD], q[HELD];
 #pragma unroll
-    for (int k = 0; k < HELD; ++k)
-        if (k * LANES < left) {
-            p[k] = packs.load(x, lane + k * LANES, FILL_A);
-            if (INPUTS == 2) q[k] = packs.load(z, lane + k * LANES, FILL_B);
-        }
+    for (int k = 0; k < HELD; ++k) {  // no load hangs on a condition: that would take packs apart
+        p[k] = packs.load(x, min(lane + k * LANES, count - 1), FILL_A);
+        if (INPUTS == 2) q[k] = packs.load(z, min(lane + k * LANES, count - 1), FILL_B);
+    }
     Row r;
     if (inside) r = open_row(x, row, n, 1 ROW_ARGUMENTS);
     State s = empty(), total = empty();
@@ -124,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     const State own = s;
     if (SHELVED > 0) wait_for_copies();
-#pragma unroll
+#pragma unroll 2
     for (int k = 0; k < SHELVED; ++k)
         if ((HELD + k) * LANES < left) {
             C c[WIDTH], d[WIDTH];
@@ -134,33 +149,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (REDUCES) total = gather<LANES>(s);
     if (!inside) return;
 #if WRITES
-    const Finish f = prepare(total, RAW ? total : own), again = prepare(total, total);
+    const Finish again = prepare(total, total);
+    T* y = Y + row * n;
+#if RAW
 #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
+    for (int k = 0; k < HELD; ++k)
+        if (k * LANES < left) finish(packs, y, lane + k * LANES, p + k, q + k, total, again, r);
+#else
+    const Finish f = prepare(total, own);
+#pragma unroll
+    for (int k = 0; k < HELD; ++k) {
         if (k * LANES >= left) break;
-        const i64 first = packs.first(lane + k * LANES);
-        const int near = distance(r, first);
-        C c[WIDTH], d[WIDTH];
-        if (RAW || k >= HELD) {
-            const bool there = k < HELD;
-            widen<1>(c, d, there ? p + k : shelf + (k - HELD) * INPUTS * THREADS,
-                there ? q + k : shelf + ((k - HELD) * 2 + 1) * THREADS, 1);
-            State t = total;
-            absorb(t, c, d);
-        }
-        Pack<T, WIDTH> y;
+        const int near = distance(r, packs.first(lane + k * LANES));
+        Pack<T, WIDTH> out;
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v)
-#if RAW
-            y.v[v] = down<T>(value(again, r, c[v], d[v], near == v));
-#else
-            y.v[v] = down<T>(
-                k < HELD ? value(f, r, a[k % HELD * WIDTH + v], b[k % HELD * WIDTH + v], near == v)
-                         : value(again, r, c[v], d[v], near == v)
-            );
-#endif
-        packs.store(Y + row * n, lane + k * LANES, y);
+            out.v[v] = down<T>(value(f, r, a[k * WIDTH + v], b[k * WIDTH + v], near == v));
+        packs.store(y, lane + k * LANES, out);
     }
+#endif
+#pragma unroll 2
+    for (int k = 0; k < SHELVED; ++k)
+        if ((HELD + k) * LANES < left)
+            finish(packs, y, lane + (HELD + k) * LANES, shelf + k * INPUTS * THREADS, shelf + (k * 2 + 1) * THREADS,
+                total, again, r);
 #endif
     if (lane == 0) close_row(r, total, row ROW_ARGUMENTS);
 }

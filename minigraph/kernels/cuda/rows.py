@@ -82,8 +82,9 @@ def _rows(binder: Binder, operator: RowOperator, a: Buffer, b: Buffer, y: Buffer
     aligned = n % width == 0 and all(x.alignment % PACK_BYTES == 0 for x in (a, b, y))
     packs = blocks_for(n if aligned else n + width - 1, width)
     resident = RESIDENT // 2 if a.dtype == float64 else RESIDENT  # its exponentials take twice the registers
-    raw = int(operator.inputs == 2)
+    raw = int(operator.inputs == 2 or not operator.reduces)
     words = width * operator.inputs * (2 if a.dtype == float64 else 1)  # registers that a pack of each input fills
+    words = words if operator.reduces else PACK_BYTES // 4  # as they are in memory
     most, shelf_bytes = REGISTERS // words, PACK_BYTES * operator.inputs
     lanes = lanes_of_row(packs, most, 512)
     if not lanes and operator.reduces:
