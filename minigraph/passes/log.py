@@ -8,6 +8,8 @@ from typing import Any
 
 from ..errors import CallSite
 
+WIDEST_NEW, WIDEST_ENTRY = 60, 100  # columns of explain() are aligned up to here; what is longer sticks out
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -76,8 +78,9 @@ class PassReport:
             lines[0] = f"{self.name:<32} 0 applied; {nothing}"
             if self.miss and self.miss.site:
                 lines[0] += f"    {self.miss.site}"
+        width = min(max((len(a.new) for a in self.applied), default=0), WIDEST_NEW)
         entries: list[tuple[str, Any]] = [
-            (f"  + {a.new}   from {', '.join(a.old)}", a.site) for a in self.applied
+            (f"  + {a.new:<{width}}   from {', '.join(a.old)}", a.site) for a in self.applied
         ]
         entries += [(f"  - {r.where}   refused by {r.rule}: {r.reason}", r.site) for r in self.refused]
         notes = [f"  ! {self.note}"] if self.note else []
@@ -85,5 +88,5 @@ class PassReport:
 
 
 def _with_sites(entries: Sequence[tuple[str, CallSite | None]]) -> list[str]:
-    width = min(max((len(text) for text, _ in entries), default=0), 100)
+    width = min(max((len(text) for text, _ in entries), default=0), WIDEST_ENTRY)
     return [f"{text:<{width}}    {site}" if site else text for text, site in entries]
