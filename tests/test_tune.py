@@ -14,6 +14,7 @@ from test_lt_plan import gemm, library, named, operand
 
 from minigraph.kernels.cuda import compile
 from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Fill, Gemm, Launch
+from minigraph.strategy import BuildStrategy
 from minigraph.types import bfloat16
 
 
@@ -192,6 +193,11 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory(library, t
     blocked.write_text("")
     monkeypatch.setattr(compile, "CACHE", blocked / "cache")
     assert tune.Tuner(Lab(library, {"first": 1.0})).algorithm(gemm(5, 7, 3)) == named(b"first")
+
+
+def test_nothing_is_timed_unless_the_strategy_asks():
+    assert not BuildStrategy.all().run_options().autotune
+    assert BuildStrategy(autotune=True).run_options().autotune
 
 
 def test_twins_keep_views_sizes_and_what_is_shared(tune):

@@ -52,6 +52,8 @@ class Lab:
             at += size
         yield [moved(call, places) for call in calls]
         self.runtime.stream.synchronize()
+        del memory  # a program that runs later must not look larger for it
+        cupy.get_default_memory_pool().free_all_blocks()
 
     def _fill(self, buffer: Buffer) -> None:
         """The same random numbers at every call; bytes of masks and workspaces are random bits."""
