@@ -6,6 +6,7 @@ step allocates next to nothing. A run is a loop over bound steps.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -185,8 +186,10 @@ def _assign_buffers(
             value.buffer = buffer
             expiring.setdefault(value.last_use, []).append(index)
             wishes.append((bound, slot, place, index))
+        taken = Counter(owner[i] for i in step.written if i in owner)
         for index in expiring.pop(position, ()) if options.reuse else ():
-            if owner[index] not in (owner[i] for i in step.written if i in owner and i != index):
+            own = int(values[index].producer == position)
+            if taken[owner[index]] == own:
                 free.append(owner[index])
     buffers = [np.empty(size, np.uint8) for size in sizes]
     for bound, slot, place, index in wishes:

@@ -9,6 +9,7 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,7 @@ class Step:
     in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
+    shown: Counter[int] | None = None  # how many of the values that are read show the memory of each root
 
     @property
     def read(self) -> list[int]:
@@ -139,15 +141,16 @@ class Schedule:
             inferred = opdef.infer_types(types, op.attrs)
         except MinigraphError as error:
             raise error.at(_describe(op, types), op.site) from None
-        step = Step(op, inputs, [])
+        step, read = Step(op, inputs, []), set(flat(inputs) if opdef.inplace else ())
         for slot in opdef.outputs:
+            sources = op.inputs.get(opdef.inplace.get(slot.name, ""), [])
             variables = [] if self._is_idle(op, slot) else op.outputs.get(slot.name, [])
             indices, in_place = [], []
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
                 source = opdef.inplace.get(slot.name)
                 self._check_feed_is_used(op, v)
-                own = source and v.persistable and op.input(source)[len(indices):][:1] == [v.name]
-                unread = source and v.name in self.persistables and self.current[v.name] not in flat(inputs)
+                own = v.persistable and len(indices) < len(sources) and sources[len(indices)].name == v.name
+                unread = source and v.name in self.persistables and self.current[v.name] not in read
                 in_place.append(self.current[v.name] if own or unread else None)
                 index = self._new_value(v.name, t, position, v.persistable)
                 indices.append(index)
@@ -220,7 +223,9 @@ class Schedule:
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     """Whether one input at most shows the memory of value i: a second one would be overwritten before it is read."""
-    return [values[j].root for j in step.read].count(values[i].root) <= 1
+    if step.shown is None:
+        step.shown = Counter(values[j].root for j in step.read)
+    return step.shown[values[i].root] <= 1
 
 
 def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:
