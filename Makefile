@@ -8,11 +8,12 @@ EXAMPLES := .venv/installed-examples-$(KEY)
 DEV := .venv/installed-dev-$(KEY)
 N ?= 20000
 
-.PHONY: help demo test test-gpu lint types examples fuzz bench clean
+.PHONY: help demo test kernels test-gpu lint types examples fuzz bench clean
 
 help:
 	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
 	@echo "make test      the whole test suite"
+	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, by NVRTC, without a GPU"
 	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
 	@echo "make lint      ruff"
 	@echo "make types     pyright"
@@ -28,6 +29,10 @@ demo: $(EXAMPLES)
 # Two processes share the machine: one BLAS thread for each.
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph.
+kernels: $(DEV)
+	$(BIN)/python -m pytest -n 2 -m kernels tests/test_cuda_compile.py
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:

@@ -153,18 +153,34 @@ def test_large_shapes_reach_every_row_kernel():
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize("op_type", KERNELS)
 def test_kernels_compile_without_spills(op_type, arch):
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    """The first and the last form of every kernel: float64 of a sample, bfloat16 of a large shape."""
+    forms = launches(op_type, arch)
+    ends = {c.function: c for c in reversed(forms)}, {c.function: c for c in forms}
+    for call in {id(c): c for end in ends for c in end.values()}.values():
+        require_clean(call, op_type, arch)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("arch", DEVICES)
+@pytest.mark.parametrize("op_type", KERNELS)
+def test_every_form_of_a_kernel_compiles_without_spills(op_type, arch):
     for call in launches(op_type, arch):
-        cubin = compile_source(call.source, arch)
-        report = _report(cubin.log, call.function)
-        assert cubin.spilled_bytes == 0, f"{call.function} spills registers: {cubin.log}"
-        assert op_type in LOCAL_MEMORY or "0 bytes stack frame" in report, f"{call.function}: {report}"
-        registers = int(re.search(r"Used (\d+) registers", report)[1])
-        threads = -(-call.block[0] // 128) * 128  # registers are given to groups of 4 warps
-        assert -(-registers // 8) * 8 * threads <= REGISTERS, f"{call.function}: {registers} registers, {call.block}"
-        static = re.search(r"(\d+) bytes smem", report)
-        shared = call.shared + (int(static[1]) if static else 0)
-        assert shared <= DEVICES[arch].shared, f"{call.function}: {shared} bytes of shared memory"
+        require_clean(call, op_type, arch)
+
+
+def require_clean(call: Launch, op_type: str, arch: str) -> None:
+    """Its source compiles; no register is spilled; registers and shared memory are within a block's."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    cubin = compile_source(call.source, arch)
+    report = _report(cubin.log, call.function)
+    assert cubin.spilled_bytes == 0, f"{call.function} spills registers: {cubin.log}"
+    assert op_type in LOCAL_MEMORY or "0 bytes stack frame" in report, f"{call.function}: {report}"
+    registers = int(re.search(r"Used (\d+) registers", report)[1])
+    threads = -(-call.block[0] // 128) * 128  # registers are given to groups of 4 warps
+    assert -(-registers // 8) * 8 * threads <= REGISTERS, f"{call.function}: {registers} registers, {call.block}"
+    static = re.search(r"(\d+) bytes smem", report)
+    shared = call.shared + (int(static[1]) if static else 0)
+    assert shared <= DEVICES[arch].shared, f"{call.function}: {shared} bytes of shared memory"
 
 
 def _report(log: str, function: str) -> str:
