@@ -133,10 +133,11 @@ class Runtime:
     ) -> list[Step]:
         """The first variant whose products cuBLASLt has, or the fastest of them."""
         found: dict[str, list[Step]] = {}
+        inner: dict[str, list[tuple[int, str]]] = {name: [] for name in choice.variants}
         missing, remark = None, ""
         for name, calls in choice.variants.items():
             try:
-                found[name] = [step for call in calls for step in self.steps_of(call, tf32, notes, tuner)]
+                found[name] = [step for call in calls for step in self.steps_of(call, tf32, inner[name], tuner)]
             except Unsupported as why:
                 missing = missing or why
                 continue
@@ -149,8 +150,8 @@ class Runtime:
             remark = f"{best}: {missing}"
         if tuner is not None and len(found) > 1:
             best, remark = tuner.variant(choice, list(found))
-        note = choice.step, remark
-        notes += [note] if remark and note not in notes else []
+        remarks = [*inner[best], (choice.step, remark)] if remark else inner[best]
+        notes += [note for note in remarks if note not in notes]
         return found[best]
 
     def _choose_what_keeps_nan(self, plan: LtPlan) -> None:
