@@ -12,6 +12,7 @@ from . import (
     gpu_kernels,
     gpu_linear_cross_entropy,
     gpu_mlp_gemm,
+    gpu_optimizers,
     gpu_steps_run,
     mlp_cpu,
 )
@@ -21,7 +22,8 @@ from .harness import Bench, compare
 BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps | gpu_linear_cross_entropy.GpuHeads] = {
     m.BENCH.name: m.BENCH
     for m in (
-        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_steps_run,
+        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
+        gpu_steps_run,
     )
 }
 

@@ -295,7 +295,8 @@ class CudaPlan:
             kept = _gathered.setdefault(scope, {})
             memory = kept.get(members[0])
             together = memory is not None and memory.nbytes >= arena.base.nbytes and all(
-                a.data.ptr == memory.data.ptr + offset for a, offset in zip(arrays, arena.offsets, strict=True)
+                not a.nbytes or a.data.ptr == memory.data.ptr + offset
+                for a, offset in zip(arrays, arena.offsets, strict=True)
             )  # fmt: skip
             if not together:
                 nbytes = arena.base.nbytes

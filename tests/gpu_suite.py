@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -32,10 +33,12 @@ from typing import Any
 import gpu_capture
 import gpu_edges
 import gpu_fusion
+import gpu_linear_cross_entropy
 import gpu_ops
 import gpu_products
 import gpu_programs
 import gpu_shapes
+import gpu_updates
 import gpucheck
 from gpucheck import Check
 
@@ -57,7 +60,10 @@ def all_checks() -> list[Check]:
     """Every check, in the order of the issue."""
     checks = [
         c
-        for m in (gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_fusion, gpu_edges)
+        for m in (
+            gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_fusion, gpu_linear_cross_entropy,
+            gpu_updates, gpu_edges,
+        )
         for c in m.checks()
     ]
     repeated = [name for name, n in Counter(c.name for c in checks).items() if n > 1]
@@ -309,6 +315,7 @@ def run_inline(checks: list[Check]) -> int:
         failed += result["error"] is not None
         if result["error"]:
             print(f"FAILED {check.name}: {result['error'][:300]}", flush=True)
+        gc.collect()  # plans stand in cycles; without a pool each keeps tens of megabytes until then
     print(f"{len(checks) - failed} passed, {failed} failed", flush=True)
     return 0
 

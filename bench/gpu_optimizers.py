@@ -1,0 +1,253 @@
+"""Parameter updates: levels and pointer modes of minigraph, and PyTorch's optimizers, on one GPU.
+
+Every arm updates arrays of its own. After the first step the parameters of all arms are compared, those of
+minigraph bit by bit. Times are those of captured steps between events; PyTorch's include its host work
+where the GPU waits for it, as a training loop would.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .gpu_timing import COPIED, Gpu, GpuBench, _in_turns
+from .harness import RESULTS, summarized, versions
+
+LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
+MODES = ("struct4k", "struct32k", "arena", "unified")
+
+Shapes = list[tuple[int, ...]]
+
+
+def gpt2_shapes() -> Shapes:
+    """The 148 tensors of GPT-2 with 124 M parameters."""
+    layer: Shapes = [
+        (768,), (768,), (768, 2304), (2304,), (768, 768), (768,),
+        (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,),
+    ]  # fmt: skip
+    return [(50257, 768), (1024, 768), *(shape for _ in range(12) for shape in layer), (768,), (768,)]
+
+
+@dataclass(frozen=True)
+class UpdateCase:
+    """One row: an update operator and the shapes of its parameters.
+
+    words  reads and writes of float32 for each parameter
+    """
+
+    title: str
+    op: str
+    shapes: Shapes
+    words: int
+    attrs: Mapping[str, Any]
+    torch: Callable[..., Any]
+
+    @property
+    def size(self) -> int:
+        return sum(int(np.prod(shape)) for shape in self.shapes)
+
+
+def _adamw(torch: Any, params: Any, **how: Any) -> Any:
+    return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **how)
+
+
+def _momentum(torch: Any, params: Any, **how: Any) -> Any:
+    return torch.optim.SGD(params, lr=1e-3, momentum=0.9, **how)
+
+
+ADAMW, MOMENTUM = {"coeff": 0.01}, {"mu": 0.9}
+CASES = (
+    UpdateCase("AdamW, GPT-2, 148 tensors, 124 M", "adamw", gpt2_shapes(), 7, ADAMW, _adamw),
+    UpdateCase("AdamW, 1,000 tensors of 2 x 3", "adamw", [(2, 3)] * 1000, 7, ADAMW, _adamw),
+    UpdateCase("AdamW, 500 tensors of 256 x 256", "adamw", [(256, 256)] * 500, 7, ADAMW, _adamw),
+    UpdateCase("SGD with momentum, GPT-2, 124 M", "momentum", gpt2_shapes(), 5, MOMENTUM, _momentum),
+)  # fmt: skip
+
+
+class Update:
+    """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns."""
+
+    def __init__(self, gpu: Gpu, case: UpdateCase, values: np.ndarray, flag: str | None, mode: str = "table") -> None:
+        mg = gpu.mg
+        self.gpu, self.program, self.scope = gpu, mg.static.Program(case.title), mg.static.Scope()
+        strategy = mg.static.BuildStrategy(multi_tensor_mode=mode, **({flag: True} if flag else {}))
+        self._append(case, values)
+        start = time.perf_counter()
+        self.compiled = mg.static.CompiledProgram(self.program, build_strategy=strategy)
+        plans = importlib.import_module("minigraph.plan_cuda")
+        self.plan = plans.CudaPlan(
+            self.compiled.program_for(()), {}, (), False, 0, gpu.runtime, False, self.compiled.options
+        )
+        self.plan.run({}, self.scope)
+        gpu.runtime.stream.synchronize()
+        self.seconds = time.perf_counter() - start
+
+    def _append(self, case: UpdateCase, values: np.ndarray) -> None:
+        block, cupy = self.program.global_block(), self.gpu.cupy
+        g = importlib.import_module("minigraph.builder").Builder(block)
+        chosen = {"amsgrad": False, "use_nesterov": False, **case.attrs}
+        updates = importlib.import_module("minigraph.kernels.updates").update_of(case.op, chosen)
+        arrays = self.scope.arrays
+
+        def variable(name: str, array: np.ndarray) -> Any:
+            arrays[name] = cupy.asarray(array)
+            return block.create_var(name, array.shape, array.dtype, persistable=True)
+
+        rate, self.params = variable("rate", np.array([1e-3], np.float32)), []
+        for i, (p, g_) in enumerate(_arrays(case.shapes, values)):
+            own = {"Param": variable(f"p{i}", p), "Grad": variable(f"g{i}", g_)}
+            states = {s: variable(f"{s}{i}", np.zeros(p.shape, np.float32)) for s in updates.states}
+            betas = dict(zip(updates.powers, (0.9, 0.999), strict=False))
+            states |= {s: variable(f"{s}{i}", np.array([beta])) for s, beta in betas.items()}
+            out = {"ParamOut": own["Param"], **{f"{s}Out": v for s, v in states.items()}}
+            g.emit(case.op, LearningRate=rate, **own, **states, **case.attrs, out=out)
+            self.params.append(f"p{i}")
+
+    def __call__(self) -> None:
+        self.plan.run({}, self.scope)
+
+    def results(self) -> list[Any]:
+        """The parameters, on the GPU."""
+        return [self.scope.arrays[name] for name in self.params]
+
+
+def _arrays(shapes: Shapes, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(parameter, gradient) of each shape, cut from `values`."""
+    found, at = [], 0
+    for shape in shapes:
+        n = int(np.prod(shape))
+        picked = (np.arange(at, at + n) % (values.size // 2)) if at + n > values.size // 2 else slice(at, at + n)
+        found.append((values[picked].reshape(shape), values[::-1][picked].reshape(shape)))
+        at = (at + n) % (values.size // 2)
+    return found
+
+
+def torch_arms(torch: Any, case: UpdateCase, values: np.ndarray, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """PyTorch's optimizers on parameters of their own."""
+    made: dict[str, Callable[[], Any]] = {}
+    ways: dict[str, dict[str, Any]] = {
+        "torch for-loop": {"foreach": False, "fused": False}, "torch foreach": {"foreach": True},
+        "torch fused": {"fused": True},
+    }  # fmt: skip
+    if compiled:
+        ways["torch compiled"] = {"foreach": True}
+    for name, how in ways.items():
+        params = []
+        for p, grad in _arrays(case.shapes, values):
+            params.append(torch.nn.Parameter(torch.tensor(p, device="cuda")))
+            params[-1].grad = torch.tensor(grad, device="cuda")
+        optimizer = case.torch(torch, params, **how)
+        step = torch.compile(optimizer.step) if name == "torch compiled" else optimizer.step
+        made[name] = _Step(step, params)
+    return made
+
+
+class _Step:
+    """A step of PyTorch, with its parameters."""
+
+    def __init__(self, step: Callable[[], Any], params: list[Any]) -> None:
+        self.step, self.params = step, params
+
+    def __call__(self) -> None:
+        self.step()
+
+
+@dataclass(frozen=True)
+class OptimizerBench(GpuBench):
+    """The rows of CASES, and the time to build a fused step."""
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Measure, print the table and write bench/results/gpu_optimizers.json; peer torch-compile compiles, too."""
+        gpu = Gpu()
+        torch = importlib.import_module("torch") if "torch" in peers else None
+        rows = []
+        for case in CASES:
+            if only in case.title:
+                try:
+                    rows.append(measured(gpu, torch, case, rounds, "torch-compile" in peers))
+                except Exception as problem:  # one row must not cost the others; it stands in the table
+                    rows.append({"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:400]})
+                gpu.release(torch)
+        report = {
+            "bench": self.name, "title": self.title, "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
+            "versions": versions(), "rounds": rounds, "rows": rows,
+        }  # fmt: skip
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(report_table(report))
+        print(f"written to {path}")
+
+
+def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
+    """Check all arms after a step, then time them in turns."""
+    values = np.random.default_rng(1).normal(size=1 << 22).astype(np.float32)
+    own: dict[str, Update] = {"fused": Update(gpu, case, values, LEVELS["fused"])}
+    warm = Update(gpu, case, values, LEVELS["fused"]).seconds  # its kernels are loaded
+    own |= {f"fused {mode}": Update(gpu, case, values, LEVELS["fused"], mode) for mode in MODES}
+    own |= {level: Update(gpu, case, values, flag) for level, flag in LEVELS.items() if level != "fused"}
+    expected = own["fused"].results()
+    for name, arm in own.items():
+        if not all(bool((a == b).all()) for a, b in zip(arm.results(), expected, strict=True)):
+            raise ArithmeticError(f"{name} differs from fused after one step")
+    arms: dict[str, Sequence[Callable[[], Any]]] = {name: [arm] for name, arm in own.items()}
+    errors = {}
+    if torch is not None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+            for name, arm in torch_arms(torch, case, values, compiled).items():
+                arm()
+                torch.cuda.synchronize()
+                errors[name] = _difference(gpu, arm.params, expected)
+                if not errors[name] < 1e-5:
+                    raise ArithmeticError(f"{name} differs from minigraph by {errors[name]:.2g} after one step")
+                arms[name] = [arm]
+    for arm in own.values():
+        arm()  # the second run is captured
+    arms["copy"] = [gpu.copy]
+    times = _in_turns(gpu, torch, arms, rounds)
+    return {
+        "title": case.title, "parameters": case.size, "nbytes": 4 * case.words * case.size,
+        "operators": {name: len(arm.compiled.after.ops) for name, arm in own.items()},
+        "launches": {name: len(arm.plan.calls) for name, arm in own.items()},
+        "build_seconds": {"first": own["fused"].seconds, "kernels loaded": warm},
+        "difference_to_torch": errors, "remarks": {n: [t for _, t in a.plan.program.notes] for n, a in own.items()},
+        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+    }  # fmt: skip
+
+
+def _difference(gpu: Gpu, params: Sequence[Any], expected: Sequence[Any]) -> float:
+    """The largest difference of an element."""
+    return max(
+        float(abs(gpu.cupy.from_dlpack(p.detach()) - e).max()) for p, e in zip(params, expected, strict=True)
+    )
+
+
+def report_table(report: Mapping[str, Any]) -> str:
+    """For each row its arms: ms, launches, what share of the copy's bandwidth."""
+    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
+    for r in report["rows"]:
+        if "failed" in r:
+            lines.append(f"{r['title']}: FAILED {r['failed']}")
+            continue
+        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
+        rate = 2 * COPIED / ms.pop("copy")  # bytes per millisecond
+        floor = r["nbytes"] / rate
+        build = ", ".join(f"{name} {s:.3f} s" for name, s in r["build_seconds"].items())
+        moved = f"{r['nbytes'] / 1e9:.3f} GB, copy {rate / 1e6:.0f} GB/s, floor {floor:.4f} ms"
+        lines.append(f"{r['title']}; {moved}; built in {build}")
+        for name, t in ms.items():
+            launches = r["launches"].get(name, "")
+            share = 100 * floor / t
+            lines.append(f"  {name:18} {t:9.4f} ms {launches:>6} launches {share:6.1f} % {t / ms['fused']:7.2f}")
+    return "\n".join(lines)
+
+
+BENCH = OptimizerBench("gpu_optimizers", "Parameter updates", lambda: (), ("torch", "torch-compile"))
