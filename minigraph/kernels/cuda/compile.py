@@ -72,13 +72,13 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = bytes(size)  # new memory; b" " * 1 would be the interpreter's own b" ", which NVRTC then overwrites
     nvrtc.nvrtcGetProgramLog(program, log)
     report = log.decode(errors="replace").strip("\0 \n")
     if int(status) != 0:
         raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{report}")
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    code = b" " * size
+    code = bytes(size)
     nvrtc.nvrtcGetCUBIN(program, code)
     nvrtc.nvrtcDestroyProgram(program)
     return code, report

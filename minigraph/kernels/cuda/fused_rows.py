@@ -25,13 +25,12 @@ from .fused_code import (
 from .pointwise import PACK_BYTES, compute_type, merged_axes
 from .reduce import accumulator, power_of_two
 
-MOST_LANES = 512
+MOST_LANES, MOST_ALONE = 512, 8  # threads that share a row; packs of a thread where a warp takes a row
 REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
 RESERVED = 40  # of these, for addresses and statistics
-READ_AHEAD = True
 THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
 RESIDENT = ((1024, 64), (768, 84), (512, 128))  # threads of a multiprocessor, and registers that each then has
-BESIDE, BESIDE_MORE = 30, 64  # registers beside those of values; more for random words and functions of doubles
+BESIDE, BESIDE_DRAWS, BESIDE_DOUBLES = 20, 28, 64  # registers beside those of values
 
 
 def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
@@ -52,17 +51,16 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
         code.declare(name, True)
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
-    fetch = _add_inputs(code, layout, inputs, buffers, width)
-    if sums and READ_AHEAD:
-        code.lines.append("fetch(row + i64(gridDim.x) * GROUPS);  // while this row is worked on")
+    columns, loads = _add_inputs(code, layout, inputs, buffers, width)
     shelves = 0
     for m in found.members:
         if m.opdef.rows is None:
             add_pointwise(code, m, binder)
         else:
             shelves += add_rows(code, m, n, shelves)
-    heavy = any("random" in m.opdef.traits for m in found.members) or any(t.dtype == float64 for t in types.values())
-    wanted = words * per_lane * width + (BESIDE_MORE if heavy else BESIDE)
+    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
+    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in types.values()) else beside
+    wanted = words * per_lane * width + beside
     most = next((threads for threads, registers in RESIDENT if wanted <= registers), RESIDENT[-1][0])
     groups, resident = threads // lanes, max(1, most // threads)
     blocks = blocks_for(rows, groups)
@@ -77,14 +75,13 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     parameters += [f"i64 step_{name}_{a}" for name in strided for a in range(len(leading.extents))]
     body = [
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
-        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *fetch[0],
-        "const auto fetch = [&](i64 row) {", "if (row >= rows) return;", *leading.offsets(strided), *fetch[1], "};",
-        "i64 row = i64(blockIdx.x) * GROUPS + threadIdx.x / LANES;", "fetch(row);" * READ_AHEAD,
-        "for (; row - threadIdx.x / LANES < rows; row += i64(gridDim.x) * GROUPS, turn ^= 1) {",
-        "const bool inside = row < rows;",
+        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *columns,
+        "for (i64 first = i64(blockIdx.x) * GROUPS; first < rows; first += i64(gridDim.x) * GROUPS, turn ^= 1) {",
+        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < rows;",
         "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
-        "fetch(row);" * (not READ_AHEAD), *code.lines, *_stores(code, layout, written, buffers, width), "}", *_sum_lines(code, sums, groups, types),
+        *leading.offsets(strided), *loads, *code.lines, *_stores(code, layout, written, buffers, width), "}",
+        *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
     facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups}
     source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
@@ -114,7 +111,7 @@ class _Leading:
 
     def offsets(self, names: Sequence[str]) -> list[str]:
         """Where each operand's row begins."""
-        lines = ["i64 rest = row;"]
+        lines = ["i64 rest = inside ? row : 0;"]
         for a in range(len(self.extents) - 1, 0, -1):
             lines += [f"const i64 i{a} = rest % extent{a};", f"rest /= extent{a};"]
         lines.append("const i64 i0 = rest;")
@@ -176,6 +173,9 @@ def _live_words(found: Any, inputs: Sequence[str]) -> int:
 
 def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
     """Threads that share a row of `packs` packs, and packs of each."""
+    alone = blocks_for(packs, 32)  # packs of each thread where a warp takes a row: no barrier between warps
+    if alone <= MOST_ALONE and alone * width * words <= REGISTERS - RESERVED:
+        return min(32, power_of_two(packs)), alone
     lanes = min(MOST_LANES, power_of_two(packs))
     per_lane = blocks_for(packs, lanes)
     if per_lane > 1 and per_lane * width * words > REGISTERS - RESERVED:
@@ -186,23 +186,27 @@ def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
 def _add_inputs(
     code: Code, layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], width: int
 ) -> tuple[list[str], list[str]]:
-    """Declarations of what is read, as it lies in memory, and the loads of a row; `code` begins with its values."""
-    declared, loads = [], []
+    """Loads of what all rows share, and those of a row, as it lies in memory; `code` begins with the values.
+
+    What lies outside a row is 0, so that nothing but sums asks whether an element exists.
+    """
+    columns, loads = [], []
     for name in inputs:
         t, kind, c = CUDA_TYPES[buffers[name].dtype], layout.kinds[name], compute_type(buffers[name].dtype)
         if kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name])):
-            variable = code.declare(name, False)
-            declared.append(f"{t} q_{name};")
-            loads.append(f"q_{name} = p_{name}[{'row' if kind == 'row' else f'o_{name}'}];")
-            code.lines.append(f"{variable} = inside ? up(q_{name}) : {c}(0);")
+            place = "row" if kind == "row" else f"o_{name}"
+            loads.append(f"const {c} q_{name} = inside ? up(p_{name}[{place}]) : {c}(0);")
+            code.lines.append(f"{code.declare(name, False)} = q_{name};")
             continue
-        variable, pack = code.declare(name, True), f"Pack<{t}, {width}>"
-        there, start = "k * LANES < packs - lane", f"p_{name}" if kind == "column" else f"p_{name} + o_{name}"
-        declared.append(f"{pack} q_{name}[PACKS];")
-        load = f"ALL_PACKS if ({there}) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];"
-        (declared if kind == "column" else loads).append(load)
-        code.lines.append(f"ALL {variable}[i] = VALID(i) ? up(q_{name}[i / WIDTH].v[i % WIDTH]) : {c}(0);")
-    return declared, loads
+        pack = f"Pack<{t}, {width}>"
+        start, there = (f"p_{name}", "packs - lane") if kind == "column" else (f"p_{name} + o_{name}", "mine")
+        target = columns if kind == "column" else loads
+        target += [
+            f"{pack} q_{name}[PACKS] = {{}};",
+            f"ALL_PACKS if (k * LANES < {there}) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];",
+        ]
+        code.lines.append(f"ALL {code.declare(name, True)}[i] = up(q_{name}[i / WIDTH].v[i % WIDTH]);")
+    return columns, loads
 
 
 def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
