@@ -44,10 +44,10 @@ def case(
 
 
 def wide(formula: Jitted) -> Jitted:
-    """`formula` on floats in float32, results rounded to the type of the first input."""
+    """`formula` on floats in float32, results rounded to the type of the inputs that are narrowest."""
 
     def function(jax: Any, **arrays: Any) -> Sequence[Any]:
-        dtype = next(iter(arrays.values())).dtype
+        dtype = min((a.dtype for a in arrays.values() if "int" not in a.dtype.name), key=lambda t: t.itemsize)
         exact = {k: a.astype("float32") if a.dtype.name == "bfloat16" else a for k, a in arrays.items()}
         return [found.astype(dtype) for found in formula(jax, **exact)]
 

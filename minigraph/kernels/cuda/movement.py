@@ -20,9 +20,9 @@ WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<
 BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
-TILES = {1: 128, 2: 64, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
-TURNED = {2: (128, 256), 4: (128, 128)}  # words across and down where threads turn squares of words over
-BAND = 8  # tiles across that blocks take which run together
+TILES = {1: 128, 2: 128, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
+TURNED = {2: (256, 256), 4: (128, 128)}  # words across and down where threads turn squares of words over
+BAND = 4  # tiles across that blocks take which run together
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -157,8 +157,9 @@ def _bind_tiles(
     alignment = min(source.alignment, destination.alignment)
     while any(k % pack for k in (across.extent, down.extent, to, start, *steps)) or alignment % (pack * word):
         pack //= 2
-    turned = pack * word == PACK_BYTES and word in TURNED
-    sides = TURNED[word] if turned else (TILES[word], TILES[word])
+    sides = TURNED.get(word, (0, 0))
+    turned = pack * word == PACK_BYTES and 0 < math.prod(sides) * word <= binder.device.shared
+    sides = sides if turned else (TILES[word], TILES[word])
     tiles = blocks_for(across.extent, sides[0]), blocks_for(down.extent, sides[1])
     band = min(BAND, tiles[0]) if turned else tiles[0]
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
