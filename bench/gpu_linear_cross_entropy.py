@@ -1,0 +1,352 @@
+"""The last layer of a language model with its loss on a GPU: forward and backward, bfloat16, time and memory.
+
+Arms: minigraph is the operator that gives loss and gradients at once, weight gradient in float32, with its
+default chunks; "chunk N" takes N rows at a time; "bfloat16 sums" adds the weight gradient up in bfloat16; "program" is
+matmul and cross_entropy as a user writes them, with fuse_linear_cross_entropy, weight gradient cast to
+bfloat16 at the end; "unfused" is the same program without the pass. torch is eager, compile is torch.compile.
+Work: 6 * rows * H * V FLOP for the three products. Memory: what an arm has beyond inputs, loss and gradients.
+"the step" is the pull request's: dW += dlogits^T x for one chunk of rows, bfloat16 into float32.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .gpu_timing import Gpu, Input
+from .harness import RESULTS, summarized, versions
+
+TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
+CHECKED = 64  # classes whose weight gradients are compared
+MEMORY_ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+MIB = 2**20
+
+
+class Head(NamedTuple):
+    """Sizes of a case, and the chunks that are timed besides the default."""
+
+    classes: int
+    inner: int
+    rows: int
+    chunks: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"V {self.classes}, H {self.inner}, {self.rows} rows"
+
+    @property
+    def flops(self) -> int:
+        return 6 * self.classes * self.inner * self.rows
+
+
+HEADS = (
+    Head(131072, 4096, 8192, (1024, 2048, 8192)), Head(128256, 4096, 1024), Head(128256, 4096, 4096, (2048,)),
+)  # fmt: skip
+STEP = Head(131072, 4096, 2048)
+
+
+class Arm(NamedTuple):
+    """What is timed: a launch, its results for the check, and its memory in bytes."""
+
+    launch: Callable[[], Any]
+    results: Callable[[], Sequence[Any]]
+    nbytes: int
+
+
+def inputs(head: Head) -> dict[str, Input]:
+    return {
+        "x": Input((head.rows, head.inner), "bfloat16"),
+        "w": Input((head.classes, head.inner), "bfloat16", scale=head.inner**-0.5),
+        "label": Input((head.rows,), "int64", below=head.classes),
+    }
+
+
+def operator(g: Any, v: dict[str, Any], chunk_bytes: int | None, **attrs: Any) -> Sequence[Any]:
+    """Loss of the rows, DX and DW of their mean."""
+    if chunk_bytes is not None:
+        attrs["chunk_bytes"] = chunk_bytes
+    rows = v["x"].shape[0]
+    seed = g.fill_constant(shape=(rows, 1), value=1 / rows, dtype="float32")
+    loss, _, _, dx, dw, _ = g.fused_linear_cross_entropy(
+        v["x"], v["w"], v["label"], None, seed, trans_w=True, needs=["DX", "DW"], **attrs
+    )
+    return g.reduce_mean(loss), dx, dw
+
+
+def written(mg: Any, v: dict[str, Any]) -> Sequence[Any]:
+    """The same as a user writes it."""
+    loss = mg.nn.functional.cross_entropy(
+        mg.cast(mg.matmul(v["x"], v["w"], transpose_y=True), "float32"), v["label"]
+    )
+    return loss, *mg.static.gradients([loss], [v["x"], v["w"]])
+
+
+def arm(gpu: Gpu, arrays: dict[str, Any], kind: str, chunk_bytes: int | None = None, **attrs: Any) -> Arm:
+    """A bound program on these arrays."""
+    mg = gpu.mg
+    program, outputs = _program(gpu, {n: (a.shape, a.dtype) for n, a in arrays.items()}, kind, chunk_bytes, **attrs)
+    scope = mg.static.Scope()
+    scope.arrays.update(arrays)
+    plan = gpu.plan(program, outputs)
+    plan.run({}, scope, return_numpy=False)
+
+    def launch() -> None:
+        for call in plan.calls:
+            call()
+
+    def results() -> list[Any]:
+        fetched = [gpu.runtime.fetch(plan.bound.buffers[i], False) for i in plan.schedule.fetched]
+        gpu.runtime.stream.synchronize()
+        return fetched
+
+    return Arm(launch, results, _beyond(plan.bound))
+
+
+def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None, **attrs: Any) -> Any:
+    """(program, names of loss, DX and DW)"""
+    mg = gpu.mg
+    main = mg.static.Program("head")
+    block = main.global_block()
+    with mg.static.program_guard(main, mg.static.Program()):
+        v = {n: block.create_var(n, *t, persistable=True, stop_gradient=n == "label") for n, t in types.items()}
+        g = importlib.import_module("minigraph.builder").Builder(block)
+        found = operator(g, v, chunk_bytes, **attrs) if kind == "operator" else written(mg, v)
+        outputs = tuple(o.name for o in found)
+    if kind == "program":
+        strategy = mg.static.BuildStrategy(fuse_linear_cross_entropy=True)
+        main = mg.static.CompiledProgram(main, build_strategy=strategy).program_for(outputs)
+    return main, outputs
+
+
+def _beyond(bound: Any) -> int:
+    """Bytes of the arena that hold neither loss nor gradients."""
+    placed = {id(b) for b, _ in bound.offsets}
+    fetched = [bound.buffers[i] for i in bound.schedule.fetched]
+    return bound.arena_bytes - sum(b.nbytes for b in fetched if id(b) in placed)
+
+
+def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
+    """{rows: MiB beyond inputs, loss and gradients} as the memory plan says; nothing is run."""
+    made = {}
+    for rows in MEMORY_ROWS:
+        types = {n: (i.shape, i.dtype) for n, i in inputs(head._replace(rows=rows)).items()}
+        program, outputs = _program(gpu, types, "operator", None)
+        bound = importlib.import_module("minigraph.bound").BoundProgram(program, {}, outputs)
+        made[str(rows)] = round(_beyond(bound) / MIB, 2)
+    return made
+
+
+def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], compiled: bool) -> Arm:
+    """PyTorch's linear layer and cross entropy of float32 scores."""
+    v = gpu.tensors(torch, arrays)
+    x, w = v["x"].detach().requires_grad_(), v["w"].detach().requires_grad_()
+
+    def forward(x: Any, w: Any) -> Any:
+        return torch.nn.functional.cross_entropy((x @ w.t()).float(), v["label"])
+
+    function = torch.compile(forward) if compiled else forward
+    kept: list[Any] = []
+
+    def launch() -> None:
+        x.grad = w.grad = None
+        loss = function(x, w)
+        loss.backward()
+        kept[:] = [loss.detach()]
+
+    for _ in range(3):
+        launch()
+    torch.cuda.synchronize()
+    x.grad = w.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    launch()
+    torch.cuda.synchronize()
+    beyond = torch.cuda.max_memory_allocated() - before - x.nbytes - w.nbytes
+
+    def results() -> list[Any]:
+        bits = [t.detach().float() for t in (kept[0], x.grad, w.grad)]
+        return [gpu.cupy.from_dlpack(t.contiguous()) for t in bits]
+
+    return Arm(launch, results, beyond)
+
+
+class Exact:
+    """Loss of the mean, DX, and DW of some classes in float64, computed on the GPU a few rows at a time."""
+
+    def __init__(self, gpu: Gpu, arrays: dict[str, Any]) -> None:
+        cupy = self.cupy = gpu.cupy
+        self.gpu = gpu
+        x, w, label = (gpu.wide(arrays[n]) for n in ("x", "w", "label"))
+        rows = x.shape[0]
+        picked = np.random.default_rng(1).integers(0, w.shape[0], CHECKED // 2)
+        self.classes = cupy.concatenate([cupy.asarray(picked), label[: CHECKED // 2]])
+        self.dx, total = cupy.empty_like(x), 0.0
+        self.dw = cupy.zeros((CHECKED, x.shape[1]))
+        for start in range(0, rows, 512):
+            at = slice(start, start + 512)
+            z = x[at] @ w.T
+            own = cupy.arange(z.shape[0]), label[at]
+            top = z.max(axis=1, keepdims=True)
+            lse = top + cupy.log(cupy.exp(z - top).sum(axis=1, keepdims=True))
+            total += float((lse[:, 0] - z[own]).sum())
+            d = cupy.exp(z - lse)
+            d[own] -= 1
+            d /= rows
+            self.dx[at] = d @ w
+            self.dw += d[:, self.classes].T @ x[at]
+        self.loss = total / rows
+
+    def errors(self, results: Sequence[Any]) -> list[float]:
+        """||found - exact|| / ||exact|| of loss, DX and DW."""
+        loss, dx, dw = results
+        words = self.cupy.take(dw.view(f"u{dw.dtype.itemsize}"), self.classes, axis=0)
+        found = self.gpu.wide(loss).reshape(-1)[:1], self.gpu.wide(dx), self.gpu.wide(words.view(dw.dtype))
+        exact = self.cupy.asarray([self.loss]), self.dx, self.dw
+        return [float(((f - e) ** 2).sum() / (e**2).sum()) ** 0.5 for f, e in zip(found, exact, strict=True)]
+
+
+def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, list[float]]:
+    """Milliseconds of every arm in every turn, arms in turns."""
+
+    def once(launch: Callable[[], Any]) -> float:
+        if torch is None:
+            return gpu.milliseconds([launch], 1)
+        with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+            return gpu.milliseconds([launch], 1)
+
+    for made in arms.values():
+        once(made.launch)
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(rounds):
+        for name in list(arms) if turn % 2 else reversed(arms):
+            times[name].append(once(arms[name].launch))
+    return times
+
+
+def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int) -> dict[str, Any]:
+    """One row: check every arm, then time all."""
+    arrays = {n: gpu.make(wanted, 7 * i) for i, (n, wanted) in enumerate(inputs(head).items())}
+    row_bytes = head.classes * 2
+    arms = {"minigraph": arm(gpu, arrays, "operator")}
+    arms |= {f"chunk {c}": arm(gpu, arrays, "operator", c * row_bytes) for c in head.chunks}
+    arms["bfloat16 sums"] = arm(gpu, arrays, "operator", accumulate_dtype="bfloat16")
+    arms["program"] = arm(gpu, arrays, "program")
+    arms["unfused"] = arm(gpu, arrays, "unfused")
+    if torch is not None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+            for peer in peers:
+                arms[peer] = torch_arm(torch, gpu, arrays, compiled=peer == "compile")
+    exact = Exact(gpu, arrays)
+    errors = {name: exact.errors(made.results()) for name, made in arms.items()}
+    for name, found in errors.items():
+        if not max(found) <= TOLERANCE:
+            raise ArithmeticError(f"{name} is off by {found} relative to the norms of loss, DX, DW")
+    times = timed(gpu, arms, rounds, torch)
+    for name, made in arms.items():
+        if name not in peers and exact.errors(made.results()) != errors[name]:
+            raise ArithmeticError(f"{name}: results changed from run to run")
+    return {
+        "title": head.title, "flops": head.flops, "relative_errors_of_loss_dx_dw": errors,
+        "mib_beyond_gradients": {name: round(made.nbytes / MIB, 2) for name, made in arms.items()},
+        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+    }  # fmt: skip
+
+
+def the_step(gpu: Gpu, rounds: int) -> dict[str, Any]:
+    """dW += dlogits^T x: one product that adds to its float32 result."""
+    types = {"d": Input((STEP.rows, STEP.classes), "bfloat16"), "x": Input((STEP.rows, STEP.inner), "bfloat16")}
+    arrays = {n: gpu.make(wanted, i) for i, (n, wanted) in enumerate(types.items())}
+    arrays["acc"] = gpu.cupy.zeros((STEP.classes, STEP.inner), "f4")
+    mg = gpu.mg
+    program = mg.static.Program("step")
+    block = program.global_block()
+    v = {n: block.create_var(n, a.shape, a.dtype, persistable=True) for n, a in arrays.items()}
+    g = importlib.import_module("minigraph.builder").Builder(block)
+    g.matmul_accumulate(v["d"], v["x"], v["acc"], trans_x=True, out={"Out": v["acc"]})
+    scope = mg.static.Scope()
+    scope.arrays.update(arrays)
+    plan = gpu.plan(program, ())
+    plan.run({}, scope)
+    gpu.stream.synchronize()
+    some = slice(0, CHECKED)
+    d = gpu.wide(gpu.cupy.ascontiguousarray(arrays["d"].view("u2")[:, some]).view(arrays["d"].dtype))
+    exact = d.T @ gpu.wide(arrays["x"])
+    found = scope.arrays["acc"][some].astype("f8")
+    error = float(((found - exact) ** 2).sum() / (exact**2).sum()) ** 0.5
+    if not error < 1e-5:
+        raise ArithmeticError(f"the step is off by {error:.2g}")
+    arms = {"minigraph": Arm(lambda: [call() for call in plan.calls], list, plan.bound.arena_bytes)}
+    ms = timed(gpu, arms, rounds, None)["minigraph"]
+    return {
+        "title": f"the step, chunk of {STEP.rows} rows", "flops": 2 * STEP.classes * STEP.inner * STEP.rows,
+        "relative_error": error, "mib_beyond_gradients": {"minigraph": round(plan.bound.arena_bytes / MIB, 2)},
+        "milliseconds": {"minigraph": summarized(ms)},
+    }  # fmt: skip
+
+
+class GpuHeads:
+    """The comparison, with the interface of GpuBench."""
+
+    name = "gpu_linear_cross_entropy"
+    title = "last layer and its loss, bfloat16"
+    peers = ("torch", "compile")
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = importlib.import_module("minigraph").cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Time all cases, print the table and write bench/results/<name>.json."""
+        gpu = Gpu()
+        torch = importlib.import_module("torch") if peers else None
+        tasks: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+            (head.title, lambda head=head: measured(gpu, torch, peers, head, rounds)) for head in HEADS
+        ]
+        tasks.append(("the step", lambda: the_step(gpu, rounds)))
+        rows = []
+        for title, task in tasks:
+            if only not in title:
+                continue
+            try:
+                rows.append(task())
+            except Exception as problem:  # one row must not cost the others; it stands in the table
+                rows.append({"title": title, "failed": f"{type(problem).__name__}: {problem}"[:300]})
+            gpu.release(torch)
+        report = {
+            "bench": self.name, "title": self.title, "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
+            "versions": versions(), "rounds": rounds, "rows": rows,
+            "planned_mib_beyond_gradients_by_rows": planned_memory(gpu, HEADS[0]),
+        }  # fmt: skip
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(table(report))
+        print(f"written to {path}")
+
+
+def table(report: dict[str, Any]) -> str:
+    """One line for each arm: time, rate, memory."""
+    lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
+    for row in report["rows"]:
+        if "failed" in row:
+            lines.append(f"{row['title']}: FAILED {row['failed']}")
+            continue
+        lines.append(f"{row['title']}{'':30}ms   TFLOP/s   MiB beyond gradients")
+        for name, ms in row["milliseconds"].items():
+            median = statistics.median([ms["median"]])
+            rate, mib = row["flops"] / median / 1e9, row["mib_beyond_gradients"][name]
+            lines.append(f"    {name:20} {median:30.3f} {rate:9.0f} {mib:12.1f}")
+    by_rows = report["planned_mib_beyond_gradients_by_rows"]
+    lines.append("planned MiB by rows: " + ", ".join(f"{n}: {mib}" for n, mib in by_rows.items()))
+    return "\n".join(lines)
+
+
+BENCH = GpuHeads()

@@ -1,0 +1,147 @@
+"""GPU checks of the last layer with its loss: options in all types against plain runs, long rows, chunks, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from gpucheck import DTYPES, Check, GpuExecutor, each
+from linear_heads import (
+    EVERYTHING,
+    SPELLINGS,
+    STEP,
+    F,
+    Options,
+    assert_twice,
+    exact,
+    results,
+    values,
+)
+
+import minigraph as mg
+from minigraph.errors import MinigraphError
+from minigraph.executor import Executor
+from minigraph.scope import Scope
+
+SHAPES = {"small": (4, 47, 31, 123), "even": (5, 24, 64, 256), "one": (1, 8, 1), "tall": (700, 16, 40)}
+LONG = ((5, 16, 131072), (3, 16, 50257), (2, 8, 200001), (3, 8, 24577))  # beyond shared memory, odd, unaligned
+LIGER = (8, 128, 1024, 4096)
+
+
+def checks() -> Iterator[Check]:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            small = shape == "even" and dtype in ("float32", "bfloat16")
+            title = f"linear_cross_entropy/{shape}/{dtype}"
+            yield Check(title, partial(_options, SHAPES[shape], dtype), small, product=True)
+        yield Check(f"linear_cross_entropy/long/{dtype}", partial(_long_rows, dtype), product=True)
+    for dtype in ("float32", "bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/liger/{dtype}", partial(_liger, dtype), product=True)
+    for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
+        yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
+
+
+def _near(shape: tuple[int, ...], dtype: str, o: Options, spellings: tuple[str, ...] = SPELLINGS) -> None:
+    """float64 to rounding; other types err at most twice as much as the plain program on the GPU, and two steps."""
+    arrays = values(shape, o, dtype)
+    right = exact(arrays, o)
+    plain = results("plain", arrays, o, GpuExecutor)
+    for spelling in spellings:
+        found = results(spelling, arrays, o, GpuExecutor, times=3)
+        if dtype == "float64":
+            for name, a in right.items():
+                np.testing.assert_allclose(found[name], a, rtol=1e-9, atol=1e-11 * max(1, np.abs(a).max(initial=0)))
+        else:
+            assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+
+def _options(shape: tuple[int, ...], dtype: str) -> None:
+    def cases():
+        classes = shape[-1]
+        for bias in (False, True):
+            for transposed in (False, True):
+                for reduction in ("mean", "sum", "none"):
+                    for extra in ({}, {**EVERYTHING, "ignore_index": min(42, classes - 1)}):
+                        for rows in (1000, 17):
+                            o = Options(bias=bias, transposed=transposed, reduction=reduction,
+                                        chunk_bytes=rows * classes * np.dtype("f4").itemsize, **extra)  # fmt: skip
+                            yield str(o), partial(_near, shape, dtype, o, SPELLINGS if rows == 17 else SPELLINGS[:1])
+
+    each(cases())
+
+
+def _long_rows(dtype: str) -> None:
+    def cases():
+        for shape in LONG:
+            for extra in ({}, {**EVERYTHING, "ignore_index": 7}):
+                o = Options(bias=True, transposed=True, chunk_bytes=2 * shape[-1] * 8, **extra)
+                yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("rewritten",))
+
+    each(cases())
+
+
+def _liger(dtype: str) -> None:
+    for reduction in ("mean", "sum"):
+        _near(LIGER, dtype, Options(bias=True, reduction=reduction, chunk_bytes=3 << 20), ("rewritten",))
+
+
+def _labels() -> None:
+    """A label that is no class is named with its row, in whatever chunk it lies."""
+    for label in (-1, 50, 2**40):
+        for row in (0, 31, 99):
+            arrays = values((100, 8, 50), Options(), "float32")
+            arrays["label"][row] = label
+            said = _refusal(arrays, Options(chunk_bytes=30 * 200))
+            assert f"value {label} at row {row} is out of range" in said, said
+            assert "fused_linear_cross_entropy" in said, said
+
+
+def _refusal(arrays: dict[str, np.ndarray], o: Options) -> str:
+    """What a run says that fails."""
+    try:
+        results("rewritten", arrays, o, GpuExecutor)
+    except MinigraphError as problem:
+        return str(problem)
+    return "nothing was refused"
+
+
+def _ignored() -> None:
+    """All labels ignored: loss and gradients are 0."""
+    for dtype in DTYPES:
+        o = Options(bias=True, ignored=1.0, class_weight=True, z_loss=0.1)
+        for name, a in results("rewritten", values((6, 8, 24), o, dtype), o, GpuExecutor).items():
+            assert not a.astype(float).any(), name
+
+
+def _captured() -> None:
+    """The third run is a CUDA graph's and repeats the first to the last bit, chunks, bias and all."""
+    o = Options(bias=True, transposed=True, chunk_bytes=40 * 512 * 2, **{**EVERYTHING, "ignore_index": 3})
+    for dtype in ("float32", "bfloat16"):
+        results("operator", values((130, 64, 512), o, dtype), o, GpuExecutor, times=4)
+
+
+def _side_outputs() -> None:
+    """z-loss and accuracy as on the CPU; the first of equal scores is the prediction."""
+    rng = np.random.default_rng(3)
+    for dtype in ("float64", "bfloat16"):
+        x = np.round(rng.normal(size=(50, 8))).astype(mg.types.as_dtype(dtype))  # with equal scores
+        w = np.round(rng.normal(size=(8, 300))).astype(x.dtype)
+        label = (x.astype(float) @ w.astype(float)).argmax(1)
+        label[::3] = rng.integers(0, 300, 17)
+        main = mg.static.Program()
+        with mg.static.program_guard(main, mg.static.Program()):
+            v = [mg.static.data(n, a.shape, a.dtype) for n, a in (("x", x), ("w", w), ("y", label))]
+            fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True)
+        feed = {"x": x, "w": w, "y": label}
+        cpu, gpu = (make().run(main, feed, list(fetches), scope=Scope()) for make in (Executor, GpuExecutor))
+        np.testing.assert_allclose(gpu[0], cpu[0], rtol=1e-5)
+        np.testing.assert_allclose(gpu[1], cpu[1], rtol=1e-5)
+        assert gpu[2] == cpu[2]
+
+
+def _frozen() -> None:
+    """Frozen inputs and evaluation."""
+    for frozen in (("x",), ("w",), ("w", "bias"), ("x", "bias")):
+        _near((40, 16, 96), "float32", Options(bias=True, frozen=frozen, chunk_bytes=1 << 12))
+    _near((40, 16, 96), "float32", Options(bias=True, trains=False, chunk_bytes=1 << 12))
