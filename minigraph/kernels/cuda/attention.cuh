@@ -17,7 +17,7 @@ constexpr int W = 16 / sizeof(C);          // numbers in 16 bytes; also what row
 constexpr int LDS = CHUNK + W, LDP = BN + W;  // rows of `stage`, of p
 
 struct Sizes {
-    i64 heads, groups, queries, keys, d, dv;
+    int heads, groups, queries, keys, d, dv;
     bool bshd;
 };
 struct Rows {  // of one head of an array: where they begin, elements from one to the next
@@ -30,7 +30,7 @@ __device__ __forceinline__ Rows rows_of(const Sizes& z, i64 heads, i64 rows, i64
 }
 
 struct Interval {
-    i64 lo, hi;
+    int lo, hi;
 };
 // Packed sequences: which one holds `place`; -1 behind the last.
 __device__ __forceinline__ i64 sequence_of(const L* lengths, i64 count, i64 place) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ Interval interval(
     const i64 diagonal = start + place + (bottom_right ? shift : 0);
     const i64 lo = before < 0 ? start : min(max(start, diagonal - before), end);
     const i64 hi = after < 0 ? end : min(end, diagonal + after + 1);
-    return {lo, max(lo, hi)};
+    return {int(lo), int(max(lo, hi))};
 }
 
 __device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
@@ -72,7 +72,7 @@ __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 // rows x width elements (VEC at a time) into shared memory; zeros beyond `valid` rows and `limit` columns.
 template <int ROWS, int WIDTH, int LD>
-__device__ __forceinline__ bool load_rows(C* to, const T* from, i64 step, i64 valid, i64 limit) {
+__device__ __forceinline__ bool load_rows(C* to, const T* from, i64 step, int valid, int limit) {
     bool odd = false;
     for (int e = threadIdx.x * VEC; e < ROWS * WIDTH; e += THREADS * VEC) {
         const int row = e / WIDTH, x = e % WIDTH;
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool load_rows(C* to, const T* from, i64 step, i64 va
 // `odd` is set, and stays set, once something staged is not finite.
 template <int CHUNKS>
 __device__ __forceinline__ void dot(
-    C (&s)[RM][RN], const C* own, const T* other, i64 step, i64 valid, i64 width, C* stage, int* odd)
+    C (&s)[RM][RN], const C* own, const T* other, i64 step, int valid, int width, C* stage, int* odd)
 {
     constexpr int LD = CHUNKS * CHUNK + W;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void dot(
 // Ends with p and `stage` still in use: the next writer of either begins with a barrier.
 template <int CHUNKS>
 __device__ __forceinline__ void accumulate(
-    C (&acc)[RM][CHUNKS][PER], const C* p, const T* other, i64 step, i64 valid, i64 width, C* stage, int* odd)
+    C (&acc)[RM][CHUNKS][PER], const C* p, const T* other, i64 step, int valid, int width, C* stage, int* odd)
 {
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
 #pragma unroll
@@ -173,18 +173,18 @@ template <int CHUNKS> __device__ __forceinline__ void clear(C (&acc)[RM][CHUNKS]
 // acc * factor[row] to rows of `to`, as U.
 template <int CHUNKS, class U>
 __device__ __forceinline__ void store_rows(
-    const C (&acc)[RM][CHUNKS][PER], const C (&factor)[RM], U* to, i64 step, i64 valid, i64 width)
+    const C (&acc)[RM][CHUNKS][PER], const C (&factor)[RM], U* to, i64 step, int valid, int width)
 {
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
-        const i64 row = ty * RM + i;
+        const int row = ty * RM + i;
         if (row >= valid) continue;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk)
 #pragma unroll
             for (int e = 0; e < PER; ++e) {
-                const i64 x = chunk * CHUNK + tx * PER + e;
+                const int x = chunk * CHUNK + tx * PER + e;
                 if (x < width) to[row * step + x] = down<U>(acc[i][chunk][e] * factor[i]);
             }
     }
@@ -221,7 +221,7 @@ __device__ __forceinline__ Place place_of(const Modifiers& m, const Sizes& z, i6
     return {b * m.bias_b + h * m.bias_h, b * m.mask_b + h * m.mask_h, u64(b * z.heads + h) * z.queries * z.keys};
 }
 // The score of query q and key k from their product; `drawn` tells whether a gradient flows back to the product.
-__device__ __forceinline__ C score(C product, i64 q, i64 k, const Modifiers& m, const Place& at, bool* drawn) {
+__device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, const Place& at, bool* drawn) {
     C s = product * m.scale;
     *drawn = true;
 #if GENERAL
@@ -234,12 +234,13 @@ __device__ __forceinline__ C score(C product, i64 q, i64 k, const Modifiers& m, 
     return s;
 }
 // The dropout factor of a probability.
-__device__ __forceinline__ C kept(i64 q, i64 k, const Modifiers& m, const Sizes& z, const Place& at) {
+__device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes& z, const Place& at) {
 #if GENERAL
     if (m.threshold) {
         const u64 element = at.first + u64(q) * z.keys + k;
         const Words w = philox4x32(element / 4, m.seed, m.number, m.step);
-        return w.v[element % 4] >= m.threshold ? m.keep_scale : C(0);
+        const u32 pair[2] = {element & 1 ? w.v[1] : w.v[0], element & 1 ? w.v[3] : w.v[2]};
+        return (element & 2 ? pair[1] : pair[0]) >= m.threshold ? m.keep_scale : C(0);
     }
 #endif
     return C(1);
@@ -247,7 +248,7 @@ __device__ __forceinline__ C kept(i64 q, i64 k, const Modifiers& m, const Sizes&
 
 #define INPUTS                                                                                                       \
     const T *Q, const T *K, const T *V, const BT *bias, const bool *mask, const L *lengths_q, const L *lengths_k,    \
-        const i64 *key, i64 heads, i64 groups, i64 queries, i64 keys, i64 d, i64 dv, i64 bshd, i64 count,            \
+        const i64 *key, int heads, int groups, int queries, int keys, int d, int dv, int bshd, i64 count,            \
         i64 before, i64 after, i64 bottom_right, i64 bias_b, i64 bias_h, i64 bias_q, i64 bias_k, i64 mask_b,         \
         i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale
 #define READ_INPUTS                                                                                                  \

@@ -11,7 +11,7 @@
 
 // One warp for each query of each head.
 extern "C" __global__ void __launch_bounds__(THREADS) row_products(
-    const T* Out, const T* dO, C* delta, i64 heads, i64 queries, i64 dv, i64 bshd, i64 rows_of_all)
+    const T* Out, const T* dO, C* delta, int heads, int queries, int dv, int bshd, i64 rows_of_all)
 {
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows_of_all) return;
@@ -29,7 +29,7 @@ struct Slope {
     C p, ds;
 };
 __device__ __forceinline__ Slope slope(
-    C product, C dp, bool seen, C lse, C delta, i64 q, i64 k, const Modifiers& m, const Sizes& z, const Place& at)
+    C product, C dp, bool seen, C lse, C delta, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
 {
     bool drawn = true;
     const C s = seen ? score(product, q, k, m, at, &drawn) : -infinity<C>();
@@ -50,11 +50,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     C* const own_grad = own + BM * (CHUNKS_D * CHUNK + W);
     C* const stage = own_grad + BM * (CHUNKS_V * CHUNK + W);
     C* const p = stage + BN * LDS;
-    __shared__ i64 lo[BM], hi[BM];
+    __shared__ int lo[BM], hi[BM];
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
-    const i64 first = i64(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
-    const i64 kv_heads = heads / groups, kv = h / groups, valid = queries - first;
+    const int first = int(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
+    const int kv_heads = heads / groups, kv = h / groups, valid = queries - first;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
@@ -70,37 +70,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
         own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
     __syncthreads();
-    i64 begin = keys, end = 0;
+    int begin = keys, end = 0;
     for (int r = 0; r < BM; ++r)
         if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-    const i64 steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const i64 last = steps * (split + 1) / splits;
+    const int steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const int last = i64(steps) * (split + 1) / splits;
 
     C acc[RM][CHUNKS_D][PER], factor[RM], row_lse[RM], row_delta[RM];
     clear(acc);
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
-        const i64 q = first + ty * RM + i;
-        row_lse[i] = q < queries ? C(sums[head * queries + q]) : C(0);
-        row_delta[i] = q < queries ? delta[head * queries + q] : C(0);
+        const int q = first + ty * RM + i;
+        row_lse[i] = q < queries ? C(sums[i64(head) * queries + q]) : C(0);
+        row_delta[i] = q < queries ? delta[i64(head) * queries + q] : C(0);
         factor[i] = m.scale;
     }
 #pragma unroll 1
-    for (i64 n = steps * split / splits; n < last; ++n) {
-        const i64 k0 = begin + n * BN;
+    for (int n = i64(steps) * split / splits; n < last; ++n) {
+        const int k0 = begin + n * BN;
         C s[RM][RN], dp[RM][RN];
-        dot<CHUNKS_D>(s, own, K + k_rows.at + k0 * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
-        dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + k0 * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
+        dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
+        dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
 #pragma unroll
         for (int i = 0; i < RM; ++i)
 #pragma unroll
             for (int j = 0; j < RN; ++j) {
-                const i64 q = first + ty * RM + i, k = k0 + tx + TX * j;
+                const int q = first + ty * RM + i, k = k0 + tx + TX * j;
                 const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i];
                 p[(ty * RM + i) * LDP + tx + TX * j] =
                     slope(s[i][j], dp[i][j], seen, row_lse[i], row_delta[i], q, k, m, z, at).ds;
             }
-        accumulate<CHUNKS_D>(acc, p, K + k_rows.at + k0 * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
+        accumulate<CHUNKS_D>(acc, p, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
     }
     if (part) store_rows(acc, factor, part + split * elements + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
     else store_rows(acc, factor, dQ + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
@@ -119,12 +119,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     C* const own_value = own + BM * (CHUNKS_D * CHUNK + W);
     C* const stage = own_value + BM * (CHUNKS_V * CHUNK + W);
     C* const p = stage + BN * LDS;
-    __shared__ i64 lo[BM], hi[BM];
+    __shared__ int lo[BM], hi[BM];
     __shared__ C lse[BN], row_delta[BN];
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
-    const i64 kv_heads = heads / groups, first = i64(blockIdx.x % tiles) * BM, valid = keys - first;
-    const i64 b = blockIdx.x / tiles / kv_heads, kv = blockIdx.x / tiles % kv_heads;
+    const int kv_heads = heads / groups, first = int(blockIdx.x % tiles) * BM, valid = keys - first;
+    const int b = blockIdx.x / tiles / kv_heads, kv = blockIdx.x / tiles % kv_heads;
     const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
 
     if (threadIdx.x == 0) odd = 0;
@@ -138,11 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
         own_value, V + v_rows.at + first * v_rows.step, v_rows.step, valid, dv);
     __syncthreads();
-    i64 begin = queries, end = 0;
+    int begin = queries, end = 0;
     for (int r = 0; r < BM; ++r)
         if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
     const i64 steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const i64 all = steps * groups, last = all * (split + 1) / splits;
+    const i64 all = i64(steps) * groups;
+    const int last = int(all * (split + 1) / splits);
 
     C to_k[RM][CHUNKS_D][PER], to_v[RM][CHUNKS_V][PER], factor_k[RM], factor_v[RM];
     clear(to_k);
@@ -150,8 +151,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
 #pragma unroll
     for (int i = 0; i < RM; ++i) factor_k[i] = m.scale, factor_v[i] = 1;
 #pragma unroll 1
-    for (i64 n = all * split / splits; n < last; ++n) {
-        const i64 h = kv * groups + n / steps, q0 = begin + n % steps * BN, row = (b * heads + h) * queries;
+    for (int n = int(all * split / splits); n < last; ++n) {
+        const int h = kv * groups + n / steps, q0 = begin + n % steps * BN;
+        const i64 row = i64(b * heads + h) * queries;
         const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         const Place at = place_of(m, z, b, h);
         const T *const q_tile = Q + q_rows.at + q0 * q_rows.step, *const o_tile = dO + o_rows.at + q0 * o_rows.step;
@@ -168,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
 #pragma unroll
             for (int j = 0; j < RN; ++j) {
                 const int c = tx + TX * j;
-                const i64 k = first + ty * RM + i, q = q0 + c;
+                const int k = first + ty * RM + i, q = q0 + c;
                 const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i];
                 const Slope x = slope(s[i][j], dp[i][j], seen, lse[c], row_delta[c], q, k, m, z, at);
                 p[(ty * RM + i) * LDP + c] = x.p;
@@ -207,24 +209,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_parts(
 // batch, own_heads, rows, columns: the sizes of Bias, each 1 or that of the scores. The block has a tile of
 // rows x columns where these are not 1, and goes over the rest of the scores.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
-    INPUTS, const T* dO, const ST* sums, const C* delta, BT* dBias, i64 batches, i64 batch, i64 own_heads, i64 rows,
-    i64 columns, i64 row_tiles, i64 column_tiles)
+    INPUTS, const T* dO, const ST* sums, const C* delta, BT* dBias, int batches, int batch, int own_heads, int rows,
+    int columns, int row_tiles, int column_tiles)
 {
     READ_INPUTS
     extern __shared__ uint4 memory[];
     C* const own = (C*)memory;
     C* const own_grad = own + BM * (CHUNKS_D * CHUNK + W);
     C* const stage = own_grad + BM * (CHUNKS_V * CHUNK + W);
-    __shared__ i64 lo[BM], hi[BM];
+    __shared__ int lo[BM], hi[BM];
     __shared__ int odd;
     __shared__ C over_rows[THREADS / TX][BN];
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
-    const i64 column_tile = blockIdx.x % column_tiles, row_tile = blockIdx.x / column_tiles % row_tiles;
-    const i64 bias_head = blockIdx.x / column_tiles / row_tiles, kv_heads = heads / groups;
-    const i64 b_first = batch == 1 ? 0 : bias_head / own_heads, b_last = batch == 1 ? batches : b_first + 1;
-    const i64 h_first = own_heads == 1 ? 0 : bias_head % own_heads, h_last = own_heads == 1 ? heads : h_first + 1;
-    const i64 q_first = rows == 1 ? 0 : row_tile * BM, q_last = rows == 1 ? queries : min(q_first + BM, queries);
-    const i64 k_first = columns == 1 ? 0 : column_tile * BN, k_last = columns == 1 ? keys : min(k_first + BN, keys);
+    const int column_tile = blockIdx.x % column_tiles, row_tile = blockIdx.x / column_tiles % row_tiles;
+    const int bias_head = blockIdx.x / column_tiles / row_tiles, kv_heads = heads / groups;
+    const int b_first = batch == 1 ? 0 : bias_head / own_heads, b_last = batch == 1 ? batches : b_first + 1;
+    const int h_first = own_heads == 1 ? 0 : bias_head % own_heads, h_last = own_heads == 1 ? heads : h_first + 1;
+    const int q_first = rows == 1 ? 0 : row_tile * BM, q_last = rows == 1 ? queries : min(q_first + BM, queries);
+    const int k_first = columns == 1 ? 0 : column_tile * BN, k_last = columns == 1 ? keys : min(k_first + BN, keys);
 
     C acc[RM][RN];
 #pragma unroll
@@ -232,10 +234,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
 #pragma unroll
         for (int j = 0; j < RN; ++j) acc[i][j] = 0;
     if (threadIdx.x == 0) odd = 0;
-    for (i64 b = b_first; b < b_last; ++b)
-        for (i64 h = h_first; h < h_last; ++h)
-            for (i64 first = q_first; first < q_last; first += BM) {
-                const i64 kv = h / groups, valid = queries - first, head = b * heads + h;
+    for (int b = b_first; b < b_last; ++b)
+        for (int h = h_first; h < h_last; ++h)
+            for (int first = q_first; first < q_last; first += BM) {
+                const int kv = h / groups, valid = queries - first, head = b * heads + h;
                 const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
                 const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
                 const Place at = place_of(m, z, b, h);
@@ -251,29 +253,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
                 load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
                     own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
                 __syncthreads();
-                i64 begin = keys, end = 0;
+                int begin = keys, end = 0;
                 for (int r = 0; r < BM; ++r)
                     if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-                for (i64 k0 = k_first; k0 < k_last; k0 += BN) {
+                for (int k0 = k_first; k0 < k_last; k0 += BN) {
                     if (k0 >= end || k0 + BN <= begin) continue;  // the same for all threads
                     C s[RM][RN], dp[RM][RN];
-                    dot<CHUNKS_D>(s, own, K + k_rows.at + k0 * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
-                    dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + k0 * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
+                    dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
+                    dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
 #pragma unroll
                     for (int i = 0; i < RM; ++i) {
-                        const i64 q = first + ty * RM + i;
-                        const C lse = q < queries ? C(sums[head * queries + q]) : C(0);
-                        const C own_delta = q < queries ? delta[head * queries + q] : C(0);
+                        const int q = first + ty * RM + i;
+                        const C lse = q < queries ? C(sums[i64(head) * queries + q]) : C(0);
+                        const C own_delta = q < queries ? delta[i64(head) * queries + q] : C(0);
 #pragma unroll
                         for (int j = 0; j < RN; ++j) {
-                            const i64 k = k0 + tx + TX * j;
+                            const int k = k0 + tx + TX * j;
                             const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i];
                             acc[i][j] += slope(s[i][j], dp[i][j], seen, lse, own_delta, q, k, m, z, at).ds;
                         }
                     }
                 }
             }
-    BT* const to = dBias + bias_head * rows * columns;
+    BT* const to = dBias + i64(bias_head) * rows * columns;
     if (rows == 1) {  // over the rows of a thread, then over the block's
         __syncthreads();
 #pragma unroll
@@ -301,12 +303,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
     }
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
-        const i64 q = q_first + ty * RM + i;
+        const int q = q_first + ty * RM + i;
         C sum = 0;
 #pragma unroll
         for (int j = 0; j < RN; ++j) {
-            const i64 k = k_first + tx + TX * j;
-            if (columns != 1 && q < rows && k < columns) to[q * columns + k] = down<BT>(acc[i][j]);
+            const int k = k_first + tx + TX * j;
+            if (columns != 1 && q < rows && k < columns) to[i64(q) * columns + k] = down<BT>(acc[i][j]);
             sum += acc[i][j];
         }
         if (columns == 1) {

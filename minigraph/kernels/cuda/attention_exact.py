@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...types import float32, float64, int64
-from .binder import Binder, blocks_for, i64
+from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
 from .pointwise import compute_type
@@ -64,7 +64,9 @@ def call_of(ins: Slots, attrs: Slots) -> Call:
 def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     """Why these kernels cannot compute this call; empty if they can."""
     c = call_of(ins, attrs)
-    return [f"head dimension {n} exceeds {MOST}" for n in (c.d, c.dv) if n > MOST]
+    found = [f"head dimension {n} exceeds {MOST}" for n in (c.d, c.dv) if n > MOST]
+    rows = max(c.queries, c.keys) * c.batch * c.heads
+    return found + [f"{rows} rows are more than 2^31"] * (rows >= 2**31)
 
 
 class Tiles(NamedTuple):
@@ -93,12 +95,12 @@ class Tiles(NamedTuple):
         return self.number * (own + self.other * (self.chunk + pad) + self.own * (self.other + pad))
 
 
-def tiles_of(c: Call, accumulated: Sequence[int], scores: int) -> Tiles:
+def tiles_of(c: Call, general: bool, accumulated: Sequence[int], scores: int) -> Tiles:
     """Tiles with which what is added up (head dimensions) and `scores` arrays of scores stay in registers."""
     size, words = c.computed.itemsize, c.computed.itemsize // 4
     widest = max(c.d, c.dv)
     chunk = next(n for n in (16, 32, 64) if n >= min(widest, 64 // words))
-    rows, columns = 8 // words, 4 // words
+    rows, columns = (4 if general else 8) // words, 4 // words
     per_row = words * sum(blocks_for(n, chunk) * chunk // ACROSS for n in accumulated)
     while rows > 1 and (rows * per_row > WORDS or (scores > 1 and words * rows * (columns * scores + 1) > 96)):
         rows //= 2
@@ -107,17 +109,21 @@ def tiles_of(c: Call, accumulated: Sequence[int], scores: int) -> Tiles:
 
 def _source(file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
     bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
-    general = bias is not None or ins.get("Mask") is not None or drops(attrs)
     together = math.gcd(c.d, c.dv)
     defines = {
         "T": CUDA_TYPES[c.dtype], "C": compute_type(c.dtype), "ST": CUDA_TYPES[c.computed],
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
-        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(general),
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
         "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
         "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2, **more,
     }  # fmt: skip
     head = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     return head + read_source("attention.cuh") + read_source(file)
+
+
+def is_general(ins: Slots, attrs: Slots) -> bool:
+    """Whether scores change by more than an interval."""
+    return ins.get("Bias") is not None or ins.get("Mask") is not None or drops(attrs)
 
 
 def drops(attrs: Slots) -> bool:
@@ -154,10 +160,12 @@ def _inputs(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
         lengths.size - 1 if lengths is not None else 0, window[0], after, int(attrs["bottom_right"]),
         *score_strides(ins.get("Bias"), rank), *score_strides(ins.get("Mask"), rank),
     )  # fmt: skip
+    small = 7  # of these numbers are ints
     scale = attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(c.d)
     dropped = drops(attrs)
     return (
-        ins["Q"], ins["K"], ins["V"], *given, *map(i64, numbers), np.float64(scale), np.float64(attrs["masked_score"]),
+        ins["Q"], ins["K"], ins["V"], *given, *map(i32, numbers[:small]),
+        *map(i64, numbers[small:]), np.float64(scale), np.float64(attrs["masked_score"]),
         np.uint64(round(p * 2**32) if dropped else 0), np.float64(1 / (1 - p) if dropped else 1),
     )  # fmt: skip
 
@@ -176,7 +184,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     _check_lengths(binder, c, ins, attrs)
     if c.rows == 0:
         return
-    t = tiles_of(c, [c.dv], 1)
+    t = tiles_of(c, is_general(ins, attrs), [c.dv], 1)
     tiles = blocks_for(c.queries, t.own)
     blocks = tiles * c.batch * c.heads
     splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
@@ -190,7 +198,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         i64(tiles), *facts, shared=t.shared(t.chunks_d),
     )  # fmt: skip
     if splits > 1:
-        sizes = i64(c.heads), i64(c.queries), i64(c.dv), i64(int(c.bshd))
+        sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd))
         grid = blocks_for(c.rows, THREADS // 32)
         binder.launch_source(source, "join", grid, THREADS, part, part_sums, *results, *sizes, *facts)
 
@@ -199,7 +207,7 @@ def _check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
     lengths = ins.get("CuSeqlensQ")
     if lengths is None:
         return
-    source = _source("attention_forward.cu", c, tiles_of(c, [c.dv], 1), ins, attrs)
+    source = _source("attention_forward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
     grid = min(blocks_for(lengths.size, THREADS), binder.device.multiprocessors)
     binder.launch_source(
         source, "check_lengths", grid, THREADS, lengths, ins["CuSeqlensK"], i64(lengths.size - 1), i64(c.queries),
@@ -218,8 +226,8 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         return
     delta = binder.scratch((c.rows,), c.computed)
     tail = ins["Out_grad"], ins["LogSumExp"], delta
-    source = _source("attention_backward.cu", c, tiles_of(c, [c.dv], 1), ins, attrs)
-    sizes = i64(c.heads), i64(c.queries), i64(c.dv), i64(int(c.bshd)), i64(c.rows)
+    source = _source("attention_backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
+    sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd)), i64(c.rows)
     grid = blocks_for(c.rows, THREADS // 32)
     binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
     if wanted["Q_grad"] is not None:
@@ -231,7 +239,7 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 
 
 def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
-    t = tiles_of(c, [c.d], 2)
+    t = tiles_of(c, is_general(ins, attrs), [c.d], 2)
     tiles = blocks_for(c.queries, t.own)
     blocks = tiles * c.batch * c.heads
     splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
@@ -248,7 +256,7 @@ def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[A
 def _key_grad(
     binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to_k: Buffer | None, to_v: Buffer | None
 ) -> None:
-    t = tiles_of(c, [c.d, c.dv], 2)
+    t = tiles_of(c, is_general(ins, attrs), [c.d, c.dv], 2)
     tiles = blocks_for(c.keys, t.own)
     blocks = tiles * c.batch * c.kv_heads
     splits = splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))
@@ -273,13 +281,13 @@ def _add_parts(binder: Binder, source: str, part: Buffer, to: Buffer, stride: in
 
 
 def _bias_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
-    t = tiles_of(c, [], 3)
+    t = tiles_of(c, True, [], 3)
     batch, heads, rows, columns = score_sizes(ins["Bias"], ins["Q"].ndim)
     row_tiles = 1 if rows == 1 else blocks_for(rows, t.own)
     column_tiles = 1 if columns == 1 else blocks_for(columns, t.other)
     source = _source("attention_backward.cu", c, t, ins, attrs, BIAS_GRAD=1)
     binder.launch_source(
         source, "bias_grad", batch * heads * row_tiles * column_tiles, THREADS, *_inputs(c, ins, attrs), *tail, to,
-        *map(i64, (c.batch, batch, heads, rows, columns, row_tiles, column_tiles)),
+        *map(i32, (c.batch, batch, heads, rows, columns, row_tiles, column_tiles)),
         shared=t.shared(t.chunks_d, t.chunks_v),
     )  # fmt: skip

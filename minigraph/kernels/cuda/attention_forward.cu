@@ -14,11 +14,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     C* const own = (C*)memory;
     C* const stage = own + BM * (CHUNKS_D * CHUNK + W);
     C* const p = stage + BN * LDS;
-    __shared__ i64 lo[BM], hi[BM];
+    __shared__ int lo[BM], hi[BM];
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
-    const i64 first = i64(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
-    const i64 kv_heads = heads / groups, kv = h / groups, valid = queries - first;
+    const int first = int(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
+    const int kv_heads = heads / groups, kv = h / groups, valid = queries - first;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
@@ -32,14 +32,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     }
     load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
     __syncthreads();
-    i64 begin = keys, end = 0;
+    int begin = keys, end = 0;
     for (int r = 0; r < BM; ++r)
         if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-    const i64 steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const i64 last = steps * (split + 1) / splits;
+    const int steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const int last = i64(steps) * (split + 1) / splits;
 
     C largest[RM], total[RM], acc[RM][CHUNKS_V][PER];
-    i64 row_lo[RM], row_hi[RM];
+    int row_lo[RM], row_hi[RM];
     clear(acc);
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
@@ -49,17 +49,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
         row_hi[i] = hi[ty * RM + i];
     }
 #pragma unroll 1
-    for (i64 n = steps * split / splits; n < last; ++n) {
-        const i64 k0 = begin + n * BN;
+    for (int n = i64(steps) * split / splits; n < last; ++n) {
+        const int k0 = begin + n * BN;
         C s[RM][RN];
-        dot<CHUNKS_D>(s, own, K + k_rows.at + k0 * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
+        dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
 #pragma unroll
         for (int i = 0; i < RM; ++i) {
-            const i64 q = first + ty * RM + i;
+            const int q = first + ty * RM + i;
             C most = largest[i];
 #pragma unroll
             for (int j = 0; j < RN; ++j) {
-                const i64 k = k0 + tx + TX * j;
+                const int k = k0 + tx + TX * j;
                 bool drawn;
                 s[i][j] = k >= row_lo[i] && k < row_hi[i] ? score(s[i][j], q, k, m, at, &drawn) : -infinity<C>();
                 most = max_nan(most, s[i][j]);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
             total[i] *= shrink;
 #pragma unroll
             for (int j = 0; j < RN; ++j) {
-                const i64 k = k0 + tx + TX * j;
+                const int k = k0 + tx + TX * j;
                 const C e = exponential(s[i][j] - below);
                 total[i] += e;
                 p[(ty * RM + i) * LDP + tx + TX * j] = e == 0 ? C(0) : e * kept(q, k, m, z, at);
@@ -81,18 +81,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
 #pragma unroll
                 for (int e = 0; e < PER; ++e) acc[i][chunk][e] *= shrink;
         }
-        accumulate<CHUNKS_V>(acc, p, V + v_rows.at + k0 * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
+        accumulate<CHUNKS_V>(acc, p, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
     }
     C factor[RM];
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
         const C all = row_sum(total[i]);
-        const i64 q = first + ty * RM + i;
+        const int q = first + ty * RM + i;
         factor[i] = all == 0 ? C(0) : C(1) / all;
         if (tx == 0 && q < queries) {
             const C sum = all == 0 ? -infinity<C>() : log(all) + largest[i];
-            if (part) part_sums[split * rows_of_all + head * queries + q] = sum;
-            else if (sums) sums[head * queries + q] = ST(sum);
+            if (part) part_sums[split * rows_of_all + i64(head) * queries + q] = sum;
+            else if (sums) sums[i64(head) * queries + q] = ST(sum);
         }
     }
     if (part) store_rows(acc, factor, part + split * elements + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
 
 // Out = sum of exp(LSE_i - LSE) part_i over the splits: one warp for each query of each head.
 extern "C" __global__ void __launch_bounds__(THREADS) join(
-    const C* part, const C* part_sums, T* Out, ST* sums, i64 heads, i64 queries, i64 dv, i64 bshd, i64 splits,
+    const C* part, const C* part_sums, T* Out, ST* sums, int heads, int queries, int dv, int bshd, i64 splits,
     i64 elements, i64 rows_of_all)
 {
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
