@@ -55,6 +55,8 @@ class Poisoned:
             self.owned = [(b, plan.runtime.allocate(b.nbytes)) for b, _ in plan.bound.offsets]
             for buffer, memory in self.owned:
                 buffer.ptr = memory.data.ptr
+            plan._prepare_feeds()  # they go where their buffers lie now
+            plan._prepare_fetches()
             plan.runtime.upload(plan.fault, plan.bound.binder.fault)
 
     def __getattr__(self, name: str) -> Any:
