@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .errors import MinigraphError
-from .kernels.cuda.binder import Binder, Copy, Device, HostCall, every_call
+from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer
 from .memory import Life, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
@@ -158,7 +158,7 @@ class BoundProgram:
                 seen = {id(b): b for b in given if id(b) not in ignored}
                 reads = {number(b) for key, b in seen.items() if key in read_only}
                 writes = {number(b) for key, b in seen.items() if key not in read_only}
-                host = any(isinstance(c, HostCall) for c in every_call([call]))
+                host = isinstance(call, HostCall)
                 units.append(Unit(reads, writes, host, leaves_room(call, self.binder.device)))
         return units, blocks
 

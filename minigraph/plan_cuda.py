@@ -21,8 +21,8 @@ import numpy as np
 from .bound import BoundProgram
 from .errors import KernelError, UninitializedError
 from .kernels.cuda.buffer import Buffer
-from .memory import rounded
 from .options import DEFAULT, RunOptions
+from .order import touched
 from .program import Program
 from .scope import Scope
 from .types import TensorType
@@ -59,6 +59,13 @@ class Slot:
         }
 
 
+def _next(slots: deque[Slot]) -> Slot:
+    """The slot that was filled longest ago, once the copy from it has ended."""
+    slots.rotate(-1)
+    slots[0].sent.synchronize()
+    return slots[0]
+
+
 class Binding:
     """The calls for one set of the Scope's arrays, the tables of addresses that they read, and their graph."""
 
@@ -88,7 +95,8 @@ class CudaPlan:
                 buffer.ptr = memory.data.ptr + offset
         self.fault = np.zeros(4, np.int64)
         runtime.upload(self.fault, self.bound.binder.fault)
-        self.counts_runs = any("rng" in step.op.opdef.injected for step in self.schedule.steps)
+        counter = self.bound.binder.counter
+        self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
         self.paged = frozenset(id(b) for b in self.bound.binder.paged)
         self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
@@ -104,28 +112,24 @@ class CudaPlan:
         self.bound_version = -1  # and its version
 
     def _prepare_feeds(self) -> None:
-        """Staging memory: the inbox first, as it lies on the GPU, then larger feeds one after the other."""
+        """Staging memory of the inbox; that of larger feeds is made when the host feeds them."""
         at = {id(b): offset for b, offset in self.bound.letters}
         self.targets: dict[str, Buffer] = {}  # feeds that are read
-        staged: dict[str, tuple[int, Buffer]] = {}
-        self.alone: dict[str, tuple[int, int, int]] = {}  # larger feeds: offset, address, bytes
-        end = self.bound.inbox_bytes
+        letters: dict[str, tuple[int, Buffer]] = {}
         for name, index in self.schedule.feeds.items():
             buffer = self.bound.buffers[index]
-            if self.schedule.values[index].last_use < 0 or not buffer.nbytes:
-                continue
-            self.targets[name] = buffer
-            if id(buffer) in at:
-                staged[name] = at[id(buffer)], buffer
-            elif buffer.nbytes <= PINNED:
-                staged[name] = end, buffer
-                self.alone[name] = end, buffer.address, buffer.nbytes
-                end += rounded(buffer.nbytes)
-        count = min(SLOTS, max(2, STAGED // max(end, 1))) if staged or self.counts_runs else 0
-        memory = self.runtime.pinned(count * end)
-        self.staging = deque(
-            Slot(memory[i * end : (i + 1) * end], self.runtime.event(), staged) for i in range(count)
-        )
+            if self.schedule.values[index].last_use >= 0 and buffer.nbytes:
+                self.targets[name] = buffer
+                if id(buffer) in at:
+                    letters[name] = at[id(buffer)], buffer
+        self.inbox = self._slots(self.bound.inbox_bytes, letters) if letters or self.counts_runs else deque()
+        self.letters, self.large = letters.keys(), dict[str, deque[Slot]]()
+
+    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> deque[Slot]:
+        count = min(SLOTS, max(2, STAGED // nbytes))
+        memory = self.runtime.pinned(count * nbytes)
+        parts = [memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]
+        return deque(Slot(part, self.runtime.event(), feeds) for part in parts)
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
@@ -220,39 +224,32 @@ class CudaPlan:
 
     def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream."""
-        slot: Slot | None = None
-        letters, large, taken = self.counts_runs, [], []
+        slot = _next(self.inbox) if self.counts_runs else None
+        taken = []
         for name, buffer in self.targets.items():
             array = feeds[name]
             if not isinstance(array, np.ndarray):
                 taken.append((array, buffer))
-                continue
-            slot = slot or self._next_slot()
-            place = slot.feeds.get(name)
-            if place is None:
+            elif name in self.letters:
+                slot = slot or _next(self.inbox)
+                np.copyto(slot.feeds[name], array)
+            elif buffer.nbytes > PINNED:
                 self.runtime.upload(array, buffer)
-                continue
-            np.copyto(place, array)
-            if name in self.alone:
-                large.append(self.alone[name])
             else:
-                letters = True
-        if letters:
-            slot = slot or self._next_slot()
+                if name not in self.large:
+                    self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
+                self._send_large(_next(self.large[name]), name, array, buffer)
+        if slot is not None:
             slot.counter[0] = runs
             self.runtime.send(self.mailbox.data.ptr, slot.address, self.bound.inbox_bytes)
-        if slot is not None:
-            for offset, address, nbytes in large:
-                self.runtime.send(address, slot.address + offset, nbytes)
             slot.sent.record(self.runtime.stream)
         if taken:
             self.runtime.take(taken)
 
-    def _next_slot(self) -> Slot:
-        """The slot that was filled longest ago, once the copies from it have ended."""
-        self.staging.rotate(-1)
-        self.staging[0].sent.synchronize()
-        return self.staging[0]
+    def _send_large(self, slot: Slot, name: str, array: np.ndarray, buffer: Buffer) -> None:
+        np.copyto(slot.feeds[name], array)
+        self.runtime.send(buffer.address, slot.address, buffer.nbytes)
+        slot.sent.record(self.runtime.stream)
 
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "plan": "errors types options opdef program scope schedule",
     "order": "kernels",
     "bound": "errors types options kernels program schedule memory order",
-    "plan_cuda": "errors types options kernels program scope memory bound",
+    "plan_cuda": "errors types options kernels program scope bound order",
     "executor": "errors types options program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options program plan bound memory order",

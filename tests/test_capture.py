@@ -10,7 +10,7 @@ import pytest
 from gpu_capture import COLUMNS, Case, same, trace
 
 import minigraph as mg
-from minigraph import cuda, plan_cuda
+from minigraph import cuda, order, plan_cuda
 from minigraph.builder import Builder
 from minigraph.errors import KernelError
 from minigraph.executor import PLANS_KEPT, Executor
@@ -48,11 +48,15 @@ def test_a_captured_plan_is_bit_equal_to_an_eager_one_and_near_the_cpu(stub):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
-def test_products_of_one_gradient_run_beside_each_other(stub):
+def test_products_of_one_gradient_run_beside_each_other(stub, monkeypatch):
+    monkeypatch.setattr(order, "WORTH", 0)
     case = Case()
     trace(case, case.program, gpu(), case.scope(), 2)
     (parts,) = stub.captures
     assert [(len(main), len(side)) for main, side in parts if side] == [(1, 1)]
+    monkeypatch.setattr(order, "WORTH", 1e12)
+    trace(case, case.program, gpu(), case.scope(), 2)
+    assert not any(side for _, side in stub.captures[1]), "short ones gain nothing"
 
 
 def test_without_fetches_nothing_waits(stub, monkeypatch):
