@@ -78,15 +78,17 @@ class CompiledProgram:
         return diff(self.before, self.after)
 
     def explain(self) -> str:
-        """For each flag: what was applied, what was refused and why, the nearest miss, what was off.
+        """For each pass what was applied, what was refused and why, the nearest miss; which other flags are on and off.
 
         After a run on a GPU also what its kernels do otherwise than the operators ask.
         """
         compilation = self._latest_or_new()
         reports = compilation.reports
-        lines = [reports[step.flag].render() if step.flag in reports else f"{step.flag:<32} off"
-                 for step in PASSES]  # fmt: skip
-        lines += [f"{flag:<32} {'on' if getattr(self._strategy, flag) else 'off'}" for flag in RUN_FLAGS]
+        flags = [*(step.flag for step in PASSES), *RUN_FLAGS]
+        lines = [report.render() for report in compilation.reports.values()]
+        for state in ("on", "off"):
+            named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
+            lines += [f"{state:<32} {', '.join(named)}"] if named else []
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")

@@ -10,8 +10,9 @@ from random_programs import Case, random_program
 
 import minigraph as mg
 from minigraph import strategy
-from minigraph.errors import AttrError
+from minigraph.errors import AttrError, CallSite
 from minigraph.ir.text import parse
+from minigraph.passes.log import Applied, PassReport
 from minigraph.strategy import PASSES, RUN_FLAGS, BuildStrategy, Step, UnknownField
 
 ORDERED = list(itertools.permutations(FLAGS, 2))
@@ -178,7 +179,19 @@ def test_flags_are_set_on_top_of_all():
         BuildStrategy.all(constant_foldin=True)
 
 
-def test_explain_has_a_block_for_each_flag():
+def test_explain_names_each_flag():
     main = parse("program net\ndata x : f64[2]\nforward\nout : f64[2] = tanh(X=x)")
     said = mg.static.CompiledProgram(main, BuildStrategy.all()).explain()
-    assert [line.split()[0] for line in said.splitlines() if not line.startswith(" ")] == list(FLAGS)
+    first = [line.split()[0] for line in said.splitlines() if not line.startswith(" ")]
+    assert first == [*(step.flag for step in PASSES if step.in_all), "on", "off"]
+    off = next(line for line in said.splitlines() if line.startswith("off "))
+    assert all(step.flag in off for step in PASSES if not step.in_all) and "autotune" in off
+
+
+def test_what_was_replaced_stands_in_one_column():
+    report = PassReport("fuse_gemm_epilogue")
+    for new in ("a = relu", "a_longer_name.tmp_0 = relu", "b" * 80):
+        report.applied.append(Applied("Rule", new, ("matmul t",), CallSite("train.py", 3)))
+    lines = [line for line in report.render().splitlines() if line.startswith("  + ")]
+    assert lines[0].index("   from") == lines[1].index("   from") < lines[2].index("   from")
+    assert lines[0].index("train.py:3") == lines[1].index("train.py:3")

@@ -11,7 +11,7 @@ from minigraph.backward import append_backward
 from minigraph.errors import VerifyError
 from minigraph.ir.convert import to_graph
 from minigraph.ir.graph import Graph, OpNode
-from minigraph.ir.verify import verify
+from minigraph.ir.verify import verify, verify_changes
 from minigraph.opdef import get_op
 from minigraph.types import float32, float64, tensor_type
 
@@ -143,6 +143,63 @@ def test_a_broken_graph_is_named(break_it, fact):
     with pytest.raises(VerifyError, match=fact) as caught:
         verify(g, "some_pass")
     assert "after some_pass" in str(caught.value)
+
+
+def moved_before_its_operands(g: Graph) -> None:
+    g.move_op(op(g, "elementwise_add"), (-1,))
+
+
+def moved_behind_the_update(g: Graph) -> None:
+    g.move_op(op(g, "tanh"), (g.ops[-1].rank[0], 1))
+
+
+def update_moved_before_a_reader(g: Graph) -> None:
+    g.move_op(op(g, "increment"), (-1,))
+
+
+def reads_a_value_of_another_type(g: Graph) -> None:
+    g.set_input(op(g, "elementwise_add"), "Y", 0, g.vars["x", 0])
+
+
+def linked_operator_gone(g: Graph) -> None:
+    mean = op(g, "reduce_mean")
+    out = mean.outputs["Out"][0]
+    g.remove_op(mean)
+    g.add_op(OpNode(get_op("fill_constant"), {}, {"Out": [out]}, {"shape": (), "value": 1.0, "dtype": float64},
+                    rank=(*mean.rank, 0)))  # fmt: skip
+
+
+def optional_output_that_is_read_gone(g: Graph) -> None:
+    g.drop_output(op(g, "elementwise_add_grad"), "X_grad")
+
+
+BY_FUNCTIONS = [
+    producer_gone, fetched_value_gone, two_writers, versions_in_the_wrong_order, output_that_is_none,
+    moved_before_its_operands, moved_behind_the_update, update_moved_before_a_reader, reads_a_value_of_another_type,
+    linked_operator_gone, optional_output_that_is_read_gone,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("break_it", BY_FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_the_functions_of_a_graph_broke_is_found_among_the_changes(break_it):
+    """As a look at everything finds it."""
+    changed, whole = graph(), graph()
+    for g in (changed, whole):
+        verify(g)
+        break_it(g)
+    with pytest.raises(VerifyError):
+        verify(whole, "some_pass")
+    with pytest.raises(VerifyError, match="after some_pass"):
+        verify_changes(changed, "some_pass")
+
+
+def test_changes_are_looked_at_once():
+    g = graph()
+    verify(g)
+    assert not g.changed
+    g.set_input(op(g, "tanh"), "X", 0, g.vars["counter", 0])
+    verify_changes(g, "some_pass")
+    assert not g.changed
 
 
 def test_the_users_line_is_in_the_message():
