@@ -9,6 +9,7 @@ import pytest
 from cuda_host import COMPILER, run_bind
 from random_chains import Chain, random_chain
 
+import minigraph.ops.fused_blocks as blocks
 import minigraph.ops.fused_elementwise as fused
 from minigraph import body as bodies
 from minigraph.backward import gradients
@@ -51,8 +52,11 @@ def fused_ops(program: Program) -> list:
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of some hundred elements, so that small programs are cut."""
-    monkeypatch.setattr(fused, "CACHED_BYTES", 4096)
-    monkeypatch.setattr(fused, "SMALLEST", 200)
+    blocks.recipe.cache_clear()
+    monkeypatch.setattr(blocks, "CACHED_BYTES", 4096)
+    monkeypatch.setattr(blocks, "SMALLEST", 200)
+    yield
+    blocks.recipe.cache_clear()
 
 
 # on a CPU
@@ -86,9 +90,9 @@ def test_programs_are_cut_into_blocks(small_blocks):
         chain = random_chain(seed, "float64", LARGE)
         for op in fused_ops(compiled(chain)):
             types = [tuple(v.type for v in op.inputs.get(slot, ())) for slot in ("X", "Like")]
-            found = fused.fused_body(op.attrs["body"], *types, lifted=True)
-            assert isinstance(found.layout, bodies.Layout), found.layout
-            cut += len(fused._blocks(found)) > 4
+            known = blocks.recipe(op.attrs["body"], *types)
+            assert known is not None
+            cut += len(known.blocks) > 4
     assert cut > 20
 
 
@@ -326,13 +330,19 @@ def takes_a_sum_for_a_copy(patch):
 
 
 def counts_elements_of_blocks_wrongly(patch):
-    original = fused._blocks
-    patch.setattr(fused, "_blocks", lambda found: [b._replace(first=b.start) for b in original(found)])
+    original = blocks.blocks_of
+    patch.setattr(blocks, "blocks_of", lambda *args: [b._replace(first=b.start) for b in original(*args)])
+
+
+def shares_an_array_too_early(patch):
+    original = blocks.scratch_of
+    patch.setattr(blocks, "scratch_of", lambda found: dict.fromkeys(original(found), 0))
 
 
 DEFECTS = [
     ignores_who_reads_in_between, forgets_fetched_values, loses_numbers_of_random_members, forgets_attributes,
     swaps_inputs, takes_a_sum_for_a_copy, counts_elements_of_blocks_wrongly,
+    shares_an_array_too_early,
 ]  # fmt: skip
 
 

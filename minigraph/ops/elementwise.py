@@ -120,7 +120,8 @@ def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndar
     return out
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
+    gpu="elementwise")  # fmt: skip
 def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
     x_out, y_out = out or (None, None)
@@ -150,7 +151,8 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_sub_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
+    gpu="elementwise")  # fmt: skip
 def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)

@@ -7,23 +7,17 @@ a CPU blocks of the values go through all members while they lie in the cache; o
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..body import Layout, Member, infer_body, layout_of, output_names, parse_body
 from ..errors import MinigraphError
-from ..kernels.parallel import for_blocks
 from ..opdef import Arrays, Texts, op
 from ..types import FLOATS, TensorType, bfloat16, float16, float32, float64
 from .elementwise import draw
-
-CACHED_BYTES = 1 << 20  # what all values of a block take together: half of a core's second cache
-SMALLEST = 4096  # elements of a block; below, calling NumPy costs more than the cache saves
 
 Env = dict[str, np.ndarray]
 
@@ -56,8 +50,8 @@ def fused_body(
     return FusedBody(members, types, output_names(members), layout)
 
 
-@op("Out*", no_need_buffer={"Like"}, cpu="minigraph.ops.fused_elementwise:in_blocks", gpu="fused", cuda=fused_body)
-def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):
+@op("Out*", no_need_buffer={"Like"}, cpu="minigraph.ops.fused_blocks:in_blocks", gpu="fused", cuda=fused_body)
+def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` one after the other; the outputs are y0, y1, ...
 
     X     what the body calls x0, x1, ...
@@ -81,10 +75,8 @@ def _named(X: Sequence[np.ndarray], Like: Sequence[np.ndarray] | None) -> Env:
     return {f"x{i}": x for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
 
 
-def _run(
-    members: Sequence[Member], env: Env, rng: Any, lifted: bool, out: Mapping[str, np.ndarray] | None = None
-) -> None:
-    """Evaluate all members in `env`; where a kernel can, it writes into the array of `out`."""
+def _run(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
+    """Evaluate all members in `env`."""
     for m in members:
         injected = m.opdef.injected_by_reference
         keywords: dict[str, Any] = dict(m.attrs)
@@ -94,9 +86,6 @@ def _run(
             keywords["needs"] = frozenset(m.outputs)
         if "rng" in injected:
             keywords["rng"] = (rng[0], m.number, *rng[2:])
-        if out and "out" in injected:
-            names = [m.outputs.get(slot, [None])[0] for slot in m.opdef.output_names]
-            keywords["out"] = tuple(out.get(name) if name else None for name in names)
         args = [_argument(m.inputs.get(s.name), s.variadic, env) for s in m.opdef.inputs]
         results = m.opdef.reference(*args, **keywords)
         if len(m.opdef.outputs) == 1 or not isinstance(results, tuple):
@@ -107,120 +96,13 @@ def _run(
 
 
 def _argument(names: list[str] | None, variadic: bool, env: Env) -> Any:
-    arrays = [_computed(env[name]) for name in names or ()]
+    arrays = [computed(env[name]) for name in names or ()]
     return arrays if variadic else (arrays[0] if arrays else None)
 
 
-def _computed(x: np.ndarray) -> np.ndarray:
+def computed(x: np.ndarray) -> np.ndarray:
     """16-bit floats are storage."""
     return x.astype(float32) if x.dtype in (float16, bfloat16) else x
-
-
-# on a CPU: in blocks
-
-
-def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 0), out=None) -> list[np.ndarray]:
-    """The same for blocks that stay in the cache, on all cores; bit by bit what the members give one by one.
-
-    A block is some rows, or some indices of one axis below fixed indices of the axes before it, so it lies in one
-    piece. Sums over rows are added block by block.
-    """
-    found = fused_body(tuple(body), tuple(map(_type, X)), tuple(map(_type, Like or ())), lifted=True)
-    layout, env = found.layout, _named(X, Like)
-    blocks = _blocks(found) if isinstance(layout, Layout) else []
-    if len(blocks) < 2:
-        _run(found.members, env, rng, False)
-        return [env[name] for name in found.outputs]
-    assert isinstance(layout, Layout)
-    planned = out[0] if out and out[0] is not None else [None] * len(found.outputs)
-    results: Env = {}
-    partial_sums: dict[str, list[Any]] = {}
-    for name, given in zip(found.outputs, planned, strict=True):
-        t = found.types[name]
-        results[name] = given if given is not None else np.empty(t.shape, t.dtype)
-        if layout.kinds[name] == "sum":
-            partial_sums[name] = [None] * len(blocks)
-    views = {name: _cut(layout, name, array) for name, array in (env | results).items()}
-
-    def run(start: int, stop: int) -> None:
-        for i in range(start, stop):
-            block = blocks[i]
-            part = {name: views[name](block) for name in env}
-            written = {name: views[name](block) for name in results if name not in partial_sums}
-            _run(found.members, part, (*rng[:3], block.first), False, written)
-            for name, sums in partial_sums.items():
-                sums[i] = part[name]
-            for name, array in written.items():
-                if part[name] is not array:
-                    np.copyto(array, part[name])
-
-    for_blocks(len(blocks), 1, run)
-    for name, sums in partial_sums.items():
-        np.copyto(results[name], np.sum(sums, axis=0))
-    return [results[name] for name in found.outputs]
-
-
-class _Block(NamedTuple):
-    """Indices of the axes before `axis`, and [start, stop) of that axis; `first` is its first element."""
-
-    index: tuple[int, ...]
-    axis: int
-    start: int
-    stop: int
-    first: int
-
-
-def _blocks(found: FusedBody) -> list[_Block]:
-    """The blocks into which a body's shape is cut; none where that is not worth it."""
-    layout = found.layout
-    assert isinstance(layout, Layout)
-    shape, size = layout.shape, math.prod(layout.shape)
-    widest = max(t.dtype.itemsize for t in found.types.values())
-    wanted = max(CACHED_BYTES // (widest * len(found.types)), SMALLEST)
-    if size < 2 * wanted:
-        return []
-    last = len(shape) if layout.row is None else layout.row
-    inner = size
-    for axis in range(last):
-        inner //= shape[axis]  # elements below one index of this axis
-        if inner <= wanted or axis == last - 1:
-            step = max(1, wanted // inner)
-            spans = range(0, shape[axis], step)
-            outer = itertools.product(*(range(n) for n in shape[:axis]))
-            return [
-                _Block(index, axis, start, min(start + step, shape[axis]), (i * shape[axis] + start) * inner)
-                for i, index in enumerate(outer) for start in spans
-            ]  # fmt: skip
-    return []
-
-
-def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[_Block], np.ndarray]:
-    """What gives a block's part of a value, as a view with as many axes."""
-    kind = layout.kinds.get(name, "column")  # one that no member reads
-    if kind in ("column", "sum"):
-        return lambda block: array
-    if kind == "whole":
-        return partial(_whole_part, array, len(layout.shape) - array.ndim)
-    assert layout.row is not None
-    by_row, ndim = array.reshape(layout.shape[: layout.row]), array.ndim
-    flat, ones = ndim == 1, (1,) * max(0, ndim - layout.row)
-
-    def part(block: _Block) -> np.ndarray:
-        found = _whole_part(by_row, 0, block)
-        return found.reshape(-1) if flat else found.reshape(found.shape + ones)
-
-    return part
-
-
-def _whole_part(array: np.ndarray, missing: int, block: _Block) -> np.ndarray:
-    """The part of an array that broadcasts; `missing` axes stand before its own."""
-    cuts = [slice(i, i + 1) for i in block.index] + [slice(block.start, block.stop)]
-    own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(cuts[missing:])]
-    return array[(*own, ...)]
-
-
-def _type(x: np.ndarray) -> TensorType:
-    return TensorType(x.shape, x.dtype)
 
 
 @fused_elementwise.samples

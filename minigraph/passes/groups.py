@@ -106,8 +106,9 @@ def _common_layout(a: Layout, b: Layout) -> Layout | None:
 def _fits(layout: Layout, v: VarNode, inside: Collection[OpNode]) -> bool:
     """Whether members see `v` in one way, those that read it and the one that writes it."""
     kinds = {_kind(layout, reader, v, reader.inputs) for reader in v.graph.readers(v) if reader in inside}
-    if v.producer in inside:
-        kinds.add(_kind(layout, v.producer, v, v.producer.outputs))
+    producer = v.producer
+    if producer is not None and producer in inside:
+        kinds.add(_kind(layout, producer, v, producer.outputs))
     return len(kinds) == 1 and SUM not in kinds
 
 

@@ -1,0 +1,240 @@
+"""fused_elementwise on a CPU: blocks of the values go through all members while they lie in the cache.
+
+A block is some rows, or some indices of one axis below fixed indices of the axes before it, so it lies in one piece.
+What members hand on lies in few arrays of a block's size, which each thread keeps. Results are bit by bit what the
+members give one by one; sums over rows are added block by block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..body import Layout, Member
+from ..kernels.parallel import for_blocks
+from ..opdef import Arrays, Texts
+from ..types import TensorType, bfloat16, float16
+from .fused_elementwise import FusedBody, computed, fused_body, fused_elementwise
+
+CACHED_BYTES = 1 << 20  # what the values of a block take that live at once: half of a core's second cache
+SMALLEST = 16384  # elements of a block; below, calling NumPy costs more than the cache saves
+
+Env = dict[str, np.ndarray]
+
+
+class Call(NamedTuple):
+    """A member, ready to be called.
+
+    args     names of its operands; a tuple of them where a slot is a list
+    outputs  (position among the results, name)
+    out      the name whose array each result is written into, None for those that the kernel makes
+    """
+
+    reference: Callable[..., Any]
+    args: list[Any]
+    keywords: dict[str, Any]
+    outputs: list[tuple[int, str]]
+    out: list[str | None] | None
+    number: int | None
+
+
+class Block(NamedTuple):
+    """Indices of the axes before `axis`, and [start, stop) of that axis; `first` is its first element."""
+
+    index: tuple[int, ...]
+    axis: int
+    start: int
+    stop: int
+    first: int
+
+
+class Recipe:
+    """What is known of a body once the types of its inputs are.
+
+    scratch  {name of a value inside: the number of the array that it lies in}
+    blocks   none where cutting is not worth it
+    """
+
+    def __init__(self, found: FusedBody) -> None:
+        assert isinstance(found.layout, Layout)
+        self.found, self.layout = found, found.layout
+        self.scratch = scratch_of(found)
+        self.calls = [_call(m, {*found.outputs, *self.scratch}, self.layout) for m in found.members]
+        self.arrays = {number: found.types[name].dtype for name, number in self.scratch.items()}
+        self.blocks = blocks_of(found, len(self.arrays))
+        self.local = threading.local()
+
+    def memory(self, number: int, size: int) -> np.ndarray:
+        """This thread's scratch array, its first `size` elements."""
+        kept: dict[int, np.ndarray] = self.local.__dict__.setdefault("arrays", {})
+        if number not in kept or kept[number].size < size:
+            kept[number] = np.empty(size, self.arrays[number])
+        return kept[number][:size]
+
+
+@lru_cache(maxsize=256)
+def recipe(body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]) -> Recipe | None:
+    """The Recipe for inputs of these types; None where the values have no layout in common."""
+    found = fused_body(body, x, like, lifted=True)
+    return Recipe(found) if isinstance(found.layout, Layout) else None
+
+
+def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 0), out=None) -> list[np.ndarray]:
+    """The outputs, computed block by block on all cores; as a whole where that is not worth it."""
+    known = recipe(tuple(body), tuple(map(_type, X)), tuple(map(_type, Like or ())))
+    if known is None or len(known.blocks) < 2:
+        return fused_elementwise.reference(X, Like, body=body, rng=rng)
+    found, layout, blocks = known.found, known.layout, known.blocks
+    planned = out[0] if out and out[0] is not None else [None] * len(found.outputs)
+    results: Env = {}
+    sums: dict[str, list[Any]] = {name: [None] * len(blocks) for name in found.outputs if layout.kinds[name] == "sum"}
+    for name, given in zip(found.outputs, planned, strict=True):
+        t = found.types[name]
+        results[name] = given if given is not None else np.empty(t.shape, t.dtype)
+    env = {f"x{i}": x for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
+    read = {name: _cut(layout, name, array) for name, array in env.items()}
+    written = {name: _cut(layout, name, array) for name, array in results.items() if name not in sums}
+
+    def run(start: int, stop: int) -> None:
+        for i in range(start, stop):
+            block = blocks[i]
+            part = {name: view(block) for name, view in read.items()}
+            given = {name: view(block) for name, view in written.items()}
+            shape = _shape(layout, block)
+            for name, number in known.scratch.items():
+                given[name] = known.memory(number, math.prod(shape)).reshape(shape)
+            for call in known.calls:
+                _evaluate(call, part, given, (*rng[:3], block.first))
+            for name, parts in sums.items():
+                parts[i] = part[name]
+            for name in written:
+                if part[name] is not given[name]:
+                    np.copyto(given[name], part[name])
+
+    for_blocks(len(blocks), 1, run)
+    for name, parts in sums.items():
+        np.copyto(results[name], np.sum(parts, axis=0))
+    return [results[name] for name in found.outputs]
+
+
+def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
+    """Call a member on its operands in `part`, and put its results there."""
+    args = [[computed(part[n]) for n in a] if type(a) is tuple else a if a is None else computed(part[a])
+            for a in call.args]  # fmt: skip
+    keywords = call.keywords
+    if call.out is not None:
+        keywords = {**keywords, "out": tuple(given[name] if name else None for name in call.out)}
+    if call.number is not None:
+        keywords = {**keywords, "rng": (rng[0], call.number, *rng[2:])}
+    results = call.reference(*args, **keywords)
+    if type(results) is not tuple:
+        results = (results,)
+    for position, name in call.outputs:
+        part[name] = np.asarray(results[position])
+
+
+def _call(m: Member, given: set[str], layout: Layout) -> Call:
+    """A member as a call; it writes into the arrays of `given` names where it can."""
+    opdef, injected = m.opdef, m.opdef.injected_by_reference
+    args: list[Any] = [
+        tuple(m.inputs.get(s.name, ())) if s.variadic else next(iter(m.inputs.get(s.name, ())), None)
+        for s in opdef.inputs
+    ]
+    keywords = dict(m.attrs)
+    if "needs" in injected:
+        keywords["needs"] = frozenset(m.outputs)
+    names = [next(iter(m.outputs.get(slot, ())), None) for slot in opdef.output_names]
+    out = [n if n in given and n is not None and layout.kinds[n] != "sum" else None for n in names]
+    return Call(
+        opdef.reference, args, keywords, [(i, n) for i, n in enumerate(names) if n],
+        out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
+    )  # fmt: skip
+
+
+def scratch_of(found: FusedBody) -> dict[str, int]:
+    """Arrays for whole values inside that their kernel can write into, shared where lives do not overlap."""
+    assert isinstance(found.layout, Layout)
+    shape, members = found.layout.shape, found.members
+    last = {name: i for i, m in enumerate(members) for name in m.read}
+    chosen: dict[str, int] = {}
+    free: list[tuple[int, np.dtype]] = []
+    count = 0
+    for i, m in enumerate(members):
+        if "out" in m.opdef.injected_by_reference:
+            for name in m.written:
+                dtype = found.types[name].dtype
+                if name in found.outputs or found.types[name].shape != shape or dtype in (float16, bfloat16):
+                    continue
+                fitting = next((f for f in free if f[1] == dtype), None)
+                if fitting is not None:
+                    free.remove(fitting)
+                else:
+                    count += 1
+                chosen[name] = fitting[0] if fitting is not None else count - 1
+        dead = {n for n in (*m.read, *m.written) if n in chosen and last.get(n, i) == i}
+        free += [(chosen[n], found.types[n].dtype) for n in sorted(dead)]
+    return chosen
+
+
+def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
+    """The blocks into which a body's shape is cut; none where that is not worth it."""
+    layout = found.layout
+    assert isinstance(layout, Layout)
+    shape, size = layout.shape, math.prod(layout.shape)
+    widest = max(t.dtype.itemsize for t in found.types.values())
+    streams = sum(t.shape == shape for name, t in found.types.items() if name[0] == "x" or name in found.outputs)
+    wanted = max(CACHED_BYTES // (widest * max(1, scratch + streams)), SMALLEST)
+    if size < 2 * wanted:
+        return []
+    last = len(shape) if layout.row is None else layout.row
+    inner = size
+    for axis in range(last):
+        inner //= shape[axis]  # elements below one index of this axis
+        if inner <= wanted or axis == last - 1:
+            step = max(1, wanted // inner)
+            spans = range(0, shape[axis], step)
+            outer = itertools.product(*(range(n) for n in shape[:axis]))
+            return [
+                Block(index, axis, start, min(start + step, shape[axis]), (i * shape[axis] + start) * inner)
+                for i, index in enumerate(outer) for start in spans
+            ]  # fmt: skip
+    return []
+
+
+def _shape(layout: Layout, block: Block) -> tuple[int, ...]:
+    return (1,) * block.axis + (block.stop - block.start, *layout.shape[block.axis + 1 :])
+
+
+def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.ndarray]:
+    """What gives a block's part of a value, as a view with as many axes."""
+    kind = layout.kinds.get(name, "column")  # one that no member reads
+    if kind in ("column", "sum"):
+        return lambda block: array
+    if kind == "whole":
+        return partial(_whole_part, array, len(layout.shape) - array.ndim)
+    assert layout.row is not None
+    by_row, ndim = array.reshape(layout.shape[: layout.row]), array.ndim
+    flat, ones = ndim == 1, (1,) * max(0, ndim - layout.row)
+
+    def part(block: Block) -> np.ndarray:
+        found = _whole_part(by_row, 0, block)
+        return found.reshape(-1) if flat else found.reshape(found.shape + ones)
+
+    return part
+
+
+def _whole_part(array: np.ndarray, missing: int, block: Block) -> np.ndarray:
+    """The part of an array that broadcasts; `missing` axes stand before its own."""
+    cuts = [slice(i, i + 1) for i in block.index] + [slice(block.start, block.stop)]
+    own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(cuts[missing:])]
+    return array[(*own, ...)]
+
+
+def _type(x: np.ndarray) -> TensorType:
+    return TensorType(x.shape, x.dtype)
