@@ -1,0 +1,192 @@
+"""The exact CUDA attention, run on a CPU: several tiles, split work, odd sizes, every modifier; and the registry."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_host import COMPILER, run_bind
+from opcheck import type_of
+
+from minigraph.errors import PlaceError
+from minigraph.kernels.cuda import attention, attention_exact
+from minigraph.kernels.cuda.binder import Binder, Device
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.ops.attention import memory_efficient_attention as forward
+from minigraph.ops.attention_grad import memory_efficient_attention_grad as backward
+from minigraph.types import TensorType, bfloat16, float16, float32, float64
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+
+SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key")
+ONE = Device(multiprocessors=1)  # nothing is split
+
+
+def bound(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], device: Device) -> Any:
+    types = opdef.infer_types({s: [type_of(x)] for s, x in inputs.items() if x is not None}, attrs)
+    found, fault = run_bind(
+        bind, {s.name: inputs.get(s.name) for s in opdef.inputs},
+        {s.name: types[s.name][0] if s.name in types else None for s in opdef.outputs}, attrs, device=device,
+    )  # fmt: skip
+    return found, fault
+
+
+def both(inputs: dict[str, Any], device: Device | None = None, dtype: Any = float64, **attrs: Any) -> dict[str, Any]:
+    """{slot: (found, exact)} of forward and backward; exact is the reference in float64 of the same numbers."""
+    attrs, device = forward.bind_attrs(attrs), device or Device()
+    rng = np.random.default_rng(3)
+    kernel = attention.KERNELS[-1]
+    typed = {s: x.astype(dtype) if x is not None and x.dtype == float64 else x for s, x in inputs.items()}
+    wide = {s: x.astype(float) if x is not None and s in ("Q", "K", "V", "Bias") else x for s, x in typed.items()}
+    with np.errstate(all="ignore"):
+        out, sums = forward.reference(*(wide.get(s) for s in SLOTS), **attrs)
+        d = rng.normal(size=out.shape).astype(dtype)
+        more = {"Out": out, "LogSumExp": sums, "Out_grad": d.astype(float)}
+        grads = backward.reference(*(({**wide, **more}).get(s.name) for s in backward.inputs), **attrs)
+    statistics = float64 if dtype == float64 else float32
+    given = {**typed, "Out": out.astype(dtype), "LogSumExp": sums.astype(statistics), "Out_grad": d}
+    found, fault = bound(kernel.forward, forward, typed, attrs, device)
+    found_grads, _ = bound(kernel.backward, backward, given, attrs, device)
+    assert not fault.any()
+    exact = {"Out": out, "LogSumExp": sums, **dict(zip(("Q_grad", "K_grad", "V_grad", "Bias_grad"), grads, strict=True))}
+    return {s: (x, exact[s]) for s, x in {**found, **found_grads}.items() if x is not None}
+
+
+def near(results: dict[str, Any], tolerance: float = 1e-11) -> None:
+    for slot, (found, exact) in results.items():
+        found, exact = found.astype(float), np.asarray(exact)
+        largest = max(1.0, float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0)))
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance * largest, err_msg=slot)
+
+
+def qkv(rng, b=1, sq=70, sk=90, h=2, hk=1, d=4, dv=4) -> dict[str, Any]:
+    shapes = {"Q": (b, sq, h, d), "K": (b, sk, hk, d), "V": (b, sk, hk, dv)}
+    return {slot: rng.normal(size=shape) for slot, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize(
+    "attrs",
+    [{}, {"causal": True}, {"causal": True, "bottom_right": True}, {"window": (9, 4)},
+     {"causal": True, "window": (5, 0), "bottom_right": True}, {"layout": "bhsd", "scale": -0.3}],
+    ids=str,
+)  # fmt: skip
+def test_tiles_of_rows_and_columns(rng, device, attrs):
+    inputs = qkv(rng, sq=70, sk=150)
+    if attrs.get("layout") == "bhsd":
+        inputs = {s: np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for s, x in inputs.items()}
+    near(both(inputs, device, **attrs))
+
+
+@pytest.mark.parametrize(("d", "dv"), [(1, 3), (17, 5), (33, 64), (40, 130)])
+def test_head_sizes(rng, d, dv):
+    near(both(qkv(rng, sq=20, sk=37, d=d, dv=dv)))
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=str)
+@pytest.mark.parametrize("d", [8, 72])
+def test_shorter_floats(rng, dtype, d):
+    unit = {float32: 2e-6, float16: 4e-3, bfloat16: 4e-2}[dtype]
+    near(both(qkv(rng, sq=40, sk=70, d=d, dv=d), dtype=dtype, causal=True), unit)
+
+
+BIASES = [(1, 2, 40, 60), (2, 2, 40, 60), (40, 60), (2, 1, 1, 60), (2, 40, 1), (1, 1, 1, 1), (2, 1, 40, 60), (60,)]
+
+
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_gradients_of_biases_that_broadcast(rng, shape):
+    near(both({**qkv(rng, 2, 40, 60), "Bias": rng.normal(size=shape)}, causal=True))
+
+
+def test_bias_in_float32_beside_16_bits(rng):
+    inputs = {**qkv(rng, 1, 20, 30), "Bias": rng.normal(size=(20, 30))}
+    attrs = forward.bind_attrs({})
+    typed = {s: x.astype(float32 if s == "Bias" else bfloat16) for s, x in inputs.items()}
+    found, _ = bound(attention_exact.forward, forward, typed, attrs, Device())
+    exact, _ = forward.reference(*(typed[s].astype(float) if s in typed else None for s in SLOTS), **attrs)
+    near({"Out": (found["Out"], exact)}, 2.0**-8)
+
+
+@pytest.mark.parametrize("masked_score", [-math.inf, -2.0])
+def test_masks_and_dropout_over_several_tiles(rng, masked_score):
+    inputs = {**qkv(rng, 2, 40, 75), "Mask": rng.random((2, 1, 40, 75)) < 0.6, "Key": np.array([11, 4, 9])}
+    near(both(inputs, masked_score=masked_score, dropout=0.3))
+
+
+@pytest.mark.parametrize("attrs", [{}, {"causal": True, "bottom_right": True}, {"window": (3, 8)}], ids=str)
+@pytest.mark.parametrize("lengths", [np.int32, np.int64])
+def test_packed_sequences(rng, attrs, lengths):
+    inputs = qkv(rng, 1, 80, 110, 4, 2)
+    inputs["CuSeqlensQ"] = np.array([0, 3, 3, 50, 77], lengths)
+    inputs["CuSeqlensK"] = np.array([0, 20, 25, 25, 108], lengths)
+    near(both(inputs, **attrs))
+
+
+@pytest.mark.parametrize("lengths", [(0, 9, 5, 10), (1, 2, 3, 10), (0, 2, 3, 11)])
+def test_cumulative_lengths_that_are_none_are_a_fault(rng, lengths):
+    inputs = {**qkv(rng, 1, 10, 10), "CuSeqlensQ": np.array(lengths), "CuSeqlensK": np.array([0, 2, 3, 10])}
+    _, fault = bound(attention_exact.forward, forward, inputs, forward.bind_attrs({}), Device())
+    assert fault[0] == 1 and fault[1] == 3 and fault[2] in lengths
+
+
+def test_hidden_values_do_not_leak(rng):
+    clean = qkv(rng, 1, 40, 80)
+    mask = np.arange(80) < 50
+    spoiled = {s: x.copy() for s, x in clean.items()}
+    spoiled["K"][:, 50:], spoiled["V"][:, 50:] = np.inf, np.nan
+    for device in (None, ONE):
+        right = both({**clean, "Mask": mask}, device)
+        for slot, (found, _) in both({**spoiled, "Mask": mask}, device).items():
+            np.testing.assert_allclose(found, right[slot][0], rtol=1e-12, atol=1e-12, err_msg=slot)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (1, 1)])
+def test_sizes_of_nothing_and_one(rng, sizes):
+    near(both({**qkv(rng, 2, *sizes), "Bias": rng.normal(size=sizes[1])}))
+
+
+# the registry
+
+
+def given(dtype: Any = float32, d: int = 64) -> dict[str, Any]:
+    return {slot: Buffer((2, 128, 4, d), dtype) for slot in ("Q", "K", "V")}
+
+
+def test_the_last_kernel_of_the_registry_takes_every_call():
+    names = [k.name for k in attention.KERNELS]
+    assert len(set(names)) == len(names) and names[-1] == "exact"
+    for d in (1, 31, 512):
+        assert attention.KERNELS[-1].reasons(given(d=d), forward.bind_attrs({}), "sm_80") == []
+
+
+def test_what_was_passed_over_is_a_remark_with_its_reason(monkeypatch):
+    better = attention.Kernel("better", lambda ins, attrs, arch: [f"{arch} is too old"], None, None)  # type: ignore
+    monkeypatch.setattr(attention, "KERNELS", (better, attention.KERNELS[-1]))
+    binder = Binder(Device("sm_80", 108))
+    binder.begin(0)
+    outs = {"Out": Buffer((2, 128, 4, 64), float32), "LogSumExp": None}
+    attention.memory_efficient_attention(binder, given(), outs, forward.bind_attrs({}))
+    assert binder.notes == [(0, "computed by exact; not by better: sm_80 is too old")]
+
+
+def test_where_no_kernel_can_all_say_why():
+    binder = Binder()
+    binder.begin(0)
+    with pytest.raises(PlaceError, match="head dimension 513 exceeds 512"):
+        attention.memory_efficient_attention(binder, given(d=513), {}, forward.bind_attrs({}))
+
+
+def test_memory_beside_the_results_is_one_number_a_row():
+    """Where the blocks fill the device: delta in backward, nothing in forward."""
+    t = TensorType((8, 1024, 8, 64), float32)
+    binder = Binder()
+    binder.begin(0)
+    ins = {slot: Buffer(t.shape, t.dtype) for slot in ("Q", "K", "V", "Out", "Out_grad")}
+    ins["LogSumExp"] = Buffer((8, 8, 1024), float32)
+    attention_exact.forward(binder, ins, {"Out": ins["Out"], "LogSumExp": ins["LogSumExp"]}, forward.bind_attrs({}))
+    assert binder.scratches == [[]]
+    outs = {f"{s}_grad": Buffer(t.shape, t.dtype) for s in "QKV"}
+    attention_exact.backward(binder, ins, outs, forward.bind_attrs({}))
+    assert sum(b.nbytes for b in binder.scratches[0]) == 4 * 8 * 8 * 1024
