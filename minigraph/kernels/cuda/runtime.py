@@ -176,11 +176,11 @@ class Runtime:
         key = call.source, call.function
         if key not in self._functions:
             cubin = compile_source(call.source, self.device.arch)
-            function = cupy.RawModule(path=str(cubin.path)).get_function(call.function)
-            if call.shared > STATIC_SHARED:
-                function.max_dynamic_shared_size_bytes = call.shared
-            self._functions[key] = function
-        return self._functions[key]
+            self._functions[key] = cupy.RawModule(path=str(cubin.path)).get_function(call.function)
+        function = self._functions[key]
+        if call.shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
+            function.max_dynamic_shared_size_bytes = call.shared
+        return function
 
     def captured(self, parts: Sequence[tuple[list[Any], list[Any]]]) -> Callable[[], None] | str:
         """A function that launches the graph of (main, side) parts, or why there is none."""
