@@ -2,6 +2,7 @@
 
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, tensor
+from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError, name_arguments
 from .executor import seed
 from .mode import enable_static, in_dynamic_mode
@@ -29,9 +30,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
-    "enable_static", "float16", "float32", "float64", "get_default_dtype", "in_dynamic_mode", "int8", "int16", "int32",
-    "int64", "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "static", "tensor",
-    "uint8",
+    "enable_static", "float16", "float32", "float64", "get_default_dtype", "get_float32_matmul_precision",
+    "in_dynamic_mode", "int8", "int16", "int32", "int64", "math_op_patch", "nn", "optimizer", "regularizer", "seed",
+    "set_default_dtype", "set_float32_matmul_precision", "static", "tensor", "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__
 
