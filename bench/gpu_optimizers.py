@@ -21,9 +21,10 @@ from .gpu_timing import COPIED, Gpu, GpuBench, _in_turns
 from .harness import RESULTS, summarized, versions
 
 LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
-MODES = ("struct4k", "struct32k", "arena", "unified")
+MODES = ("table", "struct4k", "struct32k", "arena", "unified")
 
 Shapes = list[tuple[int, ...]]
+Values = list[tuple[Any, Any]]  # (parameter, gradient) on the GPU
 
 
 def gpt2_shapes() -> Shapes:
@@ -74,7 +75,7 @@ CASES = (
 class Update:
     """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns."""
 
-    def __init__(self, gpu: Gpu, case: UpdateCase, values: np.ndarray, flag: str | None, mode: str = "table") -> None:
+    def __init__(self, gpu: Gpu, case: UpdateCase, values: Values, flag: str | None, mode: str = "auto") -> None:
         mg = gpu.mg
         self.gpu, self.program, self.scope = gpu, mg.static.Program(case.title), mg.static.Scope()
         strategy = mg.static.BuildStrategy(multi_tensor_mode=mode, **({flag: True} if flag else {}))
@@ -89,21 +90,21 @@ class Update:
         gpu.runtime.stream.synchronize()
         self.seconds = time.perf_counter() - start
 
-    def _append(self, case: UpdateCase, values: np.ndarray) -> None:
+    def _append(self, case: UpdateCase, values: Values) -> None:
         block, cupy = self.program.global_block(), self.gpu.cupy
         g = importlib.import_module("minigraph.builder").Builder(block)
         chosen = {"amsgrad": False, "use_nesterov": False, **case.attrs}
         updates = importlib.import_module("minigraph.kernels.updates").update_of(case.op, chosen)
         arrays = self.scope.arrays
 
-        def variable(name: str, array: np.ndarray) -> Any:
-            arrays[name] = cupy.asarray(array)
+        def variable(name: str, array: Any) -> Any:
+            arrays[name] = cupy.array(array)
             return block.create_var(name, array.shape, array.dtype, persistable=True)
 
         rate, self.params = variable("rate", np.array([1e-3], np.float32)), []
-        for i, (p, g_) in enumerate(_arrays(case.shapes, values)):
+        for i, (p, g_) in enumerate(values):
             own = {"Param": variable(f"p{i}", p), "Grad": variable(f"g{i}", g_)}
-            states = {s: variable(f"{s}{i}", np.zeros(p.shape, np.float32)) for s in updates.states}
+            states = {s: variable(f"{s}{i}", cupy.zeros(p.shape, np.float32)) for s in updates.states}
             betas = dict(zip(updates.powers, (0.9, 0.999), strict=False))
             states |= {s: variable(f"{s}{i}", np.array([beta])) for s, beta in betas.items()}
             out = {"ParamOut": own["Param"], **{f"{s}Out": v for s, v in states.items()}}
@@ -118,18 +119,17 @@ class Update:
         return [self.scope.arrays[name] for name in self.params]
 
 
-def _arrays(shapes: Shapes, values: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(parameter, gradient) of each shape, cut from `values`."""
-    found, at = [], 0
-    for shape in shapes:
-        n = int(np.prod(shape))
-        picked = (np.arange(at, at + n) % (values.size // 2)) if at + n > values.size // 2 else slice(at, at + n)
-        found.append((values[picked].reshape(shape), values[::-1][picked].reshape(shape)))
-        at = (at + n) % (values.size // 2)
-    return found
+def _arrays(cupy: Any, shapes: Shapes) -> Values:
+    """(parameter, gradient) of each shape: normal numbers, of which a block of four million is repeated."""
+    block = cupy.asarray(np.random.default_rng(1).normal(size=1 << 22).astype(np.float32))
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    whole = cupy.tile(block, -(-sum(sizes) // block.size))
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    parts = [(whole[at : at + n], whole[::-1][at : at + n]) for at, n in zip(starts, sizes, strict=True)]
+    return [tuple(cupy.ascontiguousarray(a).reshape(s) for a in pair) for pair, s in zip(parts, shapes, strict=True)]
 
 
-def torch_arms(torch: Any, case: UpdateCase, values: np.ndarray, compiled: bool) -> dict[str, Callable[[], Any]]:
+def torch_arms(torch: Any, case: UpdateCase, values: Values, compiled: bool) -> dict[str, Callable[[], Any]]:
     """PyTorch's optimizers on parameters of their own."""
     made: dict[str, Callable[[], Any]] = {}
     ways: dict[str, dict[str, Any]] = {
@@ -140,9 +140,9 @@ def torch_arms(torch: Any, case: UpdateCase, values: np.ndarray, compiled: bool)
         ways["torch compiled"] = {"foreach": True}
     for name, how in ways.items():
         params = []
-        for p, grad in _arrays(case.shapes, values):
-            params.append(torch.nn.Parameter(torch.tensor(p, device="cuda")))
-            params[-1].grad = torch.tensor(grad, device="cuda")
+        for p, grad in values:
+            params.append(torch.nn.Parameter(torch.from_dlpack(p).clone()))
+            params[-1].grad = torch.from_dlpack(grad).clone()
         optimizer = case.torch(torch, params, **how)
         step = torch.compile(optimizer.step) if name == "torch compiled" else optimizer.step
         made[name] = _Step(step, params)
@@ -189,7 +189,7 @@ class OptimizerBench(GpuBench):
 
 def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
     """Check all arms after a step, then time them in turns."""
-    values = np.random.default_rng(1).normal(size=1 << 22).astype(np.float32)
+    values = _arrays(gpu.cupy, case.shapes)
     own: dict[str, Update] = {"fused": Update(gpu, case, values, LEVELS["fused"])}
     warm = Update(gpu, case, values, LEVELS["fused"]).seconds  # its kernels are loaded
     own |= {f"fused {mode}": Update(gpu, case, values, LEVELS["fused"], mode) for mode in MODES}

@@ -19,7 +19,7 @@ class RunOptions(NamedTuple):
     inplace: bool = True
     reuse: bool = True
     autotune: bool = False
-    multi_tensor: str = "table"
+    multi_tensor: str = "auto"
 
 
 DEFAULT = RunOptions()

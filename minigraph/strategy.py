@@ -149,7 +149,7 @@ ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle
 
 CHOICES = {  # values of fields that are words
     "verify": ("off", "structure", "each_pass"),
-    "multi_tensor_mode": ("table", "struct4k", "struct32k", "arena", "unified"),
+    "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified"),
 }
 
 
@@ -185,8 +185,9 @@ class BuildStrategy:
     and off unless switched on:
     autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
                               the fastest are kept, and remembered on disk
-    multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: "table" in device memory,
-                              "struct4k" or "struct32k" by value, in "arena"s, or a table and "unified" memory of states
+    multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
+                              "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
+                              "auto" takes struct32k where one launch is enough, else a table
 
     verify               "structure" checks the graph's invariants after each pass, "off" does not;
                          "each_pass" also runs the program before and after each pass in float64 on
@@ -216,7 +217,7 @@ class BuildStrategy:
     enable_inplace: bool = True
     memory_optimize: bool = True
     autotune: bool = False
-    multi_tensor_mode: str = "table"
+    multi_tensor_mode: str = "auto"
     verify: str = "structure"
     debug_graphviz_path: str = ""
 

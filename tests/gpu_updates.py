@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 from gpucheck import PLACE, Check, GpuExecutor
-from update_nets import LEVELS, MODES, OPTIMIZERS, Clip, difference, net, on_cpu, started, steps_feed
+from update_nets import (
+    LEVELS,
+    MODES,
+    OPTIMIZERS,
+    Clip,
+    difference,
+    net,
+    on_cpu,
+    started,
+    steps_feed,
+)
 
 import minigraph.optimizer as opt
 from minigraph.builder import Builder
@@ -138,9 +148,25 @@ def misaligned() -> None:
 
 
 def many(mode: str, count: int) -> None:
+    """Hundreds and thousands of tensors; each is updated once."""
+    cupy = importlib.import_module("cupy")
     for n in (424, 1000, count):
-        made = net(opt.Momentum(0.1), [(2, 3)] * n)
-        check_same(made, on_gpu(made, LEVELS[-1], mode, 1), 1)
+        program = Program()
+        block, g, scope = program.global_block(), Builder(program.global_block()), Scope()
+        rate = block.create_var("rate", (1,), "float32", persistable=True)
+        scope.arrays["rate"] = cupy.full(1, 0.5, np.float32)
+        for i in range(n):
+            p, grad, v = (block.create_var(f"{k}{i}", (2, 3), "float32", persistable=True) for k in ("p", "g", "v"))
+            for variable, value in ((p, 0), (grad, 4 * i + 2), (v, 2)):
+                scope.arrays[variable.name] = cupy.full((2, 3), value, np.float32)
+            g.momentum(p, grad, rate, v, mu=0.5, out={"ParamOut": p, "VelocityOut": v})
+        cupy.cuda.get_current_stream().synchronize()
+        compiled = CompiledProgram(program, BuildStrategy(fuse_all_optimizer_ops=True, multi_tensor_mode=mode))
+        Executor(PLACE).run(compiled, {}, [], scope=scope)
+        cupy.cuda.Device().synchronize()
+        found = cupy.stack([scope.arrays[f"p{i}"].ravel() for i in range(n)]).get()
+        expected = np.repeat(-0.5 * (4 * np.arange(n) + 3.0), 6).reshape(n, 6)
+        assert np.array_equal(found, expected), f"{n} tensors: not all are updated once"
 
 
 def huge() -> None:
@@ -164,4 +190,5 @@ def huge() -> None:
         Executor(PLACE).run(compiled, {}, [], scope=scope)
     cupy.cuda.Device().synchronize()
     for name, array in ends.items():
-        assert bool((array[:-3] == 1).all()) and bool((array[-3:] == -1).all()), f"{name} is not updated everywhere once"
+        rest, end = bool((array[:-3] == 1).all()), bool((array[-3:] == -1).all())
+        assert rest and end, f"{name} is not updated everywhere once"

@@ -25,14 +25,14 @@ from minigraph.types import float32
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
 
-def plan_of(made, mode="table", level="fuse_all_optimizer_ops", fetches=()):
+def plan_of(made, mode="auto", level="fuse_all_optimizer_ops", fetches=()):
     compiled = CompiledProgram(made[0], BuildStrategy(multi_tensor_mode=mode, **({level: True} if level else {})))
     program = compiled.program_for(fetches)
     types = {n: made[0].vars[n].type for n in steps_feed(made)}
     return CudaPlan(program, types, fetches, False, 0, StubRuntime(), False, compiled.options)
 
 
-def on_stub(made, mode="table", level="fuse_all_optimizer_ops", steps=2):
+def on_stub(made, mode="auto", level="fuse_all_optimizer_ops", steps=2):
     plan, scope = plan_of(made, mode, level), started(made)
     for _ in range(steps):
         plan.run(steps_feed(made), scope)
@@ -115,6 +115,8 @@ def test_a_struct_beyond_the_limit_is_refused():
     words = tensors.packed_struct(lists, range(424), np.ones(424, np.int64), 424, 0)
     old = Binder(Device(arguments=4096))
     old.begin(0)
+    assert tensors.chosen_mode(old, 4, 4) == "table"
+    assert [tensors.chosen_mode(Binder(), n, 4) for n in (671, 672)] == ["struct32k", "table"]
     with pytest.raises(KernelError, match=r"update has 20376 bytes of arguments, this device takes 4096"):
         old.launch_source("", "update", 1, 256, words)
     with pytest.raises(KernelError, match=r"CUDA 12.1"):
@@ -174,5 +176,5 @@ def test_states_are_paged_in_unified_mode_only():
 
 
 def test_modes_are_checked():
-    with pytest.raises(AttrError, match="must be table, struct4k, struct32k, arena or unified, is 'x'"):
+    with pytest.raises(AttrError, match="must be auto, table, struct4k, struct32k, arena or unified, is 'x'"):
         BuildStrategy(multi_tensor_mode="x")

@@ -15,7 +15,7 @@ from minigraph.program import Program, program_guard
 from minigraph.scope import Scope
 from minigraph.types import as_dtype
 
-MODES = ("table", "struct4k", "struct32k", "arena", "unified")
+MODES = ("auto", "table", "struct4k", "struct32k", "arena", "unified")
 LEVELS = (None, "foreach_optimizer_ops", "fuse_all_optimizer_ops")
 OPTIMIZERS = {
     "SGD": lambda **o: opt.SGD(0.1, **o), "Momentum": lambda **o: opt.Momentum(0.1, use_nesterov=True, **o),

@@ -11,7 +11,7 @@ from ...types import bool_
 from .binder import Binder
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import compute_type
-from .tensors import Tensors, launch_over
+from .tensors import Tensors, chosen_mode, launch_over
 
 CHUNK = 2048  # elements of a block
 PACK_BYTES = 16
@@ -40,8 +40,9 @@ def _record(
         defines |= {"FLAG": 1} if flag is not None else {}
         tensors = Tensors(columns, [xs[i].size for i in part])
         unused = Buffer((1,), bool_, ptr=0)
+        mode = chosen_mode(binder, len(part), len(columns))
         launch_over(
-            binder, "foreach.cu", "foreach", tensors, binder.multi_tensor, CHUNK, np.float64(number), flag or unused,
+            binder, "foreach.cu", "foreach", tensors, mode, CHUNK, np.float64(number), flag or unused,
             defines=defines,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from ...types import float32, float64
 from .binder import Binder, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import compute_type
-from .tensors import Tensors, launch_over, tensor_source
+from .tensors import Tensors, chosen_mode, launch_over, tensor_source
 
 NORM_CHUNK = 16384  # elements of a block
 TOTAL_THREADS = 1024
@@ -28,6 +28,7 @@ def norm_types(tensors: Tensors) -> dict[str, Any]:
 def squares(binder: Binder, tensors: Tensors, mode: str) -> tuple[Buffer, np.ndarray]:
     """(sums of squares of each block and column, the first block of each tensor and the number of all)"""
     blocks = tensors.blocks(NORM_CHUNK)
+    mode = chosen_mode(binder, len(tensors.sizes), len(tensors.columns)) if mode == "auto" else mode
     starts = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
     sums = binder.scratch((max(1, int(starts[-1])), len(tensors.columns)), float64)
     defines = {**norm_types(tensors), "L": "float", "R": "float"}

@@ -60,7 +60,10 @@ class Runtime:
             major, minor = divmod(int(cupy.cuda.Device(index).compute_capability), 10)
             arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
             facts = cupy.cuda.runtime.getDeviceProperties(index)
-            self.device = Device(arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"])
+            arguments = 32764 if cupy.cuda.runtime.driverGetVersion() >= 12010 else 4096
+            self.device = Device(
+                arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"], arguments
+            )
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.lanes = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
             self.handle = lt.create()
@@ -238,8 +241,9 @@ class Runtime:
         self._copy_in(np.ascontiguousarray(host), array.data.ptr)
 
     def holds(self, array: Any) -> bool:
-        """Whether this is an array of this GPU."""
-        return isinstance(array, cupy.ndarray) and array.device.id == self.device.index
+        """Whether this is an array of this GPU as kernels want it: rows one after the other, on a multiple of 16."""
+        here = isinstance(array, cupy.ndarray) and array.device.id == self.device.index
+        return here and array.flags.c_contiguous and array.data.ptr % 16 == 0
 
     def upload(self, array: np.ndarray, buffer: Buffer) -> None:
         """A host array into a buffer."""

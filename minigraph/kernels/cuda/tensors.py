@@ -1,5 +1,6 @@
 """Kernels over lists of tensors, and the ways to tell them where the tensors lie.
 
+    auto       struct32k where one launch is enough, else table: the fastest measured that moves no array
     table      addresses, sizes and the tensor of each block in device memory, written once when a plan knows them
     struct4k   a struct by value within 4,096 bytes of arguments, in as many launches as that takes
     struct32k  likewise within 32,764 bytes, which drivers of CUDA 12.1 and later take
@@ -39,6 +40,14 @@ class Tensors(NamedTuple):
     def blocks(self, chunk: int) -> list[int]:
         """How many blocks each tensor takes."""
         return [-(-size // chunk) for size in self.sizes]
+
+
+def chosen_mode(binder: Binder, tensors: int, columns: int) -> str:
+    """The binder's mode, with auto decided for so many tensors."""
+    if binder.multi_tensor != "auto":
+        return binder.multi_tensor
+    fits = tensors <= struct_width(columns, STRUCT_BYTES["struct32k"])
+    return "struct32k" if fits and binder.device.arguments >= STRUCT_BYTES["struct32k"] else "table"
 
 
 def tensor_source(text: str, defines: Mapping[str, Any], generated: str = "") -> str:

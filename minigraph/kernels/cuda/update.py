@@ -21,10 +21,11 @@ from .binder import Binder, blocks_for
 from .buffer import CUDA_TYPES, Buffer, Words
 from .optimizer import NORM_CHUNK, norm_types, squares
 from .pointwise import compute_type
-from .tensors import ARENA_CHUNK, STRUCT_BYTES, THREADS, Tensors, launch_over, tensor_source
+from .tensors import ARENA_CHUNK, STRUCT_BYTES, THREADS, Tensors, chosen_mode, launch_over, tensor_source
 
 CHUNK = ARENA_CHUNK  # elements of a block: one access of 16 bytes for each thread and column
 STEP_BYTES = 16
+LARGE = 1 << 14  # elements of a tensor, on average
 
 Slots = Mapping[str, Any]
 Lists = dict[str, list[Buffer]]
@@ -54,7 +55,7 @@ class _Step:
         self, binder: Binder, op_type: str, update: Update, given: Lists, results: Lists, attrs: Slots
     ) -> None:
         self.binder, self.update, self.given, self.results, self.attrs = binder, update, given, results, attrs
-        self.mode = binder.multi_tensor
+        self.mode = chosen_mode(binder, len(given["Param"]), len(results) + 2)
         self.params, self.rate = given["Param"], given["LearningRate"][0]
         self.compute = compute_type(self.params[0].dtype)
         self.real = float64 if self.compute == "double" else np.dtype("float32")
@@ -171,8 +172,14 @@ class _Step:
         args += [self.real.type(v) for v in self.fixed]
         args += [self._skip(), self.scale or self.rate, self.real.type(decay)]
         launch_over(
-            self.binder, "update.cu", "update", tensors, self.mode, CHUNK, *args, defines=defines, generated=generated
-        )
+            self.binder, "update.cu", "update", tensors, self.mode, self._chunk(), *args, defines=defines,
+            generated=generated,
+        )  # fmt: skip
+
+    def _chunk(self) -> int:
+        """Elements of a block: twice as many where a block looks its tensor up in a table and tensors are large."""
+        large = sum(p.size for p in self.params) >= LARGE * len(self.params)
+        return 2 * CHUNK if large and self.mode in ("table", "unified") else CHUNK
 
     def _types(self) -> dict[str, Any]:
         scale = self.scale or self.rate
