@@ -19,10 +19,11 @@ import numpy as np
 from ..body import Layout, Member
 from ..kernels.parallel import for_blocks
 from ..opdef import Arrays, Texts
-from ..types import TensorType, bfloat16, float16
-from .fused_elementwise import FusedBody, computed, fused_body, fused_elementwise
+from ..types import TensorType, bfloat16, float16, float32
+from .fused_elementwise import FusedBody, fused_body, fused_elementwise
 
 CACHED_BYTES = 1 << 20  # what the values of a block take that live at once: half of a core's second cache
+LOW_PRECISION = (float16, bfloat16)
 SMALLEST = 16384  # elements of a block; below, calling NumPy costs more than the cache saves
 
 Env = dict[str, np.ndarray]
@@ -34,6 +35,7 @@ class Call(NamedTuple):
     args     names of its operands; a tuple of them where a slot is a list
     outputs  (position among the results, name)
     out      the name whose array each result is written into, None for those that the kernel makes
+    rounds   a cast to 16 bits, which are computed with as float32
     """
 
     reference: Callable[..., Any]
@@ -42,16 +44,15 @@ class Call(NamedTuple):
     outputs: list[tuple[int, str]]
     out: list[str | None] | None
     number: int | None
+    rounds: bool
 
 
 class Block(NamedTuple):
-    """Indices of the axes before `axis`, and [start, stop) of that axis; `first` is its first element."""
+    """What a block takes of each of the first axes; `first` is its first element, `shape` that of its whole values."""
 
-    index: tuple[int, ...]
-    axis: int
-    start: int
-    stop: int
+    cuts: tuple[slice, ...]
     first: int
+    shape: tuple[int, ...]
 
 
 class Recipe:
@@ -70,12 +71,19 @@ class Recipe:
         self.blocks = blocks_of(found, len(self.arrays))
         self.local = threading.local()
 
-    def memory(self, number: int, size: int) -> np.ndarray:
-        """This thread's scratch array, its first `size` elements."""
-        kept: dict[int, np.ndarray] = self.local.__dict__.setdefault("arrays", {})
-        if number not in kept or kept[number].size < size:
-            kept[number] = np.empty(size, self.arrays[number])
-        return kept[number][:size]
+    def memory(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """This thread's arrays for the values inside a block of this shape."""
+        kept: dict[tuple[int, ...], dict[str, np.ndarray]] = self.local.__dict__.setdefault("kept", {})
+        if shape not in kept:  # the last block is smaller: it takes the beginning of the same memory
+            whole = next(iter(kept.values()), None)
+            size = math.prod(shape)
+            if whole is not None and all(a.size >= size for a in whole.values()):
+                kept[shape] = {name: a.reshape(-1)[:size].reshape(shape) for name, a in whole.items()}
+            else:
+                kept.clear()
+                arrays = {number: np.empty(shape, dtype) for number, dtype in self.arrays.items()}
+                kept[shape] = {name: arrays[number] for name, number in self.scratch.items()}
+        return kept[shape]
 
 
 @lru_cache(maxsize=256)
@@ -97,23 +105,20 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     for name, given in zip(found.outputs, planned, strict=True):
         t = found.types[name]
         results[name] = given if given is not None else np.empty(t.shape, t.dtype)
-    env = {f"x{i}": x for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
-    read = {name: _cut(layout, name, array) for name, array in env.items()}
-    written = {name: _cut(layout, name, array) for name, array in results.items() if name not in sums}
+    env = {f"x{i}": _lifted(x) for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
+    read = [(name, _cut(layout, name, array)) for name, array in env.items()]
+    written = [(name, _cut(layout, name, array)) for name, array in results.items() if name not in sums]
 
     def run(start: int, stop: int) -> None:
         for i in range(start, stop):
             block = blocks[i]
-            part = {name: view(block) for name, view in read.items()}
-            given = {name: view(block) for name, view in written.items()}
-            shape = _shape(layout, block)
-            for name, number in known.scratch.items():
-                given[name] = known.memory(number, math.prod(shape)).reshape(shape)
+            part = {name: view(block) for name, view in read}
+            given = known.memory(block.shape) | {name: view(block) for name, view in written}
             for call in known.calls:
                 _evaluate(call, part, given, (*rng[:3], block.first))
             for name, parts in sums.items():
                 parts[i] = part[name]
-            for name in written:
+            for name, _ in written:
                 if part[name] is not given[name]:
                     np.copyto(given[name], part[name])
 
@@ -125,8 +130,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
 
 def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
     """Call a member on its operands in `part`, and put its results there."""
-    args = [[computed(part[n]) for n in a] if type(a) is tuple else a if a is None else computed(part[a])
-            for a in call.args]  # fmt: skip
+    args = [[part[n] for n in a] if type(a) is tuple else part[a] if a else None for a in call.args]
     keywords = call.keywords
     if call.out is not None:
         keywords = {**keywords, "out": tuple(given[name] if name else None for name in call.out)}
@@ -136,7 +140,13 @@ def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple
     if type(results) is not tuple:
         results = (results,)
     for position, name in call.outputs:
-        part[name] = np.asarray(results[position])
+        result = results[position]
+        part[name] = result.astype(float32) if call.rounds else np.asarray(result)
+
+
+def _lifted(x: np.ndarray) -> np.ndarray:
+    """16-bit floats are storage."""
+    return x.astype(float32) if x.dtype in LOW_PRECISION else x
 
 
 def _call(m: Member, given: set[str], layout: Layout) -> Call:
@@ -154,6 +164,7 @@ def _call(m: Member, given: set[str], layout: Layout) -> Call:
     return Call(
         opdef.reference, args, keywords, [(i, n) for i, n in enumerate(names) if n],
         out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
+        m.attrs.get("dtype") in LOW_PRECISION,
     )  # fmt: skip
 
 
@@ -163,13 +174,19 @@ def scratch_of(found: FusedBody) -> dict[str, int]:
     shape, members = found.layout.shape, found.members
     last = {name: i for i, m in enumerate(members) for name in m.read}
     chosen: dict[str, int] = {}
+    taken: dict[str, int] = {}  # names whose arrays went on to another
     free: list[tuple[int, np.dtype]] = []
     count = 0
     for i, m in enumerate(members):
         if "out" in m.opdef.injected_by_reference:
             for name in m.written:
                 dtype = found.types[name].dtype
-                if name in found.outputs or found.types[name].shape != shape or dtype in (float16, bfloat16):
+                if name in found.outputs or found.types[name].shape != shape or dtype in LOW_PRECISION:
+                    continue
+                over = _overwritten(m, name)
+                if over in chosen and last[over] == i and found.types[over].dtype == dtype and m.read.count(over) == 1:
+                    chosen[name] = chosen.pop(over)
+                    taken[over] = chosen[name]
                     continue
                 fitting = next((f for f in free if f[1] == dtype), None)
                 if fitting is not None:
@@ -179,7 +196,13 @@ def scratch_of(found: FusedBody) -> dict[str, int]:
                 chosen[name] = fitting[0] if fitting is not None else count - 1
         dead = {n for n in (*m.read, *m.written) if n in chosen and last.get(n, i) == i}
         free += [(chosen[n], found.types[n].dtype) for n in sorted(dead)]
-    return chosen
+    return chosen | taken
+
+
+def _overwritten(m: Member, name: str) -> str | None:
+    """The input whose array this output of a member may take over."""
+    slot = next(slot for slot, names in m.outputs.items() if name in names)
+    return next(iter(m.inputs.get(m.opdef.inplace.get(slot, ""), ())), None)
 
 
 def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
@@ -201,14 +224,16 @@ def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
             spans = range(0, shape[axis], step)
             outer = itertools.product(*(range(n) for n in shape[:axis]))
             return [
-                Block(index, axis, start, min(start + step, shape[axis]), (i * shape[axis] + start) * inner)
+                _block(shape, index, start, min(start + step, shape[axis]), (i * shape[axis] + start) * inner)
                 for i, index in enumerate(outer) for start in spans
             ]  # fmt: skip
     return []
 
 
-def _shape(layout: Layout, block: Block) -> tuple[int, ...]:
-    return (1,) * block.axis + (block.stop - block.start, *layout.shape[block.axis + 1 :])
+def _block(shape: tuple[int, ...], index: tuple[int, ...], start: int, stop: int, first: int) -> Block:
+    """[start, stop) of the axis after those that have an index."""
+    cuts = (*(slice(i, i + 1) for i in index), slice(start, stop))
+    return Block(cuts, first, (1,) * len(index) + (stop - start, *shape[len(cuts) :]))
 
 
 def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.ndarray]:
@@ -216,6 +241,8 @@ def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.n
     kind = layout.kinds.get(name, "column")  # one that no member reads
     if kind in ("column", "sum"):
         return lambda block: array
+    if kind == "whole" and array.shape == layout.shape:
+        return lambda block: array[block.cuts]
     if kind == "whole":
         return partial(_whole_part, array, len(layout.shape) - array.ndim)
     assert layout.row is not None
@@ -231,8 +258,7 @@ def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.n
 
 def _whole_part(array: np.ndarray, missing: int, block: Block) -> np.ndarray:
     """The part of an array that broadcasts; `missing` axes stand before its own."""
-    cuts = [slice(i, i + 1) for i in block.index] + [slice(block.start, block.stop)]
-    own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(cuts[missing:])]
+    own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(block.cuts[missing:])]
     return array[(*own, ...)]
 
 

@@ -96,11 +96,11 @@ def _run(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
 
 
 def _argument(names: list[str] | None, variadic: bool, env: Env) -> Any:
-    arrays = [computed(env[name]) for name in names or ()]
+    arrays = [_computed(env[name]) for name in names or ()]
     return arrays if variadic else (arrays[0] if arrays else None)
 
 
-def computed(x: np.ndarray) -> np.ndarray:
+def _computed(x: np.ndarray) -> np.ndarray:
     """16-bit floats are storage."""
     return x.astype(float32) if x.dtype in (float16, bfloat16) else x
 
