@@ -107,9 +107,9 @@ def test_offsets_beyond_31_bits_are_64_bits(rows, wide, backwards):
 @pytest.mark.parametrize(
     ("shape", "perm", "function", "pack"),
     [
-        ((4096, 8192), (1, 0), "blocks", 4), ((4096, 8190), (1, 0), "tiles", 2), ((33, 35), (1, 0), "tiles", 1),
+        ((4096, 8192), (1, 0), "tiles", 4), ((4096, 8190), (1, 0), "tiles", 2), ((33, 35), (1, 0), "tiles", 1),
         ((4, 512, 8, 64), (0, 2, 1, 3), "copy", None), ((1000, 3), (1, 0), "copy", None),
-        ((8, 64, 96), (0, 2, 1), "blocks", 4), ((50000, 50000), (1, 0), "blocks", 4),
+        ((8, 64, 96), (0, 2, 1), "tiles", 4), ((50000, 50000), (1, 0), "tiles", 4),
     ],
 )  # fmt: skip
 def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, pack):

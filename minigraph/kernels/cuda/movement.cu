@@ -3,7 +3,7 @@
 // copy   every thread moves 4 words; the last axis varies fastest. Words are as wide as the innermost
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
-// blocks the source's fastest axis is not the destination's, both allow 16 bytes at once, and words have 2 or 4
+// blocks the source's fastest axis is not the destination's, both allow 16 bytes at once, and words have 2
 //        bytes: blocks of TILE x DOWN words go through shared memory, and a thread turns V x V of them over in its
 //        registers. What is read and written side by side is long: short runs cost a memory more than its width.
 // tiles  the source's fastest axis is not the destination's: squares of TILE x TILE words go through
@@ -100,13 +100,10 @@ extern "C" __global__ void __launch_bounds__(256) blocks(PARAMETERS)
         for (int i = 0; i < V; ++i) {
             Line turned;
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (V == 4)
-                    turned.v[j] = line[j].v[i % 4];
-                else {
-                    const u32 low = line[2 * j % V].v[i / 2], high = line[(2 * j + 1) % V].v[i / 2];
-                    turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
-                }
+            for (int j = 0; j < 4; ++j) {
+                const u32 low = line[2 * j].v[i / 2], high = line[2 * j + 1].v[i / 2];
+                turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
+            }
             *(Line*)(into + (x * V + i) * destination_pitch + g * V) = turned;
         }
     }

@@ -21,7 +21,7 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: 128, 2: 128, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
-TURNED = {2: (256, 256), 4: (128, 128)}  # words across and down where threads turn squares of words over
+TURNED = {2: (256, 256)}  # words across and down where threads turn squares of words over; wider words gain nothing
 BAND = 4  # tiles across that blocks take which run together
 SHORT = 32  # an axis below this length would leave most of a tile empty
 

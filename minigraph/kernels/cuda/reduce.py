@@ -20,7 +20,7 @@ from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, compute_type
 
 THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 16  # pieces are cut until there are so many blocks
+BLOCKS_PER_MULTIPROCESSOR = 12  # pieces are cut until there are so many blocks: four times what runs at once
 RESIDENT = 4  # blocks that a multiprocessor holds at the same time
 NARROWEST = 8  # threads that lie side by side along columns: they still read whole sectors
 UNROLL = 4  # packs that a thread has under way
