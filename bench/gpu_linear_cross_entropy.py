@@ -3,7 +3,8 @@
 Arms: minigraph is the operator that gives loss and gradients at once, weight gradient in float32, with its
 default chunks; "chunk N" takes N rows at a time; "bfloat16 sums" adds the weight gradient up in bfloat16; "program" is
 matmul and cross_entropy as a user writes them, with fuse_linear_cross_entropy, weight gradient cast to
-bfloat16 at the end; "unfused" is the same program without the pass. torch is eager, compile is torch.compile.
+bfloat16 at the end; "unfused" is the same program without the pass; "tuned" is the operator with autotune.
+torch is eager, compile is torch.compile, for the first case only.
 Work: 6 * rows * H * V FLOP for the three products. Memory: what an arm has beyond inputs, loss and gradients.
 "the step" is the pull request's: dW += dlogits^T x for one chunk of rows, bfloat16 into float32.
 """
@@ -87,13 +88,15 @@ def written(mg: Any, v: dict[str, Any]) -> Sequence[Any]:
     return loss, *mg.static.gradients([loss], [v["x"], v["w"]])
 
 
-def arm(gpu: Gpu, arrays: dict[str, Any], kind: str, chunk_bytes: int | None = None, **attrs: Any) -> Arm:
+def arm(
+    gpu: Gpu, arrays: dict[str, Any], kind: str, chunk_bytes: int | None = None, tuned: bool = False, **attrs: Any
+) -> Arm:
     """A bound program on these arrays."""
     mg = gpu.mg
     program, outputs = _program(gpu, {n: (a.shape, a.dtype) for n, a in arrays.items()}, kind, chunk_bytes, **attrs)
     scope = mg.static.Scope()
     scope.arrays.update(arrays)
-    plan = gpu.plan(program, outputs)
+    plan = gpu.plan(program, outputs, tuned)
     plan.run({}, scope, return_numpy=False)
 
     def launch() -> None:
@@ -236,11 +239,12 @@ def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int
     arms = {"minigraph": arm(gpu, arrays, "operator")}
     arms |= {f"chunk {c}": arm(gpu, arrays, "operator", c * row_bytes) for c in head.chunks}
     arms["bfloat16 sums"] = arm(gpu, arrays, "operator", accumulate_dtype="bfloat16")
+    arms["tuned"] = arm(gpu, arrays, "operator", tuned=True)
     arms["program"] = arm(gpu, arrays, "program")
     arms["unfused"] = arm(gpu, arrays, "unfused")
     if torch is not None:
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
-            for peer in peers:
+            for peer in peers if head is HEADS[0] else peers[:1]:
                 arms[peer] = torch_arm(torch, gpu, arrays, compiled=peer == "compile")
     exact = Exact(gpu, arrays)
     errors = {name: exact.errors(made.results()) for name, made in arms.items()}

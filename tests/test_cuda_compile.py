@@ -78,6 +78,12 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
             for name in ("arg_max", "arg_min", "cumsum"):
                 yield name, of(shape), {"axis": axis and axis[0]}
             yield "cumsum", of(shape), {"axis": axis and axis[0], "reverse": True, "exclusive": True}
+    for classes in (131072, 50257, 1000):
+        x, w, bias = of("300,16", f"{classes},16", str(classes))
+        label, every = types("300", "int64"), {"trans_w": True, "label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0}
+        for attrs in ({"trans_w": True}, {**every, "chunk_bytes": 64 * classes}):
+            yield "fused_linear_cross_entropy", [x, w, label, bias], attrs
+            yield "fused_linear_cross_entropy_grad", [x, w, label, *of("300,1"), None], attrs
     yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
     yield "relu", of(f"{2**31 + 3}"), {}
     yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
