@@ -252,6 +252,29 @@ def test_rows_without_keys_are_zero_and_have_no_gradient(rng):
     assert not grads[0][:, :3].any() and all(np.isfinite(g).all() for g in grads[:3])
 
 
+@pytest.mark.parametrize("fill", [-1e9, -1e4, float(np.finfo(np.float32).min), -50.0])
+def test_queries_whose_keys_are_all_masked_by_a_number(rng, fill):
+    """They see all keys alike, forward and backward, in float32 too, where fill + log(n) would be fill."""
+    exact, mask = arrays(rng, 1, 5, 7, 2, d=3), np.ones((5, 7), np.bool_)
+    mask[1:3] = False
+    rounded = tuple(x.astype(np.float32) for x in exact)
+    attrs = {"masked_score": fill, "causal": True, "bottom_right": True}
+    out, _ = run(*rounded, None, mask, **attrs)
+    near(out[0, 2], exact[2][0, :5].mean(axis=0), 1e-6, 0)  # query 2 sees keys 0 to 4
+    d = rng.normal(size=out.shape)
+    found = gradients((*rounded, None, mask), d.astype(np.float32), **attrs)
+    dense = gradients((*rounded, None, mask), d.astype(np.float32), backward.reference, **attrs)
+    v = exact[2].copy()
+    slope = np.zeros_like(v)
+    for at in np.ndindex(v.shape):
+        for sign in (1, -1):
+            v[at] += sign * 1e-6
+            slope[at] += sign * (forward.reference(*exact[:2], v, None, mask, **attrs_of(**attrs))[0] * d).sum() / 2e-6
+            v[at] -= sign * 1e-6
+    near(found[2], slope, 2e-5 if fill < -1e3 else 2e-4, 0)
+    near(dense[2], slope, 2e-5 if fill < -1e3 else 2e-4, 0)
+
+
 def test_runs_are_bit_equal(rng):
     inputs = arrays(rng, 2, 300, 1500, 4, 2, 32)
     assert run(*inputs)[0].tobytes() == run(*inputs)[0].tobytes()

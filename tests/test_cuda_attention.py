@@ -115,6 +115,13 @@ def test_masks_and_dropout_over_several_tiles(rng, masked_score):
     near(both(inputs, masked_score=masked_score, dropout=0.3))
 
 
+@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("dtype", [float64, float32], ids=str)
+def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, dtype):
+    inputs = {**qkv(rng, 2, 40, 150), "Mask": np.broadcast_to(rng.random((40, 1)) < 0.5, (40, 150)).copy()}
+    near(both(inputs, device, dtype, masked_score=-1e9, causal=True, bottom_right=True), 1e-11 if dtype == float64 else 2e-6)
+
+
 @pytest.mark.parametrize("attrs", [{}, {"causal": True, "bottom_right": True}, {"window": (3, 8)}], ids=str)
 @pytest.mark.parametrize("lengths", [np.int32, np.int64])
 def test_packed_sequences(rng, attrs, lengths):

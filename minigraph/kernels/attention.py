@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import require
 from . import philox
 
+HIDDEN_WHOLE = -1e3  # a masked_score at which LogSumExp is +inf where Mask hides all keys of a query
 SCORES = 2**18  # elements of a block of scores
 QUERIES = 256  # of a block
 DRAWS = 2**22  # elements of whole rows whose random numbers are drawn together
@@ -123,6 +124,7 @@ class Call:
         self.first, self.last = intervals(
             self.queries, self.keys, causal, bottom_right, window, CuSeqlensQ, CuSeqlensK
         )
+        self.marks_hidden = Mask is not None and -math.inf < masked_score <= HIDDEN_WHOLE
         self.key = tuple(int(w) for w in Key) if dropout > 0 and not is_test else None
         self.dropout, self.finite = dropout, bool(np.isfinite(V).all())
 
@@ -234,7 +236,10 @@ def forward(
             sums += call.product(s, call.v[b, h, :, keys])
             largest = new
         out[b, h, :, i] = sums / np.where(total == 0, 1, total)
-        log_sum[b, h, :, i] = (np.log(total) + np.where(total == 0, 0, largest))[..., 0]
+        rows = np.log(total) + np.where(total == 0, 0, largest)
+        if call.marks_hidden:
+            rows[largest == call.masked_score] = math.inf
+        log_sum[b, h, :, i] = rows[..., 0]
     statistics = log_sum.reshape(Q.shape[0], call.heads * call.groups, call.queries)
     return Out, (statistics[:, 0] if call.rank == 3 else statistics) if "LogSumExp" in needs else None
 
@@ -273,6 +278,9 @@ def backward(
             if call.mask is not None:
                 np.copyto(slopes, 0, where=~part(call.mask, block, keys))
             if to_v is not None:
+                if call.marks_hidden:
+                    whole = (log_sum[b, h, :, i] == math.inf) & ~hidden
+                    np.copyto(p, (1 / np.maximum(call.last - call.first, 1))[i, None], where=whole)
                 call.drop(p, kept, keys)
                 to_v[b, h, :, keys] += call.product(p.swapaxes(-1, -2), d).sum(axis=2, keepdims=True)
             if to_bias is not None:

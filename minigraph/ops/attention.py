@@ -22,6 +22,8 @@ Bias and Mask broadcast to [B, H, Sq, Sk], of rank 3 to [B, Sq, Sk]. Key is rand
 dropout > 0: probability (b, h, q, k) is kept by the random number of that element of a [B, H, Sq, Sk] array,
 as the operator dropout would. LogSumExp [B, H, Sq] ([B, Sq]) is the natural logarithm of sum(exp(S)) over
 the keys seen, -inf where there is none; float64 for float64, else float32. It is written where it is read.
+Where Mask hides all of them and masked_score is -1e3 or less, it is +inf, since masked_score + log(n) would
+round log(n) away: the probabilities are 1 / n.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import numpy as np
 from ..errors import AttrError, DTypeError, ShapeError, require
 from ..kernels import philox
 from ..kernels.attention import (
+    HIDDEN_WHOLE,
     as_given,
     check_lengths,
     heads_first,
@@ -147,6 +150,8 @@ def memory_efficient_attention(
     out = weighted(weights / np.where(total == 0, 1, total) * d.kept, d.V)
     with np.errstate(divide="ignore"):  # -inf where no key is seen
         log_sum = np.log(total) + largest
+    if Mask is not None and -math.inf < masked_score <= HIDDEN_WHOLE:
+        log_sum = np.where(largest == largest.dtype.type(masked_score), math.inf, log_sum)
     sums = log_sum[..., 0].astype(statistics_type(Q.dtype)) if "LogSumExp" in needs else None
     return as_given(out, Q.ndim, layout), sums[:, 0] if sums is not None and Q.ndim == 3 else sums
 

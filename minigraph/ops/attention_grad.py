@@ -36,7 +36,11 @@ def memory_efficient_attention_grad(
     )  # fmt: skip
     out, out_grad = heads_first(Out, layout), heads_first(Out_grad, layout)
     log_sum = (LogSumExp[:, None] if Q.ndim == 3 else LogSumExp)[..., None]
-    probabilities = np.where(d.scores == -math.inf, 0, np.exp(d.scores - log_sum))
+    seen = d.scores != -math.inf
+    probabilities = np.where(seen, np.exp(d.scores - log_sum), 0)
+    hidden_whole = seen & (log_sum == math.inf)
+    probabilities = np.where(hidden_whole, 1 / np.maximum(seen.sum(axis=-1, keepdims=True), 1), probabilities)
+    probabilities = probabilities.astype(Q.dtype)
     delta = (out * out_grad).sum(axis=-1, keepdims=True)
     inner = np.where(probabilities == 0, 0, (out_grad @ d.V.swapaxes(-1, -2)) * d.kept - delta)
     slopes = np.where(d.drawn, probabilities * inner, 0)

@@ -27,6 +27,11 @@ class Operand:
     perm: tuple[int, ...]
     factor: float = 1.0
 
+    @property
+    def heads(self) -> int:
+        """Of a value of rank 4."""
+        return self.source.type.shape[self.perm[1]]
+
 
 @dataclass
 class Modifier:
@@ -99,15 +104,17 @@ def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     product = _scores(found, scores)
     rank = product.inputs["X"][0].type.ndim
     require(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
-    for name, op, slot in (("q", product, "X"), ("k", product, "Y"), ("v", anchor, "Y")):
-        operand = op.inputs[slot][0]
+    for operand in (product.inputs["X"][0], product.inputs["Y"][0], anchor.inputs["Y"][0]):
         require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
-        swapped = op.attrs["trans_x"] if name == "q" else op.attrs["trans_y"] ^ (name == "k")
-        setattr(found, name, _operand(found, operand, swapped, repeated=name != "q"))
-    assert found.q is not None
-    assert found.k is not None
+    found.q = _operand(found, product.inputs["X"][0], product.attrs["trans_x"], repeated=False)
+    before = dict(found.ops), list(found.constants)
+    for repeated in (True, False):  # repeated heads of both K and V are seen through, or of none
+        found.ops, found.constants = dict(before[0]), list(before[1])
+        found.k = _operand(found, product.inputs["Y"][0], not product.attrs["trans_y"], repeated)
+        found.v = _operand(found, anchor.inputs["Y"][0], anchor.attrs["trans_y"], repeated)
+        if rank == 3 or found.k.heads == found.v.heads:
+            break
     found.scale *= found.q.factor * found.k.factor
-    assert found.v is not None
     require(found.v.factor == 1, f"{found.v.source.name} is multiplied by a constant on its way")
     _find_result(found, anchor, rank)
 
@@ -171,7 +178,7 @@ def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bo
         return False
     if op.type == "matmul":
         return True
-    if op.type not in ("cast", "scale", "where") and not op.type.startswith("elementwise_"):
+    if not op.opdef.traits & {"elementwise", "pointwise"}:
         return False
     return any(_leads_to_product(x, shape, depth - 1) for x in op.input_vars)
 
@@ -182,12 +189,13 @@ def _added(found: Attention, op: OpNode) -> VarNode:
     require(op.attrs["axis"] == -1 or x.type.ndim == y.type.ndim, f"{op.label()} adds along axis {op.attrs['axis']}")
     shape = next(op.output_vars).type.shape
     found.take(op)
-    for scores, other, sign in ((x, y, 1), (y, x, 1)):
-        if _leads_to_product(scores, shape) and not (op.type == "elementwise_sub" and scores is y):
-            factor = found.scale * (-sign if op.type == "elementwise_sub" else sign)
+    subtracted = op.type == "elementwise_sub"
+    for scores, other in ((x, y), (y, x)):
+        if _leads_to_product(scores, shape) and not (subtracted and scores is y):
+            factor = -found.scale if subtracted else found.scale
             found.modifiers.append(Modifier("add", other, factor, steps=_steps(other)))
             return scores
-    raise Refused(f"neither operand of {op.label()} is a product of queries and keys")
+    raise Refused(f"no operand of {op.label()} is a product of queries and keys of its shape")
 
 
 def _chosen(found: Attention, op: OpNode) -> VarNode:
@@ -206,7 +214,7 @@ def _chosen(found: Attention, op: OpNode) -> VarNode:
         require(fill == fill and fill != float("inf"), f"{op.label()} puts {number} in place of scores")
         found.modifiers.append(Modifier("where", condition, negated=negated, fill=fill, steps=_steps(condition)))
         return scores
-    raise Refused(f"no choice of {op.label()} is a product of queries and keys")
+    raise Refused(f"no choice of {op.label()} is a product of queries and keys of its shape")
 
 
 def _steps(v: VarNode) -> Steps | None:

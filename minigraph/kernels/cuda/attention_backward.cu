@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     C* const stage = own_value + BM * (CHUNKS_V * CHUNK + W);
     C* const p = stage + BN * LDS;
     __shared__ int lo[BM], hi[BM];
-    __shared__ C lse[BN], row_delta[BN];
+    __shared__ C lse[BN], row_delta[BN], share[BN];  // share: 1 / n of a query whose n keys Mask hides all
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int kv_heads = heads / groups, first = int(blockIdx.x % tiles) * BM, valid = keys - first;
@@ -162,6 +162,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
         for (int c = threadIdx.x; c < BN; c += THREADS) {
             lse[c] = q0 + c < queries ? C(sums[row + q0 + c]) : C(0);
             row_delta[c] = q0 + c < queries ? delta[row + q0 + c] : C(0);
+            if (lse[c] == infinity<C>()) {
+                const Interval seen =
+                    interval(q0 + c, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+                share[c] = C(1) / C(seen.hi - seen.lo);
+            }
         }
         dot<CHUNKS_D>(s, own, q_tile, q_rows.step, queries - q0, d, stage, &odd);
         dot<CHUNKS_V>(dp, own_value, o_tile, o_rows.step, queries - q0, dv, stage, &odd);
@@ -173,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
                 const int k = first + ty * RM + i, q = q0 + c;
                 const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i];
                 const Slope x = slope(s[i][j], dp[i][j], seen, lse[c], row_delta[c], q, k, m, z, at);
-                p[(ty * RM + i) * LDP + c] = x.p;
+                const bool whole = seen && lse[c] == infinity<C>();
+                p[(ty * RM + i) * LDP + c] = whole ? share[c] * kept(q, k, m, z, at) : x.p;
                 s[i][j] = x.ds;
             }
         if (dV) accumulate<CHUNKS_V>(to_v, p, o_tile, o_rows.step, queries - q0, dv, stage, &odd);

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...types import float32, float64, int64
+from ..attention import HIDDEN_WHOLE
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
@@ -115,7 +116,8 @@ def _source(file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any)
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
         "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
         "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
-        "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2, **more,
+        "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2,
+        "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     head = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     return head + read_source("attention.cuh") + read_source(file)
@@ -190,7 +192,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
     part = part_sums = ABSENT
     if splits > 1:
-        part, part_sums = binder.scratch((splits, Out.size), c.computed), binder.scratch((splits, c.rows), c.computed)
+        part, part_sums = binder.scratch((splits, Out.size), c.computed), binder.scratch((splits, 2, c.rows), c.computed)
     source, results = _source("attention_forward.cu", c, t, ins, attrs), (Out, ABSENT if sums is None else sums)
     facts = i64(splits), i64(Out.size), i64(c.rows)
     binder.launch_source(
@@ -199,8 +201,11 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     )  # fmt: skip
     if splits > 1:
         sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd))
-        grid = blocks_for(c.rows, THREADS // 32)
-        binder.launch_source(source, "join", grid, THREADS, part, part_sums, *results, *sizes, *facts)
+        grid, masked = blocks_for(c.rows, THREADS // 32), i64(int(ins.get("Mask") is not None))
+        binder.launch_source(
+            source, "join", grid, THREADS, part, part_sums, *results, *sizes, masked,
+            np.float64(attrs["masked_score"]), *facts,
+        )  # fmt: skip
 
 
 def _check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:

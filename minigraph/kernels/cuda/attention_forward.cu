@@ -5,7 +5,16 @@
 // are read once for each BM queries. Where blocks are few, blockIdx.y takes its part of the tiles of keys
 // and the parts are joined by `join`, in order: results do not depend on timing.
 
-// part: null, or C [splits][B,H,Sq,Dv in Out's layout] and their C [splits][B,H,Sq] in part_sums
+// LSE of a row from its sum of exponentials below the largest score; +inf where Mask hides all keys, see
+// minigraph/ops/attention.py.
+__device__ __forceinline__ C log_sum(C total, C largest, bool masked, C masked_score) {
+    if (total == 0) return -infinity<C>();
+    if (masked && masked_score <= C(HIDDEN_WHOLE) && largest == masked_score) return infinity<C>();
+    return log(total) + largest;
+}
+
+// part: null, or C [splits][B,H,Sq,Dv in Out's layout], and in part_sums for each split the sum of
+// exponentials and the largest score of each row, C [splits][2][B,H,Sq]
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     INPUTS, T* Out, ST* sums, C* part, C* part_sums, i64 tiles, i64 splits, i64 elements, i64 rows_of_all)
 {
@@ -90,19 +99,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
         const int q = first + ty * RM + i;
         factor[i] = all == 0 ? C(0) : C(1) / all;
         if (tx == 0 && q < queries) {
-            const C sum = all == 0 ? -infinity<C>() : log(all) + largest[i];
-            if (part) part_sums[split * rows_of_all + i64(head) * queries + q] = sum;
-            else if (sums) sums[i64(head) * queries + q] = ST(sum);
+            const i64 row = i64(head) * queries + q;
+            if (part) {
+                part_sums[2 * split * rows_of_all + row] = all;
+                part_sums[(2 * split + 1) * rows_of_all + row] = largest[i];
+            } else if (sums) {
+                sums[row] = ST(log_sum(all, largest[i], mask != nullptr, C(masked_score)));
+            }
         }
     }
     if (part) store_rows(acc, factor, part + split * elements + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
     else store_rows(acc, factor, Out + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
 }
 
-// Out = sum of exp(LSE_i - LSE) part_i over the splits: one warp for each query of each head.
+// Out = sum of the splits' parts, weighted by their sums of exponentials: one warp for each query of each head.
 extern "C" __global__ void __launch_bounds__(THREADS) join(
-    const C* part, const C* part_sums, T* Out, ST* sums, int heads, int queries, int dv, int bshd, i64 splits,
-    i64 elements, i64 rows_of_all)
+    const C* part, const C* part_sums, T* Out, ST* sums, int heads, int queries, int dv, int bshd, i64 masked,
+    double masked_score, i64 splits, i64 elements, i64 rows_of_all)
 {
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows_of_all) return;
@@ -110,19 +123,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(
     const i64 head = row / queries, q = row % queries;
     const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
     C most = -infinity<C>(), total = 0;
-    for (i64 s = 0; s < splits; ++s) most = max_nan(most, part_sums[s * rows_of_all + row]);
+    for (i64 s = 0; s < splits; ++s) most = max_nan(most, part_sums[(2 * s + 1) * rows_of_all + row]);
     const C below = most == -infinity<C>() ? C(0) : most;
-    for (i64 s = 0; s < splits; ++s) total += exponential(part_sums[s * rows_of_all + row] - below);
+    for (i64 s = 0; s < splits; ++s)
+        total += part_sums[2 * s * rows_of_all + row] * exponential(part_sums[(2 * s + 1) * rows_of_all + row] - below);
     for (i64 x = lane; x < dv; x += 32) {
         const i64 place = o.at + q * o.step + x;
         C value = 0;
         for (i64 s = 0; s < splits; ++s) {
-            const C weight = exponential(part_sums[s * rows_of_all + row] - below);
+            const C weight =
+                part_sums[2 * s * rows_of_all + row] * exponential(part_sums[(2 * s + 1) * rows_of_all + row] - below);
             if (weight != 0) value += weight * part[s * elements + place];
         }
         Out[place] = down<T>(total == 0 ? C(0) : value / total);
     }
-    if (sums && lane == 0) sums[row] = ST(total == 0 ? -infinity<C>() : log(total) + below);
+    if (sums && lane == 0) sums[row] = ST(log_sum(total, below, masked != 0, C(masked_score)));
 }
 
 // Reports cumulative lengths that do not start at 0, fall, or end beyond the array.

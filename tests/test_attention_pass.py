@@ -1,0 +1,278 @@
+"""The pass memory_efficient_attention: random spellings compute the same, refusals occur, wrong rewrites are seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_programs import attention_program
+from fuzz import Different, passed, run
+
+import minigraph as mg
+from minigraph.executor import Executor
+from minigraph.ir.graph import Graph
+from minigraph.passes import attention_masks, attention_scores
+from minigraph.passes import memory_efficient_attention as rewriting
+from minigraph.passes import rule as engine
+from minigraph.scope import Scope
+from minigraph.static import BuildStrategy, CompiledProgram
+from minigraph.validate import distance
+
+FLAG = "memory_efficient_attention"
+PROGRAMS, CHUNK, WITHIN = 1200, 100, 250
+TOLERANCE = 1e-10
+REASONS = {
+    "fetched": 5, "other reader": 5, "shape reader": 1, "go through tanh": 5, "has mode downscale": 5,
+    "fill in different numbers": 1, "was filled in, so masked": 1, "as large as the scores": 1, "keys of its shape": 5,
+}  # fmt: skip
+
+
+def check(seed: int) -> Any:
+    """Compare all results with the pass off and on; the outcome of the pass."""
+    case = attention_program(seed)
+    after, outcome = passed(case, [FLAG])
+    off, on = run(case, case.program), run(case, after)
+    peak = max((float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in off.values()), default=0.0)
+    for name, array in off.items():
+        difference = distance(array, on[name], floor=max(1e-3 * peak, 1e-30))
+        if difference > TOLERANCE:
+            raise Different(f"seed {seed} ({', '.join(case.description)}): {name} differs by {difference:.3g}")
+    return after, outcome
+
+
+@pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
+def test_random_spellings_compute_the_same(first):
+    fused = Counter()
+    for seed in range(first, first + CHUNK):
+        after, outcome = check(seed)
+        fused["applied"] += bool(outcome.applied)
+        fused.update(name for op in after.ops if op.type == FLAG for name, value in op.attrs.items() if value)
+        fused.update(slot for op in after.ops if op.type == FLAG for slot in op.inputs)
+    assert fused["applied"] >= 35, fused
+    for feature in ("causal", "Bias", "Mask", "dropout", "scale"):
+        assert fused[feature] >= 4, f"{feature}: {fused}"
+
+
+def test_every_refusal_occurs():
+    refused = Counter()
+    for seed in range(PROGRAMS):
+        refused.update(passed(attention_program(seed), [FLAG])[1].refused)
+    for reason, least in REASONS.items():
+        found = sum(n for text, n in refused.items() if reason in text)
+        assert found >= least, f"{reason}: {refused}"
+
+
+# planted defects
+
+
+def scale_is_dropped(patch):
+    patch.setattr(attention_scores, "factor_of", _factor(lambda c: 1.0))
+
+
+def division_is_multiplication(patch):
+    patch.setattr(attention_scores, "factor_of", _factor(lambda c: 1 / c, only="elementwise_div"))
+
+
+def _factor(change, only=None):
+    original = attention_scores.factor_of
+
+    def factor(op):
+        found = original(op)
+        return (change(found[0]), found[1]) if found and (only is None or op.type == only) else found
+
+    return factor
+
+
+def causal_by_one(patch):
+    original = rewriting.attributes_of
+
+    def attributes(bounds, sizes):
+        return original((bounds[0], bounds[1] + 1), sizes)
+
+    patch.setattr(rewriting, "attributes_of", attributes)
+
+
+def diagonal_is_ignored(patch):
+    original = rewriting.attributes_of
+
+    def attributes(bounds, sizes):
+        return original((bounds[0], 0 if np.isfinite(bounds[1]) else bounds[1]), sizes)
+
+    patch.setattr(rewriting, "attributes_of", attributes)
+
+
+def bottom_right_is_forgotten(patch):
+    original = rewriting.attributes_of
+
+    def attributes(bounds, sizes):
+        found = original(bounds, sizes)
+        return found and {k: v for k, v in found.items() if k != "bottom_right"}
+
+    patch.setattr(rewriting, "attributes_of", attributes)
+
+
+def window_is_forgotten(patch):
+    original = rewriting.attributes_of
+
+    def attributes(bounds, sizes):
+        found = original(bounds, sizes)
+        return found and {k: v for k, v in found.items() if k != "window"}
+
+    patch.setattr(rewriting, "attributes_of", attributes)
+
+
+def negation_is_forgotten(patch):
+    original = attention_scores.Modifier.__init__
+
+    def init(self, *args, negated=False, **kwargs):
+        original(self, *args, negated=False, **kwargs)
+
+    patch.setattr(attention_scores.Modifier, "__init__", init)
+
+
+def finite_fill_becomes_infinite(patch):
+    original = rewriting.mask_of
+    patch.setattr(rewriting, "mask_of", lambda g, arrays: (original(g, arrays)[0], None))
+
+
+def any_number_hides(patch):
+    patch.setattr(rewriting, "HIDES", -1.0)
+
+
+def subtracted_bias_is_added(patch):
+    original = rewriting.bias_of
+
+    def bias(g, addends):
+        for m in addends:
+            m.factor = abs(m.factor)
+        return original(g, addends)
+
+    patch.setattr(rewriting, "bias_of", bias)
+
+
+def dropout_draws_other_numbers(patch):
+    original = rewriting.WrittenOut.rewrite
+
+    def rewrite(self, g, **bound):
+        result = original(self, g, **bound)
+        for op in g.emitted:
+            op.number += op.type == "random_key"
+        return result
+
+    patch.setattr(rewriting.WrittenOut, "rewrite", rewrite)
+
+
+def heads_and_positions_are_mixed_up(patch):
+    patch.setattr(rewriting, "layout_of", lambda found: "bshd" if len(found.q.perm) == 4 else "bhsd")
+    patch.setattr(rewriting, "arranged", lambda g, operand, layout: operand.source)
+
+
+def downscale_is_upscale(patch):
+    patch.setattr(rewriting, "require", _deaf_to(rewriting.require, "has mode"))
+
+
+def fetches_are_ignored(patch):
+    patch.setattr(engine, "require", _deaf_to(engine.require, "is fetched, "))
+
+
+def late_bias_is_early(patch):
+    patch.setattr(rewriting, "require", _deaf_to(rewriting.require, "was filled in"))
+
+
+def capping_is_overlooked(patch):
+    original = attention_scores.factor_of
+    patch.setattr(attention_scores, "factor_of", lambda op: (1.0, "X") if op.type == "tanh" else original(op))
+
+
+def _deaf_to(original, fact):
+    def require(condition, reason):
+        original(condition or fact in reason, reason)
+
+    return require
+
+
+def comparisons_swap_sides(patch):
+    original = attention_masks._of_indices
+    patch.setattr(attention_masks, "_of_indices", lambda op, x, y: original(op, y, x))
+
+
+def order_is_ignored(patch):
+    patch.setattr(Graph, "order_problem", lambda self, rank, reads: None)
+    patch.setattr(engine._Rewrite, "_place", lambda self: self.old[0].rank)
+
+
+PLANTED = [
+    scale_is_dropped, division_is_multiplication, causal_by_one, diagonal_is_ignored, bottom_right_is_forgotten,
+    window_is_forgotten, negation_is_forgotten, finite_fill_becomes_infinite, any_number_hides,
+    subtracted_bias_is_added, dropout_draws_other_numbers, heads_and_positions_are_mixed_up, downscale_is_upscale,
+    fetches_are_ignored, late_bias_is_early, capping_is_overlooked, comparisons_swap_sides,
+    order_is_ignored,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_planted_defect_is_seen(plant, monkeypatch):
+    plant(monkeypatch)
+    for seed in range(WITHIN):
+        try:
+            check(seed)
+        except Exception:  # whatever breaks is a finding
+            return
+    pytest.fail(f"{WITHIN} programs did not show it")
+
+
+# what a user sees
+
+
+def layer(mask: Any = None) -> tuple[Any, Any, Any]:
+    """(main, startup, loss) of a layer of attention written out by hand, in float32."""
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        x = mg.static.data("x", [None, 6, 16])
+        q, k, v = (mg.reshape(mg.nn.Linear(16, 16)(x), [0, 0, 2, 8]) for _ in "qkv")
+        q, k, v = (mg.transpose(h, [0, 2, 1, 3]) for h in (q, k, v))
+        scores = mg.matmul(q, k, transpose_y=True) / 8**0.5
+        scores = mg.where(mg.tril(mg.ones([6, 6])) > 0, scores, -1e9)
+        p = mg.nn.functional.dropout(mg.nn.functional.softmax(scores), 0.2)
+        out = mg.reshape(mg.transpose(mg.matmul(p, v), [0, 2, 1, 3]), [0, 0, 16])
+        loss = mg.mean(mg.nn.Linear(16, 1)(out))
+        mg.optimizer.SGD(0.1).minimize(loss)
+    main.random_seed = startup.random_seed = 3
+    return main, startup, loss
+
+
+@pytest.mark.parametrize("flag", [FLAG, "fuse_dot_product_attention"])
+def test_training_goes_the_same_way(flag):
+    main, startup, loss = layer()
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(**{flag: True}, verify="each_pass"))
+    rng, runs = np.random.default_rng(1), []
+    batches = [rng.normal(size=(4, 6, 16)).astype(np.float32) for _ in range(5)]
+    for program in (main, compiled):
+        exe, scope = Executor(), Scope()
+        exe.run(startup, scope=scope)
+        runs.append([exe.run(program, {"x": b}, [loss], scope=scope)[0] for b in batches])
+    np.testing.assert_allclose(runs[0], runs[1], rtol=2e-5, atol=1e-6)
+    types = [op.type for op in compiled.after.ops]
+    assert types.count(FLAG) == types.count(f"{FLAG}_grad") == 1 and "softmax" not in types and "tril_triu" not in types
+    (op,) = (op for op in compiled.after.ops if op.type == FLAG)
+    assert op.attrs["causal"] and op.attrs["layout"] == "bshd" and op.attrs["scale"] is None
+    assert "1 applied, 0 refused" in compiled.explain()
+
+
+def test_inference_keeps_no_sums():
+    main, _, loss = layer()
+    test = main.clone(for_test=True)
+    compiled = CompiledProgram(test, build_strategy=BuildStrategy(memory_efficient_attention=True))
+    compiled.program_for([loss.name])
+    (op,) = (op for op in compiled.after.ops if op.type == FLAG)
+    assert op.outputs.keys() == {"Out"} and "Key" not in op.inputs
+
+
+def test_a_program_without_attention_names_the_nearest_miss():
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        mg.nn.Linear(4, 4)(mg.static.data("x", [None, 4]))
+    explained = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True)).explain()
+    assert "0 applied; nearest miss: x is not computed by a softmax" in explained
