@@ -85,6 +85,7 @@ REASONS = {
     "depends on the loss": r"computed twice: it depends on the value of",
     "W rank": r"W must be 2-D",
     "no product to add": r"Acc must be|X and Y must have rank 2",
+    "alone": r"^alone: ",
 }
 
 

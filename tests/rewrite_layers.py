@@ -43,8 +43,11 @@ class RewriteLayers:
             w = self.param(self.sizes[x.name][-1], 2)
             return self.emit("elementwise_mul", *(self.emit("matmul", x, w) for _ in "ab"))
         if kind == "commuted":
-            y, op_type = self.emit("tanh", x), r.choice(("elementwise_add", "elementwise_sub"))
-            return self.emit("elementwise_mul", self.emit(op_type, x, y), self.emit(op_type, y, x))
+            y = self.emit("tanh", x)
+            other = self.emit("elementwise_sub", y, x)  # apart from the loss, so that it is not differentiated
+            self.fetches.append(self.emit("scale", other, scale=0.5).name)
+            a, b = self.emit("elementwise_add", x, y), self.emit("elementwise_add", y, x)
+            return self.emit("elementwise_mul", self.emit("elementwise_sub", x, y), self.emit("elementwise_mul", a, b))
         if kind == "chain":
             a, b = (self.emit("scale", self.emit("tanh", x), scale=0.5) for _ in "ab")
             return self.emit("elementwise_add", a, b)
