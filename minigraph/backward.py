@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole
+from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole, writers
 from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
 from .types import TensorType
@@ -166,10 +166,10 @@ class _Differentiation:
             g = _GradBuilder(self.block, needs)
             kept = [self._kept(g, op, name, grads_of_outputs) for name in opdef.grad_parameters]
             result = opdef.grad_function(g, *kept, **op.attrs)
-        contributed = set()
+        contributed, written = set(), writers(g.emitted)
         for slot, variable, grad in grads_by_input(op.inputs, opdef.inputs, result):
             if grad is not None and id(variable) in active:
-                link_slot(g.emitted, slot, grad)
+                link_slot(written, slot, grad)
                 self._contribute(variable, grad)
                 contributed.add(id(grad))
         for v in (v for new in g.emitted for v in new.output_vars):  # what the rule computed on the way

@@ -134,14 +134,16 @@ def grads_by_input(
     return triples
 
 
-def link_slot(emitted: Sequence[Any], slot: str, grad: Any) -> None:
+def writers(emitted: Sequence[Any]) -> dict[int, tuple[Any, str]]:
+    """id of a variable -> (the operator that wrote it last, its output slot)."""
+    return {id(v): (op, output) for op in emitted for output, variables in op.outputs.items() for v in variables}
+
+
+def link_slot(written: Mapping[int, tuple[Any, str]], slot: str, grad: Any) -> None:
     """Record on the operator that wrote `grad` that it is the gradient of `slot`."""
-    for op in reversed(emitted):
-        for output, variables in op.outputs.items():
-            if any(v is grad for v in variables):
-                if op.type != f"{op.forward.type}_grad" or gradient_slot(output) != slot:
-                    op.grad_slot = slot
-                return
+    op, output = written.get(id(grad), (None, ""))
+    if op is not None and (op.type != f"{op.forward.type}_grad" or gradient_slot(output) != slot):
+        op.grad_slot = slot
 
 
 def gradient_slot(output: str) -> str:

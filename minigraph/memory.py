@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 ALIGNMENT = 256  # bytes; what vector accesses and matrix products like
-SORTED = 512  # blocks up to which every way to place them is tried
+FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
 
 
 class Life(NamedTuple):
@@ -28,9 +28,9 @@ def layout(lives: Sequence[Life]) -> tuple[list[int], int]:
     """
     offsets, size = by_birth(lives)
     least = most_live(lives)
-    if size > least and len(lives) <= SORTED:
-        for key in (_bytes, _bytes_times_steps, _steps):
-            other, other_size = by_importance(lives, key)
+    if size > least:
+        for key in (_bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
+            other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)
             if other_size < size:
                 offsets, size = other, other_size
     return offsets, size
@@ -70,6 +70,16 @@ def by_importance(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]])
         placed.append(i)
         end = max(end, at + nbytes)
     return [int(o) for o in offsets], end
+
+
+def large_first(lives: Sequence[Life]) -> tuple[list[int], int]:
+    """The MANY largest blocks by importance, the others behind them by birth."""
+    order = sorted(range(len(lives)), key=lambda i: _bytes(lives[i]), reverse=True)
+    large, small = order[:MANY], order[MANY:]
+    first, end = by_importance([lives[i] for i in large], _bytes)
+    rest, size = by_birth([lives[i] for i in small])
+    placed = {**dict(zip(large, first, strict=True)), **{i: end + o for i, o in zip(small, rest, strict=True)}}
+    return [placed[i] for i in range(len(lives))], end + size
 
 
 def by_birth(lives: Sequence[Life]) -> tuple[list[int], int]:

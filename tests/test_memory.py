@@ -13,13 +13,14 @@ from random_programs import random_program
 
 import minigraph as mg
 from minigraph import bound as bound_module
+from minigraph import memory
 from minigraph import order as order_module
 from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.errors import FeedError, ProgramError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import Gemm, every_call
-from minigraph.memory import Life, by_birth, by_importance, layout, most_live, rounded
+from minigraph.memory import Life, by_birth, by_importance, large_first, layout, most_live, rounded
 from minigraph.options import RunOptions
 from minigraph.order import Unit, dependencies, paired, thrifty
 from minigraph.program import Program
@@ -41,11 +42,14 @@ def overlaps(lives, offsets):
 
 
 @pytest.mark.parametrize(
-    "place", [layout, by_birth, *(partial(by_importance, key=k) for k in (lambda x: (x.nbytes,), lambda x: (x.last,)))]
+    "place",
+    [layout, by_birth, large_first, *(partial(by_importance, key=k) for k in (memory._bytes, memory._steps))],
 )
 @given(LIVES)
 def test_blocks_that_live_together_lie_apart(place, lives):
-    offsets, size = place(lives)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "MANY", 10)
+        offsets, size = place(lives)
     assert not overlaps(lives, offsets)
     assert size >= most_live(lives)
     assert all(o + rounded(life.nbytes) <= size for life, o in zip(lives, offsets, strict=True) if life.nbytes)

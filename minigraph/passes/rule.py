@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from ..builder import GradNeeds, gradient_slot, grads_by_input, link_slot
+from ..builder import GradNeeds, gradient_slot, grads_by_input, link_slot, writers
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
@@ -291,9 +291,10 @@ class _Rewrite:
             g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
             assert op.opdef.grad_function is not None
             result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)
+            written = writers(g.emitted)
             for slot, v, grad in grads_by_input(op.inputs, op.opdef.inputs, result):
                 if grad is not None and v in wanted:
-                    link_slot(g.emitted, slot, grad)
+                    link_slot(written, slot, grad)
                     grads[v] = grad if v not in grads else g.sum([grads[v], grad])
         for v in outgoing:
             require(v in grads, f"the gradient rule of {emitted[-1].type} gives no gradient of {v.name}")
