@@ -104,6 +104,76 @@ def adam(rate, beta1=0.9, beta2=0.999, epsilon=1e-8, decay=0.0):
     return update
 
 
+def amsgrad(rate):
+    def update(t, name, p, g, s):
+        s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+        s["v"] = 0.9 * s.get("v", 0) + 0.1 * g * g
+        s["most"] = np.maximum(s.get("most", 0), s["v"])
+        return p - rate * s["m"] / (1 - 0.9**t) / (np.sqrt(s["most"] / (1 - 0.9**t)) + 1e-8)
+
+    return update
+
+
+def adagrad(rate, start=0.0):
+    def update(t, name, p, g, s):
+        s["s"] = s.get("s", start) + g * g
+        return p - rate * g / (np.sqrt(s["s"]) + 1e-6)
+
+    return update
+
+
+def adadelta(rate, rho):
+    def update(t, name, p, g, s):
+        s["a"] = rho * s.get("a", 0) + (1 - rho) * g * g
+        u = g * np.sqrt((s.get("d", 0) + 1e-3) / (s["a"] + 1e-3))
+        s["d"] = rho * s.get("d", 0) + (1 - rho) * u * u
+        return p - rate * u
+
+    return update
+
+
+def rmsprop(rate, rho, mu=0.0, centered=False):
+    def update(t, name, p, g, s):
+        s["s"] = rho * s.get("s", 0) + (1 - rho) * g * g
+        s["c"] = rho * s.get("c", 0) + (1 - rho) * g * centered
+        s["v"] = mu * s.get("v", 0) + rate * g / np.sqrt(s["s"] - s["c"] ** 2 + 1e-6)
+        return p - s["v"]
+
+    return update
+
+
+def adamax(rate):
+    def update(t, name, p, g, s):
+        s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+        s["n"] = np.maximum(abs(g), 0.999 * s.get("n", 0) + 1e-8)
+        return p - rate / (1 - 0.9**t) * s["m"] / s["n"]
+
+    return update
+
+
+def lion(rate, decay=0.0):
+    def update(t, name, p, g, s):
+        sign = np.sign(0.9 * s.get("m", 0) + 0.1 * g)
+        s["m"] = 0.99 * s.get("m", 0) + 0.01 * g
+        return p * (1 - rate * decay) - rate * sign
+
+    return update
+
+
+def lamb(rate, decay, adapt=True):
+    """decay: a number or a function of the parameter's name."""
+
+    def update(t, name, p, g, s):
+        c = decay(name) if callable(decay) else decay
+        s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+        s["v"] = 0.999 * s.get("v", 0) + 0.001 * g * g
+        r = s["m"] / (1 - 0.9**t) / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-6) + c * p
+        ratio = np.linalg.norm(p) / np.linalg.norm(r) if adapt and (c > 0 or adapt == "always") else 1.0
+        return p - rate * ratio * r
+
+    return update
+
+
 def l2(c, names=("w", "b", "s")):
     return lambda grads, params: {n: g + c * params[n] * (n in names) for n, g in grads.items()}
 
@@ -211,6 +281,44 @@ CASES = {
         lambda: opt.AdamW(0.05, weight_decay=0.1, grad_clip=clip.ClipGradByValue(0.2)), {},
         adam(0.05, decay=0.1), value(-0.2, 0.2),
     ),
+    "adam, amsgrad": (lambda: opt.Adam(0.3, beta2=0.9, amsgrad=True), {}, amsgrad(0.3)),
+    "adagrad": (lambda: opt.Adagrad(0.1), {}, adagrad(0.1)),
+    "adagrad, started": (lambda: opt.Adagrad(0.1, initial_accumulator_value=0.5), {}, adagrad(0.1, 0.5)),
+    "adagrad, L2": (lambda: opt.Adagrad(0.1, weight_decay=0.05), {}, adagrad(0.1), l2(0.05)),
+    "adadelta": (lambda: opt.Adadelta(0.5, 1e-3, 0.9), {}, adadelta(0.5, 0.9)),
+    "rmsprop": (lambda: opt.RMSProp(0.02, 0.9), {}, rmsprop(0.02, 0.9)),
+    "rmsprop, centered": (
+        lambda: opt.RMSProp(0.02, 0.9, momentum=0.5, centered=True), {}, rmsprop(0.02, 0.9, 0.5, True)
+    ),
+    "adamax": (lambda: opt.Adamax(0.05), {}, adamax(0.05)),
+    "lion": (lambda: opt.Lion(0.01), {}, lion(0.01)),
+    "lion, decay": (lambda: opt.Lion(0.01, weight_decay=0.5), {}, lion(0.01, 0.5)),
+    "lamb": (lambda: opt.Lamb(0.05, 0.1), {}, lamb(0.05, 0.1)),
+    "lamb, no decay": (lambda: opt.Lamb(0.05, 0.0), {}, lamb(0.05, 0.0)),
+    "lamb, always": (lambda: opt.Lamb(0.05, 0.0, always_adapt=True), {}, lamb(0.05, 0.0, "always")),
+    "lamb, excluded": (
+        lambda: opt.Lamb(0.05, 0.1, exclude_from_weight_decay_fn=lambda p: p.name == "b"), {},
+        lamb(0.05, lambda n: 0.1 * (n != "b")),
+    ),
+    "sgd, groups": (
+        lambda: opt.SGD(0.1, [{"params": ["w"], "learning_rate": 0.5, "weight_decay": 0.05}, {"params": ["b", "s"]}]),
+        {}, sgd(lambda t, n: 0.05 if n == "w" else 0.1), l2(0.05, ("w",)),
+    ),
+    "sgd, groups clipped apart": (
+        lambda: opt.SGD(0.1, [{"params": ["w"], "grad_clip": clip.ClipGradByGlobalNorm(0.3)}, {"params": ["b", "s"]}],
+                        grad_clip=clip.ClipGradByGlobalNorm(0.5)), {},
+        sgd(0.1), then(global_norm(0.3, ("w",)), global_norm(0.5, ("b", "s"))),
+    ),
+    "adamw, groups": (
+        lambda: opt.AdamW(0.05, parameters=[{"params": ["w"], "weight_decay": 0.2}, {"params": ["b", "s"]}],
+                          weight_decay=0.1), {},
+        adam(0.05, decay=lambda n: 0.2 if n == "w" else 0.1),
+    ),
+    "momentum, groups": (
+        lambda: opt.Momentum(0.05, 0.8, [
+            {"params": ["w"], "momentum": 0.5, "use_nesterov": True}, {"params": ["b", "s"]}]), {},
+        lambda t, n, p, g, s: momentum(0.05, *((0.5, True) if n == "w" else (0.8, False)))(t, n, p, g, s),
+    ),
 }  # fmt: skip
 
 
@@ -232,7 +340,8 @@ def test_twenty_steps_follow_the_formulas(name, dtype):
 
 def test_every_case_differs_from_its_plain_optimizer():
     """An option that does nothing would not be seen by comparing a loop that does nothing either."""
-    plain = {name: loop(CASES[name][2]) for name in ("sgd", "momentum", "adam")}
+    names = ("sgd", "momentum", "adam", "adagrad", "adadelta", "rmsprop", "adamax", "lion", "lamb")
+    plain = {name: loop(CASES[name][2]) for name in names}
     for name, (_, _, update, *prepare) in CASES.items():
         if name not in plain:
             base = plain["adam" if name.startswith("adamw") else name.split(",")[0]]

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from cuda_host import COMPILER
 from gpu_stub import Managed, StubRuntime
-from update_nets import LEVELS, MODES, OPTIMIZERS, Clip, difference, net, on_cpu, started, steps_feed
+from update_nets import (
+    LEVELS,
+    MODES,
+    OPTIMIZERS,
+    Clip,
+    difference,
+    net,
+    on_cpu,
+    started,
+    steps_feed,
+)
 
 import minigraph.optimizer as opt
 from minigraph.errors import AttrError, KernelError
@@ -120,7 +130,6 @@ def test_a_struct_beyond_the_limit_is_refused():
     with pytest.raises(KernelError, match=r"update has 20376 bytes of arguments, this device takes 4096"):
         old.launch_source("", "update", 1, 256, words)
     with pytest.raises(KernelError, match=r"CUDA 12.1"):
-        old.multi_tensor = "struct32k"
         tensors.launch_over(old, "update.cu", "update", lists, "struct32k", 1024, defines={})
 
 

@@ -8,6 +8,7 @@ scaled parameter (L2 decay) are part of a fused update; norms of a list are one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,11 +68,14 @@ def is_update(op: OpNode) -> bool:
 
 def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[Group]:
     """Groups of two or more updates, of one type `only` if given; what stays alone is reported with the reason."""
+    updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
+    sources = {op: _source(op, report, rule) for op in updates}
+    alike = Counter(_key(op, source) for op, source in sources.items())
     found: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
-    for op in graph.ops:
-        if is_update(op) and only in (None, op.type):
-            source = _source(op, report, rule)
-            found.setdefault(_key(op, source), []).append((op, source))
+    for op, source in sources.items():
+        if alike[_key(op, source)] == 1:  # a factor or a decay of its own must not keep it out of a group
+            source = Source(op.inputs["Grad"][0])
+        found.setdefault(_key(op, source), []).append((op, source))
     groups = []
     for key, members in found.items():
         members = _movable(members, report, rule)
