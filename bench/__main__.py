@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from typing import Any
 
 from . import (
+    gpu_attention,
     gpu_fusion,
     gpu_gemm,
     gpu_kernels,
@@ -16,14 +18,13 @@ from . import (
     gpu_steps_run,
     mlp_cpu,
 )
-from .gpu_timing import GpuBench
 from .harness import Bench, compare
 
-BENCHES: dict[str, Bench | GpuBench | gpu_steps_run.GpuSteps | gpu_linear_cross_entropy.GpuHeads] = {
+BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
         mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
-        gpu_steps_run,
+        gpu_steps_run, gpu_attention,
     )
 }
 
@@ -65,7 +66,7 @@ def main() -> int:
             print(f"{bench.name} left out: {missing}")
             continue
         peers = [p for p in bench.peers if p in wanted]
-        if isinstance(bench, (GpuBench, gpu_steps_run.GpuSteps, gpu_linear_cross_entropy.GpuHeads)):
+        if not isinstance(bench, Bench):
             bench.run(peers, options.rounds, command, options.only)
         else:
             compare(bench, peers, options.rounds, options.steps, options.threads, command)

@@ -189,7 +189,8 @@ def _modified(w: _Writer, s: Variable, full: tuple[int, ...]) -> Variable:
 def _by_position(w: _Writer, s: Variable, sq: int, sk: int, window: bool) -> Variable:
     r = w.r
     hidden = window and (sk < sq or "padding" in w.words)  # some query may see no key: NaN with -inf
-    fill, shift = r.choice((-1e9, -1e4, -3.0) if hidden else (-1e9, float("-inf"), -1e4, -3.0)), r.choice((0, 0, max(sk - sq, 0), 1))
+    fill = r.choice((-1e9, -1e4, -3.0) if hidden else (-1e9, float("-inf"), -1e4, -3.0))
+    shift = r.choice((0, 0, max(sk - sq, 0), 1))
     how = w.pick(tril=2, triu=2, positions=2, additive=2)
     if how == "triu" and not window:
         return s + mg.triu(mg.full([sq, sk], fill), 1 + shift)

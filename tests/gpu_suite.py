@@ -30,6 +30,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gpu_attention
 import gpu_capture
 import gpu_edges
 import gpu_fusion
@@ -62,7 +63,7 @@ def all_checks() -> list[Check]:
         c
         for m in (
             gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_fusion, gpu_linear_cross_entropy,
-            gpu_updates, gpu_edges,
+            gpu_attention, gpu_updates, gpu_edges,
         )
         for c in m.checks()
     ]

@@ -170,7 +170,7 @@ def check_call(
     cpu = opcheck.executed(call)
     random = "random" in call.opdef.traits
     exact = cpu if random else opcheck.reference(call.as_dtype("float64"))
-    if call.opdef.type.startswith("fused_") and as_dtype(dtype) in (float16, bfloat16):
+    if call.opdef.type.startswith(("fused_", "memory_efficient")) and as_dtype(dtype) in (float16, bfloat16):
         return compare_norms(found, exact, cpu, dtype)
     if scale is None:
         sizes = {

@@ -192,7 +192,8 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
     part = part_sums = ABSENT
     if splits > 1:
-        part, part_sums = binder.scratch((splits, Out.size), c.computed), binder.scratch((splits, 2, c.rows), c.computed)
+        part = binder.scratch((splits, Out.size), c.computed)
+        part_sums = binder.scratch((splits, 2, c.rows), c.computed)
     source, results = _source("attention_forward.cu", c, t, ins, attrs), (Out, ABSENT if sums is None else sums)
     facts = i64(splits), i64(Out.size), i64(c.rows)
     binder.launch_source(

@@ -1,0 +1,221 @@
+"""Attention on a GPU: forward, and forward with backward, beside PyTorch's backends on the same memory.
+
+Arms: minigraph is the kernel that the registry chooses, exact its float32 kernels without tensor cores; naive,
+efficient, flash and cudnn are backends of PyTorch's scaled_dot_product_attention. Results of all arms are
+compared first with float64 on one head. Memory is what a call allocates beside its inputs: results, what
+backward keeps, scratch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .gpu_timing import Gpu, Input, Planned, _in_turns
+from .harness import RESULTS, summarized, versions
+
+BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # ||found - exact|| / ||exact||
+NAMES = ("out", "dq", "dk", "dv")
+LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left out
+
+
+@dataclass(frozen=True)
+class Row:
+    """Self-attention of [B, H, S, D]."""
+
+    dtype: str
+    shape: tuple[int, int, int, int]
+    causal: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.dtype} {'x'.join(map(str, self.shape))}{' causal' if self.causal else ''}"
+
+    def flops(self, training: bool) -> float:
+        b, h, s, d = self.shape
+        return 4.0 * b * h * s * s * d * (3.5 if training else 1) * (0.5 if self.causal else 1)
+
+
+ROWS = (
+    Row("float32", (256, 1, 1024, 32)), Row("float32", (32, 1, 1024, 32)), Row("float32", (32, 1, 4096, 32)),
+    Row("float32", (8, 8, 2048, 64)), Row("float32", (1, 1, 1024, 32)), Row("float32", (1, 1, 4096, 32)),
+    Row("bfloat16", (4, 16, 4096, 64)), Row("bfloat16", (4, 16, 4096, 64), True),
+    Row("bfloat16", (4, 16, 4096, 128)), Row("bfloat16", (4, 16, 4096, 128), True),
+    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (4, 16, 1024, 64)),
+)  # fmt: skip
+
+
+class GpuAttention:
+    """The rows above in one process on CUDAPlace(0)."""
+
+    name, title, peers = "gpu_attention", "attention", ("torch",)
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = importlib.import_module("minigraph").cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Time all rows, print the table and write bench/results/gpu_attention.json."""
+        gpu = Gpu()
+        torch = importlib.import_module("torch") if "torch" in peers else None
+        if torch is not None:
+            torch.backends.cuda.matmul.allow_tf32 = False
+        rows: list[dict[str, Any]] = []
+        for row in (r for r in ROWS if only in r.title):
+            for training in (False, True):
+                try:
+                    rows.append(measured(gpu, torch, row, training, rounds))
+                except Exception as problem:  # one row must not cost the others; it stands in the table
+                    why = f"{type(problem).__name__}: {problem}"[:300]
+                    rows.append({"title": row.title, "training": training, "failed": why})
+                gpu.release(torch)
+        report = {
+            "bench": self.name, "title": self.title, "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
+            "versions": versions(), "rounds": rounds, "rows": rows,
+        }  # fmt: skip
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(table(rows))
+        print(f"written to {path}")
+
+
+def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dict[str, Any]:
+    """Check all arms of a row, then time them in turns."""
+    arrays = {n: gpu.make(Input(row.shape, row.dtype), 7 * i) for i, n in enumerate(("q", "k", "v", "d"))}
+    exact = _exact(gpu, arrays, row, training)
+    arms: dict[str, Sequence[Callable[[], Any]]] = {}
+    errors: dict[str, dict[str, float]] = {}
+    memory: dict[str, float] = {}
+    remarks: dict[str, list[str]] = {}
+    for name in ("minigraph", "exact"):
+        planned = _planned(gpu, arrays, row, training, only_exact=name == "exact")
+        errors[name] = _errors(gpu, planned.results, exact, row)
+        remarks[name] = planned.remarks
+        memory[name] = planned.plan.bound.arena_bytes / 2**20
+        if name == "exact" and remarks["minigraph"] == remarks["exact"]:
+            del errors[name], remarks[name], memory[name]
+            continue
+        arms[name] = [gpu.captured([planned], 1) if len(planned.plan.calls) > 1 else planned]
+    left_out: dict[str, str] = {}
+    for name, backend in BACKENDS.items() if torch is not None else ():
+        b, h, s, _ = row.shape
+        if name == "naive" and b * h * s * s * (2 if "16" in row.dtype else 4) > LARGEST_NAIVE:
+            left_out[name] = "its scores need more than 8 GiB"
+            continue
+        try:
+            call, results, peak = _torch_arm(gpu, torch, arrays, row, training, backend)
+        except RuntimeError as problem:
+            left_out[name] = str(problem)[:120]
+            continue
+        errors[name], memory[name], arms[name] = _errors(gpu, results, exact, row, check=False), peak, [call]
+        del results
+    times = _in_turns(gpu, torch, arms, rounds)
+    return {
+        "title": row.title, "training": training, "flops": row.flops(training), "relative_error": errors,
+        "MiB": memory, "remarks": remarks, "left_out": left_out,
+        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+    }  # fmt: skip
+
+
+def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, only_exact: bool) -> Planned:
+    """minigraph's arm, over all kernels of the registry or over the exact one."""
+    registry = importlib.import_module("minigraph.kernels.cuda.attention")
+    program = gpu.mg.static.Program(row.title)
+    block = program.global_block()
+    v = {n: block.create_var(n, a.shape, a.dtype, persistable=True) for n, a in arrays.items()}
+    g = importlib.import_module("minigraph.builder").Builder(block)
+    attrs = {"layout": "bhsd", "causal": row.causal}
+    out, sums = g.memory_efficient_attention(v["q"], v["k"], v["v"], needs=["LogSumExp"], **attrs)
+    results = [out]
+    if training:
+        kept = *(v[n] for n in "qkv"), out, sums, v["d"]
+        results += g.memory_efficient_attention_grad(*kept, needs=["Q_grad", "K_grad", "V_grad"], **attrs)[:3]
+    scope, kernels = gpu.mg.static.Scope(), registry.KERNELS
+    scope.arrays.update(arrays)
+    registry.KERNELS = kernels[-1:] if only_exact else kernels
+    try:
+        plan = gpu.plan(program, tuple(x.name for x in results))
+    finally:
+        registry.KERNELS = kernels
+    return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
+
+
+def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, training: bool, backend: str) -> Any:
+    """(call, results of the first call, MiB that it allocated)"""
+    attention = importlib.import_module("torch.nn.attention")
+    tensors = gpu.tensors(torch, arrays)
+    q, k, v = (tensors[n].detach().requires_grad_(training) for n in "qkv")
+    kind = getattr(attention.SDPBackend, backend)
+
+    def call() -> Any:
+        with attention.sdpa_kernel(kind), torch.set_grad_enabled(training):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=row.causal)
+        return (out.detach(), *torch.autograd.grad(out, (q, k, v), tensors["d"])) if training else (out,)
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = call()
+        torch.cuda.synchronize()
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    return call, [gpu.cupy.from_dlpack(r.contiguous().view(torch.int16) if r.element_size() == 2 else r.contiguous())
+                  for r in results], peak  # fmt: skip
+
+
+def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> list[Any]:
+    """Results of the last head of the last batch in float64."""
+    cupy = gpu.cupy
+    q, k, v, d = (gpu.wide(arrays[n][-1, -1]) for n in ("q", "k", "v", "d"))
+    scale = row.shape[3] ** -0.5
+    s = (q @ k.T) * scale
+    if row.causal:
+        s = cupy.where(cupy.tri(row.shape[2], dtype=bool), s, -cupy.inf)
+    s -= s.max(axis=1, keepdims=True)
+    p = cupy.exp(s)
+    del s
+    p /= p.sum(axis=1, keepdims=True)
+    out = p @ v
+    if not training:
+        return [out]
+    dv = p.T @ d
+    p *= d @ v.T - (d * out).sum(axis=1, keepdims=True)
+    return [out, (p @ k) * scale, (p.T @ q) * scale, dv]
+
+
+def _errors(gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: Row, check: bool = True) -> dict[str, float]:
+    """Relative errors by norm, and the largest absolute one; refused where ours are not small."""
+    found: dict[str, float] = {}
+    types = importlib.import_module("minigraph").types
+    for name, r, e in zip(NAMES, results, exact, strict=False):
+        part = gpu.wide(r.view(types.as_dtype(row.dtype))[-1, -1])
+        error = float(((part - e) ** 2).sum() ** 0.5 / (e**2).sum() ** 0.5)
+        if check and not error <= NEAR[row.dtype]:
+            raise ArithmeticError(f"{name} is off by {error:.2g} relative to its norm")
+        found[name], found[f"max {name}"] = error, float(abs(part - e).max())
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each row: our milliseconds and TFLOP/s, then the other arms relative to it."""
+    lines = [f"{'':34} {'pass':9} {'ms':>8} {'TFLOP/s':>8} {'MiB':>7}  others / ours (MiB)"]
+    for r in rows:
+        head = f"{r['title']:34} {'fwd+bwd' if r['training'] else 'forward':9}"
+        if "failed" in r:
+            lines.append(f"{head} FAILED {r['failed'][:150]}")
+            continue
+        ms = {name: f["median"] for name, f in r["milliseconds"].items()}
+        ours = ms["minigraph"]
+        others = "  ".join(f"{n} {x / ours:.2f} ({r['MiB'][n]:.0f})" for n, x in ms.items() if n != "minigraph")
+        lines.append(f"{head} {ours:8.3f} {r['flops'] / ours / 1e9:8.1f} {r['MiB']['minigraph']:7.1f}  {others}")
+    return "\n".join(lines)
+
+
+BENCH = GpuAttention()

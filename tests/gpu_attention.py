@@ -1,0 +1,236 @@
+"""GPU checks of attention: xFormers' shapes in all types, masks, packed sequences, dropout, programs, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import fuzz
+import numpy as np
+import opcheck
+from attention_programs import attention_program
+from gpucheck import (
+    DTYPES,
+    Check,
+    GpuExecutor,
+    assert_near,
+    call_of,
+    check_call,
+    each,
+    normal,
+    on_gpu,
+)
+
+import minigraph as mg
+from minigraph import unique_name
+from minigraph.builder import Builder
+from minigraph.executor import Executor
+from minigraph.kernels.cuda.attention import KERNELS
+from minigraph.plan_cuda import BoundProgram
+from minigraph.scope import Scope
+from minigraph.static import BuildStrategy, CompiledProgram
+from minigraph.types import FLOATS, TensorType, as_dtype
+from minigraph.validate import distance
+
+ODD = (1, 2, 3, 15, 31, 32, 34, 68, 72, 90, 132, 136)
+HEADS = (1, 2, 3, 31, 34, 36, 38, 40, 64, 80, 128, 160, 258, 264, 512)
+PROGRAMS, CHUNK, RANDOM = 120, 20, 40
+Inputs = dict[str, Any]
+
+
+def checks() -> Iterator[Check]:
+    for dtype in DTYPES:
+        yield Check(f"attention/odd sizes/{dtype}", partial(_odd_sizes, dtype))
+        yield Check(f"attention/head sizes/{dtype}", partial(_head_sizes, dtype))
+        yield Check(f"attention/features/{dtype}", partial(_features, dtype), sanitize=dtype in ("float32", "bfloat16"))
+        yield Check(f"attention/random/{dtype}", partial(_random, dtype))
+        yield Check(f"attention/large/{dtype}", partial(_large, dtype))
+        yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
+    yield Check("attention/strides", _wide_strides)
+    yield Check("attention/faults", _faults)
+    yield Check("attention/memory", _memory)
+    yield Check("attention/layer", _layer, product=True)
+    for first in range(0, PROGRAMS, CHUNK):
+        yield Check(f"attention/programs/{first:03}", partial(_programs, first), product=True)
+
+
+def qkv(b: int = 2, sq: int = 5, sk: int = 7, h: int = 2, hk: int = 0, d: int = 4, dv: int = 0) -> Inputs:
+    shapes = {"Q": (b, sq, h, d), "K": (b, sk, hk or h, d), "V": (b, sk, hk or h, dv or d)}
+    return {slot: normal(*shape, seed=i) for i, (slot, shape) in enumerate(shapes.items())}
+
+
+def both(inputs: Inputs, dtype: str, **attrs: Any) -> None:
+    """Forward and backward of one call against the dense reference."""
+    given = {slot: x for slot, x in inputs.items() if x is not None}
+    call = call_of("memory_efficient_attention", given, **attrs)
+    check_call(call, dtype)
+    typed = call.as_dtype(dtype).as_dtype("float64")
+    out, sums = (opcheck.reference(typed)[slot][0] for slot in ("Out", "LogSumExp"))
+    more = {"Out": out, "LogSumExp": sums, "Out_grad": normal(*out.shape, seed=9)}
+    check_call(call_of("memory_efficient_attention_grad", {**given, **more}, **attrs), dtype)
+
+
+def _odd_sizes(dtype: str) -> None:
+    each((f"{n} {m}", partial(both, qkv(1, n, m, 3, d=32), dtype)) for n, m in zip(ODD, reversed(ODD), strict=True))
+
+
+def _head_sizes(dtype: str) -> None:
+    pairs = [(d, d) for d in HEADS] + [(32, 36), (64, 32), (264, 36), (16, 512), (512, 16)]
+    each((f"{d} {dv}", partial(both, qkv(2, 33, 70, 2, d=d, dv=dv), dtype, causal=d % 2 == 0)) for d, dv in pairs)
+
+
+def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
+    rng = np.random.default_rng(4)
+    base = qkv(2, 70, 130, 4, 2, 16)
+    for attrs in ({}, {"causal": True}, {"causal": True, "bottom_right": True}, {"window": (20, 5)}, {"scale": -0.5},
+                  {"window": (0, 0)}):  # fmt: skip
+        yield str(attrs), base, attrs
+    moved = {slot: np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for slot, x in base.items()}
+    yield "bhsd", moved, {"layout": "bhsd", "causal": True}
+    yield "rank 3", {slot: x[:, :, 0] for slot, x in base.items()}, {}
+    for shape in ((2, 4, 70, 130), (1, 4, 70, 130), (70, 130), (2, 1, 1, 130), (2, 4, 70, 1), (1, 1, 1, 1), (130,)):
+        yield f"bias {shape}", {**base, "Bias": normal(*shape)}, {}
+    mask = rng.random((2, 1, 70, 130)) < 0.5
+    mask[:, :, 7:9] = False
+    for fill in (-np.inf, -2.0, -1e9):
+        yield f"mask {fill}", {**base, "Mask": mask}, {"masked_score": fill}
+    yield "dropout", {**base, "Mask": mask, "Key": np.array([9, 2**33, 5])}, {"dropout": 0.3, "causal": True}
+    packed = {**qkv(1, 150, 170, 4, 2, 16), "CuSeqlensQ": np.array([0, 3, 3, 90, 149]),
+              "CuSeqlensK": np.array([0, 70, 75, 75, 170])}  # fmt: skip
+    for attrs in ({}, {"causal": True}, {"causal": True, "bottom_right": True}, {"window": (9, 3)}):
+        yield f"packed {attrs}", packed, attrs
+    for sizes in ((0, 5), (5, 0), (1, 1)):
+        yield f"sizes {sizes}", qkv(2, *sizes), {}
+
+
+def _features(dtype: str) -> None:
+    each((title, partial(both, inputs, dtype, **attrs)) for title, inputs, attrs in features())
+
+
+def _random(dtype: str) -> None:
+    cases = []
+    for seed in range(RANDOM):
+        rng = np.random.default_rng(seed)
+        hk, groups, d = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 17)) * 8
+        sq, sk = (int(n) for n in rng.integers(1, 400, 2))
+        attrs = {"causal": bool(rng.random() < 0.5), "bottom_right": bool(rng.random() < 0.5)}
+        inputs = qkv(int(rng.integers(1, 4)), sq, sk, hk * groups, hk, d)
+        if rng.random() < 0.5:
+            inputs["Bias"] = rng.normal(size=(hk * groups if rng.random() < 0.5 else 1, sq, sk))
+        cases.append((f"seed {seed}", partial(both, inputs, dtype, **attrs)))
+    each(cases)
+
+
+def _large(dtype: str) -> None:
+    both(qkv(2, 1023, 1025, 3, d=64), dtype, causal=True)
+    both(qkv(1, 2048, 2048, 1, d=32), dtype)
+
+
+def _repeats(dtype: str) -> None:
+    """Forward and backward twice: the same bits. opcheck.executed runs twice and compares; here whole programs do."""
+    b, s, h, d = 2, 700, 4, 64
+    block = mg.static.Program().global_block()
+    v = {n: block.create_var(n, (b, s, h, d), dtype, is_data=True) for n in ("q", "k", "v", "d")}
+    g = Builder(block)
+    out, sums = g.memory_efficient_attention(v["q"], v["k"], v["v"], causal=True, needs=["LogSumExp"])
+    slots = ["Q_grad", "K_grad", "V_grad"]
+    grads = g.memory_efficient_attention_grad(
+        v["q"], v["k"], v["v"], out, sums, v["d"], causal=True, needs=slots
+    )  # fmt: skip
+    feed = {n: normal(b, s, h, d, seed=i).astype(as_dtype(dtype)) for i, n in enumerate(v)}
+    runs = [GpuExecutor().run(block.program, feed, [out, sums, *grads[:3]], scope=Scope()) for _ in range(3)]
+    for again in runs[1:]:
+        for a, c in zip(runs[0], again, strict=True):
+            assert a.tobytes() == c.tobytes(), "results changed from run to run"
+
+
+def _wide_strides() -> None:
+    """xFormers' shapes whose strides overflow 16 bits."""
+    shapes = [(1, 128, 128, 300, 128), (13, 1, 67, 200, 8), (1, 65537, 4, 1, 8), (1, 4, 65537, 1, 8)]
+    each((str(s), partial(_wide, *s)) for s in shapes)
+
+
+def _wide(b: int, sq: int, sk: int, h: int, d: int) -> None:
+    inputs = qkv(b, sq, sk, h, d=d)
+    call = call_of("memory_efficient_attention", inputs).as_dtype("float32")
+    with on_gpu():
+        found = opcheck.executed(call)["Out"][0]
+    picked = slice(h - 1, h)
+    part = {slot: [x[0][:, :, picked]] for slot, x in call.inputs.items()}
+    exact = opcheck.reference(opcheck.Call(call.opdef, 0, part, call.attrs).as_dtype("float64"))["Out"][0]
+    assert_near(found[:, :, picked], exact, 3e-6, "the last head")
+
+
+def _faults() -> None:
+    inputs = {**qkv(1, 10, 10), "CuSeqlensQ": np.array([0, 9, 5, 10]), "CuSeqlensK": np.array([0, 2, 3, 10])}
+    said = ""
+    try:
+        with on_gpu():
+            opcheck.executed(call_of("memory_efficient_attention", inputs))
+    except mg.MinigraphError as problem:
+        said = str(problem)
+    assert "value 5 at row 2 is out of range" in said, said or "cumulative lengths that decrease were accepted"
+
+
+def _memory() -> None:
+    """Scratch beside the results: linear in S, and small where the blocks fill the device."""
+    used = {}
+    for s in (8192, 65536):
+        t = TensorType((1, s, 16, 64), as_dtype("float32"))
+        block = mg.static.Program().global_block()
+        v = [block.create_var(n, t.shape, t.dtype, persistable=True) for n in "qkvd"]
+        g = Builder(block)
+        out, sums = g.memory_efficient_attention(*v[:3], needs=["LogSumExp"])
+        slots = ["Q_grad", "K_grad", "V_grad"]
+        grads = g.memory_efficient_attention_grad(*v[:3], out, sums, v[3], needs=slots)[:3]
+        bound = BoundProgram(block.program, {}, [out.name, *(x.name for x in grads)])
+        used[s] = bound.arena_bytes
+        assert bound.arena_bytes <= 4 * t.nbytes + 2 * 4 * 16 * s + 2**20, bound.arena_bytes
+    assert used[65536] <= 8.1 * used[8192]
+
+
+def _layer() -> None:
+    """MultiHeadAttention trained on both places, with dropout; the remark names the kernel."""
+    losses = {}
+    for dtype, place in (("float64", "cpu"), ("float64", "gpu"), ("float32", "gpu")):
+        mg.set_default_dtype(dtype)
+        try:
+            main, startup = mg.static.Program(), mg.static.Program()
+            main.random_seed = startup.random_seed = 4
+            with mg.static.program_guard(main, startup), unique_name.guard():
+                x = mg.static.data("x", [None, None, 32], dtype)
+                y = mg.nn.MultiHeadAttention(32, 4, dropout=0.2)(x)
+                loss = mg.mean((y - x) * (y - x))
+                mg.optimizer.Adam(1e-2).minimize(loss)
+        finally:
+            mg.set_default_dtype("float32")
+        exe, scope = (GpuExecutor() if place == "gpu" else Executor()), Scope()
+        exe.run(startup, scope=scope)
+        feeds = [{"x": normal(3, 17, 32, seed=i).astype(dtype)} for i in range(10)]
+        losses[dtype, place] = np.array([float(exe.run(main, f, [loss], scope=scope)[0]) for f in feeds])
+    assert_near(losses["float64", "gpu"], losses["float64", "cpu"], 1e-9, "losses in float64")
+    assert_near(losses["float32", "gpu"], losses["float64", "cpu"], 1e-4, "losses in float32")
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy())
+    GpuExecutor().run(compiled, feeds[0], [loss], scope=scope)
+    assert f"computed by {KERNELS[-1].name}" in compiled.explain(), compiled.explain()
+
+
+def _programs(first: int) -> None:
+    each((f"seed {seed}", partial(_program, seed)) for seed in range(first, first + CHUNK))
+
+
+def _program(seed: int) -> None:
+    """Attention written out, the pass off and on, on the GPU against the CPU in float64."""
+    case = attention_program(seed)
+    after, _ = fuzz.passed(case, ["memory_efficient_attention"])
+    cpu = fuzz.run(case, case.program)
+    with on_gpu(fuzz):
+        off, on = fuzz.run(case, case.program), fuzz.run(case, after)
+    peak = max((float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in cpu.values()), default=0.0)
+    for who, found in (("unfused", off), ("fused", on)):
+        for name, array in cpu.items():
+            if array.dtype in FLOATS:
+                difference = distance(array, found[name], floor=max(1e-3 * peak, 1e-30))
+                assert difference <= 1e-10, f"{who} {name} differs by {difference:.3g}"
+
