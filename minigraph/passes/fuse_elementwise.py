@@ -16,19 +16,7 @@ from ..body import Member, format_member, infer_body, layout_of, parse_body
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
-from .groups import (
-    Group,
-    SameShapes,
-    is_candidate,
-    joined,
-    moved_bytes,
-    neighbours,
-    reads,
-    saved_bytes,
-    span,
-    start_group,
-    written,
-)
+from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .log import Applied, Miss, PassReport
 from .redirect import read_instead, take_out
 from .rule import Refused, require
@@ -105,7 +93,7 @@ class _Emission:
     def __init__(self, graph: Graph, group: Group, shapes: SameShapes, pass_name: str) -> None:
         self.graph, self.group, self.shapes, self.pass_name = graph, group, shapes, pass_name
         self.inside = group.inside
-        self.x = reads(group)
+        self.x = group.reads
         self.outputs, self.inner = self._outputs()
         self.wanted = {*self.outputs}
         self.members: list[OpNode] = []  # without those that nobody needs
@@ -121,7 +109,7 @@ class _Emission:
 
     def _outputs(self) -> tuple[list[VarNode], list[VarNode]]:
         """What is written, and what stays inside: values of which others read the shape only, where another has it."""
-        wanted = written(self.group)
+        wanted = self.group.written
         kept = [
             v for v in wanted
             if v.pinned is not None or any(c not in self.inside and c.reads_values_of(v) for c in v.consumers)
@@ -203,7 +191,7 @@ class _Emission:
         return last if last < after else (*before, self.graph.ticket())
 
     def _saving(self) -> str:
-        saved, moved = saved_bytes(self.group), moved_bytes(self.group)
+        saved, moved = self.group.saved, self.group.moved
         static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
         return f"saves {_amount(saved)} of {_amount(moved)}" + ("" if static else " for each unknown size")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..body import ROW, SUM, WHOLE, Layout, Member, is_pointwise, layout_of
 from ..errors import MinigraphError
@@ -25,18 +26,46 @@ LAST: Rank = (1 << 62,)
 
 @dataclass
 class Group:
-    """Operators in the order of the schedule; `layout` is that of all of them."""
+    """Operators in the order of the schedule.
+
+    layout  that of all of them
+    moved   bytes that they read and write one by one; a size of -1 counts as 1
+    """
 
     ops: list[OpNode]
     layout: Layout
+    moved: int
 
     @property
     def role(self) -> str:
         return self.ops[0].role
 
-    @property
+    @cached_property
     def inside(self) -> set[OpNode]:
         return set(self.ops)
+
+    @cached_property
+    def reads(self) -> list[VarNode]:
+        """The values from outside that members read, in the order of their first use."""
+        found: dict[VarNode, None] = {}
+        for op in self.ops:
+            for v in op.input_vars:
+                if v not in found and v.producer not in self.inside and op.reads_values_of(v):
+                    found[v] = None
+        return list(found)
+
+    @cached_property
+    def written(self) -> list[VarNode]:
+        """The values that somebody outside wants."""
+        return [
+            v for op in self.ops for v in op.output_vars
+            if v.pinned is not None or any(c not in self.inside for c in v.graph.readers(v))
+        ]  # fmt: skip
+
+    @cached_property
+    def saved(self) -> int:
+        """Bytes that the members would move one by one, less what the group moves."""
+        return self.moved - sum(map(nbytes, self.reads)) - sum(map(nbytes, self.written))
 
 
 def is_candidate(op: OpNode) -> bool:
@@ -58,7 +87,7 @@ def start_group(op: OpNode) -> Group:
         layout = layout_of([member], types)
     except MinigraphError as no:
         raise Refused(no.fact) from None
-    return Group([op], layout)
+    return Group([op], layout, moved_bytes(op))
 
 
 def _as_member(op: OpNode) -> tuple[Member, dict[str, TensorType]]:
@@ -79,15 +108,15 @@ def joined(a: Group, b: Group) -> Group:
     layout = _common_layout(a.layout, b.layout)
     require(layout is not None, f"{here} works on {list(a.layout.shape)}, {there} on {list(b.layout.shape)}")
     assert layout is not None
-    group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout)
+    group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars}:
         require(_fits(layout, v, inside), f"{v.name} is one element for each row or column to one member only")
-    require(len(reads(group)) <= MOST_INPUTS, f"a kernel has at most {MOST_INPUTS} inputs")
-    require(len(written(group)) <= MOST_OUTPUTS, f"a kernel has at most {MOST_OUTPUTS} outputs")
+    require(len(group.reads) <= MOST_INPUTS, f"a kernel has at most {MOST_INPUTS} inputs")
+    require(len(group.written) <= MOST_OUTPUTS, f"a kernel has at most {MOST_OUTPUTS} outputs")
     before, after = span(group)
     require(before < after, f"others run between {here} and {there}")
-    require(saved_bytes(group) > saved_bytes(a) + saved_bytes(b), f"no bytes are saved by {here} with {there}")
+    require(group.saved > a.saved + b.saved, f"no bytes are saved by {here} with {there}")
     return group
 
 
@@ -119,25 +148,6 @@ def _kind(layout: Layout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]
     return ROW if kind == WHOLE and v.type.shape == layout.row_shape != layout.shape else kind
 
 
-def reads(group: Group) -> list[VarNode]:
-    """The values from outside that members read, in the order of their first use."""
-    inside, found = group.inside, {}
-    for op in group.ops:
-        for v in op.input_vars:
-            if v.producer not in inside and op.reads_values_of(v):
-                found[v] = None
-    return list(found)
-
-
-def written(group: Group) -> list[VarNode]:
-    """The values that somebody outside wants."""
-    inside = group.inside
-    return [
-        v for op in group.ops for v in op.output_vars
-        if v.pinned is not None or any(c not in inside for c in v.consumers)
-    ]  # fmt: skip
-
-
 def span(group: Group) -> tuple[Rank, Rank]:
     """The ranks between which the group can stand: after what it reads, before who reads it or changes an operand."""
     inside, before, after = group.inside, FIRST, LAST
@@ -151,22 +161,13 @@ def span(group: Group) -> tuple[Rank, Rank]:
             if newer is not None and newer.producer is not None:
                 after = min(after, newer.producer.rank)
         for v in op.output_vars:
-            after = min([after, *(c.rank for c in v.consumers if c not in inside)])
+            after = min([after, *(c.rank for c in v.graph.readers(v) if c not in inside)])
     return before, after
 
 
-def saved_bytes(group: Group) -> int:
-    """Bytes that the members would move one by one, less what the group moves; a size of -1 counts as 1."""
-    return moved_bytes(group) - sum(map(nbytes, (*reads(group), *written(group))))
-
-
-def moved_bytes(group: Group) -> int:
-    """Bytes that the members read and write one by one."""
-    total = 0
-    for op in group.ops:
-        total += sum(nbytes(v) for v in {*op.input_vars} if op.reads_values_of(v))
-        total += sum(map(nbytes, op.output_vars))
-    return total
+def moved_bytes(op: OpNode) -> int:
+    """Bytes that an operator reads and writes."""
+    return sum(nbytes(v) for v in {*op.input_vars} if op.reads_values_of(v)) + sum(map(nbytes, op.output_vars))
 
 
 def nbytes(v: VarNode) -> int:
