@@ -5,7 +5,8 @@
 All arms run in one process, get the same parameters and batches (already on the GPU), and must agree in what
 they compute before they are timed. A figure is the wall time of many steps back to back, one wait at the end,
 median of turns that the arms take in alternation. Peak memory is what a step needs beside its inputs,
-parameters and states: minigraph's arena, PyTorch's high-water mark, XLA's temporaries.
+parameters, states and the products' workspaces, which PyTorch and XLA keep besides: what is live in
+minigraph's arena at the most (`arena_mib` is all of it), PyTorch's high-water mark, XLA's temporaries.
 """
 
 from __future__ import annotations

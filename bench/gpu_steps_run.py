@@ -90,7 +90,7 @@ def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:
     found["peak_mib"] = {title: _peak(arm) for title, arm in made.items()}
     best = made.get("captured")
     if isinstance(best, Minigraph):
-        found["profile"] = profile(best)
+        found["profile"], found["arena_mib"] = profile(best), round(best.arena, 2)
         found["tflops"] = row.flops / found["milliseconds"]["captured"]["median"] / 1e9
     made.clear()
     release()

@@ -72,7 +72,7 @@ class Latest(NamedTuple):
         if type(feed) is not dict or len(feed) != len(self.feeds) or _seed_of(self.program) != self.seed:
             return False
         for name, kind, dtype, shape in self.feeds:
-            array = feed.get(name)
+            array: Any = feed.get(name)
             if type(array) is not kind or array.dtype != dtype or array.shape != shape:
                 return False
         return True

@@ -205,7 +205,7 @@ class CudaPlan:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
             made = self.runtime.captured(binding.parts)
-            if callable(made):
+            if not isinstance(made, str):
                 binding.launch = made
                 return made()
             self.refusal = f"no CUDA graph of this program: {made}"
@@ -301,6 +301,7 @@ class CudaPlan:
                 views = self.runtime.gather(arrays, memory, arena.offsets)
                 scope.arrays.update(zip(members, views, strict=True))
                 kept[members[0]] = memory
+            assert memory is not None
             arena.base.ptr = memory.data.ptr
 
     def _from_scope(self, scope: Scope, name: str, buffer: Buffer) -> Any:

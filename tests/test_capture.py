@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import gpu_stub
@@ -296,3 +297,34 @@ def test_plans_of_one_executor_share_their_arena(stub):
             found = exe.run(case.program, case.feed(0, rows), [case.x_grad], scope=scope)[0]
             assert found.tobytes() == alone[rows].tobytes()
     assert len({id(plan.arena) for plan in exe._plans.values()}) == 1 < len(exe._plans)
+
+
+def test_threads_that_share_an_executor_and_a_scope_run_one_after_the_other(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    other = [Case() for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda c=c: [exe.run(c.program, c.feed(0), [c.total], scope=scope) for _ in range(10)])
+        for c in (case, case, *other)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [scope.steps[c.program.origin] for c in (case, *other)] == [20, 10, 10]
+
+
+def test_executors_of_several_threads_do_not_mix_their_work(stub):
+    """Each with a scope of its own, on one GPU: what they compute is what each computes alone."""
+    one = Case()
+    alone, found = trace(one, one.program, gpu(), one.scope(), 6), {}
+
+    def work(name):
+        case = Case()
+        found[name] = trace(case, case.program, gpu(), case.scope(), 6)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(same(found[n], alone) for n in range(4))
