@@ -1,0 +1,107 @@
+"""The table of figures in README, made from bench/results: `python -m bench.figures` rewrites it.
+
+A row names the file that it comes from. The best peer is the fastest arm of another framework in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .harness import RESULTS
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- figures: made by python -m bench.figures -->", "<!-- end of figures -->"
+PEERS = ("torch", "compile", "jax")
+
+
+class Figure(NamedTuple):
+    """One row: what was timed, our time, the best peer's with its name, what was asked for; in `unit`."""
+
+    title: str
+    ours: float
+    peer: float | None
+    peer_name: str
+    asked: float | None
+    unit: str
+    file: str
+
+
+def results(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def median(figure: Any) -> float:
+    return float(figure["median"] if isinstance(figure, dict) else figure)
+
+
+def best_peer(times: dict[str, Any]) -> tuple[float | None, str]:
+    """(time, name) of the fastest arm whose name begins with a peer's."""
+    found = [(median(t), name) for name, t in times.items() if name.split(",")[0].split()[0] in PEERS]
+    return min(found, default=(None, "-"))
+
+
+def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figure]:
+    """Rows with `milliseconds`; our figure is that of the first arm of `ours` which a row has."""
+    for row in results(file).get("rows", ()):
+        times = row.get("milliseconds", {})
+        wanted = row.get("asked") or next((a for part, a in asked.items() if part in row["title"]), None)
+        arm = next((a for a in ours if a in times), None)
+        if arm is not None:
+            yield Figure(row["title"], median(times[arm]), *best_peer(times), wanted, "ms", f"{file}.json")
+
+
+def figures() -> Iterator[Figure]:
+    for file in ("gpu_steps", "gpu_steps_layers"):
+        yield from from_times(file, {}, "captured")
+    first = results("gpu_steps").get("first_step_seconds", {})
+    for kind, asked in (("cold", 1.5), ("warm", 0.5)):
+        name = f"{kind} cache"
+        ours = first.get(f"minigraph, {name}")
+        peers = [(s, n.split(",")[0]) for n, s in first.items() if n.endswith(name) and "minigraph" not in n]
+        if ours is not None:
+            title = f"first step of the MLP in a new process, {name}"
+            yield Figure(title, ours, *min(peers), asked, "s", "gpu_steps.json")
+    asked = {"148 tensors": 0.87, "1,000 tensors": 0.012, "SGD": 0.63}
+    yield from from_times("gpu_optimizers", asked, "fused", "fused struct32k")
+    asked = {"8192 rows": 36.5, "1024 rows": 5.0, "4096 rows": 17.5, "the step": 3.3}
+    yield from from_times("gpu_linear_cross_entropy", asked, "minigraph")
+    for row in results("compile_time").get("rows", ()):
+        title = f"passes and plan of {row['operators']:,} operators, on a CPU"
+        yield Figure(title, row["seconds"], None, "-", row["asked"], "s", "compile_time.json")
+    cpu = results("mlp_cpu").get("milliseconds", {})
+    if cpu:
+        peer = median(cpu["torch"])
+        yield Figure("MLP step on 2 cores", median(cpu["minigraph fused"]), peer, "torch", peer, "ms", "mlp_cpu.json")
+
+
+def table() -> str:
+    """Markdown, with the marks around it."""
+
+    def number(x: float | None) -> str:
+        return "-" if x is None else f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+    lines = ["| | minigraph | asked | best peer | | file |", "|---|---|---|---|---|---|"]
+    for f in figures():
+        met = "" if f.asked is None or f.ours <= f.asked else " (missed)"
+        lines.append(
+            f"| {f.title}, {f.unit} | {number(f.ours)} | {number(f.asked)}{met} | {number(f.peer)} |"
+            f" {f.peer_name} | `{f.file}` |"
+        )
+    return "\n".join([BEGIN, *lines, END])
+
+
+def main() -> int:
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(before + table() + after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
