@@ -179,7 +179,7 @@ class _Rewrite:
         )  # fmt: skip
         for op, slot, index, v in stand_ins:
             self.graph.set_input(op, slot, index, v)
-        names = [(op.type, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
+        names = [(op, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
         for op in self.entering:
             self.graph.link(op, results[0].producer)
         for op in reversed([*self.old, *self.grads]):
@@ -330,7 +330,7 @@ class _Rewrite:
             g.created.remove(a)
 
     def _name_new(
-        self, g: GraphBuilder, backward: GraphBuilder | None, old: Sequence[tuple[str, str, str]]
+        self, g: GraphBuilder, backward: GraphBuilder | None, old: Sequence[tuple[OpNode, str, str]]
     ) -> None:
         """Names for values that are new: `<result>.reserve`, and those of the operators they come instead of."""
         for v in g.created:
@@ -341,8 +341,15 @@ class _Rewrite:
         for v in backward.created if backward else ():
             op = v.producer
             assert op is not None
-            same = [n for t, s, n in old if t == op.type and s in op.outputs and n not in self.graph.latest]
+            same = [n for o, s, n in old if s in op.outputs and n not in self.graph.latest and _alike(op, o)]
             self.graph.rename_var(v, same[0] if same else self.graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def _alike(new: OpNode, old: OpNode) -> bool:
+    """Whether a new grad operator may name its outputs as an old one did: not where the same step has moved."""
+    a, b = new.forward, old.forward
+    moved = a is not None and b is not None and a.type == b.type and list(a.input_vars) != list(b.input_vars)
+    return new.type == old.type and not moved
 
 
 def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:

@@ -80,7 +80,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         if sums is not None:
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
-    if dbias is not None and sums is not dbias:
+    if sums is not None and dbias is not None and sums is not dbias:
         bind_column_sum(binder, sums, dbias)
     binder.workspace = shared
 
