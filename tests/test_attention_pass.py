@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from attention_programs import attention_program
-from fuzz import Different, passed, run
+from fuzz import Different, choices, passed, run
 
 import minigraph as mg
 from minigraph.executor import Executor
@@ -29,10 +30,10 @@ REASONS = {
 }  # fmt: skip
 
 
-def check(seed: int) -> Any:
-    """Compare all results with the pass off and on; the outcome of the pass."""
+def check(seed: int, flags: Sequence[str] = (FLAG,)) -> Any:
+    """Compare all results with passes off and on; the program after them, and their outcome."""
     case = attention_program(seed)
-    after, outcome = passed(case, [FLAG])
+    after, outcome = passed(case, tuple(flags))
     off, on = run(case, case.program), run(case, after)
     peak = max((float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in off.values()), default=0.0)
     for name, array in off.items():
@@ -55,10 +56,17 @@ def test_random_spellings_compute_the_same(first):
         assert fused[feature] >= 4, f"{feature}: {fused}"
 
 
+def test_other_passes_go_with_it():
+    """All flags that can be on together, and another order of them."""
+    for seed in range(0, 80):
+        check(seed, choices(seed)[0])
+        check(seed, [*(f for f in choices(seed)[0] if f != FLAG), FLAG])
+
+
 def test_every_refusal_occurs():
     refused = Counter()
     for seed in range(PROGRAMS):
-        refused.update(passed(attention_program(seed), [FLAG])[1].refused)
+        refused.update(passed(attention_program(seed), (FLAG,))[1].refused)
     for reason, least in REASONS.items():
         found = sum(n for text, n in refused.items() if reason in text)
         assert found >= least, f"{reason}: {refused}"
