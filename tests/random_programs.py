@@ -35,9 +35,9 @@ ACTIVATIONS = {"relu": 34, "erf": 17, "gelu": 15, "tanh": 6, "sigmoid": 4, "none
 BIASES = {"param": 54, "frozen": 6, "shared": 8, "computed": 8, "one": 3, "row": 4, "residual": 5, "axis0": 5,
           "scalar": 2, "none": 5}  # fmt: skip
 WEIGHTS = {"param": 62, "frozen": 8, "shared": 12, "computed": 8, "data": 5, "batched": 5}
-LAYERS = {"linear": 80, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
+LAYERS = {"linear": 95, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6, "product": 3, "like": 3,
           "moved": 3, "overwritten": 3, "ints": 1, "vector": 1, "repeated": 9, "constants": 8, "casts": 5,
-          "transposes": 4, "swapped": 5, "dead": 4, "head": 7}  # fmt: skip
+          "transposes": 8, "swapped": 8, "dead": 4, "head": 7}  # fmt: skip
 TRAPS = ("moved", "overwritten", "repeated", "constants", "transposes", "dead")  # may update in place
 ENDINGS = {"SGD": 36, "Momentum": 9, "Adam": 14, "AdamW": 11, "inference": 9, "inner": 12, "twice": 4, "second": 5}
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {

@@ -157,6 +157,8 @@ class RewriteLayers:
             t = self.emit("transpose", s, perm=(1, 0))
             self.emit("increment", s, step=0.5, out={"Out": s})
             return self.emit("tanh", self.emit("transpose", t, perm=(1, 0)))
+        if kind == "on":  # two permutations whose order matters
+            x, rank = self.param(2, 3, 4), 3
         perm = r.sample(range(rank), rank)
         other = [perm.index(axis) for axis in range(rank)] if kind != "on" else r.sample(range(rank), rank)
         t = self.emit("transpose", x, perm=tuple(perm))
@@ -178,9 +180,9 @@ class RewriteLayers:
         swap = (*range(rank - 2), rank - 1, rank - 2)
         weight = self.param(n, shape[-1])
         kind = r.choice(("weight", "weight", "value", "both", "undone", "batch", "other", "shared"))
-        if kind == "undone" and rank == 2:
-            w = self.emit("transpose", self.param(n, shape[-1]), perm=(1, 0))
-            return self.emit("matmul", self.emit("transpose", x, perm=swap), w, trans_x=True)
+        if kind == "undone":
+            square = self.emit("transpose", self.param(3, 3), perm=(1, 0))
+            return self.emit("matmul", square, self.param(3, n), trans_x=True)
         if kind == "other":  # sizes that fit with any of them
             cube = self.emit("transpose", self.param(2, 2, 2), perm=r.choice(((1, 0, 2), (2, 1, 0), (1, 2, 0))))
             return self.emit("matmul", cube, self.param(2, 2, 2))

@@ -29,7 +29,7 @@ GEMM: Flags = ("fuse_gemm_epilogue",)
 PROGRAMS, CHUNK = 2000, 100
 WITHIN = 300  # programs in which a planted defect must be seen
 SHARES = {  # of CHUNK programs each rule must change at least so many
-    "Linear": 50, "LinearRelu": 40, "LinearGelu": 40, "ReluGradLinearGrad": 12, "GeluGradLinearGrad": 12,
+    "Linear": 50, "LinearRelu": 35, "LinearGelu": 30, "ReluGradLinearGrad": 12, "GeluGradLinearGrad": 12,
     "DeadCode": 15, "Constant": 30, "CommonSubexpression": 4, "Transposes": 1, "Casts": 1, "TransposedY": 1,
 }  # fmt: skip
 
