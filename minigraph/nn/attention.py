@@ -123,7 +123,7 @@ class MultiHeadAttention(Layer):
         scores = tensor.matmul(tensor.scale(q, self.head_dim**-0.5), k, transpose_y=True)
         if mask is not None and mask.dtype == bool_:
             mask = tensor.scale(tensor.cast(mask, scores.dtype), -HIDDEN, bias=HIDDEN)
-        weights = F.softmax(scores if mask is None else scores + mask)
+        weights = F.softmax(scores if mask is None else tensor.add(scores, mask))
         if self.dropout:
             weights = F.dropout(weights, self.dropout, training=self.training)
         return tensor.matmul(weights, v), weights

@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 
 from ..ir.graph import Graph, OpNode, VarNode
 from .attention_masks import EVERYWHERE, Bounds
-from .attention_scores import HEADS_MOVED, Attention, Modifier, Operand, probabilities, take_constants, walk
+from .attention_scores import (
+    HEADS_MOVED,
+    Attention,
+    Modifier,
+    Operand,
+    probabilities,
+    take_constants,
+    walk,
+)
 from .log import PassReport
 from .pattern import Match, Mismatch
 from .rule import GraphBuilder, Refused, Rule, apply_rule, require
@@ -205,6 +213,7 @@ def bias_of(g: GraphBuilder, addends: list[Modifier]) -> VarNode | None:
             continue
         a, b = total.type.shape, term.type.shape
         total = g.elementwise_add(total, term)
+        assert total is not None
         small = total.type.shape in (a, b) or 1 in total.type.shape[:-2]
         require(small, f"the sum of {addends[0].source.name} and {m.source.name} would be as large as the scores")
     return total
