@@ -148,7 +148,7 @@ class RewriteLayers:
         x = self.pick(lambda s: len(s) >= 2)
         if x is None:
             return None
-        kind = r.choice(("back", "back", "on", "nothing", "read", "fetched", "updated"))
+        kind = r.choice(("back", "back", "on", "on", "nothing", "read", "fetched", "updated"))
         rank = len(self.sizes[x.name])
         if kind == "nothing":
             return self.emit("transpose", x, perm=tuple(range(rank)))
@@ -158,9 +158,10 @@ class RewriteLayers:
             self.emit("increment", s, step=0.5, out={"Out": s})
             return self.emit("tanh", self.emit("transpose", t, perm=(1, 0)))
         if kind == "on":  # two permutations whose order matters
-            x, rank = self.param(2, 3, 4), 3
+            t = self.emit("transpose", self.param(2, 3, 4), perm=(1, 2, 0))
+            return self.emit("transpose", t, perm=r.choice(((1, 0, 2), (0, 2, 1), (2, 1, 0))))
         perm = r.sample(range(rank), rank)
-        other = [perm.index(axis) for axis in range(rank)] if kind != "on" else r.sample(range(rank), rank)
+        other = [perm.index(axis) for axis in range(rank)]
         t = self.emit("transpose", x, perm=tuple(perm))
         out = self.emit("transpose", t, perm=tuple(other))
         if kind == "read":
