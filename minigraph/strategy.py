@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import AttrError, nearest, require
-from .ir.graph import Graph
 from .options import RunOptions
 from .passes.common_subexpression_elimination import common_subexpression_elimination
 from .passes.constant_folding import constant_folding
@@ -25,7 +24,6 @@ from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from .passes.fuse_grad_accumulation import fuse_grad_accumulation
 from .passes.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from .passes.fuse_matmul_transpose import fuse_matmul_transpose
-from .passes.log import PassReport
 from .passes.memory_efficient_attention import memory_efficient_attention
 from .passes.remove_redundant_cast import remove_redundant_cast
 from .passes.remove_redundant_transpose import remove_redundant_transpose
@@ -264,7 +262,7 @@ class BuildStrategy:
             value = known[name].default
         if wanted is bool and isinstance(value, int) and value in (0, 1):
             value = bool(value)
-        if not isinstance(value, wanted) or (wanted is int and (isinstance(value, bool) or value < 1)):
+        if not isinstance(value, wanted) or (isinstance(value, int) and wanted is int and (value is True or value < 1)):
             kind = "positive int" if wanted is int else wanted.__name__
             raise AttrError(f"{name} must be a {kind}, is {value!r}")
         if name in CHOICES and value not in CHOICES[name]:
