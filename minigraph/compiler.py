@@ -7,14 +7,13 @@ Compiled once for each set of fetched names, since a fetched value must survive 
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import ProgramError, require
+from .garbage import without_collection
 from .ir.convert import to_graph, to_program
 from .ir.diff import diff
 from .ir.dot import to_dot
@@ -126,7 +125,7 @@ class CompiledProgram:
         )  # fmt: skip
         key = frozenset(fetches)
         if key not in self._compilations:
-            with _without_collection():
+            with without_collection():
                 self._compilations[key] = _Compilation(self._program, self._strategy, key)
         self._latest = self._compilations[key]
         return self._latest
@@ -160,18 +159,6 @@ class _Compilation:
         self.after = to_program(graph, program) if self.reports else program
         if strategy.debug_graphviz_path:
             _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A graph is many objects that live: looking for garbage among them again and again takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _write_dot(path: Path, before: Program, after: Program) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from . import cuda
 from .errors import AttrError, FeedError, FetchError, ProgramError, nearest, require, shortened
+from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_cuda import Arenas, CudaPlan
@@ -158,7 +159,8 @@ class Executor:
         plan = self._plans.get(key)
         if plan is None:
             start = time.perf_counter()
-            plan = self._plans[key] = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+            with without_collection():
+                plan = self._plans[key] = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
             self._warn_of_shapes(program, key, time.perf_counter() - start)
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)

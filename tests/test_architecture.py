@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "body": "errors types opdef",
     "unique_name": "",
     "options": "",
+    "garbage": "",
     "scope": "errors types",
     # kernels know arrays only, operators know kernels
     "kernels.compiled": "",
@@ -53,10 +54,10 @@ MAY_IMPORT = {
     "order": "kernels",
     "bound": "errors types options kernels program schedule memory order",
     "plan_cuda": "errors types options kernels program scope bound order",
-    "executor": "errors types options program scope cuda plan plan_cuda",
+    "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options program plan bound memory order",
-    "compiler": "errors types options program ir passes strategy validate memory_report",
+    "compiler": "errors types options garbage program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
     "param_attr": "errors",
