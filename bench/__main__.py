@@ -17,6 +17,7 @@ from . import (
     gpu_optimizers,
     gpu_steps_run,
     mlp_cpu,
+    optimizer_cpu,
 )
 from .harness import Bench, compare
 
@@ -24,7 +25,7 @@ BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
         mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
-        gpu_steps_run, gpu_attention,
+        gpu_steps_run, gpu_attention, optimizer_cpu,
     )
 }
 

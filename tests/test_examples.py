@@ -126,3 +126,17 @@ def test_fusion_does_not_change_the_curve(tmp_path):
     for (loss, accuracy), (other, other_accuracy) in zip(fused, plain, strict=True):
         assert abs(loss - other) < 1e-10
         assert accuracy == other_accuracy
+
+
+def test_optimizer_levels_are_compared(tmp_path):
+    """Fewer operators and calls at each level, equal results, and a plot."""
+    said = run_python(
+        tmp_path, str(ROOT / "examples" / "optimizer_levels.py"), "--tensors", "12", "--size", "500", "--steps", "4",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    rows = {name: [int(operators), int(calls)] for name, operators, calls in re.findall(
+        r"^(for-loop|foreach|fused) +(\d+) +(\d+) ", said, re.MULTILINE)}  # fmt: skip
+    assert rows["for-loop"] > rows["foreach"] > rows["fused"] == [6, 8]
+    assert "all levels end with equal parameters" in said
+    assert "31 struct4k" in said or "CUDAPlace" in said
+    assert (tmp_path / "optimizer_levels.png").stat().st_size > 5000
