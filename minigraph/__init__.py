@@ -3,7 +3,7 @@
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
-from .errors import MinigraphError, name_arguments
+from .errors import MinigraphError
 from .executor import seed
 from .mode import enable_static, in_dynamic_mode
 from .param_attr import ParamAttr
@@ -35,11 +35,3 @@ __all__ = [
     "set_default_dtype", "set_float32_matmul_precision", "static", "tensor", "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__
-
-for _face in (tensor, nn, nn.functional, optimizer, static):
-    name_arguments(vars(_face), _face.__all__)
-for _face in (nn.initializer, optimizer.lr, regularizer, static.nn):
-    name_arguments(vars(_face), [name for name in vars(_face) if name[0].isupper() or name == "fc"])
-for _name in math_op_patch.METHODS:
-    setattr(Variable, _name, getattr(tensor, _name))
-globals().update({name: getattr(tensor, name) for name in tensor.__all__})

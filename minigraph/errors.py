@@ -12,15 +12,13 @@ Where no call and line are given, they are the function that the user called and
 from __future__ import annotations
 
 import difflib
-import inspect
 import linecache
 import os
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager
-from functools import wraps
-from types import FrameType, FunctionType
-from typing import Any, NamedTuple, NoReturn
+from types import FrameType
+from typing import NamedTuple, NoReturn
 
 PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PASSED_OVER = contextmanager.__code__.co_filename  # `with program_guard(...)` enters the package from there
@@ -105,10 +103,6 @@ class AttrError(MinigraphError, ValueError):
     """An attribute has the wrong type or a value out of its range."""
 
 
-class ArgumentError(MinigraphError, TypeError):
-    """A call has an argument that the function does not take, or lacks one that it needs."""
-
-
 class ProgramError(MinigraphError, ValueError):
     """A program is put together wrongly: unknown names, foreign variables, no gradient."""
 
@@ -164,43 +158,3 @@ def raise_unknown(what: str, name: str, known: Iterable[str], error: type[Minigr
     known = list(known)
     hint = nearest(name, known) or (f"known: {', '.join(sorted(known)[:12])}" if known else None)
     raise error(f"{what} {name!r} does not exist", hint=hint, site=call_site())
-
-
-def name_arguments(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Let the functions and classes `names` of a module refuse arguments that do not fit with the nearest name."""
-    for name in names:
-        value = namespace[name]
-        if isinstance(value, FunctionType):
-            namespace[name] = _naming_arguments(value)
-        elif isinstance(value, type) and value.__module__.startswith(__package__ or ""):
-            for member, method in list(vars(value).items()):
-                if isinstance(method, FunctionType) and (member == "__init__" or not member.startswith("_")):
-                    setattr(value, member, _naming_arguments(method))
-
-
-def _naming_arguments(function: FunctionType) -> Any:
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as problem:
-            if isinstance(problem, MinigraphError):
-                raise
-            _check_arguments(function, args, kwargs)
-            raise
-
-    return call
-
-
-def _check_arguments(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise an ArgumentError unless the arguments fit the signature."""
-    signature, call = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
-    names = [p.name for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD and p.name != "self"]
-    takes_any = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
-    for name in [] if takes_any else kwargs.keys() - set(names):
-        hint = nearest(name, names) or f"it takes {', '.join(names)}"
-        raise ArgumentError(f"there is no argument {name!r}", call=call, hint=hint) from None
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as problem:
-        raise ArgumentError(str(problem), call=call, hint=f"it takes {', '.join(names)}") from None
