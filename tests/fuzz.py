@@ -54,7 +54,7 @@ REASONS = {
     "enters twice": r"enters \w+ twice",
     "differentiated twice": r"is differentiated twice",
     "several gradients": r"gradients flow into",
-    "inner gradient": r"is the gradient of an inner value",
+    "inner gradient": r"is the gradient of an inner value|gives no gradient of|DLoss must be",
     "X dtype": r"X must be a float",
     "X rank": r"X must have rank 2 or more",
     "Y rank": r"Y must be 2-D",
@@ -82,9 +82,9 @@ REASONS = {
     "axis inside": r"places Y of \w+ inside X$",
     "reads nothing": r"^it reads nothing$",
     "nobody reads": r"^nobody reads what it writes$",
-    "depends on the loss": r"computed twice: it depends on the value of",
+    "depends on the loss": r"^the scores are computed twice",
     "W rank": r"W must be 2-D",
-    "no product to add": r"Acc must be|X and Y must have rank 2",
+    "no product to add": r"over a batch that was broadcast|X and Y must have rank 2",
     "alone": r"^alone: ",
 }
 

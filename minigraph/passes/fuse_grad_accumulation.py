@@ -64,6 +64,7 @@ def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> Op
     operands = list(add.input_vars)
     _check(add, part, operands)
     A, B, trans_a, trans_b = factors(part)
+    _check_batches(A, B, part.operand)
     others = [v for v in operands if v is not part.operand]
     place = add.rank
     g = GraphBuilder(graph, place, add, report.name)
@@ -109,6 +110,13 @@ def _check(add: OpNode, part: Part, operands: list[VarNode]) -> None:
         require_temporary(v)
         other = [c for c in v.consumers if c is not reader]
         require(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
+
+
+def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
+    """The product has the gradient's shape at run time too: nothing is summed over a batch that was broadcast."""
+    a, b, c = (v.type.shape[:-2] for v in (A, B, gradient))
+    known = a == b == c and -1 not in a
+    require(not c or not a or not b or known, f"{gradient.name} may be a sum over a batch that was broadcast")
 
 
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
