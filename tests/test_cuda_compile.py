@@ -85,6 +85,11 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
             yield "fused_linear_cross_entropy", [x, w, label, bias], attrs
             yield "fused_linear_cross_entropy_grad", [x, w, label, *of("300,1"), None], attrs
     yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
+    if dtype in ("float32", "float64"):
+        for head in (64, 512):
+            q, sums = f"4,1024,8,{head}", "4,8,1024"
+            yield "memory_efficient_attention", of(q, q, q), {"causal": True}
+            yield "memory_efficient_attention_grad", of(q, q, q, q, sums, q, "8,1024,1024"), {"causal": True}
     yield "relu", of(f"{2**31 + 3}"), {}
     yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
 
