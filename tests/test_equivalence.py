@@ -26,11 +26,13 @@ from minigraph.passes.fuse_matmul_transpose import TransposedX
 from minigraph.passes.rule import GraphBuilder
 
 GEMM: Flags = ("fuse_gemm_epilogue",)
-PROGRAMS, CHUNK = 2000, 100
+PROGRAMS, CHUNK = 2000, 500
 WITHIN = 300  # programs in which a planted defect must be seen
 SHARES = {  # of CHUNK programs each rule must change at least so many
-    "Linear": 50, "LinearRelu": 35, "LinearGelu": 30, "ReluGradLinearGrad": 12, "GeluGradLinearGrad": 12,
-    "DeadCode": 15, "Constant": 30, "CommonSubexpression": 4, "Transposes": 1, "Casts": 1, "TransposedY": 1,
+    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
+    "DeadCode": 75, "Constant": 150, "CommonSubexpression": 40, "Transposes": 25, "Casts": 10, "TransposedY": 10,
+    "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20, "FuseUpdates": 150,
+    "ForeachUpdates": 75,
 }  # fmt: skip
 
 
