@@ -152,7 +152,7 @@ class _Compilation:
                 verify_changes(graph, flag)
             if strategy.verify == "each_pass":
                 now = to_program(graph, program)
-                report.note = validate(previous, now, flag, graph.fetched, rounds=step.rounds)
+                report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends)
                 previous = now
         if strategy.verify != "off" and self.reports:
             verify(graph, "the last pass", types=False)

@@ -43,6 +43,7 @@ class Step:
     options    fields of BuildStrategy that the pass takes as arguments
     rounds     whether results differ by the rounding of the program's own types; `validate`, which
                computes in float64, then allows for it
+    mends      whether it may give numbers where the program gives NaN; `validate` then allows for that too
     """
 
     flag: str
@@ -51,11 +52,12 @@ class Step:
     conflicts: Mapping[str, str] = field(default_factory=dict)
     in_all: bool = True
     rounds: bool = False
+    mends: bool = False
     options: tuple[str, ...] = ()
 
 
 PASSES: tuple[Step, ...] = (
-    Step("memory_efficient_attention", memory_efficient_attention),
+    Step("memory_efficient_attention", memory_efficient_attention, mends=True),
     Step(
         "constant_folding", constant_folding, rounds=True,
         after={"memory_efficient_attention": "a causal mask is recognised by how it is made, not by its numbers"},

@@ -32,11 +32,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def validate(
-    before: Program, after: Program, pass_name: str, fetched: Iterable[str] = (), rounds: bool = False
-) -> str | None:
+    before: Program, after: Program, pass_name: str, fetched: Iterable[str] = (), rounds: bool = False,
+    mends: bool = False,
+) -> str | None:  # fmt: skip
     """Raise a VerifyError if a variable that both programs have, or a fetched one, differs.
 
     rounds  allow for roundings of the programs' own types, of which there are none else
+    mends   allow for numbers where the program before gives NaN
     Returns why the programs could not be compared, None if they were.
     """
     values = made_up_values(before)
@@ -54,7 +56,8 @@ def validate(
     tolerance = max(TOLERANCE, ROUNDINGS * _largest_epsilon(before)) if rounds else TOLERANCE
     written = dict.fromkeys(v.name for op in after.ops for v in op.output_vars)
     for name in [n for n in written if n in old]:  # the first one that is written differently
-        difference = distance(old[name], new[name])
+        expected = _mended(old[name], new[name]) if mends else old[name]
+        difference = distance(expected, new[name])
         if difference > tolerance:
             v = before.vars[name]
             raise VerifyError(
@@ -62,6 +65,11 @@ def validate(
                 hint="that is a defect of the pass; switch its flag off and report this program",
             )  # fmt: skip
     return None
+
+
+def _mended(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """`old` with what `new` has where it is NaN."""
+    return np.where(np.isnan(old), new, old) if old.dtype in FLOATS and old.shape == new.shape else old
 
 
 def _largest_epsilon(program: Program) -> float:

@@ -179,6 +179,8 @@ def _modified(w: _Writer, s: Variable, full: tuple[int, ...]) -> Variable:
                             mg.full([], fill), s)  # fmt: skip
         if r.random() < 0.3:
             return s + (1 - mg.cast(seen, "float64")) * -1e9
+        if r.random() < 0.3 and "window" not in w.words:
+            seen = mg.logical_and(seen, mg.tril(mg.ones([sq, sk])) > 0)
         return mg.where(seen, s, fill)
     bias = w.param(*shape) if how != "frozen" else w.data(*shape)
     if how == "minus":

@@ -269,6 +269,22 @@ def test_training_goes_the_same_way(flag):
     assert "1 applied, 0 refused" in compiled.explain()
 
 
+def test_validation_takes_zeros_for_the_nan_of_a_query_that_sees_nothing():
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        q, k, v = (mg.static.data(n, [2, 3, 5, 4]) for n in "qkv")
+        seen = mg.static.data("seen", [5, 5], "bool")
+        scores = mg.where(seen, mg.matmul(q, k, transpose_y=True), float("-inf"))
+        out = mg.matmul(mg.nn.functional.softmax(scores), v)
+    rng = np.random.default_rng(0)
+    feed = {n: rng.normal(size=(2, 3, 5, 4)).astype(np.float32) for n in "qkv"}
+    feed["seen"] = np.arange(5)[:, None] > np.arange(5)  # query 0 sees nothing
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True, verify="each_pass"))
+    plain, fused = (Executor().run(p, feed, [out], scope=Scope())[0] for p in (main, compiled))
+    assert np.isnan(plain[:, :, 0]).all() and not fused[:, :, 0].any()
+    np.testing.assert_allclose(fused[:, :, 1:], plain[:, :, 1:], rtol=1e-5, atol=1e-6)
+
+
 def test_inference_keeps_no_sums():
     main, _, loss = layer()
     test = main.clone(for_test=True)

@@ -81,5 +81,5 @@ def test_fixture(case):
     assert applied or case.refused, "a case applies a rule or shows why not"
     assert all(r.site is not None and r.site.filename == case.title for r in report.refused)
 
-    assert validate(before, after, case.flag, before.fetched, step.rounds) is None
-    assert validate(before, expected, case.flag, before.fetched, step.rounds) is None
+    assert validate(before, after, case.flag, before.fetched, step.rounds, step.mends) is None
+    assert validate(before, expected, case.flag, before.fetched, step.rounds, step.mends) is None

@@ -9,6 +9,7 @@ template fits all spellings, and the graph is not touched before it is known tha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..ir.graph import OpNode, VarNode
@@ -180,7 +181,8 @@ def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bo
         return True
     if not op.opdef.traits & {"elementwise", "pointwise"}:
         return False
-    return any(_leads_to_product(x, shape, depth - 1) for x in op.input_vars)
+    read = (x for slot, xs in op.inputs.items() if slot not in op.opdef.no_need_buffer for x in xs)
+    return any(_leads_to_product(x, shape, depth - 1) for x in read)
 
 
 def _added(found: Attention, op: OpNode) -> VarNode:
@@ -212,9 +214,23 @@ def _chosen(found: Attention, op: OpNode) -> VarNode:
         found.constants.append(other)
         fill = number * found.scale
         require(fill == fill and fill != float("inf"), f"{op.label()} puts {number} in place of scores")
-        found.modifiers.append(Modifier("where", condition, negated=negated, fill=fill, steps=_steps(condition)))
+        for part in _conditions(found, condition) if fill == -math.inf and not negated else (condition,):
+            found.modifiers.append(Modifier("where", part, negated=negated, fill=fill, steps=_steps(part)))
         return scores
     raise Refused(f"no choice of {op.label()} is a product of queries and keys of its shape")
+
+
+def _conditions(found: Attention, v: VarNode) -> tuple[VarNode, ...]:
+    """Both sides of a conjunction of which one is known by its place; -inf may be filled in one after the other."""
+    op = v.producer
+    if op is None or op.type != "logical_and" or _steps(v) is not None:
+        return (v,)
+    sides = op.inputs["X"][0], op.inputs["Y"][0]
+    if all(_steps(side) is None for side in sides):
+        return (v,)
+    if found.is_inside(v):
+        found.take(op)
+    return sides
 
 
 def _steps(v: VarNode) -> Steps | None:
