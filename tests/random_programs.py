@@ -24,9 +24,11 @@ from minigraph import unique_name
 from minigraph.backward import gradients
 from minigraph.builder import Builder
 from minigraph.errors import ProgramError
-from minigraph.optimizer import SGD, Adam, AdamW, Momentum
+from minigraph.nn import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
+from minigraph.optimizer import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lamb, Momentum, RMSProp
 from minigraph.optimizer.optimizer import Optimizer
 from minigraph.program import Program, Variable
+from minigraph.regularizer import L1Decay
 from minigraph.types import float64, int64, tensor_type
 from minigraph.validate import evaluate
 
@@ -40,13 +42,33 @@ LAYERS = {"linear": 95, "reshape": 6, "transpose": 4, "slice": 4, "residual": 6,
           "transposes": 8, "swapped": 8, "dead": 4, "head": 7}  # fmt: skip
 TRAPS = ("moved", "overwritten", "repeated", "constants", "transposes", "dead")  # may update in place
 ENDINGS = {"SGD": 36, "Momentum": 9, "Adam": 14, "AdamW": 11, "inference": 9, "inner": 12, "twice": 4, "second": 5}
-OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
-    "SGD": lambda: SGD(0.05),
-    "Momentum": lambda: Momentum(0.05, use_nesterov=True),
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "SGD": lambda **o: SGD(0.05, **o),
+    "Momentum": lambda **o: Momentum(0.05, use_nesterov=True, **o),
     # epsilon is large: near 0, Adam would magnify the rounding of gradients that are 0 but for it
-    "Adam": lambda: Adam(0.01, epsilon=1e-3, weight_decay=0.01),
-    "AdamW": lambda: AdamW(0.01, epsilon=1e-3),
+    "Adam": lambda **o: Adam(0.01, epsilon=1e-3, **{"weight_decay": 0.01, **o}),
+    "AdamW": lambda **o: AdamW(0.01, epsilon=1e-3, **o),
 }
+RARER: list[Callable[..., Optimizer]] = [  # some of SGD's programs take one of these
+    lambda **o: Adagrad(0.01, epsilon=1e-2, **o), lambda **o: Adadelta(0.1, epsilon=1e-2, **o),
+    lambda **o: RMSProp(0.01, epsilon=1e-2, centered=True, momentum=0.5, **o),
+    lambda **o: Adamax(0.01, epsilon=1e-2, **o), lambda **o: Adam(0.01, epsilon=1e-3, amsgrad=True, **o),
+    lambda grad_clip=None, **_: Lamb(0.01, epsilon=1e-2, grad_clip=grad_clip),
+]
+
+
+def varied(kind: str, r: random.Random) -> Optimizer:
+    """An optimizer of this kind, often with clipping, decay or groups."""
+    options: dict[str, Any] = {}
+    clips = (ClipGradByGlobalNorm(0.5), ClipGradByGlobalNorm(0.1), ClipGradByValue(0.05), ClipGradByNorm(0.1))
+    if r.random() < 0.4:
+        options["grad_clip"] = r.choice(clips)
+    if r.random() < 0.3 and kind != "AdamW":
+        options["weight_decay"] = r.choice((0.01, L1Decay(0.01)))
+    if r.random() < 0.3 and kind == "AdamW":
+        options["apply_decay_param_fun"] = lambda name: sum(map(ord, name)) % 2 == 0
+    make = r.choice(RARER) if kind == "SGD" and r.random() < 0.4 else OPTIMIZERS[kind]
+    return make(**options)
 PLAIN = 0.4  # of the programs are nothing but linear layers with parameters and activations
 
 
@@ -391,7 +413,8 @@ class _Net(RewriteLayers, HeadLayers):
     def minimize(self, loss: Variable, kind: str) -> None:
         blocked = [n for n in self.sizes if self.r.random() < 0.01]
         try:
-            _, found = OPTIMIZERS[kind]().minimize(loss, self.startup, no_grad_set=blocked)
+            optimizer = varied(kind, random.Random(f"{kind} {len(self.block.ops)}"))  # apart from what layers draw
+            _, found = optimizer.minimize(loss, self.startup, no_grad_set=blocked)
         except ProgramError as problem:
             if "depends on no trainable" not in str(problem):
                 raise
