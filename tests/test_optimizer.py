@@ -588,6 +588,54 @@ def test_minimize_twice_is_refused_and_changes_nothing():
     build(optimizer)  # another program is another matter
 
 
+def test_a_parameter_of_another_program_is_refused():
+    net, other = build(), build()
+    before = str(net.main)
+    with pytest.raises(ProgramError, match="parameter w belongs to program main, the loss to main"):
+        opt.SGD(0.1, parameters=[other.params["w"]]).minimize(net.loss, net.startup)
+    grad = opt.SGD(0.1).backward(net.loss)[0][1]
+    with pytest.raises(ProgramError, match="parameters w and w belong to two programs"):
+        opt.SGD(0.1).apply_gradients([(net.params["w"], grad), (other.params["w"], grad)])
+    with pytest.raises(AttrError, match="parameters must be a list of Parameters or names, holds {'params'"):
+        opt.SGD(0.1, parameters=[{"params": ["w"]}, "b"])
+    assert len(str(net.main)) > len(before)  # the gradients, and no update
+    assert not any(op.type == "sgd" for op in net.main.ops)
+
+
+def test_float32_copies_start_as_the_parameters_and_keep_small_steps():
+    """Steps that float16 would round away add up in the copies."""
+    with unique_name.guard():
+        net = build(opt.SGD(1e-5, multi_precision=True), "float16", w={"trainable": True})
+    exe, scope = Executor(), Scope()
+    exe.run(net.startup, scope=scope)
+    np.testing.assert_array_equal(scope.read("w_fp32_master_0"), scope.read("w").astype(np.float32))
+    for _ in range(200):
+        exe.run(net.main, {"x": X.astype("float16"), "y": Y.astype("float16")}, [], scope=scope)
+    copy = scope.read("w_fp32_master_0")
+    np.testing.assert_array_equal(scope.read("w"), copy.astype(np.float16))
+    rough = train(build(opt.SGD(1e-5), "float16"), 200)[1]["w"]
+    np.testing.assert_array_equal(rough[abs(rough) > 0.5], START["w"].astype(np.float16)[abs(rough) > 0.5])
+    assert (copy != START["w"].astype(np.float16).astype(np.float32)).all()
+    lonely = build(None, "float16")
+    with pytest.raises(ProgramError, match="the startup program does not initialise"):
+        opt.SGD(0.1, multi_precision=True).minimize(lonely.loss, Program("empty"))
+
+
+def test_auxiliary_variables():
+    net = build()
+    with program_guard(net.main, net.startup):
+        optimizer = opt.Adam(0.1)
+        with pytest.raises(AttrError, match="there is no auxiliary variable 'found'"):
+            optimizer._set_auxiliary_var("found", net.loss)
+        scale = Builder(net.main.global_block()).fill_constant(shape=(1,), value=0.5, dtype="float64")
+        optimizer._set_auxiliary_var("grad_scale", scale)
+        optimizer.minimize(net.loss)
+    _, found = train(net)
+    expected = loop(adam(0.1), lambda grads, params: {n: g / 2 for n, g in grads.items()})
+    for n in START:
+        np.testing.assert_allclose(found[n], expected[n], rtol=1e-12, atol=1e-12)
+
+
 def test_loss_without_parameters_is_refused():
     with pytest.raises(ProgramError, match="depends on no trainable parameter"):
         build(opt.SGD(0.1), w={"trainable": False}, b={"trainable": False}, s={"trainable": False})
