@@ -11,7 +11,8 @@ import numpy as np
 from ..errors import KernelError
 
 TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
-PART_BYTES = 4 << 20  # of a weight gradient that is added at a time
+PART_BYTES = 16 << 20  # of a weight gradient that is added at a time
+CACHED_BYTES = 1 << 20  # of scores that go through all steps together
 
 Parts = dict[str, Any]
 
@@ -73,9 +74,10 @@ def _chunked(
     flat = {n: made[n].reshape(rows, made[n].shape[-1]) for n in ("Loss", "ZLoss", "Prediction", "DX") if n in made}
     trains = bool({"DX", "DW", "DBias"} & made.keys())
     step = chunk_rows(rows, classes, X.itemsize, chunk_bytes)
-    for start in range(0, rows, step):
-        at = slice(start, start + step)
-        z = x[at] @ w
+    few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
+
+    def finish(z: np.ndarray, at: slice) -> None:
+        """What is wanted of a few rows, whose scores become their gradients."""
         if Bias is not None:
             z += Bias
         slope = _cap(z, softcap, trains) if softcap is not None else None
@@ -87,7 +89,7 @@ def _chunked(
         if "ZLoss" in flat:
             flat["ZLoss"][at, 0] = square
         if not trains:
-            continue
+            return
         seed = np.where(kept[at], 1 if DLoss is None else DLoss.reshape(rows)[at], 0).astype(X.dtype)
         z *= (seed * (1 + 2 * z_loss * lse) / total_exp)[:, None]
         if label_smoothing:
@@ -96,11 +98,17 @@ def _chunked(
         if slope is not None:
             z *= slope
         z[~kept[at]] = 0  # also where a score is infinite
+
+    for start in range(0, rows, step):
+        at = slice(start, start + step)
+        z = x[at] @ w
+        for first in range(0, len(z), few):  # as many as stay in a cache from one step to the next
+            part = z[first : first + few]
+            finish(part, slice(start + first, start + first + len(part)))
         if "DX" in flat:
             np.matmul(z, w.T, out=flat["DX"][at])
         if "DW" in made:
-            gradient = made["DW"].T if trans_w else made["DW"]
-            _add_product(gradient, x[at], z, first=start == 0)
+            _add_product(made["DW"], *((z, x[at]) if trans_w else (x[at], z)), first=start == 0)
         if "DBias" in made:
             made["DBias"][...] = z.sum(axis=0) + (made["DBias"].astype(z.dtype) if start else 0)
     if rows == 0:
@@ -151,13 +159,13 @@ def _losses(
     return np.where(kept, loss, 0) + square, square, lse, total
 
 
-def _add_product(total: np.ndarray, x: np.ndarray, d: np.ndarray, first: bool) -> None:
-    """total = or += x^T @ d, by parts of columns, so that nothing else of its size is made."""
-    step = max(1, PART_BYTES // max(1, total.shape[0] * x.itemsize))
-    for start in range(0, total.shape[1], step):
-        columns = slice(start, start + step)
-        part = x.T @ d[:, columns]
-        if first:
-            total[:, columns] = part
+def _add_product(total: np.ndarray, a: np.ndarray, b: np.ndarray, first: bool) -> None:
+    """total = or += a^T @ b, some rows at a time, so that nothing else of its size is made."""
+    step = max(1, PART_BYTES // max(1, total.shape[1] * b.itemsize))
+    for start in range(0, total.shape[0], step):
+        rows = slice(start, start + step)
+        if first and total.dtype == b.dtype:
+            np.matmul(a[:, rows].T, b, out=total[rows])
         else:  # a 16-bit total is rounded after each chunk, as on a GPU
-            total[:, columns] = part + total[:, columns].astype(part.dtype, copy=False)
+            part = a[:, rows].T @ b
+            total[rows] = part if first else part + total[rows].astype(part.dtype, copy=False)
