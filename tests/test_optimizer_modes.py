@@ -23,14 +23,16 @@ from update_nets import (
 
 import minigraph.optimizer as opt
 from minigraph.errors import AttrError, KernelError
-from minigraph.kernels.cuda import tensors
+from minigraph.kernels.cuda import tensors, update
 from minigraph.kernels.cuda.binder import Binder, Device, Launch
 from minigraph.kernels.cuda.buffer import Buffer, Words
 from minigraph.kernels.cuda.compile import compile_source
+from minigraph.kernels.updates import slots_of
+from minigraph.opdef import get_op
 from minigraph.plan_cuda import CudaPlan
 from minigraph.program import Program, program_guard
 from minigraph.static import BuildStrategy, CompiledProgram
-from minigraph.types import float32
+from minigraph.types import bfloat16, bool_, float32, float64
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -144,6 +146,29 @@ def test_the_compiler_refuses_it_too(width, fits):
     else:
         with pytest.raises(RuntimeError, match="32764"):
             compile_source(source)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_large_tensors_compile_without_spills(name, mode, arch):
+    """Also with float32 copies, a flag and a factor."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+    slots, one = slots_of(name), {"LearningRate": float32, "SkipUpdate": bool_, "GradScale": float32}
+    for dtype in (float32, bfloat16):
+        binder = Binder(Device(arch), multi_tensor=mode)
+        binder.begin(0)
+        ins = {}
+        for slot in slots.inputs:
+            own = float64 if slot in slots.powers else dtype if slot in ("Param", "Grad") else float32
+            size = 1 if slot in slots.powers else 1 << 20
+            ins[slot] = Buffer((1,), one[slot]) if slot in one else [Buffer((size,), own) for _ in range(3)]
+        ins |= {slot: None for slot in slots.extra} | ({"MasterParam": None} if dtype == float32 else {})
+        outs = {f"{slot}Out": ins[slot] for slot in slots.updated}
+        attrs = get_op(f"fused_{name}").bind_attrs({"regularization_coeff": 0.1 if dtype == float32 else 0.0})
+        getattr(update, f"fused_{name}")(binder, ins, outs, attrs)
+        for call in binder.calls:
+            assert compile_source(call.source, arch).spilled_bytes == 0, call.function
 
 
 def test_arenas_are_made_once_and_shared_by_plans():
