@@ -43,7 +43,6 @@ def checks() -> Iterator[Check]:
         yield Check(f"updates/tensors/{mode}", partial(many, mode, 10_000))
     for run in (float64_agrees, sizes, clipped, copies, found_inf, rate_changes, misaligned, float64_sizes):
         yield Check(f"updates/{run.__name__}", run)
-    yield Check("updates/tensors/table", partial(many, "table", 10_000))
     yield Check("updates/huge", huge, alone=True)
 
 
