@@ -16,8 +16,8 @@ What a query sees:
               B = 1. A query sees the keys of its own sequence; causal and window count within it.
               What lies behind the last length belongs to no sequence and is not read.
 A query that sees no key gives zeros (softmax would give NaN), and values at keys that a query does not
-see never reach its result, NaN included (on tensor cores they count 0 times, so NaN and infinity at hidden keys beside seen
-ones show).
+see never reach its result, NaN included (on tensor cores they count 0 times, so NaN and infinity at hidden
+keys beside seen ones show).
 
 Bias and Mask broadcast to [B, H, Sq, Sk], of rank 3 to [B, Sq, Sk]. Key is random_key's output, read where
 dropout > 0: probability (b, h, q, k) is kept by the random number of that element of a [B, H, Sq, Sk] array,
