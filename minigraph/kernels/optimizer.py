@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from .parallel import for_blocks
+from .compiled import compiled
+from .parallel import cores, for_blocks
 from .updates import PLAIN, SHARED, Update, slots_of, update_of
 
 BLOCK = 196608  # elements
@@ -104,10 +105,13 @@ def _numbers(update: Update, given: Lists, attrs: Mapping[str, Any]) -> list[tup
 
 
 def _over_blocks(
-    loop: Callable[..., None], columns: Sequence[Arrays], numbers: Sequence[tuple[float, ...]],
+    loop: compiled, columns: Sequence[Arrays], numbers: Sequence[tuple[float, ...]],
     scale: float | None = None, coeff: float = 0.0,
 ) -> None:  # fmt: skip
-    """`loop(*arrays, *numbers)` on all elements; the first column is the gradient, changed first where asked."""
+    """`loop(*arrays, *numbers)` on all elements; the first column is the gradient, changed first where asked.
+
+    Machine code reads each array once: a block for each core is best. NumPy needs blocks that stay in cache.
+    """
     ends = list(itertools.accumulate(a.size for a in columns[0]))
 
     def on_block(start: int, stop: int) -> None:
@@ -123,7 +127,9 @@ def _over_blocks(
             loop(*parts, *numbers[i])
             start, i = end, i + 1
 
-    for_blocks(ends[-1] if ends else 0, BLOCK, on_block)
+    size = ends[-1] if ends else 0
+    machine_code = loop.machine_code is not loop.loop
+    for_blocks(size, max(BLOCK, -(-size // cores())) if machine_code else BLOCK, on_block)
 
 
 def _adapted(
