@@ -44,7 +44,7 @@ def full_source(name: str, defines: Sequence[tuple[str, str]] = ()) -> str:
 
 def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
-    from cuda.bindings import nvrtc
+    import cuda.bindings.nvrtc as nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
@@ -66,7 +66,7 @@ def compile_all(sources: Iterable[str], arch: str) -> None:
 
 
 def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
-    from cuda.bindings import nvrtc
+    import cuda.bindings.nvrtc as nvrtc
 
     options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])

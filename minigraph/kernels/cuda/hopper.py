@@ -29,7 +29,7 @@ class TensorMap(Words):
 
     def packed(self) -> np.ndarray:
         """The 128 bytes that the driver makes of it, as 16 words."""
-        from cuda.bindings import driver as d
+        import cuda.bindings.driver as d
 
         kinds = d.CUtensorMapDataType
         kind = (
