@@ -87,6 +87,9 @@ class Rows(NamedTuple):
         return next((kind for kind, slots in named.items() if slot in slots), "whole")
 
 
+INFERRED_KEPT = 256  # answers of type inference for each operator type
+
+
 class OpDef:
     """The definition of one type of operator."""
 
@@ -112,6 +115,7 @@ class OpDef:
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
+        self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self._check()
@@ -273,12 +277,19 @@ class OpDef:
         if self.infer_function is None:
             first: Any = args[0][0] if isinstance(args[0], list) else args[0]
             return {s.name: [first] for s in self.outputs}
-        result = self.infer_function(*args, **attrs)
-        if not isinstance(result, tuple):
-            result = (result,)
+        # layers of one shape ask the same: what was found is kept
+        types = tuple(tuple(a) if isinstance(a, list) else a for a in args)
+        key = self.infer_function, types, *attrs.items()
+        found = self._inferred.get(key)
+        if found is None:
+            found = self.infer_function(*args, **attrs)
+            found = found if isinstance(found, tuple) else (found,)
+            if len(self._inferred) >= INFERRED_KEPT:
+                self._inferred.clear()
+            self._inferred[key] = found
         return {
             s.name: list(t) if s.variadic else [t]
-            for s, t in zip(self.outputs, result, strict=True)
+            for s, t in zip(self.outputs, found, strict=True)
             if t is not None
         }
 

@@ -596,7 +596,7 @@ def test_a_parameter_of_another_program_is_refused():
     grad = opt.SGD(0.1).backward(net.loss)[0][1]
     with pytest.raises(ProgramError, match="parameters w and w belong to two programs"):
         opt.SGD(0.1).apply_gradients([(net.params["w"], grad), (other.params["w"], grad)])
-    with pytest.raises(AttrError, match="parameters must be a list of Parameters or names, holds {'params'"):
+    with pytest.raises(AttrError, match=r"parameters must be a list of Parameters or names, holds {'params'"):
         opt.SGD(0.1, parameters=[{"params": ["w"]}, "b"])
     assert len(str(net.main)) > len(before)  # the gradients, and no update
     assert not any(op.type == "sgd" for op in net.main.ops)

@@ -21,7 +21,15 @@ from .binder import Binder, blocks_for
 from .buffer import CUDA_TYPES, Buffer, Words
 from .optimizer import NORM_CHUNK, norm_types, squares
 from .pointwise import compute_type
-from .tensors import ARENA_CHUNK, STRUCT_BYTES, THREADS, Tensors, chosen_mode, launch_over, tensor_source
+from .tensors import (
+    ARENA_CHUNK,
+    STRUCT_BYTES,
+    THREADS,
+    Tensors,
+    chosen_mode,
+    launch_over,
+    tensor_source,
+)
 
 CHUNK = ARENA_CHUNK  # elements of a block: one access of 16 bytes for each thread and column
 STEP_BYTES = 16
