@@ -73,10 +73,14 @@ def figures() -> Iterator[Figure]:
     for row in results("compile_time").get("rows", ()):
         title = f"passes and plan of {row['operators']:,} operators, on a CPU"
         yield Figure(title, row["seconds"], None, "-", row["asked"], "s", "compile_time.json")
-    cpu = results("mlp_cpu").get("milliseconds", {})
-    if cpu:
-        peer = median(cpu["torch"])
-        yield Figure("MLP step on 2 cores", median(cpu["minigraph fused"]), peer, "torch", peer, "ms", "mlp_cpu.json")
+    for file, title, ours, theirs in (
+        ("mlp_cpu", "MLP step on 2 cores", "minigraph fused", "torch"),
+        ("optimizer_cpu", "AdamW over 1.9 million parameters on 2 cores", "fused", "torch fused"),
+    ):
+        times = results(file).get("milliseconds", {})
+        if times:
+            peer = median(times[theirs])
+            yield Figure(title, median(times[ours]), peer, theirs, peer, "ms", f"{file}.json")
 
 
 def table() -> str:
