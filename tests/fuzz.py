@@ -57,6 +57,7 @@ REASONS = {
     "inner gradient": r"is the gradient of an inner value|gives no gradient of|DLoss must be",
     "X dtype": r"X must be a float",
     "X rank": r"X must have rank 2 or more",
+    "few classes": r"classes are no larger than X",
     "Y rank": r"Y must be 2-D",
     "Bias rank": r"Bias must be 1-D",
     "Bias axis": r"added along axis",

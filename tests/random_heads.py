@@ -38,7 +38,7 @@ class HeadLayers:
         x = self.pick(lambda s: len(s) >= 2)
         if x is None:
             return None
-        classes = r.choice((1, 2, 3, 5))
+        classes = r.choice((3, 5, 7, 9))
         z = self._scores(x, classes)
         trap = r.choice(TRAPS) if r.random() < 0.2 else ""
         predicted = r.random() < 0.2

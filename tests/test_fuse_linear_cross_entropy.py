@@ -210,7 +210,17 @@ def fused_twice_differentiated(n):
     return [first, second]
 
 
+def scores_as_small_as_the_input(n):
+    return [n.loss(n.matmul(n.x, n.param("v", 3, 3)))]
+
+
+def tied_scores_smaller_than_the_input(n):
+    return [n.loss(n.matmul(n.x, n.param("v", 2, 3), trans_y=True))]
+
+
 REFUSALS = {
+    scores_as_small_as_the_input: "the scores of 3 classes are no larger than X with 3 features",
+    tied_scores_smaller_than_the_input: "the scores of 2 classes are no larger than X with 3 features",
     weights_of_other_length: "does not have one element per class (5)",
     weights_summed_over_rows: "the sum goes over axes (0,)",
     gradient_that_waits_for_the_loss: "it depends on the value of",

@@ -8,7 +8,8 @@ weights, stays as it is. Then forward and grad operator are joined, so that the 
     Loss = fused_linear_cross_entropy(X, W, Label), DX, DW = fused_linear_cross_entropy_grad(X, W, Label, DLoss)
         ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
 
-DLoss is computed ahead of the loss (passes/ahead.py), which is refused where it depends on the loss itself.
+DLoss is computed ahead of the loss (passes/ahead.py), which is refused where it depends on the loss itself. Layers of no
+more classes than features are left alone: their scores take no more memory than what the layer reads.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class LinearCrossEntropy(Rule):
     def check(self, head: Head) -> None:
         require(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
         require(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
+        width, classes = head.W.type.shape[::-1] if head.trans_w else head.W.type.shape
+        require(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
 
     def rewrite(self, g: GraphBuilder, head: Head) -> Any:
         x = head.X
