@@ -8,8 +8,8 @@ weights, stays as it is. Then forward and grad operator are joined, so that the 
     Loss = fused_linear_cross_entropy(X, W, Label), DX, DW = fused_linear_cross_entropy_grad(X, W, Label, DLoss)
         ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
 
-DLoss is computed ahead of the loss (passes/ahead.py), which is refused where it depends on the loss itself. Layers of no
-more classes than features are left alone: their scores take no more memory than what the layer reads.
+DLoss is computed ahead of the loss (passes/ahead.py), which is refused where it depends on the loss itself. Layers of
+no more classes than features are left alone: their scores take no more memory than what the layer reads.
 """
 
 from __future__ import annotations
