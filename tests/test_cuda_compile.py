@@ -185,6 +185,7 @@ def require_clean(call: Launch, op_type: str, arch: str) -> None:
     cubin = compile_source(call.source, arch)
     report = _report(cubin.log, call.function)
     assert cubin.spilled_bytes == 0, f"{call.function} spills registers: {cubin.log}"
+    assert "serialized" not in cubin.log, f"{call.function} waits for each wgmma: {cubin.log}"
     assert op_type in LOCAL_MEMORY or "0 bytes stack frame" in report, f"{call.function}: {report}"
     registers = int(re.search(r"Used (\d+) registers", report)[1])
     threads = -(-call.block[0] // 128) * 128  # registers are given to groups of 4 warps

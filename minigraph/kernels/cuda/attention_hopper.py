@@ -100,8 +100,7 @@ def _map(x: Buffer, layout: str, rows: int) -> TensorMap:
 def _source(file: str, dtype: np.dtype, head: int, step: int, stages: int) -> str:
     name = CUDA_TYPES[dtype]
     instructions = [wgmma(step, name), wgmma(step, name, True), wgmma(head, name, True, True)]
-    defines = [("T", name), ("PTX_T", f'"{name}"'), ("HEAD", str(head)), ("STEP", str(step)), ("STAGES", str(stages)),
-               ("EMPTY_LSE", "(-infinity<float>())")]  # fmt: skip
+    defines = [("T", name), ("PTX_T", f'"{name}"'), ("HEAD", str(head)), ("STEP", str(step)), ("STAGES", str(stages))]
     return hopper_source(instructions, defines, ["attention_hopper.cuh", file])
 
 

@@ -136,25 +136,9 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_query(
             const int stage = i % STAGES, key = (end - 1 - i) * STEP;
             const u32 parity = i / STAGES & 1, k = at.a + stage * STEP_BYTES, v = at.b + stage * STEP_BYTES;
             barrier_wait(at.a_full + 8 * stage, parity);
-            keep(s);
-            keep(q);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < HEAD / 16; d++) {
-                const u32 a[4] = {q[4 * d], q[4 * d + 1], q[4 * d + 2], q[4 * d + 3]};
-                wgmma_rs(s, a, descriptor(k + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-            }
-            wgmma_commit();
+            multiply(s, q, k);
             barrier_wait(at.b_full + 8 * stage, parity);
-            keep(dp);
-            keep(dout);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < HEAD / 16; d++) {
-                const u32 a[4] = {dout[4 * d], dout[4 * d + 1], dout[4 * d + 2], dout[4 * d + 3]};
-                wgmma_rs(dp, a, descriptor(v + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-            }
-            wgmma_commit();
+            multiply(dp, dout, v);
             wgmma_wait<1>();  // the scores are there, and the product of the step before is done with its keys
             keep(s);
             if (begun.value) {
@@ -180,15 +164,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_query(
 #pragma unroll
             for (int j = 0; j < STEP / 2; j += 2)
                 ds[j / 2] = pack(s[j] * (dp[j] - shift[j % 4 / 2]), s[j + 1] * (dp[j + 1] - shift[j % 4 / 2]));
-            keep(ds);
-            if (begun.value) keep(acc);
-            wgmma_fence();
-#pragma unroll
-            for (int n = 0; n < STEP / 16; n++) {
-                const u32 a[4] = {ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]};
-                wgmma_rs_bt(acc, a, descriptor(k + n * 2048, STEP * 128, 1024), begun.value || n > 0);
-            }
-            wgmma_commit();
+            add_rows(acc, ds, k, begun.value);
         };
         if (steps > 0) step(0, No{});
         for (int i = 1; i < steps; i++) step(i, Yes{});
@@ -251,21 +227,9 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_key(
             asm volatile("" : "+r"(own_k), "+r"(own_v));  // descriptors are made here, not kept in 32 registers
             const u32 own_numbers = at.numbers + stage * STEP * 8 + lane % 4 * 16;
             barrier_wait(at.a_full + 8 * stage, parity);
-            keep(s);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < HEAD / 16; d++)
-                wgmma_ss(s, descriptor(own_k + d / 4 * ROWS * 128 + d % 4 * 32, 16, 1024),
-                         descriptor(q + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-            wgmma_commit();
+            multiply(s, own_k, q);
             barrier_wait(at.b_full + 8 * stage, parity);
-            keep(dp);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < HEAD / 16; d++)
-                wgmma_ss(dp, descriptor(own_v + d / 4 * ROWS * 128 + d % 4 * 32, 16, 1024),
-                         descriptor(dout + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-            wgmma_commit();
+            multiply(dp, own_v, dout);
             barrier_wait(at.number_full + 8 * stage, parity);
             wgmma_wait<1>();  // the scores are there, and the products of the step before are done with their tiles
             keep(s);
@@ -291,15 +255,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_key(
                 p[j / 2] = pack(s[j], s[j + 1]);
                 p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
             }
-            keep(p);
-            if (begun.value) keep(dv_sum);
-            wgmma_fence();
-#pragma unroll
-            for (int n = 0; n < STEP / 16; n++) {
-                const u32 a[4] = {p[4 * n], p[4 * n + 1], p[4 * n + 2], p[4 * n + 3]};
-                wgmma_rs_bt(dv_sum, a, descriptor(dout + n * 2048, STEP * 128, 1024), begun.value || n > 0);
-            }
-            wgmma_commit();
+            add_rows(dv_sum, p, dout, begun.value);
             wgmma_wait<1>();
             keep(dp);
 #pragma unroll
@@ -312,15 +268,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_key(
                 ds[j / 2] = pack(above[0] * (dp[j] - shift[0]), above[1] * (dp[j + 1] - shift[1]));
                 ds[j / 2 + 1] = pack(below[0] * (dp[j + 2] - shift[0]), below[1] * (dp[j + 3] - shift[1]));
             }
-            keep(ds);
-            if (begun.value) keep(dk_sum);
-            wgmma_fence();
-#pragma unroll
-            for (int n = 0; n < STEP / 16; n++) {
-                const u32 a[4] = {ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]};
-                wgmma_rs_bt(dk_sum, a, descriptor(q + n * 2048, STEP * 128, 1024), begun.value || n > 0);
-            }
-            wgmma_commit();
+            add_rows(dk_sum, ds, q, begun.value);
             wgmma_wait<1>();  // dV is summed: dOut may go
             keep(p);
             keep(dv_sum);

@@ -63,25 +63,12 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
         auto scores = [&](int i) {
             const u32 k = k_tile + i % STAGES * STEP_BYTES;
             barrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
-            keep(s);
-            wgmma_fence();
-#pragma unroll
-            for (int d = 0; d < HEAD / 16; d++)
-                wgmma_ss(s, descriptor(own_q + d / 4 * ROWS * 128 + d % 4 * 32, 16, 1024),
-                         descriptor(k + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-            wgmma_commit();
+            multiply(s, own_q, k);
         };
         auto values = [&](int i) {
             const u32 v = v_tile + i % STAGES * STEP_BYTES;
             barrier_wait(v_full + 8 * (i % STAGES), i / STAGES & 1);
-            keep(o);
-            wgmma_fence();
-#pragma unroll
-            for (int k = 0; k < STEP / 16; k++) {
-                const u32 a[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
-                wgmma_rs_bt(o, a, descriptor(v + k * 2048, STEP * 128, 1024), 1);
-            }
-            wgmma_commit();
+            add_rows(o, p, v, true);
         };
         // s becomes exp(scale * (s - maximum)); returns by how much what was summed before shrinks
         auto softmax = [&](int i, float (&shrink)[2]) {
