@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +13,10 @@ from minigraph import cuda, unique_name
 from minigraph.program import Program, program_guard
 from minigraph.scope import Scope, scope_guard
 from minigraph.types import set_default_dtype
+
+# numba keeps machine code by source, not by the options it was compiled with: a test must not meet an earlier run's
+MACHINE_CODE = tempfile.TemporaryDirectory(prefix="minigraph-numba-")
+os.environ["NUMBA_CACHE_DIR"] = MACHINE_CODE.name
 
 
 @pytest.fixture(autouse=True)
