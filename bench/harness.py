@@ -178,7 +178,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of the packages that this process has imported."""
     found = {}
-    for package in ("minigraph", "numpy", "torch", "jax", "cupy"):
+    for package in ("minigraph", "numpy", "numba", "torch", "jax", "cupy"):
         if package in sys.modules:
             module = sys.modules[package]
             found[package] = str(getattr(module, "__version__", None) or importlib.metadata.version(package))

@@ -13,6 +13,7 @@ same operations on each element in the same order, without contractions, so resu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,9 @@ class compiled:
 def _compile(loop: Callable[..., None]) -> Callable[..., None]:
     try:
         import numba
-        from numba.extending import overload
     except ImportError:
         return loop
-    if not _translated:
-        # inlined, or the compiler does not see that indices are never negative, and does not vectorise
-        overload(elements, inline="always")(lambda array: lambda array: range(array.size))
-        _translated.append(True)
+    _translate_elements()
     options = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
     try:
         return numba.njit(cache=True, **options)(loop)
@@ -59,4 +56,10 @@ def _compile(loop: Callable[..., None]) -> Callable[..., None]:
         return numba.njit(**options)(loop)
 
 
-_translated: list[bool] = []
+@cache
+def _translate_elements() -> None:
+    """Once per process: what `elements` is in compiled code."""
+    from numba.extending import overload
+
+    # inlined, or the compiler does not see that indices are never negative, and does not vectorise
+    overload(elements, inline="always")(lambda array: lambda array: range(array.size))
