@@ -7,68 +7,16 @@
 //               whole, others pass through `stage` in pieces of CHUNK of the head dimension
 //   accumulate  acc[row][d] += sum over columns of p[row][column] * other[column][d]; p in shared memory
 //
-// Causal, window and packed sequences make an interval [lo, hi) of columns for each row: see interval().
+// Causal, window and packed sequences make an interval [lo, hi) of columns for each row: attention_inputs.cuh.
 // A weight of 0 takes nothing, not even NaN: once a NaN or infinity was staged, products are chosen.
-// T type in memory, BT that of Bias, L that of cumulative lengths, VEC elements per load,
-// GENERAL: there are Bias, Mask or dropout.
+// T type in memory, VEC elements per load.
 
 constexpr int THREADS = 128, TX = 16, BM = 8 * RM, BN = TX * RN, PER = CHUNK / TX;
 constexpr int W = 16 / sizeof(C);          // numbers in 16 bytes; also what rows are padded by, against bank conflicts
 constexpr int LDS = CHUNK + W, LDP = BN + W;  // rows of `stage`, of p
 
-struct Sizes {
-    int heads, groups, queries, keys, d, dv;
-    bool bshd;
-};
-struct Rows {  // of one head of an array: where they begin, elements from one to the next
-    i64 at, step;
-};
-__device__ __forceinline__ Rows rows_of(const Sizes& z, i64 heads, i64 rows, i64 width, i64 b, i64 h) {
-    const i64 batch = b * heads * rows * width;
-    if (z.bshd) return {batch + h * width, heads * width};
-    return {batch + h * rows * width, width};
-}
-
-struct Interval {
-    int lo, hi;
-};
-// Packed sequences: which one holds `place`; -1 behind the last.
-__device__ __forceinline__ i64 sequence_of(const L* lengths, i64 count, i64 place) {
-    if (place >= i64(lengths[count])) return -1;
-    i64 lo = 0, hi = count;
-    while (hi - lo > 1) {
-        const i64 middle = (lo + hi) / 2;
-        if (i64(lengths[middle]) <= place) lo = middle;
-        else hi = middle;
-    }
-    return lo;
-}
-// The columns that row `place` meets: of `others`, within `before` and `after` (-1: any distance) of the
-// diagonal, which with `bottom_right` ends at the last row and column. `own` is null without sequences.
-__device__ __forceinline__ Interval interval(
-    i64 place, i64 rows, i64 columns, const L* own, const L* other, i64 count, i64 before, i64 after,
-    bool bottom_right)
-{
-    if (place >= rows) return {0, 0};
-    i64 start = 0, end = columns, shift = columns - rows;
-    if (own) {
-        const i64 s = sequence_of(own, count, place);
-        if (s < 0) return {0, 0};
-        start = min(max(i64(other[s]), i64(0)), columns);
-        end = min(max(i64(other[s + 1]), start), columns);
-        shift = end - start - (i64(own[s + 1]) - i64(own[s]));
-        place -= i64(own[s]);
-    }
-    const i64 diagonal = start + place + (bottom_right ? shift : 0);
-    const i64 lo = before < 0 ? start : min(max(start, diagonal - before), end);
-    const i64 hi = after < 0 ? end : min(end, diagonal + after + 1);
-    return {int(lo), int(max(lo, hi))};
-}
-
 __device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
-__device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.4426950408889634f); }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 // rows x width elements (VEC at a time) into shared memory; zeros beyond `valid` rows and `limit` columns.
 template <int ROWS, int WIDTH, int LD>
@@ -202,57 +150,3 @@ __device__ __forceinline__ C row_max(C x) {
     return x;
 }
 
-// What changes scores besides the interval. Strides are 0 along axes that broadcast.
-struct Modifiers {
-    const BT* bias;
-    const bool* mask;
-    i64 bias_b, bias_h, bias_q, bias_k, mask_b, mask_h, mask_q, mask_k;
-    C scale, masked_score;
-    u64 seed;
-    i64 number, step;
-    u64 threshold;  // 0: nothing is dropped
-    C keep_scale;
-};
-struct Place {  // of a head's scores
-    i64 bias, mask;
-    u64 first;  // its first element among those that draw random numbers
-};
-__device__ __forceinline__ Place place_of(const Modifiers& m, const Sizes& z, i64 b, i64 h) {
-    return {b * m.bias_b + h * m.bias_h, b * m.mask_b + h * m.mask_h, u64(b * z.heads + h) * z.queries * z.keys};
-}
-// The score of query q and key k from their product; `drawn` tells whether a gradient flows back to the product.
-__device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, const Place& at, bool* drawn) {
-    C s = product * m.scale;
-    *drawn = true;
-#if GENERAL
-    if (m.bias) s += C(up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]));
-    if (m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k]) {
-        s = m.masked_score;
-        *drawn = false;
-    }
-#endif
-    return s;
-}
-// The dropout factor of a probability.
-__device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes& z, const Place& at) {
-#if GENERAL
-    if (m.threshold) {
-        const u64 element = at.first + u64(q) * z.keys + k;
-        const Words w = philox4x32(element / 4, m.seed, m.number, m.step);
-        const u32 pair[2] = {element & 1 ? w.v[1] : w.v[0], element & 1 ? w.v[3] : w.v[2]};
-        return (element & 2 ? pair[1] : pair[0]) >= m.threshold ? m.keep_scale : C(0);
-    }
-#endif
-    return C(1);
-}
-
-#define INPUTS                                                                                                       \
-    const T *Q, const T *K, const T *V, const BT *bias, const bool *mask, const L *lengths_q, const L *lengths_k,    \
-        const i64 *key, int heads, int groups, int queries, int keys, int d, int dv, int bshd, i64 count,            \
-        i64 before, i64 after, i64 bottom_right, i64 bias_b, i64 bias_h, i64 bias_q, i64 bias_k, i64 mask_b,         \
-        i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale
-#define READ_INPUTS                                                                                                  \
-    const Sizes z = {heads, groups, queries, keys, d, dv, bshd != 0};                                                \
-    const Modifiers m = {bias, mask, bias_b, bias_h, bias_q, bias_k, mask_b, mask_h, mask_q, mask_k, C(scale),       \
-                         C(masked_score), threshold ? u64(key[0]) : 0, threshold ? key[1] : 0,                       \
-                         threshold ? key[2] : 0, threshold, C(keep_scale)};

@@ -120,7 +120,7 @@ def _source(file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any)
         "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     head = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
-    return head + read_source("attention.cuh") + read_source(file)
+    return head + read_source("attention_inputs.cuh") + read_source("attention.cuh") + read_source(file)
 
 
 def is_general(ins: Slots, attrs: Slots) -> bool:
@@ -151,7 +151,7 @@ def score_sizes(x: Buffer, rank: int) -> tuple[int, ...]:
 
 
 def _inputs(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
-    """The arguments INPUTS of attention.cuh."""
+    """The arguments INPUTS of attention_inputs.cuh."""
     rank, window, p = ins["Q"].ndim, attrs["window"] or (-1, -1), attrs["dropout"]
     after = 0 if attrs["causal"] else window[1]
     lengths = ins.get("CuSeqlensQ")
