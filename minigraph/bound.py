@@ -7,7 +7,7 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import MinigraphError
@@ -34,25 +34,43 @@ class BoundProgram:
     offsets   (buffer, offset) of the same; a run does not keep its content
     letters   (buffer, offset) of what lies in the mailbox: the run counter and small feeds, `inbox_bytes` in
               all, which the host writes in one copy; then the fault record and small fetched values, which it reads
+    once      positions of calls that depend on shapes only: they run once, and `constants` holds what they write
     """
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
         device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
+        fit: Callable[[Binder], None] | None = None,
     ) -> None:  # fmt: skip
+        """`fit` makes the workspaces of the recorded products as small as they can be."""
         self.program, self.options = program, options
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
         self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
+        self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
+        if fit is not None:
+            fit(self.binder)
         self.rest = range(len(self.binder.calls), len(self.binder.calls) + len(self.results))
         for buffer, name in self.results:
             self.binder.calls.append(Copy(self.outside[name], buffer))
+        self.once = frozenset(i for position in self.constant_steps for i in self.spans[position])
+        self.constants, self.constant_bytes = _laid_out(
+            self.buffers[i] for position in self.constant_steps for i in self.schedule.steps[position].written
+        )
         self.letters, self.inbox_bytes, self.mailbox_bytes = self._fill_mailbox()
         self._place()
+
+    def _is_constant(self, step: Step) -> bool:
+        """Whether a step gives the same in every run and is small enough to be kept."""
+        values = [self.schedule.values[i] for i in step.written]
+        return (
+            not step.read and not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
+            and all(v.type.nbytes <= SMALL for v in values) and not {*step.written} & {*self.schedule.fetched}
+        )  # fmt: skip
 
     def _make_buffers(self) -> list[Buffer]:
         values = self.schedule.values
@@ -93,7 +111,7 @@ class BoundProgram:
             if not isinstance(i, int) or not isinstance(index, int) or values[index].persistable:
                 continue
             dies = values[i].root == i and values[i].last_use <= position and not values[i].persistable
-            if dies and values[i].type == values[index].type and shown_once(step, values, i):
+            if dies and values[i].producer not in self.constant_steps and values[i].type == values[index].type and shown_once(step, values, i):
                 buffers[index] = buffers[i]
 
     def _bind(self, position: int, step: Step) -> range:
@@ -141,6 +159,7 @@ class BoundProgram:
         numbers: dict[int, int] = {}
         blocks: dict[int, Buffer] = {}
         ignored = {id(self.binder.fault)}  # every kernel may report; who is first does not matter
+        ignored |= {id(b) for b, _ in self.constants}
         tables = {id(t.buffer): t.words.buffers for t in self.binder.tables}
 
         def number(buffer: Buffer) -> int:
@@ -170,8 +189,7 @@ class BoundProgram:
     def _place(self) -> None:
         """Slots of calls, and offsets in the arena of what neither Scope nor mailbox holds."""
         units, blocks = self._units()
-        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
-        elsewhere |= {id(t.buffer) for t in self.binder.tables}
+        elsewhere = self._elsewhere() | {id(t.buffer) for t in self.binder.tables}
         kept = {id(owner(self.buffers[i])) for i in self.schedule.fetched}
         fed = {id(owner(self.buffers[i])) for i in self.schedule.feeds.values()}
         own = {n: b for n, b in blocks.items() if id(b) not in elsewhere and b.ptr is None}
@@ -183,7 +201,7 @@ class BoundProgram:
             orders.append(thrifty(units, before, sizes, given, needed))
         best: tuple[int, list[list[int]], list[tuple[Buffer, Life]]] | None = None
         for order in orders:
-            slots = paired(order, units, before)
+            slots = paired([i for i in order if i not in self.once], units, before)
             placed = self._lives(slots, units, own, given, needed)
             peak = most_live([life for _, life in placed])
             if best is None or peak < best[0]:
@@ -192,6 +210,11 @@ class BoundProgram:
         self.live_bytes, self.slots, self.blocks = best
         offsets, self.arena_bytes = layout([life for _, life in self.blocks])
         self.offsets = [(b, o) for (b, _), o in zip(self.blocks, offsets, strict=True)]
+
+    def _elsewhere(self) -> set[int]:
+        """Ids of the buffers that have a place outside the arena."""
+        placed = (*self.letters, *self.constants)
+        return {id(b) for b in self.outside.values()} | {id(b) for b, _ in placed}
 
     def _lives(
         self, slots: Sequence[Sequence[int]], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
@@ -204,7 +227,7 @@ class BoundProgram:
             first, last = touched_in[n]
             first, last = (-1 if n in given else first), (end if n in kept else last)
             found[id(b)] = b, Life(b.nbytes, first, last) if self.options.reuse else Life(b.nbytes, -1, end)
-        elsewhere = {id(b) for b in self.outside.values()} | {id(b) for b, _ in self.letters}
+        elsewhere = self._elsewhere()
         idle = (*self.buffers, *(b for scratches in self.binder.scratches for b in scratches))
         for b in idle:
             if b.owner is None and id(b) not in elsewhere:
@@ -217,6 +240,15 @@ class BoundProgram:
             if any(isinstance(self.binder.calls[i], HostCall) for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
         return None
+
+
+def _laid_out(buffers: Iterable[Buffer]) -> tuple[list[tuple[Buffer, int]], int]:
+    """([(buffer, offset)], bytes in all), one behind the other."""
+    placed, end = [], 0
+    for b in buffers:
+        placed.append((b, end))
+        end += rounded(b.nbytes)
+    return placed, end
 
 
 def _is_view(op_type: Any) -> bool:

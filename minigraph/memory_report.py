@@ -168,7 +168,7 @@ def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
         found = [step.op for step, span in zip(steps, bound.spans, strict=True) for i in bound.slots[slot] if i in span]
         return tuple(dict.fromkeys(found))
 
-    return residents, bound.arena_bytes + bound.mailbox_bytes, running
+    return residents, bound.arena_bytes + bound.mailbox_bytes + bound.constant_bytes, running
 
 
 def _on_cpu(plan: Plan) -> tuple[list[Resident], int, Any]:

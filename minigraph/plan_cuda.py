@@ -84,13 +84,19 @@ class CudaPlan:
         seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
-        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options)
+        fit = partial(runtime.fit_workspaces, tf32=tf32, autotune=options.autotune)
+        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, fit)
         self.schedule, self.program = self.bound.schedule, program
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take
         self.arena = self._allocated(partial(take, runtime, size), "temporaries", size)
         self.mailbox = runtime.allocate(self.bound.mailbox_bytes)
-        for memory, placed in ((self.arena, self.bound.offsets), (self.mailbox, self.bound.letters)):
+        self.constants = runtime.allocate(self.bound.constant_bytes)
+        self.constants_are_computed = False
+        for memory, placed in (
+            (self.arena, self.bound.offsets), (self.mailbox, self.bound.letters),
+            (self.constants, self.bound.constants),
+        ):  # fmt: skip
             for buffer, offset in placed:
                 buffer.ptr = memory.data.ptr + offset
         self.fault = np.zeros(4, np.int64)
@@ -275,6 +281,10 @@ class CudaPlan:
             for buffer, address in zip(self.bound.outside.values(), addresses, strict=True):
                 buffer.ptr = address
             steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
+            for step in steps:
+                if step.position in self.bound.once and not self.constants_are_computed:
+                    step()
+            self.constants_are_computed = True
             self.bindings[addresses] = Binding(self._parts(steps), [t.memory for t in self.bound.binder.tables])
             if len(self.bindings) > BINDINGS_KEPT:
                 self.bindings.popitem(last=False)

@@ -328,3 +328,28 @@ def test_executors_of_several_threads_do_not_mix_their_work(stub):
     for t in threads:
         t.join()
     assert all(same(found[n], alone) for n in range(4))
+
+
+def test_what_depends_on_shapes_only_is_computed_once(stub):
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = mg.static.data("x", [2, 3])
+        three = mg.full([2, 3], 3.0)
+        noise = Builder(program.global_block()).uniform_random(shape=(2, 3))
+        y = mg.exp(three) + x  # exp may write over what it reads, but not over a value that is kept
+        total = mg.sum(y * noise)
+    exe, scope = gpu(), Scope()
+    feed = {"x": np.ones((2, 3), np.float32)}
+    runs = [exe.run(program, feed, [y, noise, three, total], scope=scope) for _ in range(4)]
+    for found, drawn, *_ in runs:
+        np.testing.assert_allclose(found, np.exp(3) + 1, rtol=1e-6)
+        assert not np.array_equal(drawn, runs[0][1]) or drawn is runs[0][1], "random numbers are drawn in every run"
+    (plan,) = exe._plans.values()
+    assert not plan.bound.once, "a fetched value is written in every run"
+    runs = [exe.run(program, feed, [y], scope=scope)[0] for _ in range(4)]
+    assert all(np.array_equal(runs[0], found) for found in runs)
+    plan = list(exe._plans.values())[-1]
+    (once,) = plan.bound.once
+    assert plan.bound.schedule.steps[0].op.type == "fill_constant"
+    assert once in plan.bound.spans[0]
+    assert once not in [i for slot in plan.bound.slots for i in slot]
