@@ -7,7 +7,7 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import MinigraphError
@@ -111,7 +111,8 @@ class BoundProgram:
             if not isinstance(i, int) or not isinstance(index, int) or values[index].persistable:
                 continue
             dies = values[i].root == i and values[i].last_use <= position and not values[i].persistable
-            if dies and values[i].producer not in self.constant_steps and values[i].type == values[index].type and shown_once(step, values, i):
+            dies = dies and values[i].producer not in self.constant_steps
+            if dies and values[i].type == values[index].type and shown_once(step, values, i):
                 buffers[index] = buffers[i]
 
     def _bind(self, position: int, step: Step) -> range:

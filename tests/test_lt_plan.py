@@ -67,6 +67,7 @@ class Library:
         self.objects, self.calls = {}, []
         self.algorithms = {None: [b"first"]}  # names by the largest workspace that they are proposed for
         self.valid, self.needed = {b"first"}, 0
+        self.workspaces = {}  # bytes by name; an algorithm is proposed where it has so much room
 
     def _new(self, **facts):
         handle = len(self.objects) + 1
@@ -93,9 +94,11 @@ class Library:
 
     def matmul_algo_get_heuristic(self, handle, desc, a, b, c, d, preference, wanted, results, found):
         room = self.objects[preference]["MAX_WORKSPACE_BYTES"]
-        names = self.algorithms.get(room, self.algorithms[None])[:wanted]
+        names = self.algorithms.get(room, self.algorithms[None])
+        names = [name for name in names if self.workspaces.get(name, 0) <= room][:wanted]
         for i, name in enumerate(names):
             ctypes.memmove(results + 96 * i, name.ljust(64, b"."), 64)
+            ctypes.memmove(results + 96 * i + 64, np.array([self.workspaces.get(name, 0)], np.uint64).ctypes.data, 8)
         ctypes.memmove(found, np.array([len(names)], np.int32).ctypes.data, 4)
 
     def matmul_algo_check(self, handle, desc, a, b, c, d, algorithm, result):
@@ -221,6 +224,21 @@ def test_a_known_algorithm_is_checked(library, known, needed, taken):
     plan = plan_of(gemm(5, 7, 3), algorithm=known)
     assert plan.accepted == taken
     assert plan.algorithm == (known if taken else named(b"first"))
+
+
+def test_a_plan_knows_what_workspace_it_needs_and_finds_the_same_algorithm_with_no_more_room(library):
+    library.algorithms, library.workspaces = {None: [b"first", b"second"]}, {b"first": 700, b"second": 0}
+    call = gemm(5, 7, 3)
+    plan = plan_of(call)
+    assert plan.needed == 700
+    call.workspace.shape = (plan.needed,)
+    assert plan_of(call).algorithm == named(b"first")
+    plan.choose(named(b"second"))
+    assert plan.needed == 0
+    call.workspace.shape = (699,)
+    assert plan_of(call).algorithm == named(b"second")
+    library.valid, library.needed = {b"kept"}, 600
+    assert plan_of(call, algorithm=named(b"kept")).needed == 600
 
 
 def test_the_library_is_told_how_operands_lie(library):

@@ -93,20 +93,40 @@ def test_what_times_depend_on_is_part_of_the_key(library, tune, other):
     assert lab.trials == 2
 
 
-def test_the_device_the_workspace_and_the_alignment_are_too(library, tune):
-    labs = [Lab(library, {"first": 1.0}) for _ in range(5)]
+def test_the_device_and_the_alignment_are_too(library, tune):
+    labs = [Lab(library, {"first": 1.0}) for _ in range(4)]
     labs[1].facts = {**labs[1].facts, "driver": 2}
     labs[2].tf32 = True
     calls = [gemm(5, 7, 3) for _ in labs]
-    calls[3].workspace = operand(2048, dtype=np.dtype("uint8"))
-    calls[4].b = operand(31).view((21,), offset=16)
+    calls[3].b = operand(31).view((21,), offset=16)
     for lab, call in zip(labs, calls, strict=True):
         tune.Tuner(lab).algorithm(call)
-    assert [lab.trials for lab in labs] == [1] * 5
+    assert [lab.trials for lab in labs] == [1] * 4
     moved = gemm(5, 7, 3)
     moved.a.ptr += 4096  # another address that is as good
     tune.Tuner(labs[0]).algorithm(moved)
     assert labs[0].trials == 1
+
+
+def test_a_product_without_addresses_can_be_asked_about(tune):
+    call = gemm(5, 7, 3)
+    call.a.ptr = call.c.ptr = call.workspace.ptr = None
+    call.b = operand(31, ptr=None).view((21,), offset=16)
+    twin = tune.unplaced(call)
+    assert [b.address % 256 for b in (twin.a, twin.b, twin.c, twin.workspace)] == [0, 16, 0, 0]
+    assert (twin.m, twin.n, twin.k, twin.workspace.nbytes) == (5, 7, 3, 1024)
+    assert call.a.ptr is None
+
+
+def test_a_workspace_that_was_fitted_is_no_other_product_and_measurements_have_all_room(library, tune):
+    lab, call = Lab(library, {"first": 1.0}), gemm(5, 7, 3)
+    call.workspace = operand(0, dtype=np.dtype("uint8"))
+    tune.Tuner(lab).algorithm(call)
+    rooms = {facts.get("MAX_WORKSPACE_BYTES") for facts in library.objects.values()} - {None}
+    assert max(rooms) == 1 << 20 == library.calls[0][-2]
+    call.workspace = operand(77, dtype=np.dtype("uint8"))
+    tune.Tuner(lab).algorithm(call)
+    assert lab.trials == 1
 
 
 def test_what_does_not_repeat_itself_or_fails_is_passed_over(library, tune):

@@ -70,13 +70,23 @@ class LtPlan:
         self.alpha, self.beta = np.ones(1, real), np.full(1, call.beta, real)
         self.chosen = np.zeros(1, RESULT)
         self.accepted = algorithm is not None and self._accepts(algorithm)
-        self.candidates = [self.algorithm] if self.accepted else self._candidates(many)
+        self.needs = {self.algorithm: int(self.chosen["workspace"][0])} if self.accepted else self._candidates(many)
         self.choose(self.candidates[0])
 
     @property
     def algorithm(self) -> bytes:
         """What runs, in the library's own form: good for this version of it and this GPU."""
         return self.chosen["algorithm"].tobytes()
+
+    @property
+    def candidates(self) -> list[bytes]:
+        """Algorithms that can run, the library's first choice first."""
+        return list(self.needs)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of workspace that what runs takes."""
+        return self.needs[self.algorithm]
 
     def choose(self, algorithm: bytes) -> None:
         """Use one of the candidates from now on."""
@@ -138,20 +148,22 @@ class LtPlan:
             )
         except lt.cuBLASLtError:
             return False
+        self.chosen["workspace"] = checked["workspace"]
         return int(checked["workspace"][0]) <= (call.workspace.nbytes if call.workspace else 0)
 
-    def _candidates(self, many: bool) -> list[bytes]:
-        """Algorithms whose sums have one fixed order, the library's first choice first."""
+    def _candidates(self, many: bool) -> dict[bytes, int]:
+        """Algorithms whose sums have one fixed order, with their workspaces, the library's first choice first."""
         call = self.call
         room = call.workspace.nbytes if call.workspace else 0
-        found: dict[bytes, None] = {}
+        found: dict[bytes, int] = {}
         for nbytes in (room, *LESS_WORKSPACE) if many else (room,):
-            found |= dict.fromkeys(self._heuristic(min(nbytes, room), 4 * ALGORITHMS if many else ALGORITHMS))
+            more = self._heuristic(min(nbytes, room), 4 * ALGORITHMS if many else ALGORITHMS)
+            found |= {algorithm: needed for algorithm, needed in more.items() if algorithm not in found}
         if not found:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
-        return list(found)
+        return found
 
-    def _heuristic(self, workspace: int, wanted: int) -> list[bytes]:
+    def _heuristic(self, workspace: int, wanted: int) -> dict[bytes, int]:
         results, count = np.zeros(wanted, RESULT), np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
         try:
@@ -161,10 +173,10 @@ class LtPlan:
                 results.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:  # not supported
-            return []
+            return {}
         finally:
             lt.matmul_preference_destroy(preference)
-        return [r["algorithm"].tobytes() for r in results[: int(count[0])] if r["state"] == 0]
+        return {r["algorithm"].tobytes(): int(r["workspace"]) for r in results[: int(count[0])] if r["state"] == 0}
 
     def _prefer(self, preference: int, workspace: int) -> None:
         """Room, sums of one fixed order, and how the operands lie."""

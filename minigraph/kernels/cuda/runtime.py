@@ -19,7 +19,8 @@ from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
-from .tune import Tuner
+from .tune import Tuner, described, unplaced
+from .workspace import fit_workspaces
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
@@ -75,6 +76,23 @@ class Runtime:
     def allocate(self, nbytes: int) -> cupy.ndarray:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
+
+    def fit_workspaces(self, binder: Binder, tf32: bool, autotune: bool = False) -> None:
+        """Make the workspaces of products as small as the algorithms that `runnable` chooses allow."""
+        tuner = Tuner(Lab(self, tf32)) if autotune else None
+        known: dict[str, int | None] = {}
+
+        def needed(call: Gemm) -> int | None:
+            twin = unplaced(call)
+            key = str(described(twin))
+            if key not in known:
+                try:
+                    known[key] = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None).needed
+                except Unsupported:
+                    known[key] = None
+            return known[key]
+
+        fit_workspaces(binder.calls, needed, every=autotune)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         """The binder's calls as functions without arguments; all addresses are known by now.

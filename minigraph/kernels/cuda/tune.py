@@ -23,13 +23,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from . import compile
-from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call
+from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call, workspace_of
 from .buffer import Buffer
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 
-FORMAT = 1  # of the files
+FORMAT = 2  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
 FINALISTS, ROUNDS = 4, 7  # the fastest of the first round, timed again in turns
+ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
 K = TypeVar("K", bound=Hashable)
 Steps = Sequence[Callable[[], None]]
@@ -76,8 +77,9 @@ class Tuner:
         known = recall(key)
         if known is not None:
             return bytes.fromhex(known["algorithm"])
+        room = Buffer((workspace_of(call),), np.dtype("uint8"), ANYWHERE)  # the program's own may be fitted already
         try:
-            with self.lab.twins([call]) as (twin,):
+            with self.lab.twins([replace(call, workspace=room)]) as (twin,):
                 record = self._measured(twin)
         except MemoryError:
             return None
@@ -162,7 +164,8 @@ def described(what: Any) -> Any:
         code = hashlib.sha256(what.source.encode()).hexdigest()
         return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
     if isinstance(what, (Gemm, Copy, Fill)):
-        return [type(what).__name__, {f.name: described(getattr(what, f.name)) for f in fields(what)}]
+        known = [f.name for f in fields(what) if f.name != "workspace"]  # which follows from the others: workspace_of
+        return [type(what).__name__, {name: described(getattr(what, name)) for name in known}]
     if isinstance(what, Choice):
         return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
     if isinstance(what, (list, tuple)):
@@ -208,6 +211,11 @@ def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
     shown = Buffer(value.shape, value.dtype, alignment=value.alignment)
     shown.owner, shown.offset = _moved(value.owner, places), value.offset
     return shown
+
+
+def unplaced(call: Gemm) -> Gemm:
+    """The product at made-up addresses: enough to ask the library which algorithm it would run."""
+    return moved(call, {id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
 # on disk
