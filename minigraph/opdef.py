@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ TRAITS = {
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
     "view": "the outputs show the memory of the first input whose values are read",
+    "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient",
     "optimizer": "updates parameters; dropped by clone(for_test=True)",
@@ -100,6 +101,7 @@ class OpDef:
         *,
         traits: Iterable[str] = (),
         no_need_buffer: Iterable[str] = (),
+        read_for: Mapping[str, str] | None = None,
         inplace: Mapping[str, str] | None = None,
         cpu: str | None = None,
         gpu: str | None = None,
@@ -111,6 +113,7 @@ class OpDef:
         self.outputs = tuple(_parse_slot(s) for s in outputs.split(","))
         self.traits = frozenset(traits)
         self.no_need_buffer = frozenset(no_need_buffer)
+        self.read_for = dict(read_for or {})
         self.inplace = dict(inplace or {})
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.inputs, self.attrs = _read_signature(reference)
@@ -125,11 +128,19 @@ class OpDef:
         assert not unknown, f"{self.type}: unknown traits {unknown}"
         names = {s.name for s in self.inputs}
         assert self.no_need_buffer <= names, f"{self.type}: no_need_buffer names no input"
+        assert self.read_for.keys() <= names, f"{self.type}: read_for names no input"
+        assert {*self.read_for.values()} <= {s.name for s in self.outputs}, f"{self.type}: read_for names no output"
         assert set(self.inplace.values()) <= names, f"{self.type}: inplace names no input"
         assert self.reference.__doc__, f"{self.type} has no docstring"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.reference(*args, **kwargs)
+
+    def unread(self, written: Collection[str]) -> frozenset[str]:
+        """The input slots of which only shape and type matter where these output slots are computed."""
+        if not self.read_for:
+            return self.no_need_buffer
+        return self.no_need_buffer | {slot for slot, output in self.read_for.items() if output not in written}
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
@@ -299,6 +310,7 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
 
     traits           names of TRAITS
     no_need_buffer   input slots of which only shape and type are used, never the values
+    read_for         {input slot: the only output slot that is computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
     cpu              "module:function", where the reference would waste memory or time on a CPU
     cuda             C++ expression of one element, in which slots and attributes that are numbers are variables

@@ -38,7 +38,7 @@ class Value:
 class Step:
     """One operator with its values: an index, a list of them, or None for each slot.
 
-    A slot whose values are not read (`no_need_buffer`) holds the TensorType instead of the index.
+    A slot whose values are not read (`OpDef.unread`) holds the TensorType instead of the index.
     """
 
     op: Operator
@@ -123,6 +123,8 @@ class Schedule:
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not self._is_idle(op, s)]
+        unread = opdef.unread([s.name for s in computed])
         inputs: list[Any] = []
         types: dict[str, list[TensorType]] = {}
         for slot in opdef.inputs:
@@ -131,7 +133,7 @@ class Schedule:
                 inputs.append(None)
                 continue
             types[slot.name] = [self.values[i].type for i in indices]
-            if slot.name in opdef.no_need_buffer:
+            if slot.name in unread:
                 inputs.append(types[slot.name] if slot.variadic else types[slot.name][0])
                 continue
             for i in indices:
@@ -144,7 +146,7 @@ class Schedule:
         step, read = Step(op, inputs, []), set(flat(inputs) if opdef.inplace else ())
         for slot in opdef.outputs:
             sources = op.inputs.get(opdef.inplace.get(slot.name, ""), [])
-            variables = [] if self._is_idle(op, slot) else op.outputs.get(slot.name, [])
+            variables = op.outputs[slot.name] if slot in computed else []
             indices, in_place = [], []
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
                 source = opdef.inplace.get(slot.name)

@@ -26,7 +26,7 @@ def run(name, inputs, attrs, dtype=float64, device=WIDE, wanted=None, in_place=N
     ins = {s.name: call.inputs[s.name][0] if s.name in call.inputs else None for s in opdef.inputs}
     outs = {s.name: types.get(s.name) for s in opdef.outputs}
     found, fault = run_bind(
-        opdef.gpu_bind, ins, outs, call.attrs, in_place, device=device, unread=opdef.no_need_buffer
+        opdef.gpu_bind, ins, outs, call.attrs, in_place, device=device, unread=opdef.unread([*types])
     )
     exact = apply(opdef.reference, call.as_dtype(float64))
     return {s: x for s, x in found.items() if x is not None}, {s: x for s, (x,) in exact.items()}, fault

@@ -6,10 +6,12 @@ import numpy as np
 import opcheck
 import pytest
 
+import minigraph as mg
 from minigraph import plan as plan_module
 from minigraph.builder import Builder
 from minigraph.executor import Executor
 from minigraph.program import Program
+from minigraph.schedule import Schedule
 from minigraph.scope import Scope
 
 SIZE = 4
@@ -273,3 +275,21 @@ def test_scalars_stay_arrays():
         assert isinstance(scope.arrays["w"], np.ndarray)
         scope.arrays["w"][...] = 7
         assert fetched == 1
+
+
+def test_a_gradient_reads_only_what_its_outputs_are_computed_from():
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x, frozen = mg.static.data("x", [4, 3]), mg.static.data("frozen", [3, 2])
+        x.stop_gradient = False
+        h = mg.exp(x)  # as large as it is, nobody needs it after the product: frozen has no gradient
+        (x_grad,) = mg.static.gradients([mg.matmul(h, frozen)], [h])
+    feeds = {v.name: v.type for v in (x, frozen)}
+    schedule = Schedule(program, feeds, [x_grad.name])
+    grad = next(s for s in schedule.steps if s.op.type == "matmul_grad")
+    assert grad.inputs[0] == h.type
+    assert schedule.values[schedule.current[h.name]].last_use < schedule.steps.index(grad)
+    x, frozen = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)
+    fed = {"x": np.concatenate([x, x])[:4], "frozen": frozen[:, :2]}
+    (found,) = Executor().run(program, fed, [x_grad.name])
+    np.testing.assert_allclose(found, np.ones((4, 2), np.float32) @ fed["frozen"].T, rtol=1e-6)

@@ -116,7 +116,7 @@ class OpNode:
 
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
-        shapes_only = self.opdef.no_need_buffer
+        shapes_only = self.opdef.unread(self.outputs)
         return any(slot not in shapes_only for slot, _ in v.graph.succ[v].get(self, ()))
 
     def call(self) -> str:

@@ -185,7 +185,8 @@ def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis:
     return sum_to(grad * factor, shape, axis)
 
 
-@op("X_grad?, Y_grad?", inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, inplace={"X_grad": "Out_grad"},
+    traits={"pointwise"}, gpu="elementwise")  # fmt: skip
 def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -226,7 +227,8 @@ def _(g, X, Y, Out, Out_grad, *, axis):
     return g.elementwise_div_grad(X, Y, Out, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", no_need_buffer={"X"}, inplace={"X_grad": "Out_grad"}, traits={"pointwise"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", no_need_buffer={"X"}, read_for={"Out": "Y_grad"}, inplace={"X_grad": "Out_grad"},
+    traits={"pointwise"}, gpu="elementwise")  # fmt: skip
 def elementwise_div_grad(X, Y, Out, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad / Y and -Out_grad * Out / Y, summed to the shapes of X and Y."""
     x_out = out[0] if out and X.shape == Out_grad.shape else None

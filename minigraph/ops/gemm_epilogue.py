@@ -110,7 +110,7 @@ def _(rng):
     yield (rng.normal(size=(8, 4)), rng.normal(size=(6, 8)), rng.normal(size=6)), {"trans_x": True, "trans_y": True}
 
 
-@op("DX?, DY?, DBias?", gpu="gemm_epilogue")
+@op("DX?, DY?, DBias?", read_for={"X": "DY", "Y": "DX"}, gpu="gemm_epilogue")
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,

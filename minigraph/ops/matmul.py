@@ -87,7 +87,7 @@ def _sum_to(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return grad.sum(axis=(*range(extra), *stretched)).reshape(shape) if extra or stretched else grad
 
 
-@op("X_grad?, Y_grad?", gpu="gemm")
+@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="gemm")
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
     x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
@@ -149,7 +149,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both
 
 
-@op("Out", gpu="gemm", inplace={"Out": "Acc"})
+@op("Out", traits={"in_place"}, gpu="gemm", inplace={"Out": "Acc"})
 def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """Acc + X @ Y: what a gradient is added up with, in place; in float32 also from 16-bit operands.
 

@@ -15,12 +15,6 @@ from .rule import GraphBuilder, require
 LIMIT = 64  # operators that are moved or emitted at most
 FIXED = frozenset({"random", "side_effect", "optimizer"})  # traits of operators that stay where they are
 
-# Inputs whose values an operator does not use where it has no other output than this one.
-UNUSED = {
-    ("elementwise_mul_grad", "X_grad"): {"X"}, ("elementwise_mul_grad", "Y_grad"): {"Y"},
-    ("elementwise_div_grad", "X_grad"): {"Out"},
-}  # fmt: skip
-
 
 class Ahead:
     """Brings values to the place of `g`.
@@ -99,7 +93,7 @@ class Ahead:
         """Emit what computes v once more."""
         op = self._producer(v)
         slot, index = next((s, i) for s, vs in op.outputs.items() for i, x in enumerate(vs) if x is v)
-        unused = UNUSED.get((op.type, slot), set()) | op.opdef.no_need_buffer
+        unused = op.opdef.unread([slot])
         used = {
             s: [self._value(x, shape_only) for x in vs] for s, vs in op.inputs.items() if s not in unused
         }

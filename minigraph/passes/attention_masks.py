@@ -97,7 +97,8 @@ def makers(v: VarNode) -> Iterator[OpNode]:
         if op is not None and op not in seen:
             seen.add(op)
             yield op
-            stack += [x for slot, xs in op.inputs.items() if slot not in op.opdef.no_need_buffer for x in xs]
+            unread = op.opdef.unread(op.outputs)
+            stack += [x for slot, xs in op.inputs.items() if slot not in unread for x in xs]
 
 
 def _value(op: OpNode, v: VarNode) -> Value:

@@ -181,7 +181,8 @@ def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bo
         return True
     if not op.opdef.traits & {"elementwise", "pointwise"}:
         return False
-    read = (x for slot, xs in op.inputs.items() if slot not in op.opdef.no_need_buffer for x in xs)
+    unread = op.opdef.unread(op.outputs)
+    read = (x for slot, xs in op.inputs.items() if slot not in unread for x in xs)
     return any(_leads_to_product(x, shape, depth - 1) for x in read)
 
 

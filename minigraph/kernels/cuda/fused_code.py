@@ -150,7 +150,7 @@ def _add_dropout(code: Code, member: Any, binder: Binder, array: bool) -> None:
 
 def read_names(found: Any, buffers: Mapping[str, Buffer]) -> list[str]:
     """The inputs whose values a member reads."""
-    read = {n for m in found.members for s, ns in m.inputs.items() if s not in m.opdef.no_need_buffer for n in ns}
+    read = {n for m in found.members for s, ns in m.inputs.items() if s not in m.opdef.unread(m.outputs) for n in ns}
     return [n for n in buffers if n in read and n[0] == "x"]
 
 
