@@ -17,7 +17,7 @@ from .memory import Life, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
 from .order import Unit, dependencies, leaves_room, lives, owner, paired, thrifty, touched
 from .program import Program
-from .schedule import Schedule, Step, shown_once
+from .schedule import Schedule, Step, flat, shown_once
 from .types import TensorType
 
 SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
@@ -98,22 +98,32 @@ class BoundProgram:
         return buffers
 
     def _take_over(self, position: int, step: Step, buffers: list[Buffer]) -> None:
-        """Let the output of a pointwise kernel be the memory of an input that nobody reads later.
+        """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
 
         Each of its threads reads all that it needs before it writes; kernels of other forms may not.
         """
         values, opdef = self.schedule.values, step.op.opdef
-        if opdef.cuda is None:
+        if opdef.cuda is None and "in_place" not in opdef.traits:
             return
-        for slot, index in zip(opdef.outputs, step.outputs, strict=True):
-            source = opdef.inplace.get(slot.name)
-            i = step.inputs[opdef.input_names.index(source)] if source else None
-            if not isinstance(i, int) or not isinstance(index, int) or values[index].persistable:
-                continue
-            dies = values[i].root == i and values[i].last_use <= position and not values[i].persistable
-            dies = dies and values[i].producer not in self.constant_steps
-            if dies and values[i].type == values[index].type and shown_once(step, values, i):
-                buffers[index] = buffers[i]
+        free = [i for i in dict.fromkeys(step.read) if self._dies(i, position) and shown_once(step, values, i)]
+        for slot, output in zip(opdef.outputs, step.outputs, strict=True):
+            own = opdef.inplace.get(slot.name)
+            named = flat([step.inputs[opdef.input_names.index(own)]]) if own else []
+            others = [] if own and opdef.cuda is None else free
+            for index in flat([output]):
+                if values[index].persistable:
+                    continue
+                fitting = (i for i in (*named, *others) if i in free and values[i].type == values[index].type)
+                source = next(fitting, None)
+                if source is not None:
+                    buffers[index] = buffers[source]
+                    free.remove(source)
+
+    def _dies(self, i: int, position: int) -> bool:
+        """Whether nobody reads value i after step `position`, and its memory may hold something else then."""
+        value = self.schedule.values[i]
+        ends = value.root == i and value.last_use <= position
+        return ends and not value.persistable and value.producer not in self.constant_steps
 
     def _bind(self, position: int, step: Step) -> range:
         opdef, first = step.op.opdef, len(self.binder.calls)

@@ -89,7 +89,7 @@ def _(rng):
     yield (rng.normal(size=(1,)),), {"step": 2.0}
 
 
-@op(traits={"pointwise"}, gpu="creation")
+@op(traits={"pointwise", "in_place"}, gpu="creation")
 def sum(X: Arrays, *, out=None):
     """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
     total = np.asarray(np.add(X[0], X[1], out=out[0] if out else None)) if len(X) > 1 else X[0].copy()

@@ -35,11 +35,27 @@ def fused_elementwise(form: Callable[..., Any], binder: Binder, ins: Slots, outs
         if math.prod(found.layout.shape) == 0:
             raise TooMuch("there are no elements")
         bind = _bind_whole if found.layout.row is None else bind_rows
-        bind(binder, found, buffers)
+        bind(binder, found, _apart(binder, buffers, found.layout))
     except TooMuch as why:
         del binder.calls[calls:]
         binder.note(f"runs member by member: {why}")
-        _bind_members(binder, found, buffers)
+        _bind_members(binder, found, _apart(binder, buffers, None))
+
+
+def _apart(binder: Binder, buffers: Mapping[str, Buffer], layout: Any) -> dict[str, Buffer]:
+    """The buffers, with a copy of each input that is read after an output was written into its memory.
+
+    A thread of one kernel reads its own elements before it writes them, so only what threads share is copied; without
+    a layout members run one after the other, and everything is.
+    """
+    written = {id(b) for name, b in buffers.items() if name[0] == "y"}
+    apart = dict(buffers)
+    for name, b in buffers.items():
+        own = layout is not None and layout.kinds.get(name) == "whole" and b.shape == layout.shape
+        if name[0] == "x" and id(b) in written and not own:
+            apart[name] = binder.scratch(b.shape, b.dtype)
+            binder.copy(apart[name], b)
+    return apart
 
 
 def _type(buffer: Buffer) -> TensorType:
