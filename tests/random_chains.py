@@ -2,7 +2,7 @@
 
     chain = random_chain(seed, dtype, shape)      the same seed gives the same program
 
-Values are fetched, read by a product, of which only the shape is read; numbers stay near 1, so that errors of
+Values are fetched, kept in the Scope, read by a product, of which only the shape is read; numbers stay near 1, so that errors of
 different programs can be compared.
 """
 
@@ -111,6 +111,9 @@ class _Maker:
             self.fetches.append(self.g.fill_any_like(v, value=0.5).name)
         elif chance < 0.2:
             self.fetches.append(self.g.reduce_sum(v, axis=(0,)).name)
+        elif chance < 0.26:
+            v.persistable = True  # the Scope keeps it
+            self.fetches.append(v.name)
 
     def softmax(self, x: Variable) -> Variable:
         return self.g.softmax(x)

@@ -359,3 +359,31 @@ def test_a_planted_defect_is_seen(defect, monkeypatch, small_blocks):
             if a.shape != b.shape or not np.allclose(a, b, rtol=1e-10, atol=1e-10):
                 return
     pytest.fail("no program shows it")
+
+
+def test_what_is_kept_in_the_scope_is_written_by_the_fused_operator():
+    program = Program()
+    g = Builder(program.global_block())
+    x = program.global_block().create_var("x", (4, 6), float64, is_data=True)
+    kept, seen = g.tanh(g.exp(x)), g.sigmoid(x)
+    kept.persistable = True
+    total = g.elementwise_add(kept, seen)
+    strategy = BuildStrategy(fuse_elementwise=True)
+    after = CompiledProgram(program, strategy).program_for([total.name])
+    assert [op.type for op in after.ops] == ["fused_elementwise"]
+    scope, value = Scope(), np.random.default_rng(0).normal(size=(4, 6))
+    Executor().run(after, {"x": value}, [total.name], scope=scope)
+    np.testing.assert_array_equal(scope.read(kept.name), np.tanh(np.exp(value)))
+
+
+def test_what_was_read_before_it_is_overwritten_is_no_member():
+    program = Program()
+    block = program.global_block()
+    g = Builder(block)
+    state = block.create_var("state", (4, 6), float64, persistable=True)
+    old = g.exp(state)
+    g.tanh(g.scale(old, scale=0.5), out={"Out": state})
+    compilation = CompiledProgram(program, BuildStrategy(fuse_elementwise=True))
+    after = compilation.program_for(())
+    assert "tanh" in [op.type for op in after.ops]
+    assert "state is updated in place" in compilation.explain()

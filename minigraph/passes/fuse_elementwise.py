@@ -5,7 +5,7 @@
 Forward and gradient operators are grouped by one rule, in the order of the schedule: an operator joins the groups of
 those that write what it reads, or read it too, if the shapes agree, nothing outside would have to run in between, and
 bytes are saved. Nothing is computed twice. Values that others read, or that are fetched, are outputs of the group, so
-they are no reason to refuse. Persistable values and those updated in place stay where they are.
+they are no reason to refuse. Values updated in place stay where they are.
 
 Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum.
 """

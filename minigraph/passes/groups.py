@@ -80,14 +80,19 @@ def is_candidate(op: OpNode) -> bool:
 def start_group(op: OpNode) -> Group:
     """A group of one candidate; refuses what cannot be in any."""
     for v in op.output_vars:
-        require(not v.persistable, f"{v.name} is persistable, it must be written")
-        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+        require(v.next_version is None and not _is_update(v), f"{v.name} is updated in place")
     member, types = _as_member(op)
     try:
         layout = layout_of([member], types)
     except MinigraphError as no:
         raise Refused(no.fact) from None
     return Group([op], layout, moved_bytes(op))
+
+
+def _is_update(v: VarNode) -> bool:
+    """Whether somebody reads what the variable held before; a persistable one holds something before the run."""
+    before = v.graph.vars.get((v.name, v.version - 1))
+    return before is not None and (not before.given or bool(before.consumers))
 
 
 def _as_member(op: OpNode) -> tuple[Member, dict[str, TensorType]]:
