@@ -7,9 +7,10 @@ import pytest
 from cuda_host import COMPILER, run_bind
 from opcheck import Call, apply, inferred_types, type_of
 
-from minigraph.kernels.cuda.binder import Device
+from minigraph.kernels.cuda.binder import Device, i64
+from minigraph.kernels.cuda.compile import full_source
 from minigraph.opdef import OPS
-from minigraph.types import float16, float32, float64
+from minigraph.types import TensorType, float16, float32, float64
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -119,15 +120,38 @@ def test_softmax_and_cross_entropy(shape, axis, device, dtype, rng):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_rows_of_special_values(value, axis, rng):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e38])
+@pytest.mark.parametrize("dtype", [float64, float32], ids=str)
+def test_rows_of_special_values(value, axis, dtype, rng):
     x = rng.normal(size=(4, 6))
     x[0, 1] = value
     x[1, :] = x[:, 3] = value
-    check("softmax", (x,), {"axis": axis})
-    check("log_softmax", (x,), {"axis": axis})
+    check("softmax", (x,), {"axis": axis}, dtype)
+    check("log_softmax", (x,), {"axis": axis}, dtype)
     label = rng.integers(0, x.shape[axis], (1, 6) if axis == 0 else (4, 1))
-    check("softmax_with_cross_entropy", (x, label), {"axis": axis})
+    check("softmax_with_cross_entropy", (x, label), {"axis": axis}, dtype)
+
+
+POWERS = """
+extern "C" __global__ void powers(const float* x, float* y, i64 n) {
+    const i64 i = i64(blockIdx.x) * 32 + threadIdx.x;
+    if (i < n) y[i] = exponential(x[i]);
+}
+"""
+
+
+def test_powers_of_e_in_float_keep_what_a_rounded_product_leaves_out(rng):
+    x = np.concatenate((-np.abs(rng.normal(size=3000) * 20), [0, -86, -1e-8, -104, -1e38, -np.inf, np.nan])).astype("f4")
+    source = full_source("scores.cuh", (("T", "float"), ("C", "float"))) + POWERS
+
+    def bind(binder, ins, outs, attrs):
+        binder.launch_source(source, "powers", -(-x.size // 32), 32, ins["X"], outs["Y"], i64(x.size))
+
+    found = run_bind(bind, {"X": x}, {"Y": TensorType(x.shape, float32)}, {})[0]["Y"]
+    exact, normal = np.exp(x.astype(float)), x > -87
+    np.testing.assert_allclose(found[normal], exact[normal], rtol=3e-7)
+    assert found[3000] == 1
+    np.testing.assert_array_equal(found[-4:], [0, 0, 0, np.nan])
 
 
 def test_impossible_class_of_weight_zero(rng):
