@@ -138,8 +138,8 @@ class _Compilation:
         self.version = program.version
         self.reports: dict[str, PassReport] = {}
         graph, previous = to_graph(program, fetches), program
-        if strategy.verify != "off":
-            verify(graph, types=False)  # the types were inferred when the operators were built
+        if strategy.verify == "each_pass":
+            verify(graph)
         for step in PASSES:
             flag = step.flag
             if not getattr(strategy, flag):

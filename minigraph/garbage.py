@@ -9,11 +9,17 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Graphs and plans are many objects that live: looking for garbage among them takes a third of the time."""
+    """Graphs and plans are many objects that live: looking for garbage among them takes a third of the time.
+
+    Afterwards they count as old, so that the next collection, of young objects, does not look at them either.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # else somebody froze objects, which would thaw
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -36,6 +36,7 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
                 number=op.number, scope_name=op.scope_name,
             )
         )  # fmt: skip
+    graph.changed.clear()  # by passes, nothing yet
     return graph
 
 

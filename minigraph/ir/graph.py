@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import networkx as nx
@@ -26,20 +27,35 @@ from ..program import Variable, describe_call
 from ..types import DType, TensorType
 
 Rank = tuple[int, ...]
+Position = tuple[str, int]  # slot, index in it
+NOTHING: dict[str, Any] = {}  # the attributes of every node and edge
+_rank = attrgetter("rank")
 
 
 class VarNode:
     """One version of a variable.
 
-    source  the Program's Variable, None for one that a pass made
-    given   the value exists before the first operator: fed, or persistable
+    source                          the Program's Variable, None for one that a pass made
+    given                           the value exists before the first operator: fed, or persistable
+    previous_version, next_version  the versions before and after this one, None where there is none
+    written_by, read_by             its adjacency in the graph, {operator: {(slot, position): ...}}
     """
+
+    __slots__ = (
+        "given", "graph", "name", "next_version", "persistable", "previous_version", "read_by", "source", "type",
+        "version", "written_by",
+    )  # fmt: skip
 
     def __init__(
         self, graph: Graph, name: str, version: int, type: TensorType, source: Variable | None = None
     ) -> None:
         self.graph, self.name, self.version, self.type, self.source = graph, name, version, type, source
+        self.persistable = source is not None and source.persistable
         self.given = False
+        self.previous_version: VarNode | None = None
+        self.next_version: VarNode | None = None
+        self.written_by: dict[OpNode, dict[Position, Any]] = {}
+        self.read_by: dict[OpNode, dict[Position, Any]] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,23 +66,17 @@ class VarNode:
         return self.type.dtype
 
     @property
-    def persistable(self) -> bool:
-        return self.source is not None and self.source.persistable
-
-    @property
     def producer(self) -> OpNode | None:
         """The operator that writes this version; None for feeds and first versions of persistables."""
-        return next(iter(self.graph.pred[self]), None)
+        for op in self.written_by:
+            return op
+        return None
 
     @property
     def consumers(self) -> list[OpNode]:
         """The operators that read this version, each once, in rank order."""
-        readers = self.graph.succ[self]
-        return sorted(readers, key=lambda op: op.rank) if len(readers) > 1 else list(readers)
-
-    @property
-    def next_version(self) -> VarNode | None:
-        return self.graph.vars.get((self.name, self.version + 1))
+        readers = self.read_by
+        return sorted(readers, key=_rank) if len(readers) > 1 else list(readers)
 
     @property
     def pinned(self) -> str | None:
@@ -91,20 +101,21 @@ class OpNode:
     rewriter  the pass that made this operator, None if the user's program did
     """
 
+    __slots__ = (
+        "attrs", "forward", "grad_slot", "grads", "inputs", "number", "opdef", "outputs", "rank", "rewriter", "role",
+        "scope_name", "site", "type",
+    )  # fmt: skip
+
     def __init__(
         self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
         attrs: dict[str, Any], *, rank: Rank, role: str = "forward", forward: OpNode | None = None,
         grad_slot: str | None = None, site: CallSite | None = None, number: int = 0,
         scope_name: str = "", rewriter: str | None = None,
     ) -> None:  # fmt: skip
-        self.opdef, self.inputs, self.outputs, self.attrs = opdef, inputs, outputs, attrs
+        self.opdef, self.type, self.inputs, self.outputs, self.attrs = opdef, opdef.type, inputs, outputs, attrs
         self.rank, self.role, self.forward, self.grad_slot = rank, role, forward, grad_slot
         self.site, self.number, self.scope_name, self.rewriter = site, number, scope_name, rewriter
         self.grads: list[OpNode] = []
-
-    @property
-    def type(self) -> str:
-        return self.opdef.type
 
     @property
     def input_vars(self) -> Iterator[VarNode]:
@@ -116,8 +127,8 @@ class OpNode:
 
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
-        shapes_only = self.opdef.unread(self.outputs)
-        return any(slot not in shapes_only for slot, _ in v.graph.succ[v].get(self, ()))
+        shapes_only, read = self.opdef.unread(self.outputs), v.read_by.get(self, ())
+        return any(slot not in shapes_only for slot, _ in read) if shapes_only else bool(read)
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -136,7 +147,9 @@ class Graph:
 
     fetched     names whose final values somebody wants after the run
     declared    names of the Program's variables, which new ones must not take
-    pred, succ  the adjacency of `nx`, whose views are slow: {node: {neighbour: {(slot, position): {}}}}
+    pred, succ  the adjacency of `nx`, {node: {neighbour: {(slot, position): {}}}}, read and written here directly:
+                its views and functions take several times longer. All nodes and edges share one empty dictionary
+                of attributes, and edges of one position one key
     changed     what was touched since `verify` looked last, operators and variables
     """
 
@@ -150,13 +163,15 @@ class Graph:
         self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
+        self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
+        self._positions: dict[Position, Position] = {}
         self._tickets = itertools.count()
 
     @property
     def ops(self) -> list[OpNode]:
         """All operators in the order of their ranks, a valid schedule."""
         if self._sorted is None:
-            self._sorted = sorted(self._ops, key=lambda op: op.rank)
+            self._sorted = sorted(self._ops, key=_rank)
         return self._sorted
 
     def __contains__(self, op: OpNode) -> bool:
@@ -167,7 +182,10 @@ class Graph:
         version = self.latest.get(name, -1) + 1
         self.latest[name] = version
         v = self.vars[name, version] = VarNode(self, name, version, type, source)
-        self.nx.add_node(v)
+        if version:
+            v.previous_version = self.vars[name, version - 1]
+            v.previous_version.next_version = v
+        self._nodes[v], self.pred[v], self.succ[v] = NOTHING, v.written_by, v.read_by
         self.changed[v] = None
         return v
 
@@ -191,26 +209,44 @@ class Graph:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._ops[op] = None
         self._sorted = None
-        self.nx.add_node(op)
+        self._nodes[op], self.pred[op], self.succ[op] = NOTHING, {}, {}
         for slot, vs in op.inputs.items():
             for i, v in enumerate(vs):
-                self.nx.add_edge(v, op, key=(slot, i))
+                self._connect(v, op, slot, i)
         for slot, vs in op.outputs.items():
             for i, v in enumerate(vs):
-                self.nx.add_edge(op, v, key=(slot, i))
+                self._connect(op, v, slot, i)
         if op.forward is not None:
             op.forward.grads.append(op)
         self._wrote(op, op.output_vars)
         return op
+
+    def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
+        """Add an edge."""
+        position = (slot, index)
+        position = self._positions.setdefault(position, position)
+        targets = self.succ[source]
+        if target in targets:
+            targets[target][position] = NOTHING
+        else:
+            targets[target] = self.pred[target][source] = {position: NOTHING}
+
+    def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
+        """Remove an edge."""
+        edges = self.succ[source][target]
+        del edges[slot, index]
+        if not edges:
+            del self.succ[source][target], self.pred[target][source]
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
         """Note `op`, what it writes, and who must run before or after that."""
         self.changed[op] = None
         for v in outputs:
             self.changed[v] = None
-            before, after = self.vars.get((v.name, v.version - 1)), v.next_version
-            self.changed.update(dict.fromkeys(self.succ[before]) if before is not None else {})
-            self.changed.update(dict.fromkeys(self.pred[after]) if after is not None else {})
+            if v.previous_version is not None:
+                self.changed.update(dict.fromkeys(v.previous_version.read_by))
+            if v.next_version is not None:
+                self.changed.update(dict.fromkeys(v.next_version.written_by))
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         """Make `op` a grad operator of `forward` instead of what it was linked to; of nothing for None."""
@@ -233,17 +269,26 @@ class Graph:
         """Take an operator out; its variables stay."""
         del self._ops[op]
         self._sorted = None
-        self.nx.remove_node(op)
+        self._remove_node(op)
         self.changed.pop(op, None)
         self.changed.update(dict.fromkeys((*op.output_vars, *op.grads)))
         if op.forward is not None:
             op.forward.grads.remove(op)
 
+    def _remove_node(self, node: Any) -> None:
+        for source in self.pred.pop(node):
+            del self.succ[source][node]
+        for target in self.succ.pop(node):
+            del self.pred[target][node]
+        del self._nodes[node]
+
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which nobody writes or reads any more."""
-        assert not self.pred[v] and not self.succ[v], f"{v} is still used"
+        assert not v.written_by and not v.read_by, f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
-        self.nx.remove_node(v)
+        if v.previous_version is not None:
+            v.previous_version.next_version = None
+        self._remove_node(v)
         self.changed.pop(v, None)
         del self.vars[v.name, v.version]
         if v.version:
@@ -253,32 +298,32 @@ class Graph:
 
     def set_input(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
         """Let `op` read `v` at this position instead."""
-        self.nx.remove_edge(op.inputs[slot][index], op, key=(slot, index))
+        self._disconnect(op.inputs[slot][index], op, slot, index)
         op.inputs[slot][index] = v
-        self.nx.add_edge(v, op, key=(slot, index))
+        self._connect(v, op, slot, index)
         self.changed[op] = None
 
     def set_output(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
         """Let `op` write `v` at this position; appends an output where `index` is the next free one."""
         vs = op.outputs.setdefault(slot, [])
         if index < len(vs):
-            self.nx.remove_edge(op, vs[index], key=(slot, index))
+            self._disconnect(op, vs[index], slot, index)
             self.changed[vs[index]] = None
             vs[index] = v
         else:
             vs.append(v)
-        self.nx.add_edge(op, v, key=(slot, index))
+        self._connect(op, v, slot, index)
         self._wrote(op, [v])
 
     def readers(self, v: VarNode) -> list[OpNode]:
         """Who reads `v`, in no particular order; cheap where there are many."""
-        return list(self.succ[v])
+        return list(v.read_by)
 
     def drop_output(self, op: OpNode, slot: str) -> None:
         """Let `op` write this optional slot no more; its variable stays, without a writer."""
         self.changed[op] = None
         for i, v in enumerate(op.outputs.pop(slot)):
-            self.nx.remove_edge(op, v, key=(slot, i))
+            self._disconnect(op, v, slot, i)
             self.changed[v] = None
 
     def ticket(self) -> int:
@@ -288,13 +333,13 @@ class Graph:
     def order_problem(self, rank: Rank, reads: Iterable[VarNode]) -> str | None:
         """Why an operator that reads these cannot stand at `rank`; None if it can."""
         for v in reads:
-            writer = v.producer
-            if writer is not None and writer.rank >= rank:
-                return f"{v.name} is computed later"
-            after = v.next_version
-            writer = after.producer if after is not None else None
-            if writer is not None and writer.rank < rank:
-                return f"{v.name} is updated in place before"
+            for writer in v.written_by:
+                if writer.rank >= rank:
+                    return f"{v.name} is computed later"
+            if v.next_version is not None:
+                for writer in v.next_version.written_by:
+                    if writer.rank < rank:
+                        return f"{v.name} is updated in place before"
         return None
 
     def count(self) -> Mapping[str, int]:

@@ -36,25 +36,31 @@ def verify_changes(graph: Graph, after: str) -> None:
 
 
 def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
-    writers = graph.pred[v]
+    writers = v.written_by
     if len(writers) > 1:
         raise VerifyError(f"after {after}: {v.name} has {len(writers)} writers: {list(writers)}")
-    if not writers and not v.given and (graph.succ[v] or v.pinned):
+    if not writers and not v.given and (v.read_by or v.pinned):
         raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but nobody writes it")
+    if graph.pred.get(v) is not writers or graph.succ.get(v) is not v.read_by:
+        raise VerifyError(f"after {after}: {v!r} has edges of its own")
+    if v.version:
+        earlier = graph.vars.get((v.name, v.version - 1))
+        if earlier is None or earlier is not v.previous_version or earlier.next_version is not v:
+            raise VerifyError(f"after {after}: {v!r} does not know the version before it")
 
 
 def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
-    problem = graph.order_problem(op.rank, op.input_vars)
+    problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
     for v in op.output_vars:
-        before = graph.vars.get((v.name, v.version - 1))
-        if before is not None and before.producer is not None and before.producer.rank >= op.rank:
+        earlier = v.previous_version
+        if earlier is not None and any(writer.rank >= rank for writer in earlier.written_by):
             problem = problem or f"{v.name} is written before its earlier version"
-        for reader in graph.succ[v]:
-            if reader.rank <= op.rank:
+        for reader in v.read_by:
+            if reader.rank <= rank:
                 problem = problem or f"{v.name} is read before by {reader.type}"
-    if not _agree(op, op.inputs, graph.pred):
+    if not _agree(op.inputs, graph.pred[op]):
         problem = problem or "edges and input slots differ"
-    if not _agree(op, op.outputs, graph.succ):
+    if not _agree(op.outputs, graph.succ[op]):
         problem = problem or "edges and output slots differ"
     if op.forward is not None and op.forward not in graph:
         problem = problem or f"its forward operator {op.forward.label()} is gone"
@@ -64,14 +70,14 @@ def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
         raise VerifyError(f"after {after}: {problem}", call=op.call(), site=op.site)
 
 
-def _agree(op: OpNode, slots: dict[str, list[VarNode]], neighbours: Any) -> bool:
-    """Whether the graph's edges on one side of `op` are the positions of its slots."""
-    edges, number = neighbours[op], 0
+def _agree(slots: dict[str, list[VarNode]], edges: Any) -> bool:
+    """Whether the graph's edges on one side of an operator are the positions of its slots."""
+    number = 0
     for slot, vs in slots.items():
-        number += len(vs)
         for i, v in enumerate(vs):
-            if (slot, i) not in edges.get(v, ()):
+            if v not in edges or (slot, i) not in edges[v]:
                 return False
+        number += len(vs)
     return number == sum(map(len, edges.values()))
 
 
