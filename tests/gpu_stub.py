@@ -22,7 +22,7 @@ import numpy as np
 from minigraph import cuda
 from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Gemm, HostCall, workspace_of
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import fit_workspaces
+from minigraph.kernels.cuda.workspace import Algorithm, fit_workspaces
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, float64
@@ -109,7 +109,7 @@ class StubRuntime:
 
     def fit_workspaces(self, binder: Binder, tf32: bool, autotune: bool = False) -> None:
         """Products of NumPy need none, and less is reserved to see that nobody writes there."""
-        fit_workspaces(binder.calls, lambda call: min(workspace_of(call), 1 << 20))
+        fit_workspaces(binder.calls, lambda call: Algorithm(min(workspace_of(call), 1 << 20)))
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         binder.write_tables(self)

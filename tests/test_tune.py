@@ -118,6 +118,18 @@ def test_a_product_without_addresses_can_be_asked_about(tune):
     assert call.a.ptr is None
 
 
+def test_what_was_chosen_without_addresses_runs_only_where_operands_lie_as_assumed(tune):
+    call = gemm(5, 7, 3)
+    assert tune.lies_as_assumed(call)
+    call.c.ptr += 16
+    assert not tune.lies_as_assumed(call), "a user's array may lie on any multiple of 16"
+    call = gemm(5, 7, 3)
+    call.b = operand(31).view((21,), offset=16)
+    assert tune.lies_as_assumed(call)
+    call.b.owner.ptr += 8
+    assert not tune.lies_as_assumed(call)
+
+
 def test_a_workspace_that_was_fitted_is_no_other_product_and_measurements_have_all_room(library, tune):
     lab, call = Lab(library, {"first": 1.0}), gemm(5, 7, 3)
     call.workspace = operand(0, dtype=np.dtype("uint8"))

@@ -9,7 +9,7 @@ from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.kernels.cuda.binder import Binder, Choice, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import fit_workspaces
+from minigraph.kernels.cuda.workspace import Algorithm, fit_workspaces
 from minigraph.program import Program
 from minigraph.types import float32
 
@@ -43,11 +43,15 @@ def binder_of(*variants):
 )
 def test_what_runs_decides(needs, every, fitted):
     binder = binder_of([2, 3], [4])
-    fit_workspaces(binder.calls, lambda call: needs[call.n], every)
+    chosen = {n: None if nbytes is None else Algorithm(nbytes, b"%d" % n) for n, nbytes in needs.items()}
+    fit_workspaces(binder.calls, lambda call: chosen[call.n], every)
     single, choice = binder.calls
     assert isinstance(single, Gemm) and isinstance(choice, Choice)
     shared = {id(c.workspace): c.workspace.nbytes for calls in choice.variants.values() for c in calls}
     assert (single.workspace.nbytes, *shared.values()) == fitted
+    runs = [c for calls in choice.variants.values() for c in calls if c.algorithm is not None]
+    assert all(c.algorithm == b"%d" % c.n for c in runs)
+    assert bool(runs) == (fitted != (MIB, MIB))
 
 
 def test_the_layout_has_no_more_than_is_needed():
@@ -56,7 +60,7 @@ def test_the_layout_has_no_more_than_is_needed():
     Builder(program.global_block()).matmul(x, x, trans_y=True)
     full, fitted = (
         BoundProgram(program, {"x": x.type}, [], fit=fit)
-        for fit in (None, lambda binder: fit_workspaces(binder.calls, lambda call: 3 * MIB))
+        for fit in (None, lambda binder: fit_workspaces(binder.calls, lambda call: Algorithm(3 * MIB)))
     )
     assert full.arena_bytes - fitted.arena_bytes == (32 - 3) * MIB
     assert max(b.nbytes for b, _ in fitted.blocks if b.dtype == np.uint8) == 3 * MIB

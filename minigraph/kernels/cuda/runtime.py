@@ -19,8 +19,8 @@ from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
-from .tune import Tuner, described, unplaced
-from .workspace import fit_workspaces
+from .tune import Tuner, described, lies_as_assumed, unplaced
+from .workspace import Algorithm, fit_workspaces
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
@@ -78,21 +78,22 @@ class Runtime:
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
     def fit_workspaces(self, binder: Binder, tf32: bool, autotune: bool = False) -> None:
-        """Make the workspaces of products as small as the algorithms that `runnable` chooses allow."""
+        """Choose the algorithms of products, and make their workspaces no larger than these need."""
         tuner = Tuner(Lab(self, tf32)) if autotune else None
-        known: dict[str, int | None] = {}
+        known: dict[str, Algorithm | None] = {}
 
-        def needed(call: Gemm) -> int | None:
+        def chosen(call: Gemm) -> Algorithm | None:
             twin = unplaced(call)
             key = str(described(twin))
             if key not in known:
                 try:
-                    known[key] = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None).needed
+                    plan = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None)
+                    known[key] = Algorithm(plan.needed, plan.algorithm)
                 except Unsupported:
                     known[key] = None
             return known[key]
 
-        fit_workspaces(binder.calls, needed, every=autotune)
+        fit_workspaces(binder.calls, chosen, every=autotune)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         """The binder's calls as functions without arguments; all addresses are known by now.
@@ -144,9 +145,11 @@ class Runtime:
         if isinstance(call, Choice):
             return self._chosen(call, tf32, notes, tuner)
         assert isinstance(call, Gemm)
-        plan = LtPlan(self.handle, call, tf32, tuner.algorithm(call) if tuner else None)
-        if call.epilogue == "RELU_BIAS" and not plan.accepted:
-            self._choose_what_keeps_nan(plan)
+        tuned = tuner.algorithm(call) if tuner else None
+        fitted = call.algorithm if lies_as_assumed(call) else None
+        plan = LtPlan(self.handle, call, tf32, tuned or fitted)
+        if call.epilogue == "RELU_BIAS" and not (tuned and plan.accepted):
+            plan = self._one_that_keeps_nan(plan, tf32)
         return [Step(call, lambda: plan.run(target.ptr))]
 
     def _chosen(
@@ -175,12 +178,14 @@ class Runtime:
         notes += [note for note in remarks if note not in notes]
         return found[best]
 
-    def _choose_what_keeps_nan(self, plan: LtPlan) -> None:
-        """Take the first candidate that keeps a NaN: some 16-bit algorithms compute relu(NaN) = 0."""
-        for candidate in plan.candidates:
-            plan.choose(candidate)
-            if self.keeps_nan(plan):
-                return
+    def _one_that_keeps_nan(self, plan: LtPlan, tf32: bool) -> LtPlan:
+        """The first candidate that keeps a NaN: some 16-bit algorithms compute relu(NaN) = 0."""
+        plans = [plan, LtPlan(self.handle, plan.call, tf32)] if plan.accepted else [plan]
+        for one in plans:
+            for candidate in one.candidates:
+                one.choose(candidate)
+                if self.keeps_nan(one):
+                    return one
         raise Unsupported("every algorithm turns NaN into 0")
 
     def keeps_nan(self, plan: LtPlan) -> bool:

@@ -164,7 +164,7 @@ def described(what: Any) -> Any:
         code = hashlib.sha256(what.source.encode()).hexdigest()
         return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
     if isinstance(what, (Gemm, Copy, Fill)):
-        known = [f.name for f in fields(what) if f.name != "workspace"]  # which follows from the others: workspace_of
+        known = [f.name for f in fields(what) if f.name not in ("workspace", "algorithm")]  # which follow from these
         return [type(what).__name__, {name: described(getattr(what, name)) for name in known}]
     if isinstance(what, Choice):
         return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
@@ -216,6 +216,14 @@ def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
 def unplaced(call: Gemm) -> Gemm:
     """The product at made-up addresses: enough to ask the library which algorithm it would run."""
     return moved(call, {id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
+
+
+def lies_as_assumed(call: Gemm) -> bool:
+    """Whether operands lie as well as those of `unplaced`: what was chosen then can run."""
+    operands, assumed = (
+        [alignment(b.address) for b in (c.a, c.b, c.c, c.bias, c.aux) if b is not None] for c in (call, unplaced(call))
+    )
+    return all(a >= b for a, b in zip(operands, assumed, strict=True))
 
 
 # on disk
