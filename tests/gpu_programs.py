@@ -19,6 +19,7 @@ from minigraph.scope import Scope
 from minigraph.validate import distance
 
 PROGRAMS, CHUNK = 300, 20
+FLOAT32 = 1e-5  # relative, of programs of which a part is computed in float32
 STEPS = 200
 
 
@@ -39,7 +40,11 @@ def _random_programs(first: int) -> None:
 
 
 def _random_program(seed: int, chosen: Sequence[fuzz.Flags] | None = None) -> None:
-    """Without passes and with each choice of flags (fuzz.choices), on the GPU against the CPU in float64."""
+    """Without passes and with each choice of flags (fuzz.choices), on the GPU against the CPU in float64.
+
+    Some programs compute a part in float32, where tanh and its like differ from device to device: then the
+    program without passes is near the CPU, and those with passes are near it.
+    """
     case = random_program(seed)
     programs = {"unfused": case.program}
     for flags in chosen if chosen is not None else fuzz.choices(seed):
@@ -50,10 +55,14 @@ def _random_program(seed: int, chosen: Sequence[fuzz.Flags] | None = None) -> No
     peak = max(
         (float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in cpu.values()), default=0.0
     )
+    written = [v for op in case.program.ops if op.type != "cast" for v in op.output_vars]
+    rounds = any(v.dtype == np.float32 for v in written)
     for who, found in results.items():
-        for name, array in cpu.items():
+        same_device = rounds and who != "unfused"
+        for name, array in (results["unfused"] if same_device else cpu).items():
             difference = distance(array, found[name], floor=max(1e-3 * peak, 1e-30))
-            assert difference <= 1e-10, f"{who} {name} differs by {difference:.3g}"
+            allowed = FLOAT32 if rounds and not same_device else 1e-10
+            assert difference <= allowed, f"{who} {name} differs by {difference:.3g}"
 
 
 # training
