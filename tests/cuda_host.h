@@ -22,6 +22,9 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
     unsigned x, y;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 template <class X> static inline X __ldcs(const X* x) { return *x; }
 #define ROUNDED(letter, type)                                                                      \
     static inline type __##letter##add_rn(type a, type b) { return a + b; }                        \
@@ -209,4 +212,62 @@ static inline unsigned short cvt_rn_f16_f32(float x) { return bits_as<unsigned s
 static inline unsigned short cvt_rn_bf16_f32(float x) {
     const unsigned u = bits_as<unsigned>(x);
     return x != x ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+
+// mma.sync, ldmatrix and what goes with them: each lane shows its registers to its warp.
+static unsigned shown[MOST][6];
+static const unsigned char* rows_shown[MOST];
+static inline float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
+static inline float half_of(const char* type, unsigned x) {
+    return type[0] == 'f' ? float(bits_as<_Float16>((unsigned short)x)) : bits_as<float>(x << 16);
+}
+static inline unsigned two_of(const char* type, float low, float high) {
+    if (type[0] == 'f') return cvt_rn_f16_f32(low) | unsigned(cvt_rn_f16_f32(high)) << 16;
+    return cvt_rn_bf16_f32(low) | unsigned(cvt_rn_bf16_f32(high)) << 16;
+}
+// K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
+template <int K>
+static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
+    const unsigned first = fiber->index.x / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(shown[fiber->index.x], mine, sizeof mine);
+    meet(warp());
+    for (int e = 0; e < 4; ++e) {
+        double sum = c[e];
+        for (int r = 0; r < 8; ++r) {  // registers of a row of A, of a column of B
+            const unsigned x = shown[first + 4 * g + r % 4][r / 4 * 2 + e / 2];
+            const unsigned y = shown[first + 4 * (2 * t + e % 2) + r % 4][4 + r / 4];
+            if (K == 8) sum += double(tf32_of(x)) * tf32_of(y);
+            else
+                for (int shift = 0; shift < 32; shift += 16)
+                    sum += double(half_of(type, x >> shift & 0xffff)) * half_of(type, y >> shift & 0xffff);
+        }
+        c[e] = float(sum);
+    }
+    meet(warp());
+}
+static void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {
+    const unsigned first = fiber->index.x / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    rows_shown[fiber->index.x] = tile + row;
+    meet(warp());
+    for (unsigned i = 0; i < 4; ++i) {
+        unsigned short two[2];
+        for (unsigned e = 0; e < 2; ++e) {
+            const unsigned r = transposed ? 2 * t + e : g, column = transposed ? g : 2 * t + e;
+            memcpy(&two[e], rows_shown[first + 8 * i + r] + 2 * column, 2);
+        }
+        x[i] = two[0] | unsigned(two[1]) << 16;
+    }
+    meet(warp());
+}
+#define mma_k8(...) mma_on_host<8>("", __VA_ARGS__)
+#define mma_k16(...) mma_on_host<16>(PTX_T, __VA_ARGS__)
+#define pack_pair(...) two_of(PTX_T, __VA_ARGS__)
+#define load_matrices(...) matrices_on_host(__VA_ARGS__, false)
+#define load_transposed(...) matrices_on_host(__VA_ARGS__, true)
+static inline void no_load_moves() {}
+template <class X> static void copy_or_clear(unsigned char* tile, int place, const X* from, bool copied) {
+    constexpr int BYTES = std::is_same<X, float2>::value ? 8 : 16;
+    if (copied) memcpy(tile + place, from, BYTES);
+    else memset(tile + place, 0, BYTES);
 }

@@ -150,7 +150,7 @@ def score_sizes(x: Buffer, rank: int) -> tuple[int, ...]:
     return (sizes[0], 1, *sizes[1:]) if rank == 3 else sizes
 
 
-def _inputs(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
+def inputs_of(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
     """The arguments INPUTS of attention_inputs.cuh."""
     rank, window, p = ins["Q"].ndim, attrs["window"] or (-1, -1), attrs["dropout"]
     after = 0 if attrs["causal"] else window[1]
@@ -183,7 +183,7 @@ def splits_of(binder: Binder, blocks: int, steps: int) -> int:
 def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out, and LogSumExp where it is wanted."""
     c, Out, sums = call_of(ins, attrs), outs["Out"], outs.get("LogSumExp")
-    _check_lengths(binder, c, ins, attrs)
+    check_lengths(binder, c, ins, attrs)
     if c.rows == 0:
         return
     t = tiles_of(c, is_general(ins, attrs), [c.dv], 1)
@@ -197,19 +197,28 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     source, results = _source("attention_forward.cu", c, t, ins, attrs), (Out, ABSENT if sums is None else sums)
     facts = i64(splits), i64(Out.size), i64(c.rows)
     binder.launch_source(
-        source, "attention_forward", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *results, part, part_sums,
+        source, "attention_forward", (blocks, splits), THREADS, *inputs_of(c, ins, attrs), *results, part, part_sums,
         i64(tiles), *facts, shared=t.shared(t.chunks_d),
     )  # fmt: skip
     if splits > 1:
-        sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd))
-        grid, masked = blocks_for(c.rows, THREADS // 32), i64(int(ins.get("Mask") is not None))
-        binder.launch_source(
-            source, "join", grid, THREADS, part, part_sums, *results, *sizes, masked,
-            np.float64(attrs["masked_score"]), *facts,
-        )  # fmt: skip
+        join(binder, c, ins, attrs, (part, part_sums), results, facts)
 
 
-def _check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
+def join(
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, parts: tuple[Any, ...], results: tuple[Any, ...],
+    facts: tuple[np.int64, ...],
+) -> None:  # fmt: skip
+    """Out and LogSumExp from those of the splits."""
+    source = _source("attention_forward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
+    sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd))
+    grid, masked = blocks_for(c.rows, THREADS // 32), i64(int(ins.get("Mask") is not None))
+    masked_score = np.float64(attrs["masked_score"])
+    binder.launch_source(
+        source, "join", grid, THREADS, *parts, *results, *sizes, masked, masked_score, *facts
+    )  # fmt: skip
+
+
+def check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
     lengths = ins.get("CuSeqlensQ")
     if lengths is None:
         return
@@ -230,18 +239,33 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
             if gradient is not None:
                 binder.zero(gradient)
         return
-    delta = binder.scratch((c.rows,), c.computed)
-    tail = ins["Out_grad"], ins["LogSumExp"], delta
-    source = _source("attention_backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
-    sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd)), i64(c.rows)
-    grid = blocks_for(c.rows, THREADS // 32)
-    binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
+    tail = _row_products(binder, c, ins, attrs)
     if wanted["Q_grad"] is not None:
         _query_grad(binder, c, ins, attrs, tail, wanted["Q_grad"])
     if wanted["K_grad"] is not None or wanted["V_grad"] is not None:
         _key_grad(binder, c, ins, attrs, tail, wanted["K_grad"], wanted["V_grad"])
     if wanted["Bias_grad"] is not None:
         _bias_grad(binder, c, ins, attrs, tail, wanted["Bias_grad"])
+
+
+def bias_grad(binder: Binder, ins: Slots, attrs: Slots, to: Buffer) -> None:
+    """Bias_grad alone."""
+    c = call_of(ins, attrs)
+    _bias_grad(binder, c, ins, attrs, _row_products(binder, c, ins, attrs), to)
+
+
+def small_source(c: Call, ins: Slots, attrs: Slots) -> str:
+    """The source of backward with what does not depend on tiles: row_products, add_parts."""
+    return _source("attention_backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
+
+
+def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer, Buffer]:
+    """Out_grad, LogSumExp and delta."""
+    delta = binder.scratch((c.rows,), c.computed)
+    sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd)), i64(c.rows)
+    grid, source = blocks_for(c.rows, THREADS // 32), small_source(c, ins, attrs)
+    binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
+    return ins["Out_grad"], ins["LogSumExp"], delta
 
 
 def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
@@ -252,11 +276,11 @@ def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[A
     part = binder.scratch((splits, to.size), c.computed) if splits > 1 else ABSENT
     source = _source("attention_backward.cu", c, t, ins, attrs, QUERY_GRAD=1)
     binder.launch_source(
-        source, "query_grad", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *tail, to, part, i64(tiles),
+        source, "query_grad", (blocks, splits), THREADS, *inputs_of(c, ins, attrs), *tail, to, part, i64(tiles),
         i64(splits), i64(to.size), shared=t.shared(t.chunks_d, t.chunks_v),
     )  # fmt: skip
     if isinstance(part, Buffer):
-        _add_parts(binder, source, part, to, to.size, splits)
+        add_parts(binder, source, part, to, to.size, splits)
 
 
 def _key_grad(
@@ -270,7 +294,7 @@ def _key_grad(
     part = binder.scratch((splits, sum(sizes)), c.computed) if splits > 1 else ABSENT
     source = _source("attention_backward.cu", c, t, ins, attrs, KEY_GRAD=1)
     binder.launch_source(
-        source, "key_grad", (blocks, splits), THREADS, *_inputs(c, ins, attrs), *tail,
+        source, "key_grad", (blocks, splits), THREADS, *inputs_of(c, ins, attrs), *tail,
         ABSENT if to_k is None else to_k, ABSENT if to_v is None else to_v, part, i64(tiles), i64(splits),
         *map(i64, sizes), shared=t.shared(t.chunks_d, t.chunks_v),
     )  # fmt: skip
@@ -278,10 +302,11 @@ def _key_grad(
         for to, start in ((to_k, 0), (to_v, sizes[0])):
             if to is not None:
                 shown = part.view((part.size - start,), offset=start * c.computed.itemsize)
-                _add_parts(binder, source, shown, to, sum(sizes), splits)
+                add_parts(binder, source, shown, to, sum(sizes), splits)
 
 
-def _add_parts(binder: Binder, source: str, part: Buffer, to: Buffer, stride: int, splits: int) -> None:
+def add_parts(binder: Binder, source: str, part: Buffer, to: Buffer, stride: int, splits: int) -> None:
+    """The sum of the splits' parts, in order."""
     args = part, to, i64(to.size), i64(stride), i64(splits)
     binder.launch_source(source, "add_parts", blocks_for(to.size, THREADS), THREADS, *args)
 
@@ -293,7 +318,7 @@ def _bias_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[An
     column_tiles = 1 if columns == 1 else blocks_for(columns, t.other)
     source = _source("attention_backward.cu", c, t, ins, attrs, BIAS_GRAD=1)
     binder.launch_source(
-        source, "bias_grad", batch * heads * row_tiles * column_tiles, THREADS, *_inputs(c, ins, attrs), *tail, to,
+        source, "bias_grad", batch * heads * row_tiles * column_tiles, THREADS, *inputs_of(c, ins, attrs), *tail, to,
         *map(i32, (c.batch, batch, heads, rows, columns, row_tiles, column_tiles)),
         shared=t.shared(t.chunks_d, t.chunks_v),
     )  # fmt: skip

@@ -1,0 +1,349 @@
+// Attention on tensor cores (mma.sync), backward: the gradients of Q, K, V from LSE.
+//
+//   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out)    dS = P (dP - delta)
+//   query_grad   a warp owns 16 MT queries and walks over keys:        dQ = scale * sum dS K       3 products
+//   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it, scores
+//                transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                       4 products
+// No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows are
+// added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis among
+// blockIdx.y, and add_parts of attention_backward.cu adds up.
+
+constexpr int BM = 16 * MT * WARPS;
+
+// Per query: (log2 of the sum of powers, delta). Infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
+// where Mask hides all n keys: no gradient flows to their scores.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
+    INPUTS, const T* Out, const T* dO, const float* sums, float2* numbers, i64 rows_of_all)
+{
+    const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows_of_all) return;
+    const Sizes z = {heads, 1, queries, 0, 0, dv, bshd != 0};
+    const int head = row / queries, q = row % queries;
+    const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
+    float sum = 0;
+    for (int x = lane; x < dv; x += 32) sum += up(Out[o.at + q * o.step + x]) * up(dO[o.at + q * o.step + x]);
+    sum = warp_sum(sum);
+    if (lane != 0) return;
+    const float lse = sums[row];
+    float2 found = {lse == -infinity<float>() ? infinity<float>() : lse * LOG2E, sum};
+    if (GENERAL && lse == infinity<float>()) {
+        const Interval seen = interval(q, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+        found = {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
+    }
+    numbers[row] = found;
+}
+
+// From a product of query q and key k, in base 2: the score; whether a gradient flows back.
+__device__ __forceinline__ float modified(
+    float product, int q, int k, const Modifiers& m, const Sizes& z, const Place& at, float unit, bool* drawn)
+{
+    float x = product * unit;
+    *drawn = true;
+    if (GENERAL && q < z.queries && k < z.keys) {
+        if (m.bias) x += up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]) * LOG2E;
+        if (m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k]) x = m.masked_score * LOG2E, *drawn = false;
+    }
+    return x;
+}
+// Leaves the probability that counts for values in `s`, the gradient of the score in `dp`.
+__device__ __forceinline__ void slope(
+    float& s, float& dp, bool seen, float2 number, int q, int k, const Modifiers& m, const Sizes& z, const Place& at,
+    float unit)
+{
+    if (GENERAL) {
+        bool drawn;
+        const float x = modified(s, q, k, m, z, at, unit, &drawn);
+        float p = seen ? power_of_two(x - number.x) : 0.0f, keep = 1;
+        if (number.x == -infinity<float>()) p = seen ? number.y : 0.0f, drawn = false;
+        if (DROPS && p != 0) keep = kept(q, k, m, z, at);
+        s = p * keep;
+        dp = drawn && p != 0 ? p * (dp * keep - number.y) : 0.0f;
+    } else {
+        const float p = seen ? power_of_two(fmaf(s, unit, -number.x)) : 0.0f;
+        s = p;
+        dp = p * (dp - number.y);
+    }
+}
+
+// sum[N][own columns / 8][4] += weights of 32 rows of `tile`, from row 32 j on, times these rows.
+template <int WIDTH>
+__device__ __forceinline__ void add_rows(float (&sum)[MT][WIDTH / 8][4], const Left (&weights)[2][MT], const Byte* tile, int j) {
+#pragma unroll
+    for (int c = 0; c < WIDTH / 32; ++c) {
+        Sums<PARTS_OF_WEIGHED> found[MT];
+        const float one[2] = {1, 1};
+#pragma unroll
+        for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one);
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            Right x;
+            x.load_columns<WIDTH>(tile, 2 * j + k, c);
+            multiply(found, weights[k], x);
+        }
+#pragma unroll
+        for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one);
+    }
+}
+// Products of the own rows with rows 32 j to 32 j + 31 of `tile`.
+template <int WIDTH, int HELD>
+__device__ __forceinline__ void scores(
+    float (&s)[MT][4][4], Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
+{
+    Sums<PARTS> found[MT];
+#pragma unroll
+    for (int i = 0; i < MT; ++i) found[i].clear();
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k) {
+        Right x;
+        x.load_rows<WIDTH>(tile, 32 * j, k);
+        if (!OWN_HELD) {
+#pragma unroll
+            for (int i = 0; i < MT; ++i) held[0][i].template load<WIDTH>(own, own_row + 16 * i, k);
+        }
+        multiply(found, held[OWN_HELD ? k : 0], x);
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][t][e] = found[i].at(t, e);
+}
+template <int WIDTH, int HELD>
+__device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, int own_row) {
+    if (!OWN_HELD) return;
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k);
+}
+__device__ __forceinline__ void take(Left (&weights)[2][MT], const float (&s)[MT][4][4]) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+#pragma unroll
+        for (int i = 0; i < MT; ++i) weights[k][i].take(s[i][2 * k], s[i][2 * k + 1]);
+}
+template <int WIDTH> __device__ __forceinline__ void clear(float (&sum)[MT][WIDTH][4]) {
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[i][c][e] = 0;
+}
+// factor * the sums of the own rows, those below `valid`, to rows of memory.
+template <int WIDTH, class U>
+__device__ __forceinline__ void store_sums(
+    const float (&sum)[MT][WIDTH / 8][4], float factor, U* to, i64 step, int own_row, int valid, int width)
+{
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = own_row + 16 * i + threadIdx.x % 32 / 4 + 8 * half;
+            if (row >= valid) continue;
+#pragma unroll
+            for (int c = 0; c < WIDTH / 32; ++c) {
+                float x[4][2];
+#pragma unroll
+                for (int t = 0; t < 4; ++t)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) x[t][e] = sum[i][4 * c + t][2 * half + e] * factor;
+                store_results(to + row * step + 32 * c, x, width - 32 * c);
+            }
+        }
+}
+
+#ifdef QUERY_GRAD
+// part: null, or float [splits][as dQ]
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query_grad(
+    INPUTS, const T* dO, const float2* numbers, T* dQ, float* part, i64 tiles, i64 splits, i64 elements)
+{
+    READ_INPUTS
+    extern __shared__ uint4 memory[];
+    Byte* const own = (Byte*)memory;
+    Byte* const own_grad = own + BM * HEAD * sizeof(T);
+    Byte* const stages = own_grad + BM * HEAD_V * sizeof(T);
+    constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
+    __shared__ Interval seen[BM];
+    const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
+    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads;
+    const int h = head % heads, kv_heads = heads / groups, kv = h / groups;
+    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
+    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const Place at = place_of(m, z, b, h);
+    const float unit = m.scale * LOG2E;
+
+    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, queries - first, d);
+    load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, queries - first, dv);
+    for (int r = threadIdx.x; r < BM; r += THREADS)
+        seen[r] = interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+    __syncthreads();
+    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const int last = i64(steps) * (split + 1) / splits;
+    int n = i64(steps) * split / splits;
+    auto load_stage = [&](int step) {
+        Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
+        const i64 k0 = all.begin + step * BN;
+        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, k_rows.step, all.end - int(k0), d);
+        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, v_rows.step, all.end - int(k0), dv);
+    };
+    if (n < last) load_stage(n);
+    wait_for_copies();
+    __syncthreads();
+
+    Left q[OWN_HELD ? HEAD / 16 : 1][MT], grad[OWN_HELD ? HEAD_V / 16 : 1][MT];
+    hold<HEAD>(q, own, own_row);
+    hold<HEAD_V>(grad, own_grad, own_row);
+    float sum[MT][HEAD / 8][4];
+    float2 number[MT][2];
+    clear(sum);
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
+            number[i][half] = q_row < queries ? numbers[i64(head) * queries + q_row] : float2{infinity<float>(), 0};
+        }
+#pragma unroll 1
+    for (; n < last; ++n) {
+        const Byte* const k_tile = stages + n % 2 * (K_BYTES + V_BYTES);
+        const Byte* const v_tile = k_tile + K_BYTES;
+        if (n + 1 < last) load_stage(n + 1);
+#pragma unroll
+        for (int j = 0; j < BN / 32; ++j) {
+            const int k0 = all.begin + n * BN + 32 * j;
+            if (!WIDE && (k0 >= mine.end || k0 + 32 <= mine.begin)) continue;
+            float s[MT][4][4], dp[MT][4][4];
+            scores<HEAD>(s, q, own, own_row, k_tile, j);
+            scores<HEAD_V>(dp, grad, own_grad, own_row, v_tile, j);
+            const bool edge = k0 < mine.full_begin || k0 + 32 > mine.full_end;
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = own_row + 16 * i + lane / 4 + 8 * half;
+                    const Interval span = edge ? seen[row] : Interval{0, 1 << 30};
+#pragma unroll
+                    for (int t = 0; t < 4; ++t)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            const int k = k0 + 8 * t + 2 * (lane % 4) + e;
+                            slope(s[i][t][2 * half + e], dp[i][t][2 * half + e], k >= span.lo && k < span.hi,
+                                  number[i][half], first + row, k, m, z, at, unit);
+                        }
+                }
+            Left weights[2][MT];
+            take(weights, dp);
+            add_rows<HEAD>(sum, weights, k_tile, j);
+        }
+        wait_for_copies();
+        __syncthreads();
+    }
+    const i64 place = q_rows.at + first * q_rows.step;
+    if (part) store_sums<HEAD>(sum, m.scale, part + split * elements + place, q_rows.step, own_row, queries - first, d);
+    else store_sums<HEAD>(sum, m.scale, dQ + place, q_rows.step, own_row, queries - first, d);
+}
+#endif
+
+#ifdef KEY_GRAD
+// Of these dK and dV that are not null; FOR_K, FOR_V: whether each may be. part: null, or float [splits][as dK, then as dV]
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_grad(
+    INPUTS, const T* dO, const float2* numbers, T* dK, T* dV, float* part, i64 tiles, i64 splits, i64 elements_k,
+    i64 elements_v)
+{
+    READ_INPUTS
+    extern __shared__ uint4 memory[];
+    Byte* const own = (Byte*)memory;
+    Byte* const own_value = own + BM * HEAD * sizeof(T);
+    Byte* const stages = own_value + BM * HEAD_V * sizeof(T);
+    constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T), BYTES = Q_BYTES + O_BYTES + BN * 8;
+    __shared__ Interval seen[BM];
+    const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT, kv_heads = heads / groups;
+    const int first = int(blockIdx.x % u32(tiles)) * BM, kv_head = blockIdx.x / u32(tiles), b = kv_head / kv_heads;
+    const int kv = kv_head % kv_heads;
+    const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const float unit = m.scale * LOG2E;
+
+    load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, k_rows.step, keys - first, d);
+    load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, v_rows.step, keys - first, dv);
+    for (int r = threadIdx.x; r < BM; r += THREADS)
+        seen[r] = interval(first + r, keys, queries, lengths_k, lengths_q, count, after, before, bottom_right != 0);
+    __syncthreads();
+    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const int last = i64(steps) * groups * (split + 1) / splits;
+    int n = i64(steps) * groups * split / splits;
+    auto load_stage = [&](int step) {
+        Byte* const to = stages + step % 2 * BYTES;
+        const int h = kv * groups + step / steps, q0 = all.begin + step % steps * BN;
+        const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
+        load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, q_rows.step, all.end - q0, d);
+        load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, o_rows.step, all.end - q0, dv);
+        for (int r = threadIdx.x; r < BN; r += THREADS) {
+            const bool inside = r < all.end - q0;
+            copy_or_clear(to, Q_BYTES + O_BYTES + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
+        }
+    };
+    if (n < last) load_stage(n);
+    wait_for_copies();
+    __syncthreads();
+
+    Left own_keys[OWN_HELD ? HEAD / 16 : 1][MT], own_values[OWN_HELD ? HEAD_V / 16 : 1][MT];
+    hold<HEAD>(own_keys, own, own_row);
+    if (FOR_K) hold<HEAD_V>(own_values, own_value, own_row);
+    float to_k[MT][HEAD / 8][4], to_v[MT][HEAD_V / 8][4];
+    clear(to_k);
+    clear(to_v);
+#pragma unroll 1
+    for (; n < last; ++n) {
+        const Byte* const q_tile = stages + n % 2 * BYTES;
+        const Byte* const o_tile = q_tile + Q_BYTES;
+        const int h = kv * groups + n / steps;
+        const Place at = place_of(m, z, b, h);
+        if (n + 1 < last) load_stage(n + 1);
+#pragma unroll
+        for (int j = 0; j < BN / 32; ++j) {
+            const int q0 = all.begin + n % steps * BN + 32 * j;
+            if (!WIDE && (q0 >= mine.end || q0 + 32 <= mine.begin)) continue;
+            float s[MT][4][4], dp[MT][4][4];
+            scores<HEAD>(s, own_keys, own, own_row, q_tile, j);
+            if (FOR_K) scores<HEAD_V>(dp, own_values, own_value, own_row, o_tile, j);
+            else clear(dp);
+            const bool edge = q0 < mine.full_begin || q0 + 32 > mine.full_end;
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                const int column = 8 * t + 2 * (lane % 4);
+                const Pack<float2, 2> number = *(const Pack<float2, 2>*)(o_tile + O_BYTES + 8 * (32 * j + column));
+#pragma unroll
+                for (int i = 0; i < MT; ++i)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int row = own_row + 16 * i + lane / 4 + e / 2 * 8, q = q0 + column + e % 2;
+                        const bool inside = !edge || (q >= seen[row].lo && q < seen[row].hi);
+                        slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at, unit);
+                    }
+            }
+            Left weights[2][MT];
+            if (FOR_V && dV) {
+                take(weights, s);
+                add_rows<HEAD_V>(to_v, weights, o_tile, j);
+            }
+            if (FOR_K && dK) {
+                take(weights, dp);
+                add_rows<HEAD>(to_k, weights, q_tile, j);
+            }
+        }
+        wait_for_copies();
+        __syncthreads();
+    }
+    float *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
+    const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
+    const int valid = keys - first;
+    if (FOR_K && dK && part) store_sums<HEAD>(to_k, m.scale, part_k + at_k, k_rows.step, own_row, valid, d);
+    else if (FOR_K && dK) store_sums<HEAD>(to_k, m.scale, dK + at_k, k_rows.step, own_row, valid, d);
+    if (FOR_V && dV && part) store_sums<HEAD_V>(to_v, 1, part_v + at_v, v_rows.step, own_row, valid, dv);
+    else if (FOR_V && dV) store_sums<HEAD_V>(to_v, 1, dV + at_v, v_rows.step, own_row, valid, dv);
+}
+#endif

@@ -1,0 +1,207 @@
+// Attention on tensor cores (mma.sync), forward. Q [B,H,Sq,D], K [B,Hk,Sk,D], V [B,Hk,Sk,Dv] in either layout
+// -> Out [B,H,Sq,Dv], LSE [B,H,Sq].
+//
+// A warp owns 16 MT queries, a block WARPS times as many, of one head; it walks over the keys that they see, BN at a time, in two
+// stages of shared memory: copies of the next tile run under the products of this one. Probabilities go from
+// results to operands in registers. A tile's part of Out is summed by itself and added in float, since tensor
+// cores cut off what they add. Where blocks are few, blockIdx.y takes its part of the keys; `join` of
+// attention_forward.cu joins the parts in order.
+
+constexpr int BM = 16 * MT * WARPS;
+
+__device__ __forceinline__ float log_sum(float total, float largest, bool whole) {
+    if (total == 0) return -infinity<float>();
+    return whole ? infinity<float>() : logf(total) + largest;
+}
+
+// part: null, or float [splits][B,H,Sq,Dv in Out's layout]; part_sums: for each split the sum of exponentials and the
+// largest score of each row, float [splits][2][B,H,Sq]
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forward(
+    INPUTS, T* Out, float* sums, float* part, float* part_sums, i64 tiles, i64 splits, i64 elements, i64 rows_of_all)
+{
+    READ_INPUTS
+    extern __shared__ uint4 memory[];
+    Byte* const own = (Byte*)memory;
+    Byte* const stages = own + BM * HEAD * sizeof(T);
+    constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
+    __shared__ Interval seen[BM];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads, h = head % heads;
+    const int kv_heads = heads / groups, kv = h / groups, own_row = warp * 16 * MT;
+    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
+    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const Place at = place_of(m, z, b, h);
+    const float unit = GENERAL ? 1.0f : m.scale * LOG2E;  // scores times this are exponents of 2
+    const float product_unit = m.scale * LOG2E, masked_unit = m.masked_score * LOG2E;
+
+    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, queries - first, d);
+    for (int r = threadIdx.x; r < BM; r += THREADS)
+        seen[r] = first + r < queries ? interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after,
+                                                 bottom_right != 0)
+                                      : Interval{0, 0};
+    __syncthreads();
+    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const int last = i64(steps) * (split + 1) / splits;
+    int n = i64(steps) * split / splits;
+    auto load_stage = [&](int step) {
+        Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
+        const i64 k0 = all.begin + step * BN;
+        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, k_rows.step, all.end - int(k0), d);
+        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, v_rows.step, all.end - int(k0), dv);
+    };
+    if (n < last) load_stage(n);
+    wait_for_copies();
+    __syncthreads();
+
+    Left q[OWN_HELD ? HEAD / 16 : 1][MT];
+    if (OWN_HELD) {
+#pragma unroll
+        for (int k = 0; k < HEAD / 16; ++k)
+#pragma unroll
+            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k);
+    }
+    float out[MT][HEAD_V / 8][4], largest[MT][2], total[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int c = 0; c < HEAD_V / 8; ++c)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) out[i][c][e] = 0;
+        largest[i][0] = largest[i][1] = -infinity<float>();
+        total[i][0] = total[i][1] = 0;
+    }
+#pragma unroll 1
+    for (; n < last; ++n) {
+        const Byte* const k_tile = stages + n % 2 * (K_BYTES + V_BYTES);
+        const Byte* const v_tile = k_tile + K_BYTES;
+        const int k0 = all.begin + n * BN;
+        if (n + 1 < last) load_stage(n + 1);
+        if (WIDE || (k0 < mine.end && k0 + BN > mine.begin)) {
+            float s[MT][BN / 8][4];
+#pragma unroll
+            for (int j = 0; j < BN / 32; ++j) {
+                Sums<PARTS> found[MT];
+#pragma unroll
+                for (int i = 0; i < MT; ++i) found[i].clear();
+#pragma unroll
+                for (int k = 0; k < HEAD / 16; ++k) {
+                    Right x;
+                    x.load_rows<HEAD>(k_tile, 32 * j, k);
+                    if (!OWN_HELD) {
+#pragma unroll
+                        for (int i = 0; i < MT; ++i) q[0][i].load<HEAD>(own, own_row + 16 * i, k);
+                    }
+                    multiply(found, q[OWN_HELD ? k : 0], x);
+                }
+#pragma unroll
+                for (int i = 0; i < MT; ++i)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) s[i][4 * j + c][e] = found[i].at(c, e);
+            }
+            const bool edge = k0 < mine.full_begin || k0 + BN > mine.full_end;
+            float shrink[MT][2];
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = own_row + 16 * i + lane / 4 + 8 * half, q_row = first + row;
+                    if (GENERAL) {
+#pragma unroll
+                        for (int c = 0; c < BN / 8; ++c)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                const int k = k0 + 8 * c + 2 * (lane % 4) + e;
+                                float& x = s[i][c][2 * half + e];
+                                x *= product_unit;
+                                if (q_row < queries && k < keys) {
+                                    if (m.bias) x += up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]) * LOG2E;
+                                    if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
+                                }
+                            }
+                    }
+                    if (edge) {
+                        const Interval span = seen[row];
+#pragma unroll
+                        for (int c = 0; c < BN / 8; ++c)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                const int k = k0 + 8 * c + 2 * (lane % 4) + e;
+                                if (k < span.lo || k >= span.hi) s[i][c][2 * half + e] = -infinity<float>();
+                            }
+                    }
+                    float most = largest[i][half];
+#pragma unroll
+                    for (int c = 0; c < BN / 8; ++c)
+                        most = max_nan(most, max_nan(s[i][c][2 * half], s[i][c][2 * half + 1]));
+                    most = over_quad_max(most);
+                    const float below = most == -infinity<float>() ? 0.0f : most * unit;
+                    shrink[i][half] = power_of_two(largest[i][half] * unit - below);
+                    largest[i][half] = most;
+                    float sum = 0;
+#pragma unroll
+                    for (int c = 0; c < BN / 8; ++c)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            float& x = s[i][c][2 * half + e];
+                            x = power_of_two(fmaf(x, unit, -below));
+                            sum += x;
+                            if (DROPS && x != 0) x *= kept(q_row, k0 + 8 * c + 2 * (lane % 4) + e, m, z, at);
+                        }
+                    total[i][half] = total[i][half] * shrink[i][half] + sum;
+                }
+#pragma unroll
+            for (int c = 0; c < HEAD_V / 32; ++c) {
+                Sums<PARTS_OF_WEIGHED> found[MT];
+#pragma unroll
+                for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i]);
+#pragma unroll
+                for (int k = 0; k < BN / 16; ++k) {
+                    Left p[MT];
+                    Right x;
+                    x.load_columns<HEAD_V>(v_tile, k, c);
+#pragma unroll
+                    for (int i = 0; i < MT; ++i) p[i].take(s[i][2 * k], s[i][2 * k + 1]);
+                    multiply(found, p, x);
+                }
+#pragma unroll
+                for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i]);
+            }
+        }
+        wait_for_copies();
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float all_of_row = over_quad_sum(total[i][half]);
+            const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
+            if (q_row >= queries) continue;
+            const float factor = all_of_row == 0 ? 0.0f : 1.0f / all_of_row;
+            const bool hidden = GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && largest[i][half] == masked_unit;
+            const float natural = hidden ? m.masked_score : largest[i][half] * (GENERAL ? LN2 : m.scale);
+            if (lane % 4 == 0) {
+                const i64 row = i64(head) * queries + q_row;
+                if (part) {
+                    part_sums[2 * split * rows_of_all + row] = all_of_row;
+                    part_sums[(2 * split + 1) * rows_of_all + row] = natural;
+                } else if (sums) {
+                    sums[row] = log_sum(all_of_row, natural, hidden);
+                }
+            }
+            const i64 place = o_rows.at + q_row * o_rows.step;
+#pragma unroll
+            for (int c = 0; c < HEAD_V / 32; ++c) {
+                float x[4][2];
+#pragma unroll
+                for (int t = 0; t < 4; ++t)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) x[t][e] = out[i][4 * c + t][2 * half + e] * factor;
+                if (part) store_results(part + split * elements + place + 32 * c, x, dv - 32 * c);
+                else store_results(Out + place + 32 * c, x, dv - 32 * c);
+            }
+        }
+}
