@@ -181,15 +181,16 @@ class BoundProgram:
         units = []
         for step, span in [*zip(self.schedule.steps, self.spans, strict=True), (None, self.rest)]:
             read_only = self._read_only(step) if step is not None else {id(b) for b, _ in self.results}
+            read_only.update(tables)
             for call in (self.binder.calls[i] for i in span):
-                given = [owner(b) for b in touched(call)]
-                given += [owner(b) for table in given for b in tables.get(id(table), ())]
-                read_only.update(tables)
-                seen = {id(b): b for b in given if id(b) not in ignored}
-                reads = {number(b) for key, b in seen.items() if key in read_only}
-                writes = {number(b) for key, b in seen.items() if key not in read_only}
-                host = isinstance(call, HostCall)
-                units.append(Unit(reads, writes, host, leaves_room(call, self.binder.device)))
+                given = {id(b): b for b in map(owner, touched(call))}
+                if not tables.keys().isdisjoint(given):
+                    given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
+                unit = Unit(barrier=isinstance(call, HostCall), partial=leaves_room(call, self.binder.device))
+                for key, b in given.items():
+                    if key not in ignored:
+                        (unit.reads if key in read_only else unit.writes).add(number(b))
+                units.append(unit)
         return units, blocks
 
     def _read_only(self, step: Step) -> set[int]:

@@ -50,26 +50,29 @@ def _steps(life: Life) -> tuple[int, ...]:
 
 def by_importance(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
     """Blocks with the largest keys first, each at the lowest offset that is free during its life."""
-    order = sorted(range(len(lives)), key=lambda i: key(lives[i]), reverse=True)
-    offsets = [0] * len(lives)
-    table = np.array([(rounded(life.nbytes), life.first, life.last, 0) for life in lives], np.int64).reshape(-1, 4)
-    placed: list[int] = []
-    end = 0
-    for i in order:
-        nbytes, first, last, _ = (int(x) for x in table[i])
-        if nbytes == 0:
-            continue
-        others = table[placed]
-        others = others[(others[:, 1] <= last) & (others[:, 2] >= first)]
-        at = 0
-        for size, _, _, offset in others[np.argsort(others[:, 3], kind="stable")].tolist():
-            if offset - at >= nbytes:
-                break
-            at = max(at, offset + size)
-        offsets[i] = table[i, 3] = at
-        placed.append(i)
-        end = max(end, at + nbytes)
-    return [int(o) for o in offsets], end
+    order = [i for i in sorted(range(len(lives)), key=lambda i: key(lives[i]), reverse=True) if lives[i].nbytes]
+    offsets, end = [0] * len(lives), 0
+    born, dies, starts, ends = (np.zeros(len(order), np.int64) for _ in range(4))  # of the blocks that have a place
+    for count, i in enumerate(order):
+        _, first, last = lives[i]
+        nbytes = rounded(lives[i].nbytes)
+        beside = np.flatnonzero((born[:count] <= last) & (dies[:count] >= first))
+        at = _lowest_gap(starts[beside], ends[beside], nbytes)
+        offsets[i], end = at, max(end, at + nbytes)
+        born[count], dies[count], starts[count], ends[count] = first, last, at, at + nbytes
+    return offsets, end
+
+
+def _lowest_gap(starts: np.ndarray, ends: np.ndarray, nbytes: int) -> int:
+    """The lowest offset at which so many bytes overlap none of the ranges."""
+    if len(starts) == 0:
+        return 0
+    order = np.argsort(starts)
+    starts, free_from = starts[order], np.maximum.accumulate(ends[order])
+    if starts[0] >= nbytes:
+        return 0
+    fits = np.flatnonzero(starts[1:] - free_from[:-1] >= nbytes)
+    return int(free_from[fits[0] if len(fits) else -1])
 
 
 def large_first(lives: Sequence[Life]) -> tuple[list[int], int]:
