@@ -185,7 +185,7 @@ def test_wrong_label_is_reported_and_its_row_is_left_out(label, rng):
 @pytest.mark.parametrize(
     ("rows", "n"), [(40, 7), (33, 256), (70, 600), (9, 1024), (5, 4100), (3, 8192), (2, 17000), (400, 40), (5, 1001)]
 )
-@pytest.mark.parametrize("dtype", [float64, float32], ids=str)
+@pytest.mark.parametrize("dtype", [float64, float32, float16], ids=str)
 def test_layer_norm(rows, n, dtype, rng):
     x, d, device = 2 * rng.normal(size=(rows, n)) + 1, rng.normal(size=(rows, n)), Device(multiprocessors=2)
     scale, bias, mean, variance = rng.normal(size=n), rng.normal(size=n), x.mean(1), x.var(1)

@@ -4,8 +4,8 @@
 //             dScale = sum of dY * h over rows, dBias = sum of dY over rows
 // M is the type of Mean, Variance and their gradients. Packs of WIDTH elements divide a row.
 // held kernels:     LANES threads keep a row in registers, PACKS packs each; X and dY are read once. A block of
-//                   `backward` takes every gridDim-th row, loads the next one ahead where registers suffice, and keeps its
-//                   share of the column sums in registers, which `total` adds up
+//                   `backward` takes every gridDim-th row and keeps its share of the column sums in registers, which
+//                   `total` adds up. AHEAD: the next row comes into shared memory meanwhile, each thread's own packs
 // streamed kernels: a block goes over a long row again for each statistic; column sums are a kernel of their own
 #ifdef T
 #ifdef PACKS
@@ -167,22 +167,22 @@ __device__ __forceinline__ void row_sums(C& x, C& y, C (*shared)[2]) {
 #endif
 }
 
-constexpr bool AHEAD = sizeof(T) == 2;  // elsewhere registers do not suffice
-
-struct Taken {  // a thread's share of a row; packs and rows that do not exist are others read again
-    Elements x[PACKS], d[PACKS];
-    C mean, variance;
-    __device__ __forceinline__ void load(
-        const T* X, const T* dY, const M* Mean, const M* Variance, i64 row, i64 rows, i64 n, int lane, int packs
-    ) {
-        row = min(row, rows - 1);
+// A thread's share of a row; packs and rows that do not exist are others read again.
+struct Share {
+    i64 row;
+    int lane, packs;
+    __device__ __forceinline__ Share(i64 row, i64 rows, int lane, int packs)
+        : row(min(row, rows - 1)), lane(lane), packs(packs) {}
+    __device__ __forceinline__ const Elements* pack(const T* x, i64 n, int k) const {
+        return (const Elements*)(x + row * n) + min(lane + k * LANES, packs - 1);
+    }
+    __device__ __forceinline__ void fetch(Elements* to, const T* X, const T* dY, i64 n) const {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            x[k] = ((const Elements*)(X + row * n))[min(lane + k * LANES, packs - 1)];
-            d[k] = ((const Elements*)(dY + row * n))[min(lane + k * LANES, packs - 1)];
+            copy_ahead(to + 2 * k * THREADS, pack(X, n, k));
+            copy_ahead(to + (2 * k + 1) * THREADS, pack(dY, n, k));
         }
-        mean = C(up(Mean[row]));
-        variance = C(up(Variance[row]));
+        close_group();
     }
 };
 
@@ -201,24 +201,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (HAS_SCALE) scale[k] = ((const Pack<SCALE_TYPE, WIDTH>*)Scale)[min(lane + k * LANES, packs - 1)];
     }
     const i64 begin = i64(blockIdx.x) * (THREADS / LANES);
-    Taken next;
-    if (AHEAD) next.load(X, dY, Mean, Variance, begin + threadIdx.x / LANES, rows, n, lane, packs);
+    extern __shared__ uint4 memory[];  // AHEAD: two rows, in turns
+    Elements* taken = (Elements*)memory + threadIdx.x;
+    Share share(begin + threadIdx.x / LANES, rows, lane, packs);
+    C next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
+    if (AHEAD) share.fetch(taken, X, dY, n);
     int turn = 0;
     for (i64 first = begin; first < rows; first += step, turn ^= 1) {
         const i64 row = first + threadIdx.x / LANES;
-        if (!AHEAD) next.load(X, dY, Mean, Variance, row, rows, n, lane, packs);
-        const Taken own = next;
-        if (AHEAD) next.load(X, dY, Mean, Variance, row + step, rows, n, lane, packs);
+        const C mean = next_mean, variance = next_variance;
+        Elements own_x[PACKS], own_d[PACKS];
+        if (!AHEAD)
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) own_x[k] = *share.pack(X, n, k), own_d[k] = *share.pack(dY, n, k);
+        share = Share(row + step, rows, lane, packs);
+        next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
+        if (AHEAD) {
+            share.fetch(taken + (turn ^ 1) * 2 * PACKS * THREADS, X, dY, n);
+            wait_for_earlier_groups();
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                own_x[k] = taken[(turn * PACKS + k) * 2 * THREADS];
+                own_d[k] = taken[((turn * PACKS + k) * 2 + 1) * THREADS];
+            }
+        }
         // Of 16 bits, one product and one sum do: a mean far above the deviation costs more in X itself.
-        const C inverse = rsqrt(own.variance + least), shift = -own.mean * inverse;
+        const C inverse = rsqrt(variance + least), shift = -mean * inverse;
         C sum = C(0), product = C(0);
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             if (row >= rows || lane + k * LANES >= packs) continue;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C d = up(own.d[k].v[v]), x = up(own.x[k].v[v]);
-                const C h = AHEAD ? x * inverse + shift : (x - own.mean) * inverse;
+                const C d = up(own_d[k].v[v]), x = up(own_x[k].v[v]);
+                const C h = sizeof(T) == 2 ? x * inverse + shift : (x - mean) * inverse;
                 scale_sum[k].v[v] += d * h;
                 bias_sum[k].v[v] += d;
                 const C scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
@@ -233,15 +249,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         C constant = -sum * per * inverse, slope = -product * per * inverse * inverse;
         if (HAS_MEAN) constant += C(up(Mean_grad[row])) * per;
         if (HAS_VARIANCE) slope += C(2) * C(up(Variance_grad[row])) * per;
-        if (AHEAD) constant -= own.mean * slope;
+        if (sizeof(T) == 2) constant -= mean * slope;
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             if (lane + k * LANES >= packs) continue;
             Elements result;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C d = up(own.d[k].v[v]), scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
-                const C x = AHEAD ? C(up(own.x[k].v[v])) : C(up(own.x[k].v[v])) - own.mean;
+                const C d = up(own_d[k].v[v]), scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
+                const C x = sizeof(T) == 2 ? C(up(own_x[k].v[v])) : C(up(own_x[k].v[v])) - mean;
                 result.v[v] = down<T>(scaled * inverse + (x * slope + constant));
             }
             ((Elements*)(dX + row * n))[lane + k * LANES] = result;

@@ -15,7 +15,8 @@ from .pointwise import bind_pointwise, compute_type
 from .reduce import accumulator
 from .rows import PACK_BYTES, STATIC_SHARED, UNROLL, lanes_of_row
 
-FORWARD_REGISTERS, BACKWARD_REGISTERS = {2: 32, 4: 16, 8: 16}, 8  # elements of a row in a thread, 4 bytes each
+FORWARD_REGISTERS = {2: 32, 4: 16, 8: 16}  # elements of a row in a thread, 4 bytes each
+BACKWARD_REGISTERS = {False: 8, True: 16}  # likewise, by whether rows come through shared memory
 STREAM_THREADS = 512
 
 
@@ -69,18 +70,19 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
     }  # fmt: skip
     args = X, Y_grad, ins["Mean"], ins["Variance"], Scale or X, statistics[0] or X, statistics[1] or X
     epsilon = np.float64(attrs["epsilon"])
-    most = BACKWARD_REGISTERS // (width * _words(X)) or 1
-    lanes = lanes_of_row(packs, most, 1024 // _words(X))
+    ahead = X.dtype.itemsize == 2 and width * X.dtype.itemsize == PACK_BYTES
+    resident = 512 if ahead or X.dtype == float64 else 1024  # threads that have the registers
+    most = BACKWARD_REGISTERS[ahead] // (width * _words(X)) or 1
+    lanes = lanes_of_row(packs, most, resident)
     multiprocessors = binder.device.multiprocessors
     if lanes:
         threads = max(lanes, 256)
-        resident = max(1, 1024 // threads) * multiprocessors
-        blocks = min(blocks_for(rows, threads // lanes), resident)
+        blocks = min(blocks_for(rows, threads // lanes), resident // threads * multiprocessors)
         partial = [binder.scratch((blocks, n), accumulator("SUM", X.dtype)) for _ in sums] if columns else [X, X]
-        facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads}
-        facts["BLOCKS"] = max(1, 1024 // threads) if X.dtype != float64 else max(1, 512 // threads)
+        facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": resident // threads}
+        shared = 4 * facts["PACKS"] * threads * PACK_BYTES if ahead else 0
         args = *args, X_grad or X, *partial, i64(rows), i64(n), epsilon
-        binder.launch("norm.cu", "backward", blocks, threads, *args, defines=facts)
+        binder.launch("norm.cu", "backward", blocks, threads, *args, defines=facts | {"AHEAD": int(ahead)}, shared=shared)
     else:
         facts |= {"THREADS": STREAM_THREADS, "BLOCKS": 1}
         if X_grad is not None:

@@ -96,12 +96,17 @@ __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies since the last call become a group; wait for all groups but the last one.
+__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_earlier_groups() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 #else  // for tests without a GPU
 inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1 / x; }
 inline u64 multiply_wide(u32 x, u32 y) { return u64(x) * y; }
 inline void copy_ahead(void* to, const void* from) { *(Pack<u64, 2>*)to = *(const Pack<u64, 2>*)from; }
 inline void wait_for_copies() {}
+inline void close_group() {}
+inline void wait_for_earlier_groups() {}
 #endif
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 __device__ __forceinline__ double reciprocal(double x) { return 1 / x; }

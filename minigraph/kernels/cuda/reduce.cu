@@ -99,7 +99,7 @@ __device__ __forceinline__ A along(const T* __restrict__ x, i64 begin, i64 end, 
     return total[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, CROWDED)
     rows(const T* __restrict__ X, U* __restrict__ Y, i64 outer, i64 m, i64 piece, int splits, i64 count) {
     const u32 split = blockIdx.x % splits;
     const i64 row = i64(blockIdx.x / splits) * (THREADS / LANES) + threadIdx.x / LANES;

@@ -20,8 +20,7 @@ from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, compute_type
 
 THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 12  # pieces are cut until there are so many blocks: four times what runs at once
-RESIDENT = 4  # blocks that a multiprocessor holds at the same time
+RESIDENT = 4  # blocks that a multiprocessor holds at the same time; pieces are cut until there are so many
 NARROWEST = 8  # threads that lie side by side along columns: they still read whole sectors
 UNROLL = 4  # packs that a thread has under way
 WIDEST, WIDEST_POSITION = 8, 4  # elements of a pack: what registers hold
@@ -60,7 +59,7 @@ def tile_rows(outer: int, m: int, width: int, multiprocessors: int, whole: bool 
         lanes = THREADS
     splits = 1
     if lanes == THREADS and not whole:
-        wanted = blocks_for(BLOCKS_PER_MULTIPROCESSOR * multiprocessors, outer)
+        wanted = RESIDENT * multiprocessors // outer  # all blocks run at once
         splits = max(1, min(wanted, packs // (UNROLL * THREADS)))
     piece = blocks_for(blocks_for(m, splits), 16) * 16  # pieces begin where packs do
     splits = blocks_for(m, piece)
@@ -76,7 +75,7 @@ def tile_columns(outer: int, m: int, inner: int, width: int, multiprocessors: in
         tx, ty = tx // 2, ty * 2
     tiles = blocks_for(across, tx)
     blocks = tiles * blocks_for(outer, THREADS // (tx * ty))
-    wanted = 1 if whole else RESIDENT * multiprocessors // blocks  # all blocks run at once
+    wanted = 1 if whole else RESIDENT * multiprocessors // blocks
     splits = max(1, min(wanted, m // (2 * UNROLL * ty)))
     piece = blocks_for(m, splits)
     splits = blocks_for(m, piece)
