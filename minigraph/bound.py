@@ -13,9 +13,10 @@ from typing import Any
 from .errors import MinigraphError
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer
-from .memory import Life, layout, most_live, rounded
+from .lanes import Turn, turns
+from .memory import Life, apart, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
-from .order import Unit, dependencies, leaves_room, lives, owner, paired, thrifty, touched
+from .order import Unit, dependencies, lives, owner, thrifty, touched
 from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
 from .types import TensorType
@@ -29,8 +30,9 @@ class BoundProgram:
     outside   buffers whose memory the Scope owns, by name
     results   (buffer, name): temporary values that are copied to persistables at the end
     spans     for each step the range of its calls in `binder.calls`
-    slots     positions of calls in the order in which they run; two of a slot may run beside each other
-    blocks    (buffer, slots during which it is needed) of what lies in the arena; `live_bytes` at most at once
+    order     positions of calls in the order in which they run
+    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena;
+              `live_bytes` at most at once
     offsets   (buffer, offset) of the same; a run does not keep its content
     letters   (buffer, offset) of what lies in the mailbox: the run counter and small feeds, `inbox_bytes` in
               all, which the host writes in one copy; then the fault record and small fetched values, which it reads
@@ -186,7 +188,7 @@ class BoundProgram:
                 given = {id(b): b for b in map(owner, touched(call))}
                 if not tables.keys().isdisjoint(given):
                     given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-                unit = Unit(barrier=isinstance(call, HostCall), partial=leaves_room(call, self.binder.device))
+                unit = Unit(barrier=isinstance(call, HostCall))
                 for key, b in given.items():
                     if key not in ignored:
                         (unit.reads if key in read_only else unit.writes).add(number(b))
@@ -199,7 +201,7 @@ class BoundProgram:
         return (read | {id(self.binder.counter)}) - written
 
     def _place(self) -> None:
-        """Slots of calls, and offsets in the arena of what neither Scope nor mailbox holds."""
+        """The order of calls, and offsets in the arena of what neither Scope nor mailbox holds."""
         units, blocks = self._units()
         elsewhere = self._elsewhere() | {id(t.buffer) for t in self.binder.tables}
         kept = {id(owner(self.buffers[i])) for i in self.schedule.fetched}
@@ -211,17 +213,24 @@ class BoundProgram:
         orders = [list(range(len(units)))]
         if self.options.reuse:
             orders.append(thrifty(units, before, sizes, given, needed))
-        best: tuple[int, list[list[int]], list[tuple[Buffer, Life]]] | None = None
-        for order in orders:
-            slots = paired([i for i in order if i not in self.once], units, before)
-            placed = self._lives(slots, units, own, given, needed)
+        best: tuple[int, list[int], list[tuple[Buffer, Life]]] | None = None
+        for every in orders:
+            order = [i for i in every if i not in self.once]
+            placed = self._lives(order, units, own, given, needed)
             peak = most_live([life for _, life in placed])
             if best is None or peak < best[0]:
-                best = peak, slots, placed
+                best = peak, order, placed
         assert best is not None
-        self.live_bytes, self.slots, self.blocks = best
-        offsets, self.arena_bytes = layout([life for _, life in self.blocks])
+        self.live_bytes, self.order, self.blocks = best
+        offsets, self.arena_bytes = layout(apart([life for _, life in self.blocks]))
         self.offsets = [(b, o) for (b, _), o in zip(self.blocks, offsets, strict=True)]
+
+    def turns(self) -> list[Turn]:
+        """The calls in order with their lanes, for a CUDA graph."""
+        units, blocks = self._units()
+        start = {id(b): o for b, o in self.offsets if b.nbytes}
+        places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in start}
+        return turns(self.order, units, places)
 
     def _elsewhere(self) -> set[int]:
         """Ids of the buffers that have a place outside the arena."""
@@ -229,11 +238,11 @@ class BoundProgram:
         return {id(b) for b in self.outside.values()} | {id(b) for b, _ in placed}
 
     def _lives(
-        self, slots: Sequence[Sequence[int]], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
+        self, order: Sequence[int], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
         kept: Collection[int],
     ) -> list[tuple[Buffer, Life]]:  # fmt: skip
-        """Each block of the arena with the slots during which it is needed; also those that no call touches."""
-        end, touched_in = len(slots), lives(slots, units)
+        """Each block of the arena with the calls during which it is needed; also those that no call touches."""
+        end, touched_in = len(order), lives(order, units)
         found = {}
         for n, b in own.items():
             first, last = touched_in[n]

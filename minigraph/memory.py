@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 ALIGNMENT = 256  # bytes; what vector accesses and matrix products like
+SMALL, ALL_SMALL = 64 << 10, 1 << 20  # bytes of a block, and of all of them, that need not share memory
 FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
 
 
@@ -99,6 +100,15 @@ def by_birth(lives: Sequence[Life]) -> tuple[list[int], int]:
             dead += 1
         offsets[i] = free.take(rounded(lives[i].nbytes))
     return offsets, free.end
+
+
+def apart(lives: Sequence[Life]) -> list[Life]:
+    """The same with small blocks that live all the time: calls that only share their memory need not wait."""
+    small = [life for life in lives if life.nbytes <= SMALL]
+    if sum(rounded(life.nbytes) for life in small) > ALL_SMALL:
+        return list(lives)
+    first, last = min((a.first for a in lives), default=0), max((a.last for a in lives), default=0)
+    return [Life(life.nbytes, first, last) if life.nbytes <= SMALL else life for life in lives]
 
 
 def most_live(lives: Sequence[Life]) -> int:

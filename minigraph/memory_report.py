@@ -26,7 +26,7 @@ MIB = 2**20
 class Resident:
     """A block of memory: a value, or scratch memory of an operator.
 
-    first, last   steps (on a GPU slots of calls) during which it is needed, both included
+    first, last   steps (on a GPU calls) during which it is needed, both included
     op            the operator that writes it first; None for feeds
     """
 
@@ -162,11 +162,10 @@ def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
             name, type_ = ", ".join(dict.fromkeys(own)), str(first.type)
         residents.append(Resident(name, type_, buffer.nbytes, life.first, life.last, op, shown is None))
 
-    def running(slot: int) -> tuple[Operator, ...]:
-        if not 0 <= slot < len(bound.slots):
+    def running(at: int) -> tuple[Operator, ...]:
+        if not 0 <= at < len(bound.order):
             return ()
-        found = [step.op for step, span in zip(steps, bound.spans, strict=True) for i in bound.slots[slot] if i in span]
-        return tuple(dict.fromkeys(found))
+        return tuple(step.op for step, span in zip(steps, bound.spans, strict=True) if bound.order[at] in span)
 
     return residents, bound.arena_bytes + bound.mailbox_bytes + bound.constant_bytes, running
 

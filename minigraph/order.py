@@ -1,33 +1,18 @@
-"""Order: in which order recorded calls run, which of them side by side, how long each block of memory is needed.
+"""Order: in which order recorded calls run, and how long each block of memory is needed.
 
-    calls -> units with what they read and write -> dependencies -> an order that needs little memory -> slots
+    calls -> units with what they read and write -> dependencies -> an order that needs little memory -> lives
 
-A unit is one recorded call (all variants of a Choice together). A slot holds one unit, or two products that
-are independent and leave multiprocessors free: they run beside each other inside a CUDA graph. Lives are
-counted in slots, so what runs at the same time never shares memory.
+A unit is one recorded call (all variants of a Choice together).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .kernels.cuda.binder import (
-    Call,
-    Choice,
-    Copy,
-    Device,
-    Fill,
-    Gemm,
-    Launch,
-    every_call,
-)
+from .kernels.cuda.binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call
 from .kernels.cuda.buffer import Buffer, Words
-
-WORTH = 2e9  # operations of a product from which on it pays to run another beside it; fork and join take about 3 us
-TILE = 128  # rows and columns of a product that one multiprocessor takes at a time, usually
-WINDOW = 4  # units ahead among which a partner is looked for
 
 
 @dataclass
@@ -35,13 +20,11 @@ class Unit:
     """What one recorded call reads and writes: numbers of the blocks of memory.
 
     barrier   it must keep its place: the host takes part, or what it touches is not known
-    partial   products only, which leave multiprocessors free
     """
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     barrier: bool = False
-    partial: bool = False
 
     @property
     def blocks(self) -> set[int]:
@@ -73,20 +56,6 @@ def touched(call: Call) -> list[Buffer]:
     if isinstance(call, Copy):
         return [call.destination, call.source]
     return [call.destination] if isinstance(call, Fill) else call.inputs
-
-
-def leaves_room(call: Call, device: Device) -> bool:
-    """Whether this is a product, in every variant, that takes a while and a part of the multiprocessors only.
-
-    Measured on an H200: pairs of 768 x 768 x 8192 make a step 1 to 2 % faster, of 1024 x 1024 x 256 2 % slower.
-    """
-    if not isinstance(call, Choice | Gemm):
-        return False
-    products = [c for c in every_call([call]) if isinstance(c, Gemm)]
-    if not products or min(2.0 * c.m * c.n * c.k * c.batch for c in products) < WORTH:
-        return False
-    tiles = [-(-c.m // TILE) * -(-c.n // TILE) * c.batch for c in products]
-    return max(tiles) < device.multiprocessors
 
 
 def dependencies(units: Sequence[Unit]) -> list[set[int]]:
@@ -173,29 +142,10 @@ def thrifty(
     return order
 
 
-def paired(order: Iterable[int], units: Sequence[Unit], before: Sequence[set[int]]) -> list[list[int]]:
-    """Slots: units in order, two partial products together where neither waits for the other."""
-    rest, slots, done = list(order), [], set()
-    at = 0
-    while at < len(rest):
-        i = rest[at]
-        at += 1
-        if i in done:
-            continue
-        slot = [i]
-        if units[i].partial:
-            ahead = [j for j in rest[at : at + WINDOW] if j not in done]
-            slot += [j for j in ahead if units[j].partial and before[j] <= done][:1]
-        slots.append(slot)
-        done.update(slot)
-    return slots
-
-
-def lives(slots: Sequence[Sequence[int]], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
-    """For each block the first and the last slot that touches it."""
+def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
+    """For each block the first and the last place in the order at which it is touched."""
     found: dict[int, tuple[int, int]] = {}
-    for position, slot in enumerate(slots):
-        for i in slot:
-            for b in units[i].blocks:
-                found[b] = found.get(b, (position, position))[0], position
+    for at, i in enumerate(order):
+        for b in units[i].blocks:
+            found[b] = found.get(b, (at, at))[0], at
     return found

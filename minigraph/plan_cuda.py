@@ -20,6 +20,7 @@ import numpy as np
 
 from .bound import BoundProgram
 from .errors import KernelError, UninitializedError
+from .kernels.cuda.binder import Part
 from .kernels.cuda.buffer import Buffer
 from .options import DEFAULT, RunOptions
 from .order import touched
@@ -69,9 +70,8 @@ def _next(slots: deque[Slot]) -> Slot:
 class Binding:
     """The calls for one set of the Scope's arrays, the tables of addresses that they read, and their graph."""
 
-    def __init__(self, parts: Sequence[tuple[list[Any], list[Any]]], tables: Sequence[Any] = ()) -> None:
-        self.parts, self.tables = parts, tables
-        self.steps = [step for main, side in parts for step in (*main, *side)]
+    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = ()) -> None:
+        self.steps, self.tables = steps, tables
         self.launch: Callable[[], None] | None = None
         self.ran = False
 
@@ -210,7 +210,7 @@ class CudaPlan:
     def _first_runs(self, binding: Binding) -> None:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
-            made = self.runtime.captured(binding.parts)
+            made = self.runtime.captured(self._parts(binding.steps))
             if not isinstance(made, str):
                 binding.launch = made
                 return made()
@@ -220,13 +220,13 @@ class CudaPlan:
             step()
         binding.ran = True
 
-    def _parts(self, steps: Sequence[Any]) -> list[tuple[list[Any], list[Any]]]:
-        """(main, side) lists of steps, slot by slot: the two of a slot may run beside each other."""
+    def _parts(self, steps: Sequence[Any]) -> list[Part]:
+        """The steps of each call in order, and the lane of the graph on which they run."""
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        lanes = [[made.get(position, []) for position in slot] for slot in self.bound.slots]
-        return [(lane[0], lane[1] if len(lane) > 1 else []) for lane in lanes]
+        number = {position: i for i, position in enumerate(self.bound.order)}
+        return [Part(made.get(t.position, []), t.lane, [number[w] for w in t.waits]) for t in self.bound.turns()]
 
     def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream."""
@@ -285,7 +285,9 @@ class CudaPlan:
                 if step.position in self.bound.once and not self.constants_are_computed:
                     step()
             self.constants_are_computed = True
-            self.bindings[addresses] = Binding(self._parts(steps), [t.memory for t in self.bound.binder.tables])
+            number = {position: i for i, position in enumerate(self.bound.order)}
+            steps = sorted((s for s in steps if s.position in number), key=lambda s: number[s.position])
+            self.bindings[addresses] = Binding(steps, [t.memory for t in self.bound.binder.tables])
             if len(self.bindings) > BINDINGS_KEPT:
                 self.bindings.popitem(last=False)
             self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]

@@ -20,7 +20,16 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Gemm, HostCall, workspace_of
+from minigraph.kernels.cuda.binder import (
+    Binder,
+    Call,
+    Choice,
+    Device,
+    Gemm,
+    HostCall,
+    Part,
+    workspace_of,
+)
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.workspace import Algorithm, fit_workspaces
 from minigraph.ops.activation import gelu, gelu_slope
@@ -138,14 +147,18 @@ class StubRuntime:
         else:
             cuda_host._run(call)
 
-    def captured(self, parts: list[tuple[list[Step], list[Step]]]) -> Callable[[], None]:
-        """A graph whose branches run the side one first: what reads it too early shows."""
+    def captured(self, parts: list[Part]) -> Callable[[], None]:
+        """A graph that runs its last lane as far ahead as it may: what does not wait for what it needs shows."""
         self.captures.append(parts)
+        lanes = [[i for i, part in enumerate(parts) if part.lane == lane] for lane in range(8)]
 
         def launch() -> None:
-            for main, side in parts:
-                for step in (*side, *main):
+            left, done = [list(lane) for lane in lanes], set[int]()
+            while any(left):
+                lane = next(lane for lane in reversed(left) if lane and done.issuperset(parts[lane[0]].waits))
+                for step in parts[lane[0]].calls:
                     step()
+                done.add(lane.pop(0))
 
         return launch
 

@@ -2,8 +2,8 @@
 
     chain = random_chain(seed, dtype, shape)      the same seed gives the same program
 
-Values are fetched, kept in the Scope, read by a product, of which only the shape is read; numbers stay near 1, so that errors of
-different programs can be compared.
+Values are fetched, kept in the Scope, read by a product, of which only the shape is read; numbers stay near 1, so
+that errors of different programs can be compared.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ MAY_IMPORT = {
     "memory": "",
     "plan": "errors types options opdef program scope schedule",
     "order": "kernels",
-    "bound": "errors types options kernels program schedule memory order",
+    "lanes": "order",
+    "bound": "errors types options kernels program schedule memory order lanes",
     "plan_cuda": "errors types options kernels program scope bound order",
     "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need

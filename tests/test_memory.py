@@ -13,16 +13,17 @@ from random_programs import random_program
 
 import minigraph as mg
 from minigraph import bound as bound_module
+from minigraph import lanes as lanes_module
 from minigraph import memory
-from minigraph import order as order_module
 from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.errors import FeedError, ProgramError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import Gemm, every_call
+from minigraph.lanes import assigned, waits
 from minigraph.memory import Life, by_birth, by_importance, large_first, layout, most_live, rounded
 from minigraph.options import RunOptions
-from minigraph.order import Unit, dependencies, paired, thrifty
+from minigraph.order import Unit, dependencies, lives, thrifty
 from minigraph.program import Program
 from minigraph.types import TensorType, float32
 
@@ -66,7 +67,7 @@ def test_a_layout_is_the_best_of_several_ways():
 
 UNITS = st.lists(
     st.builds(Unit, st.sets(st.integers(0, 8), max_size=3), st.sets(st.integers(0, 8), max_size=2),
-              st.sampled_from([False] * 9 + [True]), st.booleans()), max_size=25,
+              st.sampled_from([False] * 9 + [True])), max_size=25,
 )  # fmt: skip
 
 
@@ -88,14 +89,34 @@ def test_every_order_computes_the_same(units):
     sizes = {b: 1 << b for b in range(9)}
     order = thrifty(units, before, sizes, given={0, 1}, kept={2})
     assert sorted(order) == as_written
-    slots = paired(order, units, before)
     assert results(units, order) == results(units, as_written)
-    flat = [i for slot in slots for i in slot]
-    other = [i for slot in slots for i in reversed(slot)]
-    assert results(units, flat) == results(units, as_written) == results(units, other)
-    barriers = [i for i in flat if units[i].barrier]
-    for i in barriers:
-        assert all((j < i) == (flat.index(j) < flat.index(i)) for j in flat if j != i)
+    for i in (i for i in order if units[i].barrier):
+        assert all((j < i) == (order.index(j) < order.index(i)) for j in order if j != i)
+
+
+@given(UNITS, st.integers(1, 4))
+def test_lanes_keep_every_dependency_and_no_call_waits_twice(units, lanes):
+    before = dependencies(units)
+    made = assigned(range(len(units)), dict(enumerate(before)), lanes)
+    ended = happened_before(made)
+    assert [turn.position for turn in made] == list(range(len(units)))
+    assert all(turn.lane < lanes for turn in made)
+    for turn in made:
+        assert before[turn.position] <= ended[turn.position]
+        others = [ended[w] | {w} for w in turn.waits]
+        for w in turn.waits:
+            assert sum(w in o for o in others) == 1, "it follows from another one"
+
+
+def happened_before(made) -> dict[int, set[int]]:
+    """With each call those that have ended when it begins, whatever the timing."""
+    ended: dict[int, set[int]] = {}
+    tails: dict[int, int] = {}
+    for turn in made:
+        awaited = [*turn.waits, *([tails[turn.lane]] if turn.lane in tails else [])]
+        ended[turn.position] = set().union(*(ended[w] | {w} for w in awaited))
+        tails[turn.lane] = turn.position
+    return ended
 
 
 def test_what_frees_memory_runs_first():
@@ -105,17 +126,24 @@ def test_what_frees_memory_runs_first():
     assert order == [0, 2, 1, 3]
 
 
-def test_two_products_share_a_slot_only_where_neither_waits_and_both_leave_room():
-    small, large = partial(Unit, partial=True), Unit
-    for units, expected in (
-        ([small({0}, {1}), small({0}, {2})], [[0, 1]]),
-        ([small({0}, {1}), small({1}, {2})], [[0], [1]]),
-        ([small({0}, {1}), small({0}, {1})], [[0], [1]]),
-        ([small({0}, {1}), large({0}, {2})], [[0], [1]]),
-        ([small({0}, {1}), large({0}, {2}), small({0}, {3})], [[0, 2], [1]]),
-        ([small({0}, {1}), large({0}, {2}), small({2}, {3})], [[0], [1], [2]]),
-    ):
-        assert paired(range(len(units)), units, dependencies(units)) == expected
+def test_a_lane_of_its_own_only_for_what_waits_for_neither():
+    def lanes(*units):
+        made = assigned(range(len(units)), dict(enumerate(dependencies(units))))
+        return [(turn.lane, turn.waits) for turn in made]
+
+    chain = [Unit({0}, {1}), Unit({1}, {2}), Unit({2}, {3})]
+    assert lanes(*chain) == [(0, []), (0, []), (0, [])]
+    fork = [Unit({0}, {1}), Unit({1}, {2}), Unit({1}, {3}), Unit({2, 3}, {4})]
+    assert lanes(*fork) == [(0, []), (0, []), (1, [0]), (1, [1])]
+    apart = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
+    assert lanes(*apart) == [(0, []), (1, []), (0, []), (1, [])]
+
+
+def test_bytes_of_several_blocks_are_waited_for():
+    """b and c lie where a lay; d where the end of b and the beginning of c did."""
+    units = [Unit(set(), {0}), Unit(set(), {1}), Unit(set(), {2}), Unit(set(), {3})]
+    places = {0: (0, 100), 1: (0, 40), 2: (60, 100), 3: (30, 70)}
+    assert waits(range(4), units, places) == {0: set(), 1: {0}, 2: {0}, 3: {0, 1, 2}}
 
 
 # whole programs
@@ -142,7 +170,7 @@ class Conflict(AssertionError):
 
 
 def check_memory(bound) -> int:
-    """Follow who wrote which bytes of the arena; returns the number of slots with two units."""
+    """Follow who wrote which bytes of the arena; returns how many pairs of calls may run at the same time."""
     base = {id(b): o for b, o in bound.offsets}
     units, blocks = bound._units()
     place = {n: (base[id(b)], base[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in base}
@@ -156,56 +184,77 @@ def check_memory(bound) -> int:
         if id(b) in fed:
             written_by.update(dict.fromkeys(pages(n), n))
     known = {n for n, b in blocks.items() if id(b) in fed}
-    doubles = 0
-    for slot in bound.slots:
-        doubles += len(slot) > 1
-        for i, j in itertools.combinations(slot, 2):
-            for a, b in ((i, j), (j, i)):
-                for n, m in itertools.product(units[a].writes, units[b].blocks):
-                    if n == m or set(pages(n)) & set(pages(m)):
-                        raise Conflict(f"calls {a} and {b} run together and share {blocks[n]}")
-        for i in slot:
-            if any(n not in known and pages(n) for n in units[i].reads):
-                raise Conflict(f"call {i} reads what nobody has written")
-            for n in units[i].blocks & known:
-                if any(written_by.get(p) != n for p in pages(n)):
-                    raise Conflict(f"call {i} finds {blocks[n]} overwritten")
-        for i in slot:
-            for n in units[i].writes:
-                written_by.update(dict.fromkeys(pages(n), n))
-                known.add(n)
+    for i in bound.order:
+        if any(n not in known and pages(n) for n in units[i].reads):
+            raise Conflict(f"call {i} reads what nobody has written")
+        for n in units[i].blocks & known:
+            if any(written_by.get(p) != n for p in pages(n)):
+                raise Conflict(f"call {i} finds {blocks[n]} overwritten")
+        for n in units[i].writes:
+            written_by.update(dict.fromkeys(pages(n), n))
+            known.add(n)
     for i in bound.schedule.fetched:
         for n, b in blocks.items():
             if b is bound.buffers[i] and any(written_by.get(p) != n for p in pages(n)):
                 raise Conflict(f"the fetched value {bound.schedule.values[i].name} is overwritten")
-    return doubles
+    return check_company(bound, units, blocks, pages)
 
 
-def test_no_race_and_no_early_reuse_in_random_programs(monkeypatch):
-    monkeypatch.setattr(order_module, "WORTH", 0)
-    doubles = sum(check_memory(bound_of(random_program(seed))) for seed in range(60))
-    assert doubles > 20
+def check_company(bound, units, blocks, pages) -> int:
+    """No two calls of which neither waits for the other touch the same bytes, unless both read."""
+    ended = happened_before(bound.turns())
+    company = 0
+    for i, j in itertools.combinations(bound.order, 2):
+        if i in ended[j]:
+            continue
+        company += 1
+        for a, b in ((i, j), (j, i)):
+            for n, m in itertools.product(units[a].writes, units[b].blocks):
+                if n == m or set(pages(n)) & set(pages(m)):
+                    raise Conflict(f"calls {a} and {b} run together and share {blocks[n]}")
+    return company
 
 
-@pytest.mark.parametrize("fault", ["lives", "pairs", "order"])
-def test_the_check_notices_planted_faults(monkeypatch, fault):
-    monkeypatch.setattr(order_module, "WORTH", 0)
-    real = bound_module.lives
+def test_no_race_and_no_early_reuse_in_random_programs():
+    company = sum(check_memory(bound_of(random_program(seed))) for seed in range(60))
+    assert company > 1000
 
-    def lives_that_end_early(slots, units):
-        return {b: (first, max(first, last - 1)) for b, (first, last) in real(slots, units).items()}
 
-    def any_two_together(order, units, before):
-        order = list(order)
-        return [order[i : i + 2] for i in range(0, len(order), 2)]
+def test_small_blocks_need_no_company():
+    """What reads nothing but the labels runs beside the products: it shares no memory with their scalars."""
+    main, types = small_training()
+    bound = BoundProgram(main, types, [])
+    assert {turn.lane for turn in bound.turns()} == {0, 1}
 
-    def backwards(order, units, before):
-        return [[i] for i in reversed(list(order))]
 
-    name, planted = {
-        "lives": ("lives", lives_that_end_early), "pairs": ("paired", any_two_together), "order": ("paired", backwards)
-    }[fault]  # fmt: skip
-    monkeypatch.setattr(bound_module, name, planted)
+def lives_that_end_early(order, units):
+    return {b: (first, max(first, last - 1)) for b, (first, last) in lives(order, units).items()}
+
+
+def backwards(units, before, *others):
+    return list(reversed(range(len(units))))
+
+
+def one_wait_too_few(order, units, places):
+    return {i: set(sorted(found)[:-1]) for i, found in waits(order, units, places).items()}
+
+
+def no_memory_used_again(order, units, places):
+    return waits(order, units, {})
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "planted"),
+    [
+        (bound_module, "lives", lives_that_end_early), (bound_module, "thrifty", backwards),
+        (lanes_module, "waits", one_wait_too_few), (lanes_module, "waits", no_memory_used_again),
+    ],
+)  # fmt: skip
+def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):
+    falling = itertools.count(0, -1)
+    monkeypatch.setattr(bound_module, "most_live", lambda lives: next(falling))  # the second order is taken
+    monkeypatch.setattr(bound_module, "apart", list)
+    monkeypatch.setattr(module, name, planted)
 
     def check_all():
         for seed in range(30):
@@ -220,11 +269,10 @@ def test_updates_run_as_soon_as_their_gradient_is_there():
     bound = BoundProgram(main, types, [])
     steps = bound.schedule.steps
     where = {}
-    for slot, calls in enumerate(bound.slots):
-        for i in calls:
-            for position, span in enumerate(bound.spans):
-                if i in span:
-                    where.setdefault(steps[position].op.type, []).append(slot)
+    for at, i in enumerate(bound.order):
+        for position, span in enumerate(bound.spans):
+            if i in span:
+                where.setdefault(steps[position].op.type, []).append(at)
     assert min(where["sgd"]) < max(where["matmul_grad"]), "the gradient of the last layer need not wait for the first"
 
 

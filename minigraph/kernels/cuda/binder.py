@@ -115,6 +115,14 @@ class HostCall:
     inputs: list[Buffer]
 
 
+class Part(NamedTuple):
+    """Runnable calls, one after the other on a lane of a graph, after the parts with the numbers `waits`."""
+
+    calls: Sequence[Callable[[], None]]
+    lane: int = 0
+    waits: Sequence[int] = ()
+
+
 Call = Launch | Copy | Fill | Gemm | Choice | HostCall
 
 

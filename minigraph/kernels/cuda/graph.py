@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
 
-Calls = Sequence[Callable[[], None]]
+from .binder import Part
 
 
 class CaptureError(Exception):
@@ -15,31 +15,24 @@ class CaptureError(Exception):
 
 
 class Graph:
-    """A captured sequence of (main, side) parts; the two of a part run beside each other.
+    """Captured parts; those of different lanes run beside each other unless one waits for the other.
 
     target   whose `ptr` is the stream that calls go to; set back afterwards
-    lanes    two streams of its own: nobody else's work can get into the graph
+    lanes    streams of its own: nobody else's work can get into the graph
     Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
     """
 
-    def __init__(self, parts: Sequence[tuple[Calls, Calls]], target: Any, lanes: tuple[Any, Any]) -> None:
-        main, side = lanes
+    def __init__(self, parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
         outside = target.ptr
-        main.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+        lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         problem: Exception | None = None
         try:
-            for ahead, beside in parts:
-                if beside:
-                    side.wait_event(main.record(_event()))
-                    _run(beside, target, side)
-                _run(ahead, target, main)
-                if beside:
-                    main.wait_event(side.record(_event()))
+            _capture(parts, target, lanes)
         except Exception as error:  # capture must end before anything else can be done with the stream
             problem = error
         finally:
             target.ptr = outside
-            self.graph = _ended(main, problem)
+            self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
 
     def launch(self, stream: int) -> None:
@@ -47,14 +40,28 @@ class Graph:
         cupy.cuda.runtime.graphLaunch(self.executable, stream)
 
 
+def _capture(parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
+    start, begun = lanes[0].record(_event()), {0}
+    awaited = {number for part in parts for number in part.waits}
+    ends: dict[int, Any] = {}
+    for number, part in enumerate(parts):
+        lane = lanes[part.lane]
+        if part.lane not in begun:
+            begun.add(part.lane)
+            lane.wait_event(start)
+        for other in part.waits:
+            lane.wait_event(ends[other])
+        target.ptr = lane.ptr
+        for call in part.calls:
+            call()
+        if number in awaited:
+            ends[number] = lane.record(_event())
+    for side in begun - {0}:
+        lanes[0].wait_event(lanes[side].record(_event()))
+
+
 def _event() -> Any:
     return cupy.cuda.Event(disable_timing=True)
-
-
-def _run(calls: Calls, target: Any, stream: Any) -> None:
-    target.ptr = stream.ptr
-    for call in calls:
-        call()
 
 
 def _ended(stream: Any, problem: Exception | None) -> Any:

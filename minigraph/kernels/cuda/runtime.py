@@ -13,7 +13,7 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch, value_of
+from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch, Part, value_of
 from .buffer import Buffer
 from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
@@ -66,7 +66,7 @@ class Runtime:
                 arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"], arguments
             )
             self.stream = cupy.cuda.Stream(non_blocking=True)
-            self.lanes = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+            self.lanes = [cupy.cuda.Stream(non_blocking=True)]
             self.handle = lt.create()
         self.target = Target(self.stream.ptr)
         self.lock = threading.RLock()
@@ -208,8 +208,10 @@ class Runtime:
             function.max_dynamic_shared_size_bytes = call.shared
         return function
 
-    def captured(self, parts: Sequence[tuple[list[Any], list[Any]]]) -> Callable[[], None] | str:
-        """A function that launches the graph of (main, side) parts, or why there is none."""
+    def captured(self, parts: Sequence[Part]) -> Callable[[], None] | str:
+        """A function that launches the graph of these parts, or why there is none."""
+        while len(self.lanes) <= max((part.lane for part in parts), default=0):
+            self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
             return partial(Graph(parts, self.target, self.lanes).launch, self.stream.ptr)
         except CaptureError as why:
