@@ -41,7 +41,8 @@ def numbers(rng, shape, dtype):
 TRANSPOSES = [
     ((70, 45), (1, 0)), ((64, 128), (1, 0)), ((3, 40, 66), (0, 2, 1)), ((40, 3, 35), (2, 1, 0)),
     ((2, 34, 3, 36), (3, 0, 2, 1)), ((4, 33, 40, 2), (0, 2, 1, 3)), ((5, 4, 3), (2, 0, 1)), ((90, 7), (1, 0)),
-    ((136, 264), (1, 0)), ((2, 144, 40), (0, 2, 1)), ((2, 36, 5, 132), (3, 0, 2, 1)),
+    ((136, 264), (1, 0)), ((2, 144, 40), (0, 2, 1)), ((2, 36, 5, 132), (3, 0, 2, 1)), ((127, 130), (1, 0)),
+    ((2, 257, 129), (0, 2, 1)), ((3, 33, 256), (0, 2, 1)), ((256, 33), (1, 0)), ((64, 32, 3, 40), (1, 2, 3, 0)),
     ((7, 90), (1, 0)), ((1, 1), (1, 0)), ((2, 3, 2, 3, 2, 2, 3, 2, 2, 2), (9, 8, 7, 6, 5, 4, 3, 2, 1, 0)),
 ]  # fmt: skip
 
@@ -53,6 +54,25 @@ def test_transpose(shape, perm, dtype, rng):
     np.testing.assert_array_equal(
         moved(movement.transpose, x, tuple(shape[p] for p in perm), {"perm": perm}), x.transpose(perm)
     )
+
+
+@pytest.mark.parametrize("dtype", [float64, float32, int16, int8], ids=str)
+@pytest.mark.parametrize(("to", "start"), [(0, 0), (1, 0), (0, 3), (5, 2), (16, 16)])
+def test_parts_of_matrices_change_places_wherever_they_begin(to, start, dtype, rng):
+    """x[rows, columns] of a wider matrix into y[columns, rows] of a wider one; what lies beside it stays."""
+    n, m, x_pitch, y_pitch = 133, 70, 81, 150
+    x, y = numbers(rng, 20 + n * x_pitch, dtype), numbers(rng, 20 + m * y_pitch, dtype)
+    expected = y.copy()
+    rows, columns = np.arange(n), np.arange(m)[:, None]
+    expected[to + columns * y_pitch + rows] = x[start + rows * x_pitch + columns]
+
+    def bind(binder, ins, outs, attrs):
+        binder.copy(outs["Out"], ins["Y"])
+        axes = [movement.Axis(m, 1, y_pitch), movement.Axis(n, x_pitch, 1)]
+        movement.bind_copy(binder, outs["Out"], ins["X"], axes, to=to, start=start)
+
+    found, _ = run_bind(bind, {"X": x, "Y": y}, {"Out": TensorType(y.shape, y.dtype)}, {})
+    np.testing.assert_array_equal(found["Out"], expected)
 
 
 def test_transpose_of_runs_of_16_bytes(rng):

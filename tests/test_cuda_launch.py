@@ -105,36 +105,55 @@ def test_offsets_beyond_31_bits_are_64_bits(rows, wide, backwards):
 
 
 @pytest.mark.parametrize(
-    ("shape", "perm", "function", "pack"),
+    ("shape", "perm", "function", "aligned"),
     [
-        ((4096, 8192), (1, 0), "tiles", 4), ((4096, 8190), (1, 0), "tiles", 2), ((33, 35), (1, 0), "tiles", 1),
+        ((4096, 8192), (1, 0), "tiles", "1"), ((4096, 8190), (1, 0), "tiles", "0"), ((33, 35), (1, 0), "tiles", "0"),
         ((4, 512, 8, 64), (0, 2, 1, 3), "copy", None), ((1000, 3), (1, 0), "copy", None),
-        ((8, 64, 96), (0, 2, 1), "tiles", 4), ((50000, 50000), (1, 0), "tiles", 4),
+        ((8, 64, 96), (0, 2, 1), "tiles", "1"), ((50000, 50000), (1, 0), "tiles", "1"),
+        ((3, 7, 62, 64), (1, 0, 3, 2), "tiles", "0"),
     ],
 )  # fmt: skip
-def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, pack):
+def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, aligned):
     out = tuple(shape[p] for p in perm)
     (call,) = calls(movement.transpose, {"X": (shape, float32)}, {"Out": (out, float32)}, {"perm": perm})
     assert call.function == function
-    if pack:
-        assert defined(call, "V") == str(pack)
+    if aligned:
+        assert defined(call, "ALIGNED") == aligned
         side, batch = int(defined(call, "TILE")), math.prod(shape[:-2])
-        assert call.grid[0] == batch * -(-shape[-1] // side) * -(-shape[-2] // side)
+        halo = 0 if aligned == "1" else 3  # words of a line that may belong to the tile before
+        assert call.grid[0] == batch * -(-shape[-1] // side) * -(-(shape[-2] + halo) // side)
 
 
 def test_an_inner_axis_of_one_word_is_moved_as_words():
     (call,) = calls(
         movement.transpose, {"X": ((40, 50, 4), float32)}, {"Out": ((50, 40, 4), float32)}, {"perm": (1, 0, 2)}
     )
-    assert (call.function, defined(call, "W"), defined(call, "V")) == ("tiles", "Pack<u64, 2>", "1")
+    assert (call.function, defined(call, "W"), defined(call, "ALIGNED")) == ("tiles", "Pack<u64, 2>", "1")
 
 
-def test_tiles_fit_into_shared_memory_and_rows_begin_in_another_bank():
+def test_places_beside_a_boundary_are_not_aligned():
+    binder = Binder()
+    axes = [Axis(64, 1, 64), Axis(64, 64, 1)]
+    for to, start, alignment, aligned in (
+        (0, 0, 256, "1"), (4, 8, 256, "1"), (1, 0, 256, "0"), (0, 3, 256, "0"), (0, 0, 8, "0"),
+    ):  # fmt: skip
+        x, y = (Buffer((2**13,), float32, None, alignment) for _ in range(2))
+        binder.begin(0)
+        movement.bind_copy(binder, y, x, axes, to=to, start=start)
+        assert defined(binder.calls[-1], "ALIGNED") == aligned
+
+
+def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_banks():
     for word, side in movement.TILES.items():
-        pitch = side * word + max(4, word)  # bytes
-        assert side * pitch <= 48 * 1024
-        assert pitch // max(4, word) % 2 == 1
-        assert side * side * word % (256 * 16) == 0  # whole rounds of 256 threads
+        pack = movement.PACK_BYTES // word
+        for aligned in (True, False) if pack > 1 else (True,):  # a word of 16 bytes lies on a boundary
+            assert movement.tile_bytes(word, aligned) <= 40 * 1024
+            lines = side // pack + (not aligned)
+            places = [y * lines + y // pack for y in range(side + (0 if aligned else pack))]
+            assert max(places) + lines <= movement.tile_bytes(word, aligned) // movement.PACK_BYTES
+            for first in range(pack):  # eight lines that a warp reads at once
+                assert {p % 8 for p in places[first : first + 8 * pack : pack]} == set(range(8))
+        assert 256 // (side // pack) % pack == 0  # rows that are read at a time lie alike
 
 
 EMPTY = [

@@ -3,12 +3,11 @@
 // copy   every thread moves 4 words; the last axis varies fastest. Words are as wide as the innermost
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
-// blocks the source's fastest axis is not the destination's, both allow 16 bytes at once, and words have 2
-//        bytes: blocks of TILE x DOWN words go through shared memory, and a thread turns V x V of them over in its
-//        registers. What is read and written side by side is long: short runs cost a memory more than its width.
-// tiles  the source's fastest axis is not the destination's: squares of TILE x TILE words go through
-//        shared memory, read along one axis and written along the other, V words (16 bytes) at once.
-//        A pitch of an odd number of banks keeps columns apart. At most 6 more axes.
+// tiles  the source's fastest axis is not the destination's: TILE x TILE words go through shared memory, read along
+//        one axis and written along the other, a line of 16 bytes at once. Rows stand there as they lie in memory, from
+//        a 16-byte boundary on, and lines of the destination are gathered from boundary to boundary, so that sizes and
+//        addresses may be any (unless ALIGNED). What is written is not kept in the L2 cache, where it would push
+//        others out line by line: memory takes it in long runs. At most 6 more axes.
 //
 // Both read and write every word once. W is the word, I the type that holds every offset of `copy`,
 // U its unsigned twin.
@@ -47,101 +46,79 @@ extern "C" __global__ void __launch_bounds__(256) copy(
 }
 
 #ifdef TILE
-#define PARAMETERS                                                                                   \
-    const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,                    \
-    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down, i64 band, \
-    i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,  \
-    i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5
-// Where the tile of this block begins: `column` along across, `row` along down, the others in start and to. Blocks
-// that run together lie in bands of `band` tiles across.
-#define BEGINNING                                                                     \
-    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};                                   \
-    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};                              \
-    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};                         \
-    const u32 matrix = u32(tiles_across * tiles_down), inside = blockIdx.x % matrix;  \
-    u32 rest = blockIdx.x / matrix;                                                   \
-    const u32 of_band = u32(band * tiles_down), first = inside / of_band * u32(band); \
-    const u32 wide = min(u32(band), u32(tiles_across) - first);                       \
-    const i64 column = i64(first + inside % of_band % wide) * TILE;                   \
-    const i64 row = i64(inside % of_band / wide) * DOWN;                              \
-    _Pragma("unroll")                                                                 \
-    for (int a = AXES - 1; a >= 0; --a) {                                             \
-        const u32 i = rest % u32(extent[a]);                                          \
-        rest /= u32(extent[a]);                                                       \
-        start += i * source_step[a];                                                  \
-        to += i * destination_step[a];                                                \
-    }
-
-#ifdef BLOCK
-extern "C" __global__ void __launch_bounds__(256) blocks(PARAMETERS)
+extern "C" __global__ void __launch_bounds__(256) tiles(
+    const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,
+    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down,
+    i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,
+    i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5)
 {
+    constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = TILE / V;  // lines of a row that is read, or written
+    constexpr int HALO = ALIGNED ? 0 : V, LINES = ACROSS + (ALIGNED ? 0 : 1), ROWS = TILE + HALO;
+    constexpr int READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows and columns at a time: all lie alike beside boundaries
+    static_assert(READ % V == 0 && WRITTEN % V == 0, "");
+    typedef Pack<W, V> Line;
     extern __shared__ uint4 memory[];
-    typedef Pack<u32, 4> Line;
-    constexpr int LINES = TILE / V, GROUPS = DOWN / V;
-    Line* tile = (Line*)memory;  // line x of row y stands at x ^ y / V % 8: eight groups of V rows in eight banks
-    BEGINNING
-    const W* from = source + start + row * source_pitch + column;
-#pragma unroll 8
-    for (int t = threadIdx.x; t < DOWN * LINES; t += 256) {
-        const int y = t / LINES, x = t % LINES;
-        if (row + y < down && column + x * V < across)
-            copy_ahead(tile + y * LINES + (x ^ y / V % 8), from + y * source_pitch + x * V);
+    W* tile = (W*)memory;  // row y begins at line y * LINES + y / V: lines of one column lie in different banks
+    const i64 extent[6] = {e0, e1, e2, e3, e4, e5};
+    const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};
+    const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};
+    const i64 row = i64(blockIdx.x % u32(tiles_down)) * TILE;
+    u32 rest = blockIdx.x / u32(tiles_down);
+    const i64 column = i64(rest % u32(tiles_across)) * TILE;
+    rest /= u32(tiles_across);
+#pragma unroll
+    for (int a = AXES - 1; a >= 0; --a) {
+        const u32 i = rest % u32(extent[a]);
+        rest /= u32(extent[a]);
+        start += i * source_step[a];
+        to += i * destination_step[a];
     }
+    const W* from = source + start + (row - HALO) * source_pitch + column;
+    const u32 skew = u32(u64(from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step words
+    const int right = int(min(across - column, i64(TILE + V))), bottom = int(min(down - row, i64(TILE + V)));
+    auto fetch = [&](int y, int x) {  // line x of row y
+        if ((row == 0 && y < HALO) || y >= bottom + HALO) return;
+        const int place = x * V - (ALIGNED ? 0 : (skew + y * skew_step) % V);  // behind a boundary
+        const W* line = from + y * source_pitch + place;
+        W* goal = tile + (y * LINES + y / V + x) * V;
+        if (ALIGNED ? place < right : (place >= 0 || column > 0) && place + V <= right)
+            copy_ahead(goal, line);
+        else if (!ALIGNED)
+#pragma unroll 1
+            for (int j = 0; j < V; ++j)
+                if (place + j >= 0 && place + j < right) goal[j] = line[j];
+    };
+#pragma unroll 4
+    for (int y = threadIdx.x / ACROSS; y < ROWS; y += READ) fetch(y, threadIdx.x % ACROSS);
+    if (!ALIGNED)
+        for (int y = threadIdx.x; y < ROWS; y += 256) fetch(y, ACROSS);
     wait_for_copies();
     __syncthreads();
-    W* into = destination + to + column * destination_pitch + row;
-    for (int t = threadIdx.x; t < GROUPS * LINES; t += 256) {
-        const int g = t % GROUPS, x = t / GROUPS;
-        if (row + g * V >= down || column + x * V >= across) continue;
-        Line line[V];
+    constexpr int ALONG = 8, BESIDE = 32 / ALONG;  // lines of a column that a warp writes, and columns
+    const int k = threadIdx.x % ALONG + threadIdx.x / 32 % (PACKS / ALONG) * ALONG;
+    const int x0 = threadIdx.x / ALONG % BESIDE + threadIdx.x / (BESIDE * PACKS) * BESIDE;
+    W* into = destination + to + (column + x0) * destination_pitch + row;
+    const int place = k * V - (ALIGNED ? 0 : int(u64(into) / sizeof(W) % V));
+    if (place >= bottom) return;
+    into += place;
+    const bool whole = (row > 0 || place >= 0) && place + V <= bottom;
+    const W* at[V];
 #pragma unroll
-        for (int i = 0; i < V; ++i) line[i] = tile[(g * V + i) * LINES + (x ^ g % 8)];
+    for (int j = 0; j < V; ++j) {
+        const u32 y = HALO + place + j;
+        at[j] = tile + (y * LINES + y / V) * V + (ALIGNED ? 0 : (skew + y * skew_step) % V) + x0;
+    }
+#pragma unroll 4
+    for (int x = 0; x < TILE && x0 + x < right; x += WRITTEN, into += WRITTEN * destination_pitch) {
+        Line line;
 #pragma unroll
-        for (int i = 0; i < V; ++i) {
-            Line turned;
+        for (int j = 0; j < V; ++j) line.v[j] = at[j][x];
+        if (ALIGNED || whole)
+            __stcs((uint4*)into, *(const uint4*)&line);
+        else
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const u32 low = line[2 * j].v[i / 2], high = line[2 * j + 1].v[i / 2];
-                turned.v[j] = i % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16;
-            }
-            *(Line*)(into + (x * V + i) * destination_pitch + g * V) = turned;
-        }
+            for (int j = 0; j < V; ++j)
+                if ((row > 0 || place + j >= 0) && place + j < bottom) into[j] = line.v[j];
     }
 }
-#else
-extern "C" __global__ void __launch_bounds__(256) tiles(PARAMETERS)
-{
-    constexpr int PER_ROW = TILE / V, ROWS = 256 / PER_ROW, ROUNDS = TILE / ROWS;
-    constexpr int BYTES = V * sizeof(W), MOST = BYTES < 16 ? 16 : 4;  // accesses in flight
-    constexpr int GROUP = ROUNDS < MOST ? ROUNDS : MOST;
-    constexpr int PAD = sizeof(W) < 4 ? 4 / sizeof(W) : 1;
-    __shared__ W tile[TILE][TILE + PAD];
-    BEGINNING
-    const int x = threadIdx.x % PER_ROW * V, y = threadIdx.x / PER_ROW;
-    const W* from = source + start + (row + y) * source_pitch + column + x;
-#pragma unroll
-    for (int g = 0; g < ROUNDS; g += GROUP) {
-        Pack<W, V> run[GROUP];
-#pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            const int up = (g + k) * ROWS;
-            if (row + y + up < down && column + x < across) run[k] = *(const Pack<W, V>*)(from + up * source_pitch);
-        }
-#pragma unroll
-        for (int k = 0; k < GROUP; ++k)
-#pragma unroll
-            for (int j = 0; j < V; ++j) tile[y + (g + k) * ROWS][x + j] = run[k].v[j];
-    }
-    __syncthreads();
-    W* into = destination + to + (column + y) * destination_pitch + row + x;
-#pragma unroll
-    for (int g = 0; g < ROUNDS; ++g) {
-        Pack<W, V> run;
-#pragma unroll
-        for (int j = 0; j < V; ++j) run.v[j] = tile[x + j][y + g * ROWS];
-        if (column + y + g * ROWS < across && row + x < down)
-            *(Pack<W, V>*)(into + g * ROWS * destination_pitch) = run;
-    }
-}
-#endif
 #endif

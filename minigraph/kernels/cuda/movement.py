@@ -21,8 +21,6 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: 128, 2: 128, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
-TURNED = {2: (256, 256)}  # words across and down where threads turn squares of words over; wider words gain nothing
-BAND = 4  # tiles across that blocks take which run together
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -153,25 +151,26 @@ def _bind_tiles(
     across, down = axes[fastest], axes[-1]
     batch = [*axes[:fastest], *axes[fastest + 1 : -1]]
     steps = [across.destination, down.source, *(s for a in batch for s in a[1:])]
-    pack = PACK_BYTES // word
-    alignment = min(source.alignment, destination.alignment)
-    while any(k % pack for k in (across.extent, down.extent, to, start, *steps)) or alignment % (pack * word):
-        pack //= 2
-    sides = TURNED.get(word, (0, 0))
-    turned = pack * word == PACK_BYTES and 0 < math.prod(sides) * word <= binder.device.shared
-    sides = sides if turned else (TILES[word], TILES[word])
-    tiles = blocks_for(across.extent, sides[0]), blocks_for(down.extent, sides[1])
-    band = min(BAND, tiles[0]) if turned else tiles[0]
+    pack, side = PACK_BYTES // word, TILES[word]
+    aligned = min(source.alignment, destination.alignment) % PACK_BYTES == 0
+    aligned = aligned and not any(k % pack for k in (across.extent, down.extent, to, start, *steps))
+    halo = 0 if aligned else pack - 1  # words before a boundary belong to the tile behind it
+    tiles = blocks_for(across.extent, side), blocks_for(down.extent + halo, side)
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
-    blocks = math.prod(tiles) * math.prod(a.extent for a in batch)
-    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "V": pack}
-    defines |= {"TILE": sides[0], "DOWN": sides[1]} | ({"BLOCK": 1} if turned else {})
+    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "ALIGNED": int(aligned)}
     binder.launch(
-        "movement.cu", "blocks" if turned else "tiles", blocks, 256, source, destination,
+        "movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
         i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
-        *(i64(n) for n in (*tiles, band)), *(i64(n) for column in zip(*padded, strict=True) for n in column),
-        defines=defines, shared=math.prod(sides) * word if turned else 0,
+        *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
+        defines=defines, shared=tile_bytes(word, aligned),
     )  # fmt: skip
+
+
+def tile_bytes(word: int, aligned: bool) -> int:
+    """Shared memory of a tile: rows of lines, and a line after every so many rows as a line has words."""
+    pack = PACK_BYTES // word
+    rows, lines = TILES[word] + (0 if aligned else pack), TILES[word] // pack + (0 if aligned else 1)
+    return (rows * lines + rows // pack) * PACK_BYTES
 
 
 def view(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

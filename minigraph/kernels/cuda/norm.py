@@ -79,10 +79,11 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
         threads = max(lanes, 256)
         blocks = min(blocks_for(rows, threads // lanes), resident // threads * multiprocessors)
         partial = [binder.scratch((blocks, n), accumulator("SUM", X.dtype)) for _ in sums] if columns else [X, X]
-        facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": resident // threads}
+        facts |= {"LANES": lanes, "PACKS": blocks_for(packs, lanes), "THREADS": threads, "BLOCKS": resident // threads,
+                  "AHEAD": int(ahead)}  # fmt: skip
         shared = 4 * facts["PACKS"] * threads * PACK_BYTES if ahead else 0
         args = *args, X_grad or X, *partial, i64(rows), i64(n), epsilon
-        binder.launch("norm.cu", "backward", blocks, threads, *args, defines=facts | {"AHEAD": int(ahead)}, shared=shared)
+        binder.launch("norm.cu", "backward", blocks, threads, *args, defines=facts, shared=shared)
     else:
         facts |= {"THREADS": STREAM_THREADS, "BLOCKS": 1}
         if X_grad is not None:
