@@ -57,6 +57,8 @@ class Minigraph(Arm):
             else:
                 inputs = [*parameters, *(data[name] for name in row.wrt)]
                 self.grads = mg.static.gradients([self.loss], inputs)
+                for grad in self.grads:
+                    grad.persistable = True  # the Scope keeps it, as a tensor of PyTorch does
         mg.set_default_dtype("float32")
         self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
         self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
@@ -66,9 +68,8 @@ class Minigraph(Arm):
             self.scope.write(p.name, value.astype(dtype))
         self.program = main
         if flags is not None:
-            keep = {} if row.trains else {"dead_code_elimination": False}  # gradients are the result here
-            strategy = mg.static.BuildStrategy.all(**{**keep, **flags}) if flags.pop("all", True) else (
-                mg.static.BuildStrategy(**flags))  # fmt: skip
+            every = flags.pop("all", True)
+            strategy = mg.static.BuildStrategy.all(**flags) if every else mg.static.BuildStrategy(**flags)
             self.program = mg.static.CompiledProgram(main, build_strategy=strategy)
         on_gpu = [{k: self.runtime.to_device(a) for k, a in b.items()} for b in batches]
         self.batches = batches if on_host else on_gpu
@@ -85,13 +86,14 @@ class Minigraph(Arm):
 
     @property
     def peak(self) -> float:  # type: ignore[override]
-        """Without the copies of feeds and cuBLASLt's workspaces: peers' figures hold neither of them."""
+        """Gradients included; without the copies of feeds and cuBLASLt's workspaces: peers' figures are alike."""
         self.step()
         bound = self.plan.bound
         left_out = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
         products = [c for c in self.every_call(bound.binder.calls) if hasattr(c, "epilogue")]
         left_out |= {id(c.workspace) for c in products}
-        return self.most_live([life for b, life in bound.blocks if id(b) not in left_out]) / 2**20
+        kept = 0 if self.row.trains else sum(g.nbytes for g in (self.scope.arrays[g.name] for g in self.grads))
+        return (self.most_live([life for b, life in bound.blocks if id(b) not in left_out]) + kept) / 2**20
 
     @property
     def arena(self) -> float:
