@@ -6,6 +6,7 @@ step allocates next to nothing. A run is a loop over bound steps.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ class Plan:
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
+        self.found_in: weakref.WeakKeyDictionary[Scope, tuple[int, list[tuple[int, np.ndarray]]]] = (
+            weakref.WeakKeyDictionary()  # the version of a Scope, and values with their arrays there
+        )
         self.buffers = _assign_buffers(self.values, self.steps, options)
 
     def _bind(self, step: Step) -> BoundStep:
@@ -75,8 +79,12 @@ class Plan:
         env: list[Any] = [None] * len(self.values)
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
-        for name, index in self.schedule.persistables.items():
-            env[index] = self._from_scope(scope, name)
+        version, persistables = self.found_in.get(scope, (-1, []))
+        if version != scope.version:
+            persistables = [(i, self._from_scope(scope, n)) for n, i in self.schedule.persistables.items()]
+            self.found_in[scope] = scope.version, persistables
+        for index, array in persistables:
+            env[index] = array
         step_number = scope.steps[self.program.origin]
         with np.errstate(all="ignore"):
             for bound in self.steps:

@@ -192,6 +192,22 @@ def test_blocks_cover_a_range_once(some_cores):
             assert (seen == 1).all()
 
 
+def test_shares_cover_a_range_once_and_become_smaller(some_cores, monkeypatch):
+    monkeypatch.setattr(parallel, "SMALLEST", 128)
+    for size in (0, 1, 63, 64, 65, 128, 1000, 40970):
+        seen, shares = np.zeros(size, int), []
+
+        def mark(start, stop, seen=seen, shares=shares):
+            seen[start:stop] += 1
+            shares.append((start, stop - start))
+
+        parallel.for_shares(size, mark)
+        assert (seen == 1).all()
+        lengths = [n for _, n in sorted(shares)]
+        assert lengths == sorted(lengths, reverse=True)
+        assert len(shares) <= 1 or min(lengths[:-1]) >= 128
+
+
 def test_an_exception_in_a_block_is_raised_once_all_threads_stopped(some_cores):
     def fail(start, stop):
         raise ValueError(f"block at {start}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .compiled import compiled
-from .parallel import cores, for_blocks
+from .parallel import for_blocks, for_shares
 from .updates import PLAIN, SHARED, Update, slots_of, update_of
 
 BLOCK = 196608  # elements
@@ -110,7 +110,7 @@ def _over_blocks(
 ) -> None:  # fmt: skip
     """`loop(*arrays, *numbers)` on all elements; the first column is the gradient, changed first where asked.
 
-    Machine code reads each array once: a block for each core is best. NumPy needs blocks that stay in cache.
+    Machine code reads each array once, NumPy needs blocks that stay in cache.
     """
     ends = list(itertools.accumulate(a.size for a in columns[0]))
 
@@ -128,8 +128,10 @@ def _over_blocks(
             start, i = end, i + 1
 
     size = ends[-1] if ends else 0
-    machine_code = loop.machine_code is not loop.loop
-    for_blocks(size, max(BLOCK, -(-size // cores())) if machine_code else BLOCK, on_block)
+    if loop.machine_code is not loop.loop:
+        for_shares(size, on_block)
+    else:
+        for_blocks(size, BLOCK, on_block)
 
 
 def _adapted(
