@@ -1,6 +1,6 @@
 // Runs CUDA C++ on a CPU: the threads of a block are fibers of one thread, taken up in turn at barriers.
-// One block at a time; exited threads no longer count at barriers, as on a GPU. A barrier that can never
-// be reached by all aborts.
+// One block, or the blocks of one cluster, at a time; exited threads no longer count at barriers, as on a GPU. A
+// barrier that can never be reached by all aborts.
 #include <cmath>
 #include <csetjmp>
 #include <cstdio>
@@ -18,6 +18,7 @@ struct alignas(16) uint4 {
 };
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 struct alignas(8) uint2 {
     unsigned x, y;
@@ -50,18 +51,20 @@ struct Barrier {
 };
 struct Fiber {
     jmp_buf place;  // switching by jumps needs no system call, only the first entry does
-    Dim index;
+    Dim index, block;
+    unsigned number, rank;  // of the thread, and of its block, in the cluster
     bool done, begun;
 };
 
-static const int MOST = 1024, STACK = 256 * 1024;
+static const int MOST = 4096, STACK = 256 * 1024, CLUSTER_BLOCKS = 8, SHARED = 227 * 1024;
 static Fiber fibers[MOST], *fiber;
 static jmp_buf scheduler;
-static Barrier block_barrier, warp_barriers[MOST / 32];
+static Barrier cluster_barrier, block_barriers[CLUSTER_BLOCKS], warp_barriers[MOST / 32];
 static unsigned long long lanes[MOST];
-static Dim gridDim, blockDim, blockIdx;
+static Dim gridDim, blockDim;
 static long progress;
 #define threadIdx (fiber->index)
+#define blockIdx (fiber->block)
 
 static void leave() {
     if (!_setjmp(fiber->place)) _longjmp(scheduler, 1);
@@ -80,9 +83,8 @@ static void fiber_main() {
         run_thread(arguments);
         fiber->done = true;
         ++progress;
-        Barrier& warp = warp_barriers[fiber->index.x / 32];
-        --block_barrier.alive, --warp.alive;
-        block_barrier.release(), warp.release();
+        for (Barrier* b : {&cluster_barrier, block_barriers + fiber->rank, warp_barriers + fiber->number / 32})
+            --b->alive, b->release();
         leave();
     }
 }
@@ -98,17 +100,22 @@ static void enter(Fiber& f) {
     makecontext(&context, fiber_main, 0);
     setcontext(&context);
 }
-static void run_block(int threads) {
-    block_barrier = Barrier();
+static void run_cluster(Dim first, int blocks) {  // blocks are neighbours along x
+    const int size = blockDim.x, whole = (size + 31) / 32 * 32;
+    cluster_barrier = Barrier();
+    for (Barrier& b : block_barriers) b = Barrier();
     for (Barrier& b : warp_barriers) b = Barrier();
-    for (int t = 0; t < threads; ++t) {
-        fibers[t].index.x = t, fibers[t].done = false;
-        ++block_barrier.alive, ++warp_barriers[t / 32].alive;
+    for (int k = 0; k < blocks * whole; ++k) {
+        Fiber& f = fibers[k];
+        f.number = k, f.rank = k / whole, f.index.x = k % whole, f.block = first, f.block.x += f.rank;
+        f.done = k % whole >= size;
+        if (f.done) continue;
+        for (Barrier* b : {&cluster_barrier, block_barriers + f.rank, warp_barriers + k / 32}) ++b->alive;
     }
-    for (unsigned round = blockIdx.x; block_barrier.alive; ++round) {  // in turn from either end: no order is the rule
+    for (unsigned round = first.x; cluster_barrier.alive; ++round) {  // in turn from either end: no order is the rule
         const long before = progress;
-        for (int k = 0; k < threads; ++k) {
-            Fiber& f = fibers[round % 2 ? threads - 1 - k : k];
+        for (int k = 0; k < blocks * whole; ++k) {
+            Fiber& f = fibers[round % 2 ? blocks * whole - 1 - k : k];
             if (!f.done) enter(f);
         }
         if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
@@ -117,26 +124,29 @@ static void run_block(int threads) {
 template <class... P, size_t... N>
 static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(P*)args[N]...); }
 template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeof...(P); }
-#define HOST_ENTRY(kernel)                                                                                        \
+#define HOST_ENTRY(kernel, cluster)                                                                               \
     extern "C" long host_parameters() { return parameters(kernel); }                                              \
     extern "C" void host_run(const void** args, unsigned x, unsigned y, unsigned z, unsigned threads) {           \
         run_thread = [](const void** a) { call(kernel, a, std::make_index_sequence<parameters(kernel)>()); };     \
         arguments = args;                                                                                         \
         gridDim.x = x, gridDim.y = y, gridDim.z = z, blockDim.x = threads, blockDim.y = blockDim.z = 1;            \
-        for (blockIdx.z = 0; blockIdx.z < z; ++blockIdx.z)                                                        \
-            for (blockIdx.y = 0; blockIdx.y < y; ++blockIdx.y)                                                    \
-                for (blockIdx.x = 0; blockIdx.x < x; ++blockIdx.x) run_block(threads);                            \
+        Dim first;                                                                                                \
+        for (first.z = 0; first.z < z; ++first.z)                                                                 \
+            for (first.y = 0; first.y < y; ++first.y)                                                             \
+                for (first.x = 0; first.x < x; first.x += cluster) run_cluster(first, cluster);                   \
     }
 
-static inline void __syncthreads() { meet(block_barrier); }
-static inline Barrier& warp() { return warp_barriers[fiber->index.x / 32]; }
+static inline void __syncthreads() { meet(block_barriers[fiber->rank]); }
+static inline void cluster_arrive() { meet(cluster_barrier); }
+static inline void cluster_wait() { meet(cluster_barrier); }
+static inline Barrier& warp() { return warp_barriers[fiber->number / 32]; }
 static inline void __syncwarp(unsigned = ~0u) { meet(warp()); }
 template <class X> static X from_lane(X x, unsigned lane) {
     static_assert(sizeof(X) <= 8, "");
-    memcpy(&lanes[fiber->index.x], &x, sizeof(X));
+    memcpy(&lanes[fiber->number], &x, sizeof(X));
     meet(warp());
     X y;
-    memcpy(&y, &lanes[fiber->index.x / 32 * 32 + lane], sizeof(X));
+    memcpy(&y, &lanes[fiber->number / 32 * 32 + lane], sizeof(X));
     meet(warp());
     return y;
 }
@@ -155,18 +165,25 @@ template <class X> static X __shfl_down_sync(unsigned, X x, unsigned d, unsigned
     return from_lane(x, lane_id() % width + d >= width ? lane_id() : lane_id() + d);
 }
 static inline unsigned __match_any_sync(unsigned, unsigned x) {
-    lanes[fiber->index.x] = x;
+    lanes[fiber->number] = x;
     meet(warp());
     unsigned mask = 0;
-    const unsigned first = fiber->index.x / 32 * 32;
-    for (unsigned l = 0; l < 32 && first + l < blockDim.x; ++l)
+    const unsigned first = fiber->number / 32 * 32;
+    for (unsigned l = 0; l < 32; ++l)
         if (!fibers[first + l].done && unsigned(lanes[first + l]) == x) mask |= 1u << l;
     meet(warp());
     return mask;
 }
+static inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 static inline unsigned __ballot_sync(unsigned, int x) {
-    const unsigned mask = __match_any_sync(~0u, x != 0);
-    return x ? mask : 0;  // only lanes that hold true may use it
+    lanes[fiber->number] = x != 0;
+    meet(warp());
+    unsigned mask = 0;
+    const unsigned first = fiber->number / 32 * 32;
+    for (unsigned l = 0; l < 32; ++l)
+        if (!fibers[first + l].done && lanes[first + l]) mask |= 1u << l;
+    meet(warp());
+    return mask;
 }
 
 template <class X> static X atomicAdd(X* p, X x) { X old = *p; *p = old + x; return old; }
@@ -229,9 +246,9 @@ static inline unsigned two_of(const char* type, float low, float high) {
 // K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
 template <int K>
 static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
-    const unsigned first = fiber->index.x / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    const unsigned first = fiber->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
     const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    memcpy(shown[fiber->index.x], mine, sizeof mine);
+    memcpy(shown[fiber->number], mine, sizeof mine);
     meet(warp());
     for (int e = 0; e < 4; ++e) {
         double sum = c[e];
@@ -248,8 +265,8 @@ static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsi
     meet(warp());
 }
 static void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {
-    const unsigned first = fiber->index.x / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
-    rows_shown[fiber->index.x] = tile + row;
+    const unsigned first = fiber->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    rows_shown[fiber->number] = tile + row;
     meet(warp());
     for (unsigned i = 0; i < 4; ++i) {
         unsigned short two[2];
@@ -271,4 +288,11 @@ template <class X> static void copy_or_clear(unsigned char* tile, int place, con
     constexpr int BYTES = std::is_same<X, float2>::value ? 8 : 16;
     if (copied) memcpy(tile + place, from, BYTES);
     else memset(tile + place, 0, BYTES);
+}
+
+static inline void end_of_copies() {}
+template <int PENDING> static void wait_for_groups() {}
+// 16 bytes to the same place in the shared memory of another block of the cluster.
+template <int BLOCKS, class P> static void send(void* place, unsigned rank, const P& v) {
+    *(P*)((char*)place + (long(rank) - long(fiber->rank)) * SHARED) = v;
 }

@@ -27,6 +27,7 @@ GUARD, ALIGNMENT = 256, 256  # bytes
 GARBAGE = 0xA7
 CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\((.+)\)\);')
 DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
+CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
 HEADER = Path(__file__).with_name("cuda_host.h")
 
@@ -105,8 +106,9 @@ def _run(call: Call) -> None:
 def compiled(source: str, function: str) -> ctypes.CDLL:
     """The kernel as a function of this process."""
     text, _ = CONVERSION.subn(lambda m: f"{m[2]} = cvt_{m[1].replace('.', '_')}({m[3]});", source)
-    text = DYNAMIC_SHARED.sub(rf"static \1 \2[{SHARED_BYTES} / sizeof(\1)];", text)
-    text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function})\n"
+    own = rf"static \1 \2_of[CLUSTER_BLOCKS][{SHARED_BYTES} / sizeof(\1)]; \1* const \2 = \2_of[fiber->rank];"
+    text, blocks = DYNAMIC_SHARED.sub(own, text), CLUSTER.search(text)
+    text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function}, {blocks[1] if blocks else 1})\n"
     path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16]
     path.with_suffix(".cpp").write_text(text, encoding="utf-8")
     _compile("-shared", "-o", path.with_suffix(".so"), path.with_suffix(".cpp"))
