@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import AttrError, MinigraphError, require
+from .errors import AttrError, MinigraphError, ShapeError, require
 from .opdef import OpDef, get_op
 from .types import TensorType, bfloat16, broadcast_shapes, float16, float32
 
@@ -212,15 +212,18 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
         rows, op_type = m.opdef.rows, m.opdef.type
         if rows is None:
             require(is_pointwise(m.opdef), f"{op_type} does not work element by element")
-            require(not places_y(m, types), f"axis={m.attrs.get('axis')} places Y of {op_type} inside X")
-            members_shape = broadcast_shapes(*(types[name].shape for name in (*m.read, *m.written)))
-            summed = [n for n in m.written if types[n].shape != members_shape]
-            require(not summed, f"{op_type} sums where an operand was broadcast")
+            if places_y(m, types):
+                raise ShapeError(f"axis={m.attrs.get('axis')} places Y of {op_type} inside X")
+            written = [types[name].shape for name in m.written]
+            members_shape = broadcast_shapes(*(types[name].shape for name in m.read), *written)
+            if written.count(members_shape) != len(written):
+                raise ShapeError(f"{op_type} sums where an operand was broadcast")
         else:
             first = types[m.inputs[m.opdef.input_names[0]][0]]
             start = rows.start(m.attrs, first.ndim)
             require(start is not None, f"{op_type} works on other axes than the last ones")
-            require(row in (None, start), f"{op_type} works on rows from axis {start} on, others from {row} on")
+            if row not in (None, start):
+                raise ShapeError(f"{op_type} works on rows from axis {start} on, others from {row} on")
             row, members_shape = start, first.shape
         shape = broadcast_shapes(shape, members_shape)
     layout = Layout(shape, row, {})
@@ -229,8 +232,8 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
             kind = WHOLE if m.opdef.rows is None else m.opdef.rows.kind(slot)
             for name in names:
                 own = types[name].shape
-                require(kind != WHOLE or m.opdef.rows is None or own == shape,
-                        f"{m.opdef.type} works on {list(own)}, others on {list(shape)}")  # fmt: skip
+                if kind == WHOLE and m.opdef.rows is not None and own != shape:
+                    raise ShapeError(f"{m.opdef.type} works on {list(own)}, others on {list(shape)}")
                 _settle(layout, name, kind, own)
     for name, kind in layout.kinds.items():
         _check_kind(layout, name, kind, types[name].shape)
@@ -242,12 +245,14 @@ def _settle(layout: Layout, name: str, kind: str, own: Shape) -> None:
     kinds = layout.kinds
     if kind == WHOLE and own == layout.row_shape != layout.shape:
         kind = ROW
-    require(kinds.get(name, kind) == kind, f"{name} is used as {kinds.get(name)} and as {kind}")
-    kinds[name] = kind
+    if kinds.setdefault(name, kind) != kind:
+        raise ShapeError(f"{name} is used as {kinds[name]} and as {kind}")
 
 
 def _check_kind(layout: Layout, name: str, kind: str, own: Shape) -> None:
     shape = layout.shape
-    if kind == WHOLE:
-        require(broadcast_shapes(own, shape) == shape, f"{name} has shape {list(own)} beside {list(shape)}")
-        require(not name.startswith("y") or own == shape, f"{name} has shape {list(own)}, others {list(shape)}")
+    if kind == WHOLE and own != shape:
+        if broadcast_shapes(own, shape) != shape:
+            raise ShapeError(f"{name} has shape {list(own)} beside {list(shape)}")
+        if name.startswith("y"):
+            raise ShapeError(f"{name} has shape {list(own)}, others {list(shape)}")

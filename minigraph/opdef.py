@@ -173,6 +173,10 @@ class OpDef:
     # what others ask of it
 
     @cached_property
+    def _input_set(self) -> frozenset[str]:
+        return frozenset(self.input_names)
+
+    @cached_property
     def input_names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.inputs)
 
@@ -245,16 +249,15 @@ class OpDef:
 
     def check_inputs(self, bound: Mapping[str, Sequence[Any]]) -> None:
         """Every slot that must be there is there, and no other."""
-        for name in bound.keys() - set(self.input_names):
-            raise_unknown(f"input slot of {self.type}", name, self.input_names, ProgramError)
-        for slot in self.inputs:
-            number = len(bound.get(slot.name, ()))
-            require(
-                number > 0 or slot.optional,
-                f"input {slot.name} is missing" if not slot.variadic else f"{slot.name} is an empty list",
-                ProgramError,
-            )
-            require(number <= 1 or slot.variadic, f"input {slot.name} takes one variable", ProgramError)
+        if not bound.keys() <= self._input_set:
+            unknown = next(name for name in bound if name not in self._input_set)
+            raise_unknown(f"input slot of {self.type}", unknown, self.input_names, ProgramError)
+        for name, optional, variadic in self.inputs:
+            number = len(bound.get(name, ()))
+            if number == 0 and not optional:
+                raise ProgramError(f"{name} is an empty list" if variadic else f"input {name} is missing")
+            if number > 1 and not variadic:
+                raise ProgramError(f"input {name} takes one variable")
 
     def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes in canonical form; unknown names and wrong types are refused."""

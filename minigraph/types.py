@@ -109,7 +109,7 @@ class TensorType:
 
     def accepts(self, other: TensorType) -> bool:
         """True where a value of type `other` may be put into a variable of this type."""
-        return (
+        return self == other or (
             self.dtype == other.dtype
             and self.ndim == other.ndim
             and all(a in (-1, b) or b == -1 for a, b in zip(self.shape, other.shape, strict=True))
@@ -169,6 +169,8 @@ def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last
 
     last  the axis that the last size is of, for errors
     """
+    if shapes and shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
     rank = max((len(s) for s in shapes), default=0)
     result: list[int] = []
     for axis in range(-rank, 0):

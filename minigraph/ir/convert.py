@@ -15,16 +15,17 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
     nodes: dict[int, OpNode] = {}
 
     def read(v: Variable) -> VarNode:
-        if v.name not in current:
-            current[v.name] = graph.add_var(v.name, v.type, v)
-            current[v.name].given = True
-        return current[v.name]
+        node = current.get(v.name)
+        if node is None:
+            node = current[v.name] = graph.add_var(v.name, v.type, v)
+            node.given = True
+        return node
 
     def write(v: Variable) -> VarNode:
         if v.persistable:
             read(v)  # what it held before this run is version 0
-        current[v.name] = graph.add_var(v.name, v.type, v)
-        return current[v.name]
+        node = current[v.name] = graph.add_var(v.name, v.type, v)
+        return node
 
     for position, op in enumerate(program.ops):
         inputs = {slot: [read(v) for v in vs] for slot, vs in op.inputs.items()}

@@ -209,13 +209,19 @@ class Graph:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._ops[op] = None
         self._sorted = None
-        self._nodes[op], self.pred[op], self.succ[op] = NOTHING, {}, {}
+        read: dict[VarNode, dict[Position, Any]] = {}
+        written: dict[VarNode, dict[Position, Any]] = {}
+        self._nodes[op], self.pred[op], self.succ[op] = NOTHING, read, written
         for slot, vs in op.inputs.items():
             for i, v in enumerate(vs):
-                self._connect(v, op, slot, i)
+                if v not in read:
+                    read[v] = v.read_by[op] = {}
+                read[v][self._position(slot, i)] = NOTHING
         for slot, vs in op.outputs.items():
             for i, v in enumerate(vs):
-                self._connect(op, v, slot, i)
+                if v not in written:
+                    written[v] = v.written_by[op] = {}
+                written[v][self._position(slot, i)] = NOTHING
         if op.forward is not None:
             op.forward.grads.append(op)
         self._wrote(op, op.output_vars)
@@ -223,13 +229,14 @@ class Graph:
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""
-        position = (slot, index)
-        position = self._positions.setdefault(position, position)
-        targets = self.succ[source]
-        if target in targets:
-            targets[target][position] = NOTHING
-        else:
-            targets[target] = self.pred[target][source] = {position: NOTHING}
+        if target not in self.succ[source]:
+            self.succ[source][target] = self.pred[target][source] = {}
+        self.succ[source][target][self._position(slot, index)] = NOTHING
+
+    def _position(self, slot: str, index: int) -> Position:
+        """The one key of all edges at this position."""
+        key = (slot, index)
+        return self._positions.setdefault(key, key)
 
     def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Remove an edge."""

@@ -13,7 +13,6 @@ what replaces it (`rewrite`). The engine does what no rule may forget:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -201,12 +200,9 @@ class _Rewrite:
         for v in inner:
             require(v.pinned is None, f"{v.name} is {v.pinned}, the fused operator would not produce it")
             for reader in v.consumers:
-                require(
-                    reader in inside or not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}"
-                )
-            require(
-                v.version == 0 and v.next_version is None, f"{v.name} is updated in place"
-            )
+                if reader not in inside:
+                    require(not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}")
+            require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
@@ -259,9 +255,10 @@ class _Rewrite:
                             v not in outgoing, f"{v.name} enters {self.rule.name} twice or is differentiated twice"
                         )
                         outgoing[v] = out_grad
-        entering = Counter(v for op in self.old for v in op.input_vars)
+        entering = [v for op in self.old for v in op.input_vars]
         for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
-            require(entering[v] == 1, f"{v.name} enters {self.rule.name} twice or is differentiated twice")
+            once = sum(x is v for x in entering) == 1
+            require(once, f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
@@ -307,13 +304,15 @@ class _Rewrite:
     def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         require(len(new) == len(old), f"{len(new)} values replace {len(old)}")
         for a, b in zip(new, old, strict=True):
-            require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
-            assert a.producer is not None
-            readers = [c for c in b.consumers if c.rank <= a.producer.rank and c not in (*self.old, *self.grads)]
-            require(not readers, f"{b.name} is read earlier by {readers[0].label() if readers else ''}")
-            before = self.graph.vars.get((b.name, b.version - 1))
-            late = [c for c in (before.producer, *before.consumers) if c and c.rank > a.producer.rank] if before else []
-            require(not late, f"{b.name} would be overwritten before {late[0].label() if late else ''}")
+            if a.type != b.type:  # usually they are the same
+                require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
+            writer, before = a.producer, b.previous_version
+            assert writer is not None
+            for c in b.consumers:
+                if c not in self.old and c not in self.grads:
+                    require(c.rank > writer.rank, f"{b.name} is read earlier by {c.label()}")
+            for c in (*before.written_by, *before.consumers) if before is not None else ():
+                require(c.rank <= writer.rank, f"{b.name} would be overwritten before {c.label()}")
 
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""
