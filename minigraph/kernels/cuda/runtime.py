@@ -88,7 +88,9 @@ class Runtime:
             if key not in known:
                 try:
                     plan = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None)
-                    known[key] = Algorithm(plan.needed, plan.algorithm)
+                    any_may_run = call.epilogue == "RELU_BIAS" and not plan.accepted  # those that keep a NaN
+                    nbytes = max(plan.needs.values()) if any_may_run else plan.needed
+                    known[key] = Algorithm(nbytes, plan.algorithm)
                 except Unsupported:
                     known[key] = None
             return known[key]
