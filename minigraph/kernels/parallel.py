@@ -48,7 +48,7 @@ def for_shares(size: int, body: Body) -> None:
     threads = min(cores(), -(-size // SMALLEST))
     spans, start = [], 0
     while start < size:
-        share = max(SMALLEST, (size - start) * 4 // (5 * threads) // 64 * 64) if threads > 1 else size
+        share = max(SMALLEST, (size - start) * 2 // (3 * threads) // 64 * 64) if threads > 1 else size
         for _ in range(threads):
             spans.append((start, min(start + share, size)))
             start = spans[-1][1]
