@@ -8,6 +8,7 @@ A unit is one recorded call (all variants of a Choice together).
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -140,6 +141,48 @@ def thrifty(
                 heapq.heappush(ready, j)
                 look(j)
     return order
+
+
+def late(
+    order: Sequence[int], units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int],
+    kept: Collection[int],
+) -> list[int]:
+    """The order in which what takes memory, and would free none, runs just before the first that waits for it."""
+    place = {i: at for at, i in enumerate(order)}
+    accessors: dict[int, list[int]] = {}
+    for i in order:
+        for b in units[i].blocks & sizes.keys():
+            accessors.setdefault(b, []).append(i)
+    first = {b: own[0] for b, own in accessors.items()}
+    after: list[list[int]] = [[] for _ in units]
+    for i in order:
+        for j in before[i]:
+            after[j].append(i)
+    last = {b: len(units) if b in kept else max(place[i] for i in own[1:]) if len(own) > 1 else -1
+            for b, own in accessors.items()}  # fmt: skip
+    for i in reversed(order):
+        unit = units[i]
+        if unit.barrier or not after[i]:
+            continue
+        target = min(place[j] for j in after[i])
+        blocks = unit.blocks & sizes.keys()
+        takes = any(first[b] == i and sizes[b] for b in blocks)
+        if takes and all(last[b] >= target for b in blocks if first[b] != i):
+            place[i] = target
+    return sorted(order, key=place.__getitem__)  # what has one place stands in the order that was given
+
+
+def most_needed(
+    order: Sequence[int], units: Sequence[Unit], sizes: Mapping[int, int], given: Collection[int],
+    kept: Collection[int],
+) -> int:
+    """The most bytes that are needed at one time in this order."""
+    change = [0] * (len(order) + 2)
+    for b, (first, last) in lives(order, units).items():
+        if b in sizes:
+            change[0 if b in given else first] += sizes[b]
+            change[len(order) + 1 if b in kept else last + 1] -= sizes[b]
+    return max(itertools.accumulate(change))
 
 
 def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:

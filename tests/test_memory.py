@@ -235,6 +235,11 @@ def backwards(units, before, *others):
     return list(reversed(range(len(units))))
 
 
+def later_than_late(order, units, *others):
+    """The fills of a net run after who reads them."""
+    return [*order[1:], order[0]]
+
+
 def one_wait_too_few(order, units, places):
     return {i: set(sorted(found)[:-1]) for i, found in waits(order, units, places).items()}
 
@@ -247,12 +252,13 @@ def no_memory_used_again(order, units, places):
     ("module", "name", "planted"),
     [
         (bound_module, "lives", lives_that_end_early), (bound_module, "thrifty", backwards),
+        (bound_module, "late", later_than_late),
         (lanes_module, "waits", one_wait_too_few), (lanes_module, "waits", no_memory_used_again),
     ],
 )  # fmt: skip
 def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):
     falling = itertools.count(0, -1)
-    monkeypatch.setattr(bound_module, "most_live", lambda lives: next(falling))  # the second order is taken
+    monkeypatch.setattr(bound_module, "most_needed", lambda *_, **__: next(falling))  # the last order is taken
     monkeypatch.setattr(bound_module, "apart", list)
     monkeypatch.setattr(module, name, planted)
 

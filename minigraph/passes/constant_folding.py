@@ -3,6 +3,8 @@
     f(constants)              ->  fill_constant, where all elements are equal bit for bit
                               ->  assign_value, else, of at most LITERAL elements
     f(shape of X, constants)  ->  likewise, where X has a known shape
+    reduce_sum_grad(X, c)     ->  fill_any_like(X, c), of any size; reduce_mean_grad(X, c) -> fill_any_like(X, c / n):
+                                  a loss ends in a sum or mean, and the gradient of a loss is 1
 
 Constants are what operators without inputs write. The text form carries the result in the
 attributes `value` or `values`: NaN (without its payload), infinities and -0.0 come back from it.
@@ -14,6 +16,7 @@ what fails when it is computed, which is left to the run. Random operators are n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ import numpy as np
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, VarNode
 from ..opdef import get_op
-from ..types import TensorType, bfloat16, float16, float32
+from ..types import TensorType, bfloat16, float16, float32, normalize_axes
 from .log import Applied, PassReport
 from .redirect import is_unread, take_out, unlink
 from .rule import Refused, require
@@ -29,6 +32,7 @@ from .rule import Refused, require
 RULE = "Constant"
 LITERAL, EVALUATED = 256, 1 << 16  # elements
 LEFT_ALONE = {"random", "side_effect", "optimizer"}
+SPREADS = {"reduce_sum_grad", "reduce_mean_grad"}  # Out_grad in X's shape
 
 
 def constant_folding(graph: Graph, report: PassReport) -> int:
@@ -73,6 +77,8 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
     """{output: value}; refuses what would take long or fails."""
     types = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in op.inputs.items()}, op.attrs)
     inputs = {slot: [known[v] if v in known else _zeros(v.type) for v in vs] for slot, vs in op.inputs.items()}
+    if _is_spread(op, known):
+        return {op.outputs["X_grad"][0]: _spread(op, inputs["Out_grad"][0])}
     arrays, attrs = [a for each in inputs.values() for a in each], op.attrs
     if "uniform" in op.opdef.traits or ("elementwise" in op.opdef.traits and all(map(_is_uniform, arrays))):
         inputs = {slot: [a[(slice(1),) * a.ndim] for a in each] for slot, each in inputs.items()}
@@ -85,6 +91,21 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
         for v, result, t in zip(op.outputs.get(slot, ()), results, types[slot], strict=False):
             values[v] = _compact(np.asarray(result).astype(t.dtype), t)
     return values
+
+
+def _is_spread(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
+    """Whether one number is given to all elements of a sum or mean."""
+    return op.type in SPREADS and _is_uniform(known[op.inputs["Out_grad"][0]])
+
+
+def _spread(op: OpNode, grad: np.ndarray) -> np.ndarray:
+    """What the operator writes: the number, of a mean its share, computed as the reference does."""
+    x, axis = op.inputs["X"][0].type, op.attrs["axis"]
+    share = (grad.astype(float32) if grad.dtype in (float16, bfloat16) else grad).reshape(-1)[:1]
+    if op.type == "reduce_mean_grad" and share.size:
+        count = math.prod(x.shape[a] for a in normalize_axes(axis, x.ndim))
+        share = share / share.dtype.type(max(count, 1))
+    return np.broadcast_to(share.astype(x.dtype).reshape(()) if share.size else np.zeros((), x.dtype), x.shape)
 
 
 def _computed(op: OpNode, inputs: dict[str, list[np.ndarray]], attrs: dict[str, Any]) -> dict[str, list[Any]]:
@@ -113,13 +134,17 @@ def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: 
         require(not v.persistable, f"{v.name} is persistable")
         require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     calls = [(v, *_written_down(known[v])) for v in op.output_vars]
+    like: dict[str, list[VarNode]] = {}
+    if _is_spread(op, known) and calls[0][1] == "fill_constant":  # which has no place in a kernel of its readers
+        like = {"X": op.inputs["X"]}
+        calls = [(v, "fill_any_like", {"value": attrs["value"]}) for v, _, attrs in calls]
     unlink(graph, op)
     graph.remove_op(op)
     for i, (v, op_type, attrs) in enumerate(calls):  # ranks before all that may stand behind op
         opdef = get_op(op_type)
         graph.add_op(
             OpNode(
-                opdef, {}, {"Out": [v]}, opdef.bind_attrs(attrs), rank=(*op.rank, -1, i), role=op.role,
+                opdef, dict(like), {"Out": [v]}, opdef.bind_attrs(attrs), rank=(*op.rank, -1, i), role=op.role,
                 site=op.site, number=op.number, scope_name=op.scope_name, rewriter=rewriter,
             )
         )  # fmt: skip

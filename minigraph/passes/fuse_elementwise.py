@@ -4,13 +4,15 @@
 
 Forward and gradient operators are grouped by one rule, in the order of the schedule: an operator joins the groups of
 those that write what it reads, or read it too, if the shapes agree, nothing outside would have to run in between, and
-bytes are saved. Nothing is computed twice. Values that others read, or that are fetched, are outputs of the group, so
-they are no reason to refuse. Values updated in place stay where they are.
+bytes are saved. Values that others read, or that are fetched, are outputs of the group, so they are no reason to
+refuse. Nothing is computed twice but what is one number everywhere. Values updated in place stay where they are.
 
 Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from ..body import Member, format_member, infer_body, layout_of, parse_body
 from ..errors import MinigraphError
@@ -92,7 +94,8 @@ class _Emission:
 
     def __init__(self, graph: Graph, group: Group, shapes: SameShapes, pass_name: str) -> None:
         self.graph, self.group, self.shapes, self.pass_name = graph, group, shapes, pass_name
-        self.inside = group.inside
+        self.staying = {op for op in group.ops if _stays(op, group.inside)}
+        self.inside = group.inside - self.staying
         self.x = group.reads
         self.outputs, self.inner = self._outputs()
         self.wanted = {*self.outputs}
@@ -109,7 +112,11 @@ class _Emission:
 
     def _outputs(self) -> tuple[list[VarNode], list[VarNode]]:
         """What is written, and what stays inside: values of which others read the shape only, where another has it."""
-        wanted = self.group.written
+        leaving = [op for op in self.group.ops if op in self.inside]
+        wanted = [
+            v for op in leaving for v in op.output_vars
+            if v.pinned is not None or any(c not in self.inside for c in v.read_by)
+        ]  # fmt: skip
         kept = [
             v for v in wanted
             if v.pinned is not None or any(c not in self.inside and c.reads_values_of(v) for c in v.consumers)
@@ -128,8 +135,8 @@ class _Emission:
             else:
                 kept.append(v)
         chosen = set(kept)
-        inner = [v for op in self.group.ops for v in op.output_vars if v not in chosen]
-        return [v for op in self.group.ops for v in op.output_vars if v in chosen], inner
+        inner = [v for op in leaving for v in op.output_vars if v not in chosen]
+        return [v for op in leaving for v in op.output_vars if v in chosen], inner
 
     def run(self) -> Applied:
         """Replace the members; refuses with the graph unchanged."""
@@ -153,7 +160,7 @@ class _Emission:
                 for slot, vs in reader.inputs.items():
                     for i in [i for i, x in enumerate(vs) if x is v]:
                         graph.set_input(reader, slot, i, other)
-        for op in reversed(ops):
+        for op in reversed([op for op in ops if op in self.inside]):
             for grad in list(op.grads):
                 graph.link(grad, None)
             graph.remove_op(op)
@@ -194,6 +201,12 @@ class _Emission:
         saved, moved = self.group.saved, self.group.moved
         static = all(v.type.is_static for op in self.group.ops for v in (*op.input_vars, *op.output_vars))
         return f"saves {_amount(saved)} of {_amount(moved)}" + ("" if static else " for each unknown size")
+
+
+def _stays(op: OpNode, inside: Collection[OpNode]) -> bool:
+    """Whether a member remains in the graph as well: one number everywhere costs nothing to make once more, and who
+    reads it outside may do so much later."""
+    return "uniform" in op.opdef.traits and any(c not in inside for v in op.output_vars for c in v.read_by)
 
 
 def _amount(nbytes: int) -> str:
