@@ -8,6 +8,7 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from .errors import MinigraphError
@@ -16,7 +17,7 @@ from .kernels.cuda.buffer import Buffer
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
-from .order import Unit, dependencies, lives, owner, thrifty, touched
+from .order import Unit, dependencies, late, lives, most_needed, owner, thrifty, touched
 from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
 from .types import TensorType
@@ -42,12 +43,12 @@ class BoundProgram:
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
         device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
-        fit: Callable[[Binder], None] | None = None,
+        fit: Callable[[Binder], None] | None = None, tf32: bool = False,
     ) -> None:  # fmt: skip
         """`fit` makes the workspaces of the recorded products as small as they can be."""
         self.program, self.options = program, options
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
-        self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor)
+        self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
@@ -210,18 +211,14 @@ class BoundProgram:
         sizes = {n: rounded(b.nbytes) for n, b in own.items()}
         given, needed = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, kept))
         before = dependencies(units)
-        orders = [list(range(len(units)))]
+        self.order = [i for i in range(len(units)) if i not in self.once]
         if self.options.reuse:
-            orders.append(thrifty(units, before, sizes, given, needed))
-        best: tuple[int, list[int], list[tuple[Buffer, Life]]] | None = None
-        for every in orders:
-            order = [i for i in every if i not in self.once]
-            placed = self._lives(order, units, own, given, needed)
-            peak = most_live([life for _, life in placed])
-            if best is None or peak < best[0]:
-                best = peak, order, placed
-        assert best is not None
-        self.live_bytes, self.order, self.blocks = best
+            peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=needed)
+            frugal = [i for i in thrifty(units, before, sizes, given, needed) if i not in self.once]
+            self.order = min(self.order, frugal, key=peak)
+            self.order = min(self.order, late(self.order, units, before, sizes, needed), key=peak)
+        self.blocks = self._lives(self.order, units, own, given, needed)
+        self.live_bytes = most_live([life for _, life in self.blocks])
         offsets, self.arena_bytes = layout(apart([life for _, life in self.blocks]))
         self.offsets = [(b, o) for (b, _), o in zip(self.blocks, offsets, strict=True)]
 

@@ -85,7 +85,7 @@ class CudaPlan:
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
         fit = partial(runtime.fit_workspaces, tf32=tf32, autotune=options.autotune)
-        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, fit)
+        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, fit, tf32)
         self.schedule, self.program = self.bound.schedule, program
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take

@@ -156,6 +156,7 @@ class Binder:
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
+    tf32: bool = False  # whether products of float32 may round their operands
     multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
     seed: int = 0
     number: int = 0  # of the operator among those of its program
