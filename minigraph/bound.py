@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from .errors import MinigraphError
-from .kernels.cuda.binder import Binder, Copy, Device, HostCall
+from .kernels.cuda.binder import Binder, Call, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
@@ -43,10 +43,10 @@ class BoundProgram:
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
         device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
-        fit: Callable[[Binder], None] | None = None, tf32: bool = False,
+        settle: Callable[[Sequence[Call]], list[Call]] = list, tf32: bool = False,
     ) -> None:  # fmt: skip
-        """`fit` makes the workspaces of the recorded products as small as they can be."""
-        self.program, self.options = program, options
+        """`settle` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
+        self.program, self.options, self.settle = program, options, settle
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
         self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32)
         self.outside: dict[str, Buffer] = {}
@@ -55,8 +55,6 @@ class BoundProgram:
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
-        if fit is not None:
-            fit(self.binder)
         self.rest = range(len(self.binder.calls), len(self.binder.calls) + len(self.results))
         for buffer, name in self.results:
             self.binder.calls.append(Copy(self.outside[name], buffer))
@@ -126,7 +124,8 @@ class BoundProgram:
         """Whether nobody reads value i after step `position`, and its memory may hold something else then."""
         value = self.schedule.values[i]
         ends = value.root == i and value.last_use <= position
-        return ends and not value.persistable and value.producer not in self.constant_steps
+        fed = value.producer < 0  # it may lie where its owner wants to see it again
+        return ends and not value.persistable and not fed and value.producer not in self.constant_steps
 
     def _bind(self, position: int, step: Step) -> range:
         opdef, first = step.op.opdef, len(self.binder.calls)
@@ -137,6 +136,7 @@ class BoundProgram:
             opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
         except MinigraphError as error:
             raise error.at(step.op.call(), step.op.site) from None
+        self.binder.calls[first:] = self.settle(self.binder.calls[first:])
         return range(first, len(self.binder.calls))
 
     def _buffer(self, index: Any) -> Any:
@@ -246,8 +246,7 @@ class BoundProgram:
             first, last = (-1 if n in given else first), (end if n in kept else last)
             found[id(b)] = b, Life(b.nbytes, first, last) if self.options.reuse else Life(b.nbytes, -1, end)
         elsewhere = self._elsewhere()
-        idle = (*self.buffers, *(b for scratches in self.binder.scratches for b in scratches))
-        for b in idle:
+        for b in self.buffers:
             if b.owner is None and id(b) not in elsewhere:
                 found.setdefault(id(b), (b, Life(b.nbytes, -1, -1)))
         return list(found.values())

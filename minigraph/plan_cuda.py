@@ -5,13 +5,13 @@
     run n   feeds, one launch, fetched values; without fetches the host does not wait
 
 Addresses are those of the arena, the mailbox and the Scope's arrays. Where the Scope's arrays change,
-calls are bound anew; the bindings of the last few sets of arrays are kept.
+calls are bound anew; the bindings of the last few sets of arrays are kept. feed_cuda.py brings the feeds.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from .bound import BoundProgram
 from .errors import KernelError, UninitializedError
+from .feed_cuda import PLACES_KEPT, Feeding, Places
 from .kernels.cuda.binder import Part
 from .kernels.cuda.buffer import Buffer
 from .options import DEFAULT, RunOptions
@@ -29,9 +30,8 @@ from .scope import Scope
 from .types import TensorType
 
 BINDINGS_KEPT = 4
+Addresses = tuple[int, ...]
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
-PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
-SLOTS, STAGED = 64, 1 << 20  # runs that may be on their way: as many as fit into so many bytes, at least two
 
 
 class Arenas:
@@ -49,29 +49,11 @@ class Arenas:
         return self.arrays[-1]
 
 
-class Slot:
-    """Staging memory of one run: what it fills while those of earlier runs may still be on their way."""
-
-    def __init__(self, memory: np.ndarray, sent: Any, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
-        self.address, self.sent = memory.ctypes.data, sent
-        self.counter = memory[:8].view(np.int64)
-        self.feeds = {
-            name: memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape) for name, (at, b) in feeds.items()
-        }
-
-
-def _next(slots: deque[Slot]) -> Slot:
-    """The slot that was filled longest ago, once the copy from it has ended."""
-    slots.rotate(-1)
-    slots[0].sent.synchronize()
-    return slots[0]
-
-
 class Binding:
-    """The calls for one set of the Scope's arrays, the tables of addresses that they read, and their graph."""
+    """The calls for one set of the Scope's arrays and places of feeds, the tables that they read, and their graph."""
 
-    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = ()) -> None:
-        self.steps, self.tables = steps, tables
+    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = (), places: Places = ()) -> None:
+        self.steps, self.tables, self.places = steps, tables, places
         self.launch: Callable[[], None] | None = None
         self.ran = False
 
@@ -84,8 +66,8 @@ class CudaPlan:
         seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
-        fit = partial(runtime.fit_workspaces, tf32=tf32, autotune=options.autotune)
-        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, fit, tf32)
+        settle = runtime.settling(tf32, options.autotune)
+        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settle, tf32)
         self.schedule, self.program = self.bound.schedule, program
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take
@@ -110,32 +92,13 @@ class CudaPlan:
         if host is not None and options.capture:
             self.refusal = host[1]
             self.bound.binder.notes.append(host)
-        self._prepare_feeds()
+        self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
         self._prepare_fetches()
-        self.bindings: OrderedDict[tuple[int, ...], Binding] = OrderedDict()
-        self.binding = Binding(())
-        self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope for which `binding` holds
+        self.bindings: OrderedDict[tuple[Addresses, Places], Binding] = OrderedDict()
+        self.binding = Binding(())  # that of the latest run
+        self.addresses: Addresses = ()  # of the outside buffers
+        self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope that has them
         self.bound_version = -1  # and its version
-
-    def _prepare_feeds(self) -> None:
-        """Staging memory of the inbox; that of larger feeds is made when the host feeds them."""
-        at = {id(b): offset for b, offset in self.bound.letters}
-        self.targets: dict[str, Buffer] = {}  # feeds that are read
-        letters: dict[str, tuple[int, Buffer]] = {}
-        for name, index in self.schedule.feeds.items():
-            buffer = self.bound.buffers[index]
-            if self.schedule.values[index].last_use >= 0 and buffer.nbytes:
-                self.targets[name] = buffer
-                if id(buffer) in at:
-                    letters[name] = at[id(buffer)], buffer
-        self.inbox = self._slots(self.bound.inbox_bytes, letters) if letters or self.counts_runs else deque()
-        self.letters, self.large = letters.keys(), dict[str, deque[Slot]]()
-
-    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> deque[Slot]:
-        count = min(SLOTS, max(2, STAGED // nbytes))
-        memory = self.runtime.pinned(count * nbytes)
-        parts = [memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]
-        return deque(Slot(part, self.runtime.event(), feeds) for part in parts)
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
@@ -187,13 +150,13 @@ class CudaPlan:
                 self._fill(scope)
             if self.bound_to() is not scope or self.bound_version != scope.version:
                 self._connect(scope)
-            if self.targets or self.counts_runs:
-                self._send(feeds, scope.steps[self.program.origin])
-            binding = self.binding
+            binding = self.binding = self._binding(self.feeding.places(feeds))
+            self.feeding.send(feeds, scope.steps[self.program.origin], binding.places)
             if binding.launch is not None:
                 binding.launch()
             else:
                 self._first_runs(binding)
+            self.feeding.end(feeds, binding.places)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
             results = self._receive(return_numpy) if self.fetched else []
@@ -228,35 +191,6 @@ class CudaPlan:
         number = {position: i for i, position in enumerate(self.bound.order)}
         return [Part(made.get(t.position, []), t.lane, [number[w] for w in t.waits]) for t in self.bound.turns()]
 
-    def _send(self, feeds: Mapping[str, Any], runs: int) -> None:
-        """Feeds and the run counter to the GPU, in the order of the stream."""
-        slot = _next(self.inbox) if self.counts_runs else None
-        taken = []
-        for name, buffer in self.targets.items():
-            array = feeds[name]
-            if not isinstance(array, np.ndarray):
-                taken.append((array, buffer))
-            elif name in self.letters:
-                slot = slot or _next(self.inbox)
-                np.copyto(slot.feeds[name], array)
-            elif buffer.nbytes > PINNED:
-                self.runtime.upload(array, buffer)
-            else:
-                if name not in self.large:
-                    self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
-                self._send_large(_next(self.large[name]), name, array, buffer)
-        if slot is not None:
-            slot.counter[0] = runs
-            self.runtime.send(self.mailbox.data.ptr, slot.address, self.bound.inbox_bytes)
-            slot.sent.record(self.runtime.stream)
-        if taken:
-            self.runtime.take(taken)
-
-    def _send_large(self, slot: Slot, name: str, array: np.ndarray, buffer: Buffer) -> None:
-        np.copyto(slot.feeds[name], array)
-        self.runtime.send(buffer.address, slot.address, buffer.nbytes)
-        slot.sent.record(self.runtime.stream)
-
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""
         self.runtime.receive(*self.outbox_copy)
@@ -273,27 +207,39 @@ class CudaPlan:
         ]
 
     def _connect(self, scope: Scope) -> None:
-        """Give the outside buffers the addresses of the Scope's arrays; bind calls for them unless that was done."""
+        """Learn the addresses of the Scope's arrays."""
         self._gather(scope)
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
-        addresses = tuple(a.data.ptr for a in arrays)
-        if addresses not in self.bindings:
-            for buffer, address in zip(self.bound.outside.values(), addresses, strict=True):
-                buffer.ptr = address
-            steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
-            for step in steps:
-                if step.position in self.bound.once and not self.constants_are_computed:
-                    step()
-            self.constants_are_computed = True
-            number = {position: i for i, position in enumerate(self.bound.order)}
-            steps = sorted((s for s in steps if s.position in number), key=lambda s: number[s.position])
-            self.bindings[addresses] = Binding(steps, [t.memory for t in self.bound.binder.tables])
-            if len(self.bindings) > BINDINGS_KEPT:
+        self.addresses = tuple(a.data.ptr for a in arrays)
+        self.bound_to, self.bound_version = weakref.ref(scope), scope.version
+
+    def _binding(self, places: Places) -> Binding:
+        """The calls for the Scope's arrays, and for feeds that are read where they lie if they often lay there."""
+        key = self.addresses, places
+        if key not in self.bindings and any(places):
+            room = sum(any(kept) for _, kept in self.bindings) < PLACES_KEPT
+            if not (room and self.feeding.come_often(key)):
+                key = self.addresses, self.feeding.copied
+        if key not in self.bindings:
+            self.bindings[key] = self._bind(key[1])
+            if len(self.bindings) > BINDINGS_KEPT + PLACES_KEPT:
                 self.bindings.popitem(last=False)
-            self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
-        self.bindings.move_to_end(addresses)
-        self.binding, self.bound_to = self.bindings[addresses], weakref.ref(scope)
-        self.bound_version = scope.version
+        self.bindings.move_to_end(key)
+        return self.bindings[key]
+
+    def _bind(self, places: Places) -> Binding:
+        for buffer, address in zip(self.bound.outside.values(), self.addresses, strict=True):
+            buffer.ptr = address
+        self.feeding.move(places)
+        steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
+        for step in steps:
+            if step.position in self.bound.once and not self.constants_are_computed:
+                step()
+        self.constants_are_computed = True
+        number = {position: i for i, position in enumerate(self.bound.order)}
+        steps = sorted((s for s in steps if s.position in number), key=lambda s: number[s.position])
+        self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
+        return Binding(steps, [t.memory for t in self.bound.binder.tables], places)
 
     def _gather(self, scope: Scope) -> None:
         """Bring the Scope's arrays together that kernels want side by side, unless they are."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from minigraph.kernels.cuda.binder import (
     workspace_of,
 )
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import Algorithm, fit_workspaces
+from minigraph.kernels.cuda.workspace import Algorithm, settled
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, float64
@@ -116,9 +116,9 @@ class StubRuntime:
             whole[:nbytes].view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
         )
 
-    def fit_workspaces(self, binder: Binder, tf32: bool, autotune: bool = False) -> None:
-        """Products of NumPy need none, and less is reserved to see that nobody writes there."""
-        fit_workspaces(binder.calls, lambda call: Algorithm(min(workspace_of(call), 1 << 20)))
+    def settling(self, tf32: bool, autotune: bool = False) -> Callable[[Sequence[Call]], list[Call]]:
+        """Products of NumPy need no workspace; some is reserved to see that nobody writes there."""
+        return partial(settled, chosen=lambda call: Algorithm(64, b"NumPy"), every=bool(self.variant))
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         binder.write_tables(self)
@@ -199,9 +199,15 @@ class StubRuntime:
     def receive(self, host: int, address: int, nbytes: int) -> None:
         ctypes.memmove(host, address, nbytes)
 
-    def take(self, arrays: list[tuple[StubArray, Buffer]]) -> None:
+    def take(self, arrays: list[tuple[StubArray, Buffer]], stay: bool = False) -> None:
         for array, buffer in arrays:
             ctypes.memmove(buffer.address, array.data.ptr, buffer.nbytes)
+
+    def leave(self) -> None:
+        """There is one stream."""
+
+    def lies_at(self, array: StubArray) -> int:
+        return array.data.ptr if self.holds(array) else 0
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)

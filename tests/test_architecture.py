@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "order": "kernels",
     "lanes": "order",
     "bound": "errors types options kernels program schedule memory order lanes",
-    "plan_cuda": "errors types options kernels program scope bound order",
+    "feed_cuda": "kernels bound order",
+    "plan_cuda": "errors types options kernels program scope bound order feed_cuda",
     "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options program plan bound memory order",

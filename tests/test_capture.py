@@ -11,7 +11,7 @@ import pytest
 from gpu_capture import COLUMNS, Case, same, trace
 
 import minigraph as mg
-from minigraph import cuda, plan_cuda
+from minigraph import cuda, feed_cuda, plan_cuda
 from minigraph.builder import Builder
 from minigraph.errors import KernelError
 from minigraph.executor import PLANS_KEPT, Executor
@@ -138,7 +138,7 @@ class LateEvent(gpu_stub.Event):
 def run_late(monkeypatch, case) -> list:
     late = LateRuntime()
     monkeypatch.setattr(cuda, "runtime", lambda place: late)
-    monkeypatch.setattr(plan_cuda, "SLOTS", 2)
+    monkeypatch.setattr(feed_cuda, "SLOTS", 2)
     exe, scope = gpu(), case.scope()
     for i in range(6):
         feed = case.feed(i)
@@ -272,6 +272,61 @@ def test_arrays_of_the_gpu_are_fed_without_the_host(stub, monkeypatch):
     assert same(found, expected)
     (plan,) = exe._plans.values()
     assert set(sent) <= {plan.bound.inbox_bytes}, "only the counter of the run"
+
+
+def test_arrays_that_come_often_are_read_where_they_lie(stub, monkeypatch):
+    case, exe, scope = Case(), gpu(), case_scope()
+    runs = 4 * feed_cuda.OFTEN
+    expected = trace(case, case.program, gpu(), case_scope(), runs)
+    shown = [{n: stub.to_device(x) for n, x in case.feed(0).items()} for _ in range(2)]  # as a loader with two buffers
+    taken, real = [], gpu_stub.StubRuntime.take
+    monkeypatch.setattr(
+        gpu_stub.StubRuntime, "take", lambda self, arrays, stay=False: (taken.append(len(arrays)), real(self, arrays))
+    )
+    found = []
+    for i in range(runs):
+        for name, x in case.feed(i).items():
+            shown[i % 2][name].host[...] = x
+        found.append(exe.run(case.program, shown[i % 2], [case.total, case.x_grad], scope=scope))
+        for name, x in case.feed(i).items():
+            assert np.array_equal(shown[i % 2][name].host, x), "a run does not write over its feeds"
+    assert same(found, expected)
+    assert taken == [2] * (2 * (feed_cuda.OFTEN - 1)) + [0] * (runs - 2 * (feed_cuda.OFTEN - 1))
+    (plan,) = exe._plans.values()
+    assert [binding.launch is not None for binding in plan.bindings.values()] == [True] * 3
+
+
+def test_arrays_that_lie_elsewhere_each_time_are_copied(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    runs = feed_cuda.PLACES_SEEN + 5
+    expected = trace(case, case.program, gpu(), case_scope(), runs)
+    fed = [{n: stub.to_device(x) for n, x in case.feed(i).items()} for i in range(runs)]
+    found = [exe.run(case.program, feed, [case.total, case.x_grad], scope=scope) for feed in fed]
+    assert same(found, expected)
+    (plan,) = exe._plans.values()
+    assert len(plan.bindings) == 1
+    assert len(plan.feeding.seen) == feed_cuda.PLACES_SEEN
+
+
+def test_only_so_many_places_have_a_binding(stub, monkeypatch):
+    monkeypatch.setattr(plan_cuda, "PLACES_KEPT", 2)
+    case, exe, scope = Case(), gpu(), case_scope()
+    fed = [{n: stub.to_device(x) for n, x in case.feed(i).items()} for i in range(4)]
+    for _ in range(3 * feed_cuda.OFTEN):
+        for feed in fed:
+            exe.run(case.program, feed, [case.x_grad], scope=scope)
+    (plan,) = exe._plans.values()
+    assert sum(any(places) for _, places in plan.bindings) == 2
+
+
+def test_a_fetched_feed_is_copied(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    shown = {n: stub.to_device(x) for n, x in case.feed(0).items()}
+    for _ in range(2 * feed_cuda.OFTEN):
+        x, _ = exe.run(case.program, shown, ["x", case.total], scope=scope)
+        assert np.array_equal(x, case.feed(0)["x"])
+    (plan,) = exe._plans.values()
+    assert plan.feeding.movable == {"ids"}
 
 
 def test_feeds_that_change_their_shape_work_and_are_warned_of_once(stub):

@@ -20,7 +20,7 @@ from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
 from .tune import Tuner, described, lies_as_assumed, unplaced
-from .workspace import Algorithm, fit_workspaces
+from .workspace import Algorithm, settled
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
@@ -77,8 +77,8 @@ class Runtime:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
-    def fit_workspaces(self, binder: Binder, tf32: bool, autotune: bool = False) -> None:
-        """Choose the algorithms of products, and make their workspaces no larger than these need."""
+    def settling(self, tf32: bool, autotune: bool = False) -> Callable[[Sequence[Call]], list[Call]]:
+        """A function that chooses variants, algorithms and workspaces of recorded calls, see workspace.py."""
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         known: dict[str, Algorithm | None] = {}
 
@@ -95,7 +95,7 @@ class Runtime:
                     known[key] = None
             return known[key]
 
-        fit_workspaces(binder.calls, chosen, every=autotune)
+        return partial(settled, chosen=chosen, every=autotune)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         """The binder's calls as functions without arguments; all addresses are known by now.
@@ -288,19 +288,30 @@ class Runtime:
         """Bytes of the GPU to the host; there after the stream is synchronised."""
         cupy.cuda.runtime.memcpyAsync(host, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
 
-    def take(self, arrays: Sequence[tuple[Any, Buffer]]) -> None:
-        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later."""
+    def lies_at(self, array: cupy.ndarray) -> int:
+        """The address of an array that kernels can read as it is; 0 of others."""
+        return array.data.ptr if self.holds(array) else 0
+
+    def take(self, arrays: Sequence[tuple[Any, Buffer]], stay: bool = False) -> None:
+        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later.
+
+        stay   what the caller's stream does later waits for more than the copies: until `leave`
+        """
         theirs = cupy.cuda.get_current_stream()
         sources = [cupy.ascontiguousarray(a) for a, _ in arrays]
-        before, after = self._fences
-        before.record(theirs)
-        self.stream.wait_event(before)
+        self._fences[0].record(theirs)
+        self.stream.wait_event(self._fences[0])
         for source, (_, buffer) in zip(sources, arrays, strict=True):
             cupy.cuda.runtime.memcpyAsync(
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
-        after.record(self.stream)
-        theirs.wait_event(after)
+        if not stay:
+            self.leave()
+
+    def leave(self) -> None:
+        """What the caller's stream does from now on comes after all that was given to this one."""
+        self._fences[1].record(self.stream)
+        cupy.cuda.get_current_stream().wait_event(self._fences[1])
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""
