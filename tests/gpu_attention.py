@@ -26,7 +26,6 @@ import minigraph as mg
 from minigraph import unique_name
 from minigraph.builder import Builder
 from minigraph.executor import Executor
-from minigraph.kernels.cuda.attention import KERNELS
 from minigraph.plan_cuda import BoundProgram
 from minigraph.scope import Scope
 from minigraph.static import BuildStrategy, CompiledProgram
@@ -186,7 +185,7 @@ def _memory() -> None:
         grads = g.memory_efficient_attention_grad(*v[:3], out, sums, v[3], needs=slots)[:3]
         bound = BoundProgram(block.program, {}, [out.name, *(x.name for x in grads)])
         used[s] = bound.arena_bytes
-        assert bound.arena_bytes <= 4 * t.nbytes + 2 * 4 * 16 * s + 2**20, bound.arena_bytes
+        assert bound.arena_bytes <= 4 * t.nbytes + 3 * 4 * 16 * s + 2**20, bound.arena_bytes
     assert used[65536] <= 8.1 * used[8192]
 
 
@@ -213,7 +212,7 @@ def _layer() -> None:
     assert_near(losses["float32", "gpu"], losses["float64", "cpu"], 1e-4, "losses in float32")
     compiled = CompiledProgram(main, build_strategy=BuildStrategy())
     GpuExecutor().run(compiled, feeds[0], [loss], scope=scope)
-    assert f"computed by {KERNELS[-1].name}" in compiled.explain(), compiled.explain()
+    assert "computed by mma" in compiled.explain(), compiled.explain()
 
 
 def _programs(first: int) -> None:

@@ -33,11 +33,13 @@ def bound(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], 
     return found, fault
 
 
-def both(inputs: dict[str, Any], device: Device | None = None, dtype: Any = float64, **attrs: Any) -> dict[str, Any]:
+def both(
+    inputs: dict[str, Any], device: Device | None = None, dtype: Any = float64,
+    kernel: attention.Kernel = attention.KERNELS[-1], **attrs: Any,
+) -> dict[str, Any]:  # fmt: skip
     """{slot: (found, exact)} of forward and backward; exact is the reference in float64 of the same numbers."""
     attrs, device = forward.bind_attrs(attrs), device or Device()
     rng = np.random.default_rng(3)
-    kernel = attention.KERNELS[-1]
     typed = {s: x.astype(dtype) if x is not None and x.dtype == float64 else x for s, x in inputs.items()}
     wide = {s: x.astype(float) if x is not None and s in ("Q", "K", "V", "Bias") else x for s, x in typed.items()}
     with np.errstate(all="ignore"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cuda_host import COMPILER, NotOnHost, run_bind
+from gpucheck import assert_like_cpu
 from opcheck import Call, Slots, all_calls, apply, inferred_types, tolerance
 
 from minigraph.types import FLOATS, bfloat16, float16, float32, float64
@@ -44,6 +45,12 @@ def check(call: Call, dtype: np.dtype) -> None:
     exact = apply(call.opdef.reference, rounded.as_dtype(float64))
     types = inferred_types(rounded)
     assert found.keys() == exact.keys()
+    if call.opdef.type.startswith("memory_efficient") and dtype in (float16, bfloat16):
+        plain = apply(call.opdef.reference, rounded)  # probabilities are rounded on their way to the tensor cores
+        for slot, (right,) in exact.items():
+            finite = np.isfinite(right)
+            assert_like_cpu(found[slot][0][finite], plain[slot][0][finite], right[finite], dtype, slot)
+        return
     for slot, arrays in exact.items():
         for expected, f, t in zip(arrays, found[slot], types[slot], strict=True):
             assert f.shape == np.shape(expected)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...errors import PlaceError
-from . import attention_exact, attention_hopper
+from . import attention_exact, attention_hopper, attention_mma
 from .binder import Binder
 
 Slots = Mapping[str, Any]
@@ -32,6 +32,7 @@ class Kernel(NamedTuple):
 
 KERNELS: tuple[Kernel, ...] = (
     Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward),
+    Kernel("mma", attention_mma.reasons, attention_mma.forward, attention_mma.backward),
     Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
 )
 

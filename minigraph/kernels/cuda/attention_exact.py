@@ -254,7 +254,7 @@ def bias_grad(binder: Binder, ins: Slots, attrs: Slots, to: Buffer) -> None:
     _bias_grad(binder, c, ins, attrs, _row_products(binder, c, ins, attrs), to)
 
 
-def small_source(c: Call, ins: Slots, attrs: Slots) -> str:
+def _small_source(c: Call, ins: Slots, attrs: Slots) -> str:
     """The source of backward with what does not depend on tiles: row_products, add_parts."""
     return _source("attention_backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
 
@@ -263,7 +263,7 @@ def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Bu
     """Out_grad, LogSumExp and delta."""
     delta = binder.scratch((c.rows,), c.computed)
     sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd)), i64(c.rows)
-    grid, source = blocks_for(c.rows, THREADS // 32), small_source(c, ins, attrs)
+    grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
     binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
     return ins["Out_grad"], ins["LogSumExp"], delta
 
@@ -280,7 +280,7 @@ def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[A
         i64(splits), i64(to.size), shared=t.shared(t.chunks_d, t.chunks_v),
     )  # fmt: skip
     if isinstance(part, Buffer):
-        add_parts(binder, source, part, to, to.size, splits)
+        add_parts(binder, c, ins, attrs, part, to, to.size, splits)
 
 
 def _key_grad(
@@ -302,12 +302,14 @@ def _key_grad(
         for to, start in ((to_k, 0), (to_v, sizes[0])):
             if to is not None:
                 shown = part.view((part.size - start,), offset=start * c.computed.itemsize)
-                add_parts(binder, source, shown, to, sum(sizes), splits)
+                add_parts(binder, c, ins, attrs, shown, to, sum(sizes), splits)
 
 
-def add_parts(binder: Binder, source: str, part: Buffer, to: Buffer, stride: int, splits: int) -> None:
+def add_parts(
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, part: Buffer, to: Buffer, stride: int, splits: int
+) -> None:  # fmt: skip
     """The sum of the splits' parts, in order."""
-    args = part, to, i64(to.size), i64(stride), i64(splits)
+    args, source = (part, to, i64(to.size), i64(stride), i64(splits)), _small_source(c, ins, attrs)
     binder.launch_source(source, "add_parts", blocks_for(to.size, THREADS), THREADS, *args)
 
 

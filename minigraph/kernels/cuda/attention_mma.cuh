@@ -98,6 +98,31 @@ __device__ __forceinline__ void load_tile(Byte* tile, const T* from, i64 step, i
     }
 }
 
+#if TERMS
+// The nearest TF32 number. NaN may become 0 here; it is what is left of itself then.
+__device__ __forceinline__ u32 round_to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+// What this thread copied of a tile, as big numbers; the small ones `apart` bytes behind.
+template <int ROWS, int WIDTH> __device__ __forceinline__ void split_tile(Byte* tile, int apart) {
+    constexpr int SPAN = 8, DOWN = THREADS / SPAN;
+    const int row = threadIdx.x / SPAN, to = piece_at<WIDTH>(row, threadIdx.x % SPAN);
+#pragma unroll
+    for (int i = 0; i < ROWS / DOWN; ++i)
+#pragma unroll
+        for (int j = 0; j < WIDTH / PIECE; j += SPAN) {
+            Byte* const place = tile + to + i * DOWN * WIDTH * int(sizeof(T)) + j * 16;
+            Pack<float, 4> x = *(Pack<float, 4>*)place, small;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float big = __uint_as_float(round_to_tf32(x.v[e]));
+                small.v[e] = x.v[e] - big;
+                x.v[e] = big;
+            }
+            *(Pack<float, 4>*)place = x;
+            *(Pack<float, 4>*)(place + apart) = small;
+        }
+}
+#endif
+
 // 16 x 32 results; with COUNT 2 the products of small numbers are summed apart.
 template <int COUNT> struct Sums {
     float part[COUNT][4][4];
@@ -130,26 +155,28 @@ template <int COUNT> struct Sums {
 };
 
 #if TERMS  // float
-// The nearest TF32 number. NaN may become 0 here; it is what is left of itself then.
-__device__ __forceinline__ u32 round_to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
 struct Left {
-    u32 big[8];
-#if TERMS == 3
-    u32 small[8];
-#endif
+    u32 big[8], small[8];
     __device__ __forceinline__ void set(int i, float x) {
         big[i] = round_to_tf32(x);
-#if TERMS == 3
         small[i] = __float_as_uint(x - __uint_as_float(big[i]));
-#endif
     }
-    // Rows row to row + 15, columns 16 k to 16 k + 15 of a tile.
-    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k) {
+    // Rows row to row + 15, columns 16 k to 16 k + 15 of a tile; its small numbers `apart` bytes behind, 0: not split yet.
+    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k, int apart) {
         const int lane = threadIdx.x % 32;
-        const Byte* const at = tile + piece_at<WIDTH>(lane / 4, lane % 4, 4 * k, row);
-        const Pack<float, 4> x = *(const Pack<float, 4>*)at, y = *(const Pack<float, 4>*)(at + 8 * WIDTH * sizeof(T));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) set(2 * i, x.v[i]), set(2 * i + 1, y.v[i]);
+        for (int half = 0; half < 2; ++half) {
+            const Byte* const at = tile + piece_at<WIDTH>(lane / 4, lane % 4, 4 * k, row + 8 * half);
+            const Pack<float, 4> x = *(const Pack<float, 4>*)at;
+            if (apart) {
+                const Pack<u32, 4> y = *(const Pack<u32, 4>*)(at + apart);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) big[2 * i + half] = __float_as_uint(x.v[i]), small[2 * i + half] = y.v[i];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) set(2 * i + half, x.v[i]);
+            }
+        }
     }
     // Results of 16 columns.
     __device__ __forceinline__ void take(const float (&x)[4], const float (&y)[4]) {
@@ -192,25 +219,24 @@ template <int P, int N> __device__ __forceinline__ void multiply(Sums<P> (&to)[N
     for (int s = 0; s < 2; ++s)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const u32 b0 = round_to_tf32(b.v[s][i][0]), b1 = round_to_tf32(b.v[s][i][1]);
-#if TERMS == 3
-            const u32 c0 = __float_as_uint(b.v[s][i][0] - __uint_as_float(b0));
-            const u32 c1 = __float_as_uint(b.v[s][i][1] - __uint_as_float(b1));
-#endif
+            const float x = b.v[s][i][0], y = b.v[s][i][1];
+            const u32 big_x = round_to_tf32(x), big_y = round_to_tf32(y);
+            const u32 small_x = __float_as_uint(x - __uint_as_float(big_x));
+            const u32 small_y = __float_as_uint(y - __uint_as_float(big_y));
 #pragma unroll
             for (int m = 0; m < N; ++m) {
-#if TERMS == 3
-                mma_k8(to[m].part[P - 1][i], a[m].big + 4 * s, c0, c1);
-                mma_k8(to[m].part[P - 1][i], a[m].small + 4 * s, b0, b1);
-#endif
-                mma_k8(to[m].part[0][i], a[m].big + 4 * s, b0, b1);
+                if (TERMS == 3) {
+                    mma_k8(to[m].part[P - 1][i], a[m].big + 4 * s, small_x, small_y);
+                    mma_k8(to[m].part[P - 1][i], a[m].small + 4 * s, big_x, big_y);
+                }
+                mma_k8(to[m].part[0][i], a[m].big + 4 * s, big_x, big_y);
             }
         }
 }
 #else  // 16-bit floats
 struct Left {
     u32 v[4];
-    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k) {
+    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k, int) {
         const int lane = threadIdx.x % 32;
         load_matrices(v, tile, piece_at<WIDTH>(lane % 16, lane / 16, 2 * k, row));
     }

@@ -1,8 +1,12 @@
 """Attention on the tensor cores of sm_80 and later by mma.sync: float32 in three TF32 products, and 16-bit floats.
 
-All layouts, masks, biases, windows, packed sequences, dropout; head dimensions up to 256 (float32: 128). float32
-results are as near as those of float32 arithmetic: each operand is the sum of two TF32 numbers. Deterministic.
-Kernels and their cost: attention_mma.cuh, attention_mma_forward.cu.
+All layouts, masks, biases, windows, packed sequences, dropout. float32 results are as near as those of float32
+arithmetic: each operand is the sum of two TF32 numbers; where TF32 is allowed by name, it is rounded to one. Where
+blocks are few, keys are split among them and the parts joined in order. Backward is one kernel for dQ and one for dK
+and dV (two where heads are wide), 7 products (8) in place of 5, without atomics, so deterministic. Values that a query
+does not see count 0 times in the tiles at the edge and behind masks, so NaN and infinity there show; what lies
+outside the arrays and outside the sequences of a block's rows does not.
+Kernels and their cost: attention_mma.cuh, attention_mma_forward.cu, attention_mma_backward.cu.
 """
 
 from __future__ import annotations
@@ -10,18 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...types import bfloat16, float16, float32, int64
-from ..attention import HIDDEN_WHOLE
+from ..attention import HIDDEN_WHOLE, scale_of
 from . import attention_exact
-from .attention_exact import ABSENT, Call, call_of, drops, is_general
-from .binder import Binder, blocks_for, i32, i64
+from .attention_exact import ABSENT, Call, call_of, drops, inputs_of
+from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
 
 Slots = Mapping[str, Any]
-WEIGHED = 2
+
+KIB = 1024
+SHARED = {80: 163 * KIB, 87: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB}  # bytes, by architecture
+LEAST_SHARED = 99 * KIB  # of the others
+LONGEST = 1 << 30  # a sequence, exclusive
 
 
 class Tiles(NamedTuple):
@@ -29,13 +35,15 @@ class Tiles(NamedTuple):
 
     held     operands of the own rows stay in registers
     blocks   of a multiprocessor, at least
+    split    operands of the own rows lie in shared memory as big and small numbers
     """
 
     own: int
-    warps: int
     other: int
     held: bool
     blocks: int
+    split: bool = False
+    warps: int = 4
 
     @property
     def rows(self) -> int:
@@ -51,42 +59,88 @@ def widths(c: Call) -> tuple[int, int]:
     return blocks_for(c.d, 32) * 32, blocks_for(c.dv, 32) * 32
 
 
-def tiles_of(c: Call) -> Tiles:
+def forward_tiles(c: Call, general: bool) -> Tiles:
+    """What measured fastest of what fits into registers."""
+    widest = max(widths(c))
+    if c.dtype == float32 and widest <= 32:
+        return Tiles(1 if general else 2, 32, True, 2)
+    if c.dtype == float32:
+        return Tiles(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1)
+    return Tiles(1, 64, widest <= 64, 2) if widest <= 128 else Tiles(1, 32, False, 1)
+
+
+def query_tiles(c: Call, general: bool) -> Tiles:
+    """Likewise, for dQ."""
+    narrow = c.dtype == float32 and max(widths(c)) <= 32 and not general
+    return Tiles(2, 32, False, 2) if narrow else key_tiles(c)
+
+
+def key_tiles(c: Call) -> Tiles:
+    """Likewise, for dK and dV."""
     widest = max(widths(c))
     if c.dtype == float32:
-        return Tiles(1, 4, 64 if widest <= 32 else 32, widest <= 64, 3 if widest <= 32 else 2 if widest <= 64 else 1)
-    return Tiles(1, 4, 64, widest <= 128, 2 if widest <= 128 else 1)
+        return Tiles(1, 32, False, 2 if widest <= 64 else 1)
+    return Tiles(1, 64, True, 2) if widest <= 64 else Tiles(1, 32, False, 2 if widest <= 128 else 1)
 
 
-def grad_tiles_of(c: Call) -> Tiles:
-    widest = max(widths(c))
-    if c.dtype == float32:
-        return Tiles(1, 4, 32, widest <= 32, 2 if widest <= 64 else 1)
-    return Tiles(1, 4, 32, widest <= 64, 2 if widest <= 64 else 1)
+def shared_bytes(c: Call, t: Tiles, own: int) -> int:
+    """Bytes of shared memory of a block: rows of `own` elements, two stages of two tiles."""
+    return c.dtype.itemsize * (t.rows * own * (1 + t.split) + 2 * t.other * sum(widths(c)))
 
 
-def source_of(files: tuple[str, ...], c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
+def apart(c: Call) -> bool:
+    """Whether dK and dV have kernels of their own: sums of both need more registers than there are."""
+    return max(widths(c)) > (64 if c.dtype == float32 else 96)
+
+
+def is_general(c: Call, ins: Slots, attrs: Slots) -> bool:
+    """Whether scores change by more than an interval and a positive factor."""
+    return attention_exact.is_general(ins, attrs) or scale_of(attrs["scale"], c.d) <= 0
+
+
+def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
+    """Why these kernels cannot compute this call; empty if they can."""
+    c = call_of(ins, attrs)
+    capability, widest = int("".join(filter(str.isdigit, arch))), max(c.d, c.dv)
+    if c.dtype not in (float32, float16, bfloat16):
+        return [f"the tensor cores take float32 and 16-bit floats, Q is {c.dtype}"]
+    found = [f"mma.sync needs sm_80, this is {arch}"] * (capability < 80)
+    if 0 in (c.rows, c.keys, c.dv):
+        return [*found, "a size is 0"]
+    most = 128 if c.dtype == float32 else 256
+    if is_general(c, ins, attrs):
+        most = 96 if c.dtype == float32 else 160
+    if widest > most:
+        found.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
+    needed, shared = backward_shared(c, key_tiles(c)), SHARED.get(capability, LEAST_SHARED)
+    if needed > shared:
+        found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
+    if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31:
+        found.append("a size exceeds 32 bits")
+    return found
+
+
+def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
     bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
     name, piece = CUDA_TYPES[c.dtype], 16 // c.dtype.itemsize
     head, head_v = widths(c)
     defines = {
-        "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 3 if c.dtype == float32 else 0,
+        "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
-        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
+        "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(c, ins, attrs)),
         "DROPS": int(drops(attrs)), "ALIGNED": int(c.d % piece == 0 and c.dv % piece == 0), "HEAD": head,
         "HEAD_V": head_v, "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "PARTS": 2 if c.dtype == float32 else 1,
-        "PARTS_OF_WEIGHED": WEIGHED if c.dtype == float32 else 1, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": t.blocks, "SPLIT_OWN": int(t.split), "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
-    return start + "".join(map(read_source, ("attention_inputs.cuh", "attention_mma.cuh", *files)))
+    return start + "".join(map(read_source, ("attention_inputs.cuh", "attention_mma.cuh", file)))
 
 
 def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out, and LogSumExp where it is wanted."""
     c, Out, sums = call_of(ins, attrs), outs["Out"], outs.get("LogSumExp")
     attention_exact.check_lengths(binder, c, ins, attrs)
-    t, (head, head_v) = tiles_of(c), widths(c)
+    t = forward_tiles(c, is_general(c, ins, attrs))
     tiles = blocks_for(c.queries, t.rows)
     blocks = tiles * c.batch * c.heads
     splits = attention_exact.splits_of(binder, blocks, blocks_for(c.keys, t.other))
@@ -94,72 +148,84 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     if splits > 1:
         part = binder.scratch((splits, Out.size), float32)
         part_sums = binder.scratch((splits, 2, c.rows), float32)
-    shared = c.dtype.itemsize * (t.rows * head + 2 * t.other * (head + head_v))
-    facts = i64(splits), i64(Out.size), i64(c.rows)
+    results, facts = (Out, ABSENT if sums is None else sums), (i64(splits), i64(Out.size), i64(c.rows))
+    source = source_of(binder, "attention_mma_forward.cu", c, t, ins, attrs)
     binder.launch_source(
-        source_of(("attention_mma_forward.cu",), c, t, ins, attrs), "attention_mma_forward", (blocks, splits),
-        t.threads, *attention_exact.inputs_of(c, ins, attrs), Out, ABSENT if sums is None else sums, part, part_sums,
-        i64(tiles), *facts, shared=shared,
+        source, "attention_mma_forward", (blocks, splits), t.threads, *inputs_of(c, ins, attrs), *results, part,
+        part_sums, i64(tiles), *facts, shared=shared_bytes(c, t, widths(c)[0]),
     )  # fmt: skip
     if splits > 1:
-        attention_exact.join(binder, c, ins, attrs, (part, part_sums), (Out, ABSENT if sums is None else sums), facts)
+        attention_exact.join(binder, c, ins, attrs, (part, part_sums), results, facts)
+
+
+def backward_shared(c: Call, t: Tiles) -> int:
+    """Bytes of shared memory of a block, with two numbers for each row of the stages."""
+    return shared_bytes(c, t, sum(widths(c))) + 16 * t.other
 
 
 def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Those of the gradients that are wanted."""
-    c = call_of(ins, attrs)
-    wanted = {slot: outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad")}
-    common = attention_exact.inputs_of(c, ins, attrs)
-    numbers = binder.scratch((c.rows, 2), float32)
-    t = grad_tiles_of(c)
-    binder.launch_source(
-        source_of(("attention_mma_backward.cu",), c, t, ins, attrs), "attention_mma_prepare",
-        blocks_for(c.rows, t.warps), t.threads, *common, ins["Out"], ins["Out_grad"], ins["LogSumExp"], numbers,
-        i64(c.rows),
-    )  # fmt: skip
-    common += ins["Out_grad"], numbers
-    if wanted["Q_grad"] is not None:
-        _query_grad(binder, c, ins, attrs, common, wanted["Q_grad"])
-    if wanted["K_grad"] is not None or wanted["V_grad"] is not None:
-        _key_grad(binder, c, ins, attrs, common, wanted["K_grad"], wanted["V_grad"])
+    c, (q, k, v) = call_of(ins, attrs), (outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad"))
+    t, common = key_tiles(c), inputs_of(c, ins, attrs)
+    if q is not None or k is not None or v is not None:
+        numbers = binder.scratch((c.rows, 2), float32)
+        file = "attention_mma_backward.cu"
+        both = {"KEY_GRAD": 1, "FOR_K": int(k is not None), "FOR_V": int(v is not None)}
+        kernels = [{"QUERY_GRAD": 1}] * (q is not None)
+        if apart(c):
+            kernels += [{**both, "FOR_V": 0}] * (k is not None) + [{**both, "FOR_K": 0}] * (v is not None)
+        elif k is not None or v is not None:
+            kernels.append(both)
+        cuts = [query_tiles(c, is_general(c, ins, attrs))] * (q is not None) + [t] * len(kernels)
+        sources = [
+            source_of(binder, file, c, cut, ins, attrs, **defines) for cut, defines in zip(cuts, kernels, strict=False)
+        ]
+        binder.launch_source(
+            sources[-1], "attention_mma_prepare", blocks_for(c.rows, t.warps), t.threads, *common, ins["Out"],
+            ins["Out_grad"], ins["LogSumExp"], numbers, i64(c.rows),
+        )  # fmt: skip
+        common += ins["Out_grad"], numbers
+        if q is not None:
+            _query_grad(binder, c, ins, attrs, sources[0], common, q)
+        for source, defines in list(zip(sources, kernels, strict=True))[q is not None :]:
+            wanted = k if defines["FOR_K"] else None, v if defines["FOR_V"] else None
+            _key_grad(binder, c, ins, attrs, source, common, *wanted)
     if outs.get("Bias_grad") is not None:
         attention_exact.bias_grad(binder, ins, attrs, outs["Bias_grad"])
 
 
-def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to: Buffer) -> None:
-    t = grad_tiles_of(c)
+def _query_grad(
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to: Buffer
+) -> None:  # fmt: skip
+    t = query_tiles(c, is_general(c, ins, attrs))
     tiles = blocks_for(c.queries, t.rows)
     blocks = tiles * c.batch * c.heads
     splits = attention_exact.splits_of(binder, blocks, blocks_for(c.keys, t.other))
     part = binder.scratch((splits, to.size), float32) if splits > 1 else ABSENT
-    source = source_of(("attention_mma_backward.cu",), c, t, ins, attrs, QUERY_GRAD=1)
     binder.launch_source(
         source, "attention_mma_query_grad", (blocks, splits), t.threads, *common, to, part, i64(tiles), i64(splits),
-        i64(to.size), shared=c.dtype.itemsize * (t.rows + 2 * t.other) * sum(widths(c)),
+        i64(to.size), shared=backward_shared(c, t),
     )  # fmt: skip
     if isinstance(part, Buffer):
-        attention_exact.add_parts(binder, attention_exact.small_source(c, ins, attrs), part, to, to.size, splits)
+        attention_exact.add_parts(binder, c, ins, attrs, part, to, to.size, splits)
 
 
 def _key_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to_k: Buffer | None,
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:  # fmt: skip
-    t = grad_tiles_of(c)
+    t = key_tiles(c)
     tiles = blocks_for(c.keys, t.rows)
     blocks = tiles * c.batch * c.kv_heads
     splits = attention_exact.splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))
-    sizes = ins["K"].size, ins["V"].size
+    sizes = [0 if x is None else x.size for x in (to_k, to_v)]
     part = binder.scratch((splits, sum(sizes)), float32) if splits > 1 else ABSENT
-    source = source_of(("attention_mma_backward.cu",), c, t, ins, attrs, KEY_GRAD=1, FOR_K=1, FOR_V=1)
     binder.launch_source(
         source, "attention_mma_key_grad", (blocks, splits), t.threads, *common, ABSENT if to_k is None else to_k,
-        ABSENT if to_v is None else to_v, part, i64(tiles), i64(splits), *map(i64, sizes),
-        shared=c.dtype.itemsize * (t.rows + 2 * t.other) * sum(widths(c)) + 16 * t.other,
+        ABSENT if to_v is None else to_v, part, i64(tiles), i64(splits), *map(i64, sizes), shared=backward_shared(c, t),
     )  # fmt: skip
     if isinstance(part, Buffer):
         for to, start in ((to_k, 0), (to_v, sizes[0])):
             if to is not None:
                 shown = part.view((part.size - start,), offset=4 * start)
-                source = attention_exact.small_source(c, ins, attrs)
-                attention_exact.add_parts(binder, source, shown, to, sum(sizes), splits)
+                attention_exact.add_parts(binder, c, ins, attrs, shown, to, sum(sizes), splits)

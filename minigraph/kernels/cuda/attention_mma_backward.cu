@@ -8,7 +8,7 @@
 // added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis among
 // blockIdx.y, and add_parts of attention_backward.cu adds up.
 
-constexpr int BM = 16 * MT * WARPS;
+constexpr int BM = 16 * MT * WARPS, APART = SPLIT_OWN ? BM * (HEAD + HEAD_V) * sizeof(T) : 0;
 
 // Per query: (log2 of the sum of powers, delta). Infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
 // where Mask hides all n keys: no gradient flows to their scores.
@@ -70,7 +70,7 @@ template <int WIDTH>
 __device__ __forceinline__ void add_rows(float (&sum)[MT][WIDTH / 8][4], const Left (&weights)[2][MT], const Byte* tile, int j) {
 #pragma unroll
     for (int c = 0; c < WIDTH / 32; ++c) {
-        Sums<PARTS_OF_WEIGHED> found[MT];
+        Sums<1> found[MT];
         const float one[2] = {1, 1};
 #pragma unroll
         for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one);
@@ -89,7 +89,7 @@ template <int WIDTH, int HELD>
 __device__ __forceinline__ void scores(
     float (&s)[MT][4][4], Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
 {
-    Sums<PARTS> found[MT];
+    Sums<TERMS == 3 ? 2 : 1> found[MT];
 #pragma unroll
     for (int i = 0; i < MT; ++i) found[i].clear();
 #pragma unroll
@@ -98,7 +98,7 @@ __device__ __forceinline__ void scores(
         x.load_rows<WIDTH>(tile, 32 * j, k);
         if (!OWN_HELD) {
 #pragma unroll
-            for (int i = 0; i < MT; ++i) held[0][i].template load<WIDTH>(own, own_row + 16 * i, k);
+            for (int i = 0; i < MT; ++i) held[0][i].template load<WIDTH>(own, own_row + 16 * i, k, APART);
         }
         multiply(found, held[OWN_HELD ? k : 0], x);
     }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, in
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
 #pragma unroll
-        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k);
+        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k, 0);
 }
 __device__ __forceinline__ void take(Left (&weights)[2][MT], const float (&s)[MT][4][4]) {
 #pragma unroll
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
     Byte* const own_grad = own + BM * HEAD * sizeof(T);
-    Byte* const stages = own_grad + BM * HEAD_V * sizeof(T);
+    Byte* const stages = own_grad + BM * HEAD_V * sizeof(T) + APART;
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
@@ -191,6 +191,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     };
     if (n < last) load_stage(n);
     wait_for_copies();
+#if SPLIT_OWN
+    split_tile<BM, HEAD>(own, APART);
+    split_tile<BM, HEAD_V>(own_grad, APART);
+#endif
     __syncthreads();
 
     Left q[OWN_HELD ? HEAD / 16 : 1][MT], grad[OWN_HELD ? HEAD_V / 16 : 1][MT];
@@ -214,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
             const int k0 = all.begin + n * BN + 32 * j;
-            if (!WIDE && (k0 >= mine.end || k0 + 32 <= mine.begin)) continue;
+            if (k0 >= mine.end || k0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
             scores<HEAD>(s, q, own, own_row, k_tile, j);
             scores<HEAD_V>(dp, grad, own_grad, own_row, v_tile, j);
@@ -226,13 +230,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
                     const int row = own_row + 16 * i + lane / 4 + 8 * half;
                     const Interval span = edge ? seen[row] : Interval{0, 1 << 30};
 #pragma unroll
-                    for (int t = 0; t < 4; ++t)
+                    for (int t = 0; t < 4; ++t) {
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             const int k = k0 + 8 * t + 2 * (lane % 4) + e;
                             slope(s[i][t][2 * half + e], dp[i][t][2 * half + e], k >= span.lo && k < span.hi,
                                   number[i][half], first + row, k, m, z, at, unit);
                         }
+                    }
                 }
             Left weights[2][MT];
             take(weights, dp);
@@ -257,8 +262,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
     Byte* const own_value = own + BM * HEAD * sizeof(T);
-    Byte* const stages = own_value + BM * HEAD_V * sizeof(T);
-    constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T), BYTES = Q_BYTES + O_BYTES + BN * 8;
+    Byte* const stages = own_value + BM * HEAD_V * sizeof(T) + APART;
+    constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T);
+    constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * 8;
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT, kv_heads = heads / groups;
     const int first = int(blockIdx.x % u32(tiles)) * BM, kv_head = blockIdx.x / u32(tiles), b = kv_head / kv_heads;
@@ -283,11 +289,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
         load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, o_rows.step, all.end - q0, dv);
         for (int r = threadIdx.x; r < BN; r += THREADS) {
             const bool inside = r < all.end - q0;
-            copy_or_clear(to, Q_BYTES + O_BYTES + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
+            copy_or_clear(to, NUMBERS + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
         }
     };
     if (n < last) load_stage(n);
     wait_for_copies();
+#if SPLIT_OWN
+    split_tile<BM, HEAD>(own, APART);
+    split_tile<BM, HEAD_V>(own_value, APART);
+#endif
     __syncthreads();
 
     Left own_keys[OWN_HELD ? HEAD / 16 : 1][MT], own_values[OWN_HELD ? HEAD_V / 16 : 1][MT];
@@ -306,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
             const int q0 = all.begin + n % steps * BN + 32 * j;
-            if (!WIDE && (q0 >= mine.end || q0 + 32 <= mine.begin)) continue;
+            if (q0 >= mine.end || q0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
             scores<HEAD>(s, own_keys, own, own_row, q_tile, j);
             if (FOR_K) scores<HEAD_V>(dp, own_values, own_value, own_row, o_tile, j);
@@ -315,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
                 const int column = 8 * t + 2 * (lane % 4);
-                const Pack<float2, 2> number = *(const Pack<float2, 2>*)(o_tile + O_BYTES + 8 * (32 * j + column));
+                const Pack<float2, 2> number = *(const Pack<float2, 2>*)(q_tile + NUMBERS + 8 * (32 * j + column));
 #pragma unroll
                 for (int i = 0; i < MT; ++i)
 #pragma unroll

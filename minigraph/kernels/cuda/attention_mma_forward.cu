@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     READ_INPUTS
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
-    Byte* const stages = own + BM * HEAD * sizeof(T);
+    constexpr int APART = SPLIT_OWN ? BM * HEAD * sizeof(T) : 0;
+    Byte* const stages = own + BM * HEAD * sizeof(T) + APART;
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -52,6 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     };
     if (n < last) load_stage(n);
     wait_for_copies();
+#if SPLIT_OWN
+    split_tile<BM, HEAD>(own, APART);
+#endif
     __syncthreads();
 
     Left q[OWN_HELD ? HEAD / 16 : 1][MT];
@@ -59,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
 #pragma unroll
         for (int k = 0; k < HEAD / 16; ++k)
 #pragma unroll
-            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k);
+            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k, 0);
     }
     float out[MT][HEAD_V / 8][4], largest[MT][2], total[MT][2];
 #pragma unroll
@@ -77,11 +81,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         const Byte* const v_tile = k_tile + K_BYTES;
         const int k0 = all.begin + n * BN;
         if (n + 1 < last) load_stage(n + 1);
-        if (WIDE || (k0 < mine.end && k0 + BN > mine.begin)) {
+        if (k0 < mine.end && k0 + BN > mine.begin) {
             float s[MT][BN / 8][4];
 #pragma unroll
             for (int j = 0; j < BN / 32; ++j) {
-                Sums<PARTS> found[MT];
+                Sums<TERMS == 3 ? 2 : 1> found[MT];
 #pragma unroll
                 for (int i = 0; i < MT; ++i) found[i].clear();
 #pragma unroll
@@ -90,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                     x.load_rows<HEAD>(k_tile, 32 * j, k);
                     if (!OWN_HELD) {
 #pragma unroll
-                        for (int i = 0; i < MT; ++i) q[0][i].load<HEAD>(own, own_row + 16 * i, k);
+                        for (int i = 0; i < MT; ++i) q[0][i].load<HEAD>(own, own_row + 16 * i, k, APART);
                     }
                     multiply(found, q[OWN_HELD ? k : 0], x);
                 }
@@ -110,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                     const int row = own_row + 16 * i + lane / 4 + 8 * half, q_row = first + row;
                     if (GENERAL) {
 #pragma unroll
-                        for (int c = 0; c < BN / 8; ++c)
+                        for (int c = 0; c < BN / 8; ++c) {
 #pragma unroll
                             for (int e = 0; e < 2; ++e) {
                                 const int k = k0 + 8 * c + 2 * (lane % 4) + e;
@@ -121,6 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                                     if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
                                 }
                             }
+                        }
                     }
                     if (edge) {
                         const Interval span = seen[row];
@@ -142,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                     largest[i][half] = most;
                     float sum = 0;
 #pragma unroll
-                    for (int c = 0; c < BN / 8; ++c)
+                    for (int c = 0; c < BN / 8; ++c) {
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             float& x = s[i][c][2 * half + e];
@@ -150,11 +155,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                             sum += x;
                             if (DROPS && x != 0) x *= kept(q_row, k0 + 8 * c + 2 * (lane % 4) + e, m, z, at);
                         }
+                    }
                     total[i][half] = total[i][half] * shrink[i][half] + sum;
                 }
 #pragma unroll
             for (int c = 0; c < HEAD_V / 32; ++c) {
-                Sums<PARTS_OF_WEIGHED> found[MT];
+                Sums<1> found[MT];
 #pragma unroll
                 for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i]);
 #pragma unroll
