@@ -39,6 +39,7 @@ import gpu_ops
 import gpu_products
 import gpu_programs
 import gpu_shapes
+import gpu_small_product
 import gpu_updates
 import gpucheck
 from gpucheck import Check
@@ -62,8 +63,8 @@ def all_checks() -> list[Check]:
     checks = [
         c
         for m in (
-            gpu_ops, gpu_shapes, gpu_products, gpu_programs, gpu_capture, gpu_fusion, gpu_linear_cross_entropy,
-            gpu_attention, gpu_updates, gpu_edges,
+            gpu_ops, gpu_shapes, gpu_products, gpu_small_product, gpu_programs, gpu_capture, gpu_fusion,
+            gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_edges,
         )
         for c in m.checks()
     ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...types import FLOATS, bfloat16, float16, float32
-from . import skinny
+from . import skinny, small_product
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, merged_axes
@@ -61,14 +62,15 @@ def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) 
     """Floats through cuBLASLt or by kernels for few columns, integers by a kernel of our own."""
     m, n, k, batch = facts["m"], facts["n"], facts["k"], facts.get("batch", 1)
     if a.dtype in FLOATS:
-        own = None
+        variants: dict[str, Callable[[], None]] = {"product": partial(binder.gemm, a, b, c, **facts)}
         if batch == 1 and not facts["beta"]:
-            own = skinny.product_variants(binder, a, b, c, m, n, k, facts.get("trans_a", False), facts["trans_b"])
-        if own is None:
-            return binder.gemm(a, b, c, **facts)
-        library: dict[str, Any] = {"product": lambda: binder.gemm(a, b, c, **facts)}
-        kernel = {f"kernel for {min(m, n, k)} columns": own[0]}
-        return binder.choose(kernel | library if own[1] else library | kernel)
+            trans = facts.get("trans_a", False), facts["trans_b"]
+            variants = small_product.with_kernel(variants, binder, a, b, c, (m, n, k), *trans)
+            own = skinny.product_variants(binder, a, b, c, m, n, k, *trans)
+            if own is not None:
+                kernel = {f"kernel for {min(m, n, k)} columns": own[0]}
+                variants = kernel | variants if own[1] else variants | kernel
+        return binder.choose(variants) if len(variants) > 1 else variants["product"]()
     tiles = blocks_for(m, TILE) * blocks_for(n, TILE) * batch
     binder.launch(
         "gemm_int.cu", "gemm_int", tiles, TILE * TILE, a, b, c, i64(m), i64(n), i64(k),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import skinny
+from . import skinny, small_product
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .gemm import HALVES, matmul_grad, product
@@ -81,6 +81,13 @@ def fused_gemm_epilogue(
         binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
     variants: Variants = {f"epilogue of bias and {activation}": with_epilogue} if library else {}
     variants |= {"epilogue of bias": with_bias, "product and kernels": with_kernels}
+    around = (
+        {"relu": True, "bits": reserve} if activation == "relu"
+        else {"gelu": GELU[tanh], "aux": reserve} if activation == "gelu" else {}
+    )  # fmt: skip
+    variants = small_product.with_kernel(
+        variants, binder, x, y, out, (facts["m"], n, k), attrs["trans_x"], attrs["trans_y"], bias=bias, **around
+    )
     binder.choose(_with_skinny(variants, with_skinny, x, y, out, attrs))
 
 
@@ -163,6 +170,11 @@ def _input_gradient(
         binder.note(
             f"gelu_grad is a kernel after the product: {'X is transposed or DOut is narrow' if gelu else why}"
         )
+    if kind != "none" and not attrs["trans_x"]:
+        slope = {"slope": GELU_SLOPE[attrs["approximate"]], "aux": reserve}
+        around = {"where": reserve} if kind == "relu_grad" else slope
+        shape = math.prod(dx.shape[:-1]), columns, inner
+        variants = small_product.with_kernel(variants, binder, d, y, dx, shape, False, not attrs["trans_y"], **around)
     if kind != "gelu_grad":
         variants = _with_skinny(variants, with_skinny, x, y, d, attrs)
     if len(variants) > 1:
@@ -196,6 +208,11 @@ def _weight_gradient(
         return with_kernels()
     variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": with_kernels}
     variants = variants if d.nbytes <= SMALL else dict(reversed(variants.items()))
+    if attrs["trans_y"]:
+        a, b, flags, shape = d, x, (True, attrs["trans_x"]), (n, dy.shape[1], rows)
+    else:
+        a, b, flags, shape = x, d, (not attrs["trans_x"], False), (dy.shape[0], n, rows)
+    variants = small_product.with_kernel(variants, binder, a, b, dy, shape, *flags, sums=dbias, of_a=attrs["trans_y"])
     binder.choose(_with_skinny(variants, with_skinny, x, dy, d, attrs, weight_gradient=True))
 
 
