@@ -1,34 +1,43 @@
-"""Workspaces: as large as what runs needs, before memory is laid out."""
+"""Which variants and algorithms run, and how large workspaces are, before memory is laid out."""
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 import pytest
 
+from minigraph import order
 from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
-from minigraph.kernels.cuda.binder import Binder, Choice, Gemm
+from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import Algorithm, fit_workspaces
+from minigraph.kernels.cuda.workspace import Algorithm, settled
 from minigraph.program import Program
 from minigraph.types import float32
 
 MIB = 1 << 20
 
 
-def binder_of(*variants):
-    """A Binder with one product, and a Choice whose variants are lists of numbers of columns."""
+def recorded(*variants, epilogue="DEFAULT"):
+    """A Binder with one product, and a Choice whose variants are lists of numbers of columns; 0 is a copy."""
     binder = Binder()
     binder.begin(0)
     operands = [Buffer((64, 64), float32) for _ in range(3)]
 
-    def products(columns):
+    def record(columns):
         for n in columns:
-            binder.gemm(*operands, m=1, n=n, k=1)
+            if n == 0:
+                binder.copy(operands[0], operands[1])
+            else:
+                binder.gemm(*operands, m=1, n=n, k=1, epilogue=epilogue)
 
-    products([1])
-    binder.choose({str(i): lambda columns=columns: products(columns) for i, columns in enumerate(variants)})
+    record([1])
+    binder.choose({str(i): partial(record, columns) for i, columns in enumerate(variants)})
     return binder
+
+
+def chosen(needs):
+    return lambda call: None if needs[call.n] is None else Algorithm(needs[call.n], b"%d" % call.n)
 
 
 @pytest.mark.parametrize(
@@ -41,26 +50,78 @@ def binder_of(*variants):
         ({1: None, 2: None, 3: None, 4: None}, False, (MIB, MIB)),  # an error later, which says more
     ],
 )
-def test_what_runs_decides(needs, every, fitted):
-    binder = binder_of([2, 3], [4])
-    chosen = {n: None if nbytes is None else Algorithm(nbytes, b"%d" % n) for n, nbytes in needs.items()}
-    fit_workspaces(binder.calls, lambda call: chosen[call.n], every)
+def test_what_may_run_decides_how_large_workspaces_are(needs, every, fitted):
+    binder = recorded([2, 3], [4])
     single, choice = binder.calls
-    assert isinstance(single, Gemm) and isinstance(choice, Choice)
-    shared = {id(c.workspace): c.workspace.nbytes for calls in choice.variants.values() for c in calls}
-    assert (single.workspace.nbytes, *shared.values()) == fitted
-    runs = [c for calls in choice.variants.values() for c in calls if c.algorithm is not None]
+    settled(binder.calls, chosen(needs), every)
+    products = [c for calls in choice.variants.values() for c in calls]
+    assert (single.workspace.nbytes, *{c.workspace.nbytes for c in products}) == fitted
+    runs = [c for c in products if c.algorithm is not None]
     assert all(c.algorithm == b"%d" % c.n for c in runs)
     assert bool(runs) == (fitted != (MIB, MIB))
 
 
-def test_the_layout_has_no_more_than_is_needed():
+@pytest.mark.parametrize(
+    ("variants", "needs", "facts", "opened"),
+    [
+        ([[2, 0], [3]], {1: 0, 2: 0}, {}, [1, 2, 0]),
+        ([[0], [3]], {1: 0, 3: 0}, {}, [1, 0]),  # a kernel without products
+        ([[2, 0], [3]], {1: 0, 2: None, 3: 0}, {}, [1, None]),  # the report says why it is not the first
+        ([[2, 0], [3]], {1: 0, 2: 0}, {"epilogue": "RELU_BIAS"}, [1, None]),  # known when NaN was tried
+        ([[2, 0], [3]], {1: 0, 2: 0, 3: 0}, {"every": True}, [1, None]),  # autotune measures them
+    ],
+)
+def test_a_choice_is_the_variant_that_will_run_where_that_is_sure(variants, needs, facts, opened):
+    binder = recorded(*variants, epilogue=facts.pop("epilogue", "DEFAULT"))
+    found = settled(binder.calls, chosen(needs), **facts)
+    kinds = [None if isinstance(c, Choice) else 0 if isinstance(c, Copy) else c.n for c in found]
+    assert kinds == opened
+
+
+def test_a_choice_inside_a_variant_is_opened_too():
+    binder = Binder()
+    binder.begin(0)
+    a, b, c = (Buffer((64, 64), float32) for _ in range(3))
+
+    def inner():
+        binder.choose({"kernel": lambda: binder.copy(a, b), "product": lambda: binder.gemm(a, b, c, m=1, n=2, k=1)})
+        binder.zero(c)
+
+    binder.choose({"both": inner})
+    assert [type(call).__name__ for call in settled(binder.calls, chosen({2: 0}))] == ["Copy", "Fill"]
+
+
+def product_of_rows():
     program = Program()
     x = program.global_block().create_var("x", [8192, 64], "float32", is_data=True)
     Builder(program.global_block()).matmul(x, x, trans_y=True)
+    return program, {"x": x.type}
+
+
+def test_the_layout_has_no_more_than_is_needed():
     full, fitted = (
-        BoundProgram(program, {"x": x.type}, [], fit=fit)
-        for fit in (None, lambda binder: fit_workspaces(binder.calls, lambda call: Algorithm(3 * MIB)))
+        BoundProgram(*product_of_rows(), [], settle=settle)
+        for settle in (list, partial(settled, chosen=lambda call: Algorithm(3 * MIB, b"")))
     )
     assert full.arena_bytes - fitted.arena_bytes == (32 - 3) * MIB
-    assert max(b.nbytes for b, _ in fitted.blocks if b.dtype == np.uint8) == 3 * MIB
+    assert all(isinstance(c, Gemm) for c in fitted.binder.calls)
+
+
+def test_scratch_of_variants_that_do_not_run_has_no_memory():
+    program = Program()
+    g = Builder(program.global_block())
+    x, w, b = (program.global_block().create_var(n, s, "float32", is_data=True) for n, s in
+               (("x", [512, 256]), ("w", [256, 256]), ("b", [256])))  # fmt: skip
+    out, _ = g.fused_gemm_epilogue(x, w, b, activation="none")
+    g.fused_gemm_epilogue_grad(out, x, w, needs={"DX", "DY", "DBias"})
+    types = {v.name: v.type for v in (x, w, b)}
+    settle = partial(settled, chosen=lambda call: Algorithm(0, b""))
+    bound = BoundProgram(program, types, [], settle=settle)
+    assert not any(isinstance(c, Choice) for c in bound.binder.calls)
+    values = {id(buffer) for buffer in bound.buffers}
+    touched = {id(b) for call in bound.binder.calls for b in order.touched(call)}
+    scratches = {id(s): s for own in bound.binder.scratches for s in own if s.nbytes}
+    assert scratches.keys() - touched, "variants that do not run asked for some"
+    laid_out = {id(block) for block, _ in bound.blocks}
+    assert laid_out <= values | touched
+    assert scratches.keys() & touched <= laid_out

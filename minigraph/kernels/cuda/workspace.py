@@ -1,4 +1,4 @@
-"""Workspaces of products as small as the algorithms that will run allow, known before memory is laid out."""
+"""What will run of recorded calls, known before memory is laid out: variants, algorithms, how large workspaces are."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ class Algorithm(NamedTuple):
     form: bytes | None = None
 
 
-def fit_workspaces(
-    calls: Sequence[Call], chosen: Callable[[Gemm], Algorithm | None], every: bool = False
-) -> None:
-    """Give each product its algorithm, and each workspace the size that its products need.
+Chosen = Callable[[Gemm], Algorithm | None]
+UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
+
+
+def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[Call]:
+    """The calls of one operator, in the place of each Choice the variant that will run, if that is sure.
+
+    Each product gets its algorithm, and each workspace the size that its products need.
 
     chosen   the algorithm of a product; None where the library has none
     every    whether any variant of a Choice may run, not the first one whose products the library has
@@ -31,11 +35,10 @@ def fit_workspaces(
         product.algorithm = algorithm.form
         if product.workspace is not None:
             product.workspace.shape = (sizes[id(product.workspace)],)
+    return list(calls) if every else [one for call in calls for one in _opened(call)]
 
 
-def _running(
-    call: Call, chosen: Callable[[Gemm], Algorithm | None], every: bool
-) -> list[tuple[Gemm, Algorithm]]:
+def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Gemm, Algorithm]]:
     """The products of a call that may run, with their algorithms."""
     if isinstance(call, Gemm):
         algorithm = chosen(call)
@@ -52,3 +55,13 @@ def _running(
         if not every:
             break
     return found
+
+
+def _opened(call: Call) -> list[Call]:
+    """The calls of a Choice's first variant where nothing stands in its way, else the call itself."""
+    if not isinstance(call, Choice):
+        return [call]
+    first = next(iter(call.variants.values()))
+    products = [c for c in every_call(first) if isinstance(c, Gemm)]
+    sure = all(c.algorithm is not None and c.epilogue not in UNSURE for c in products)
+    return [one for part in first for one in _opened(part)] if sure else [call]
