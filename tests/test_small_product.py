@@ -169,6 +169,8 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert choice((2048, 512, 512))[0] == ["library", kernel]
     assert choice((8192, 4096, 8))[0] == ["library"]  # for products of few columns
     assert choice((8192, 768, 768))[0] == ["library"]
+    assert choice((256, 1024, 1024), device=Device("sm_80", 108))[0] == ["library", kernel]
+    assert choice((256, 1024, 1024), device=Device("sm_75", 40))[0] == ["library"]
     names, notes = choice((256, 1023, 1024))
     assert names == ["library"] and "rows of B have 1023 elements" in notes[0][1]
 

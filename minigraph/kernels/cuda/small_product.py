@@ -17,6 +17,7 @@ from .compile import read_source
 from .skinny import COLUMNS
 
 FIRST, MOST = 3 << 27, 1 << 30  # multiply-adds up to which it runs where nothing was measured, up to which it is tried
+TENSOR_CORES, CLUSTERS = 80, 90  # the least architectures that have them; times were measured on the latter
 CHUNK = 4  # elements that are read at once
 FILES = "tensor_cores.cuh", "small_product.cu"
 
@@ -49,11 +50,15 @@ class Form(NamedTuple):
         return 128 * (self.rows + self.columns) * self.stages + sent + of_columns
 
 
+def _capability(binder: Binder) -> int:
+    return int("".join(filter(str.isdigit, binder.device.arch)))
+
+
 def form_of(binder: Binder, shape: Shape) -> Form:
     """Tiles of 64 x 64; the sum is shared by blocks where tiles are fewer than multiprocessors."""
     m, n, k = shape
     tiles, split = blocks_for(m, 64) * blocks_for(n, 64), 1
-    if binder.device.arch >= "sm_90":
+    if _capability(binder) >= CLUSTERS:
         while split < 4 and 2 * split * tiles <= binder.device.multiprocessors and k >= 256 * split:
             split *= 2
     return Form(split=split)
@@ -70,7 +75,10 @@ def with_kernel(
     m, n, k = shape
     if not binder.tf32 or a.dtype != float32 or m * n * k > MOST or min(n, k) <= COLUMNS:
         return variants
-    first = m * n * k <= FIRST and blocks_for(m, 128) * blocks_for(n, 128) < binder.device.multiprocessors
+    if _capability(binder) < TENSOR_CORES:
+        return variants
+    few = blocks_for(m, 128) * blocks_for(n, 128) < binder.device.multiprocessors
+    first = m * n * k <= FIRST and few and _capability(binder) >= CLUSTERS
     why = refusal(a, b, out, shape, trans_a, trans_b)
     if why is not None:
         if first:
