@@ -28,7 +28,6 @@ from minigraph.kernels.cuda.binder import (
     Gemm,
     HostCall,
     Part,
-    workspace_of,
 )
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.workspace import Algorithm, settled
