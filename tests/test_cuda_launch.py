@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigraph.kernels.cuda import add_rows, creation, index, movement, optimizer, random, update
+from minigraph.kernels.cuda import add_rows, creation, index, movement, norm, optimizer, random, update
 from minigraph.kernels.cuda.binder import Binder, Copy, Device, Fill, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source
@@ -305,6 +305,12 @@ VARIANTS = [
       for shape in ((4096,), (4099,))),
     *((optimizer.squared_l2_norm, {"X": ((4096,), dtype)}, {"Out": ((), float32)}, {})
       for dtype in (float64, float32, float16, bfloat16)),
+    *((norm.layer_norm_grad,
+       {"X": ((99, n), dtype), "Y_grad": ((99, n), dtype), "Scale": ((n,), dtype), "Mean": ((99,), float32),
+        "Variance": ((99,), float32)},
+       {"X_grad": ((99, n), dtype), "Scale_grad": ((n,), dtype), "Bias_grad": ((n,), dtype)},
+       {"begin_norm_axis": 1, "epsilon": 1e-5})
+      for dtype in (float32, float16, bfloat16) for n in (512, 1024, 4096, 8192)),
     (creation.assign_value, {}, {"Out": ((64,), bfloat16)}, {"values": (1.0,) * 64}),
 ]  # fmt: skip
 

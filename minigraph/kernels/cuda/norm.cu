@@ -204,20 +204,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     extern __shared__ uint4 memory[];  // AHEAD: two rows, in turns
     Elements* taken = (Elements*)memory + threadIdx.x;
     Share share(begin + threadIdx.x / LANES, rows, lane, packs);
-    C next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
-    if (AHEAD) share.fetch(taken, X, dY, n);
+    C next_mean = C(0), next_variance = C(0);
+    if (AHEAD) {
+        share.fetch(taken, X, dY, n);
+        next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
+    }
     int turn = 0;
     for (i64 first = begin; first < rows; first += step, turn ^= 1) {
         const i64 row = first + threadIdx.x / LANES;
-        const C mean = next_mean, variance = next_variance;
         Elements own_x[PACKS], own_d[PACKS];
-        if (!AHEAD)
+        C mean = next_mean, variance = next_variance;
+        if (!AHEAD) {
+            mean = C(up(Mean[share.row])), variance = C(up(Variance[share.row]));
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) own_x[k] = *share.pack(X, n, k), own_d[k] = *share.pack(dY, n, k);
+        }
         share = Share(row + step, rows, lane, packs);
-        next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
         if (AHEAD) {
             share.fetch(taken + (turn ^ 1) * 2 * PACKS * THREADS, X, dY, n);
+            next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
             wait_for_earlier_groups();
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {

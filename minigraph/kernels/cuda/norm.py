@@ -73,7 +73,7 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
     ahead = X.dtype.itemsize == 2 and width * X.dtype.itemsize == PACK_BYTES
     resident = 512 if ahead or X.dtype == float64 else 1024  # threads that have the registers
     most = BACKWARD_REGISTERS[ahead] // (width * _words(X)) or 1
-    lanes = lanes_of_row(packs, most, resident)
+    lanes = lanes_of_row(packs, most, resident, least=64 if ahead else 128)
     multiprocessors = binder.device.multiprocessors
     if lanes:
         threads = max(lanes, 256)

@@ -57,11 +57,14 @@ def bind_rows(binder: Binder, operator: RowOperator, a: Buffer, b: Buffer, y: Bu
         _columns(binder, operator, a, b, y, *sizes)
 
 
-def lanes_of_row(packs: int, most: int, widest: int = 1024) -> int:
-    """Threads that share a row of `packs` packs when each holds at most `most`; 0 where more than `widest` would."""
+def lanes_of_row(packs: int, most: int, widest: int = 1024, least: int = 128) -> int:
+    """Threads that share a row of `packs` packs when each holds at most `most`; 0 where more than `widest` would.
+
+    They are `least` or more where a warp does not suffice.
+    """
     if packs <= 32 * most:
         return min(32, power_of_two(packs))
-    lanes = max(128, power_of_two(blocks_for(packs, most)))
+    lanes = max(least, power_of_two(blocks_for(packs, most)))
     return lanes if lanes <= widest else 0
 
 
