@@ -1,9 +1,9 @@
 """Attention on a GPU: forward, and forward with backward, beside PyTorch's backends on the same memory.
 
-Arms: minigraph is the kernel that the registry chooses, exact its float32 kernels without tensor cores; naive,
-efficient, flash and cudnn are backends of PyTorch's scaled_dot_product_attention. Results of all arms are
-compared first with float64 on one head. Memory is what a call allocates beside its inputs: results, what
-backward keeps, scratch.
+Arms: minigraph is the kernel that the registry chooses; wgmma, mma and exact are its other kernels that take the
+call; naive, efficient, flash and cudnn are backends of PyTorch's scaled_dot_product_attention. Results of all arms
+are compared first with float64 on one head. Memory is what a call allocates at most beside its inputs (MiB), and
+beside its results, too (scratch_MiB): what backward keeps, partial sums.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from .gpu_timing import Gpu, Input, Planned, _in_turns
@@ -36,6 +37,15 @@ class Row:
     def title(self) -> str:
         return f"{self.dtype} {'x'.join(map(str, self.shape))}{' causal' if self.causal else ''}"
 
+    @property
+    def slow(self) -> bool:
+        """Whether float32 arithmetic would take seconds."""
+        return self.flops(True) > 1e13
+
+    def results(self, training: bool) -> float:
+        """MiB of Out, and of the gradients."""
+        return prod(self.shape) * (2 if "16" in self.dtype else 4) * (4 if training else 1) / 2**20
+
     def flops(self, training: bool) -> float:
         b, h, s, d = self.shape
         return 4.0 * b * h * s * s * d * (3.5 if training else 1) * (0.5 if self.causal else 1)
@@ -46,7 +56,8 @@ ROWS = (
     Row("float32", (8, 8, 2048, 64)), Row("float32", (1, 1, 1024, 32)), Row("float32", (1, 1, 4096, 32)),
     Row("bfloat16", (4, 16, 4096, 64)), Row("bfloat16", (4, 16, 4096, 64), True),
     Row("bfloat16", (4, 16, 4096, 128)), Row("bfloat16", (4, 16, 4096, 128), True),
-    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (4, 16, 1024, 64)),
+    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (2, 8, 4096, 256)),
+    Row("bfloat16", (2, 8, 4096, 256), True),
 )  # fmt: skip
 
 
@@ -95,16 +106,24 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     errors: dict[str, dict[str, float]] = {}
     memory: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
-    for name in ("minigraph", "exact"):
-        planned = _planned(gpu, arrays, row, training, only_exact=name == "exact")
+    left_out: dict[str, str] = {}
+    kernels = importlib.import_module("minigraph.kernels.cuda.attention").KERNELS
+    chosen = ""
+    for name in ("minigraph", *(k.name for k in kernels)):
+        if name == chosen or (row.slow and name == "exact"):
+            continue
+        picked = kernels if name == "minigraph" else tuple(k for k in kernels if k.name == name)
+        try:
+            planned = _planned(gpu, arrays, row, training, picked)
+        except gpu.mg.MinigraphError as refused:
+            left_out[name] = str(refused)[:200]
+            continue
+        if name == "minigraph":
+            chosen = next(k.name for k in kernels if f"computed by {k.name}" in planned.remarks[0])
         errors[name] = _errors(gpu, planned.results, exact, row)
         remarks[name] = planned.remarks
         memory[name] = planned.plan.bound.arena_bytes / 2**20
-        if name == "exact" and remarks["minigraph"] == remarks["exact"]:
-            del errors[name], remarks[name], memory[name]
-            continue
         arms[name] = [gpu.captured([planned], 1) if len(planned.plan.calls) > 1 else planned]
-    left_out: dict[str, str] = {}
     for name, backend in BACKENDS.items() if torch is not None else ():
         b, h, s, _ = row.shape
         if name == "naive" and b * h * s * s * (2 if "16" in row.dtype else 4) > LARGEST_NAIVE:
@@ -120,14 +139,15 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     times = _in_turns(gpu, torch, arms, rounds)
     return {
         "title": row.title, "training": training, "flops": row.flops(training), "relative_error": errors,
-        "MiB": memory, "remarks": remarks, "left_out": left_out,
+        "MiB": memory, "scratch_MiB": {name: peak - row.results(training) for name, peak in memory.items()},
+        "remarks": remarks, "left_out": left_out,
         "milliseconds": {name: summarized(ms) for name, ms in times.items()},
     }  # fmt: skip
 
 
-def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, only_exact: bool) -> Planned:
-    """minigraph's arm, over all kernels of the registry or over the exact one."""
-    registry = importlib.import_module("minigraph.kernels.cuda.attention")
+def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, picked: Sequence[Any]) -> Planned:
+    """minigraph's arm, over these kernels of the registry."""
+    registry: Any = importlib.import_module("minigraph.kernels.cuda.attention")
     program = gpu.mg.static.Program(row.title)
     block = program.global_block()
     v = {n: block.create_var(n, a.shape, a.dtype, persistable=True) for n, a in arrays.items()}
@@ -140,7 +160,7 @@ def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, only
         results += g.memory_efficient_attention_grad(*kept, needs=["Q_grad", "K_grad", "V_grad"], **attrs)[:3]
     scope, kernels = gpu.mg.static.Scope(), registry.KERNELS
     scope.arrays.update(arrays)
-    registry.KERNELS = kernels[-1:] if only_exact else kernels
+    registry.KERNELS = picked
     try:
         plan = gpu.plan(program, tuple(x.name for x in results))
     finally:
@@ -205,7 +225,8 @@ def _errors(gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: Row, ch
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each row: our milliseconds and TFLOP/s, then the other arms relative to it."""
-    lines = [f"{'':34} {'pass':9} {'ms':>8} {'TFLOP/s':>8} {'MiB':>7}  others / ours (MiB)"]
+    heads = f"{'pass':9} {'ms':>8} {'TFLOP/s':>8} {'MiB':>7} {'scratch':>8}"
+    lines = [f"{'':34} {heads}  others / ours (MiB), MiB beside inputs, scratch: beside results too"]
     for r in rows:
         head = f"{r['title']:34} {'fwd+bwd' if r['training'] else 'forward':9}"
         if "failed" in r:
@@ -214,7 +235,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ms = {name: f["median"] for name, f in r["milliseconds"].items()}
         ours = ms["minigraph"]
         others = "  ".join(f"{n} {x / ours:.2f} ({r['MiB'][n]:.0f})" for n, x in ms.items() if n != "minigraph")
-        lines.append(f"{head} {ours:8.3f} {r['flops'] / ours / 1e9:8.1f} {r['MiB']['minigraph']:7.1f}  {others}")
+        lines.append(
+            f"{head} {ours:8.3f} {r['flops'] / ours / 1e9:8.1f} {r['MiB']['minigraph']:7.1f} "
+            f"{r['scratch_MiB']['minigraph']:8.1f}  {others}"
+        )
     return "\n".join(lines)
 
 
