@@ -27,7 +27,7 @@ struct alignas(8) float2 {
     float x, y;
 };
 template <class X> static inline X __ldcs(const X* x) { return *x; }
-template <class X> static inline void __stcs(X* to, X x) { *to = x; }
+template <class X> static inline void __stcg(X* to, X x) { *to = x; }
 #define ROUNDED(letter, type)                                                                      \
     static inline type __##letter##add_rn(type a, type b) { return a + b; }                        \
     static inline type __##letter##sub_rn(type a, type b) { return a - b; }                        \

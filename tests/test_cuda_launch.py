@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigraph.kernels.cuda import add_rows, creation, index, movement, norm, optimizer, random, update
+from minigraph.kernels.cuda import (
+    add_rows,
+    creation,
+    index,
+    movement,
+    norm,
+    optimizer,
+    random,
+    update,
+)
 from minigraph.kernels.cuda.binder import Binder, Copy, Device, Fill, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source

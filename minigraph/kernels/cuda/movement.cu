@@ -6,8 +6,7 @@
 // tiles  the source's fastest axis is not the destination's: TILE x TILE words go through shared memory, read along
 //        one axis and written along the other, a line of 16 bytes at once. Rows stand there as they lie in memory, from
 //        a 16-byte boundary on, and lines of the destination are gathered from boundary to boundary, so that sizes and
-//        addresses may be any (unless ALIGNED). What is written is not kept in the L2 cache, where it would push
-//        others out line by line: memory takes it in long runs. At most 6 more axes.
+//        addresses may be any (unless ALIGNED). What is written stays out of the L1 cache. At most 6 more axes.
 //
 // Both read and write every word once. W is the word, I the type that holds every offset of `copy`,
 // U its unsigned twin.
@@ -54,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
 {
     constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = TILE / V;  // lines of a row that is read, or written
     constexpr int HALO = ALIGNED ? 0 : V, LINES = ACROSS + (ALIGNED ? 0 : 1), ROWS = TILE + HALO;
-    constexpr int READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows and columns at a time: all lie alike beside boundaries
+    constexpr int READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // at a time; they lie alike beside boundaries
     static_assert(READ % V == 0 && WRITTEN % V == 0, "");
     typedef Pack<W, V> Line;
     extern __shared__ uint4 memory[];
@@ -74,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
         to += i * destination_step[a];
     }
     const W* from = source + start + (row - HALO) * source_pitch + column;
-    const u32 skew = u32(u64(from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step words
+    const u32 skew = u32(u64(from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step
     const int right = int(min(across - column, i64(TILE + V))), bottom = int(min(down - row, i64(TILE + V)));
     auto fetch = [&](int y, int x) {  // line x of row y
         if ((row == 0 && y < HALO) || y >= bottom + HALO) return;
@@ -82,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
         const W* line = from + y * source_pitch + place;
         W* goal = tile + (y * LINES + y / V + x) * V;
         if (ALIGNED ? place < right : (place >= 0 || column > 0) && place + V <= right)
-            copy_ahead(goal, line);
+            copy_ahead<true>(goal, line);
         else if (!ALIGNED)
 #pragma unroll 1
             for (int j = 0; j < V; ++j)
@@ -114,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
 #pragma unroll
         for (int j = 0; j < V; ++j) line.v[j] = at[j][x];
         if (ALIGNED || whole)
-            __stcs((uint4*)into, *(const uint4*)&line);
+            __stcg((uint4*)into, *(const uint4*)&line);
         else
 #pragma unroll
             for (int j = 0; j < V; ++j)

@@ -90,10 +90,14 @@ __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(z) : "r"(x), "r"(y));
     return z;
 }
-// 16 bytes into shared memory that pass no register; there for this thread after wait_for_copies().
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+// 16 bytes into shared memory that pass no register; there for this thread after wait_for_copies(). AROUND brings
+// the 128 bytes in which they lie into the L2 cache.
+template <bool AROUND = false> __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
     const u32 place = u32(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+    if (AROUND)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies since the last call become a group; wait for all groups but the last one.
@@ -103,7 +107,7 @@ __device__ __forceinline__ void wait_for_earlier_groups() { asm volatile("cp.asy
 inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1 / x; }
 inline u64 multiply_wide(u32 x, u32 y) { return u64(x) * y; }
-inline void copy_ahead(void* to, const void* from) { *(Pack<u64, 2>*)to = *(const Pack<u64, 2>*)from; }
+template <bool = false> inline void copy_ahead(void* to, const void* from) { *(Pack<u64, 2>*)to = *(const Pack<u64, 2>*)from; }
 inline void wait_for_copies() {}
 inline void close_group() {}
 inline void wait_for_earlier_groups() {}
