@@ -7,7 +7,8 @@ those that write what it reads, or read it too, if the shapes agree, nothing out
 bytes are saved. Values that others read, or that are fetched, are outputs of the group, so they are no reason to
 refuse. Nothing is computed twice but what is one number everywhere. Values updated in place stay where they are.
 
-Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum.
+Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum, and what is
+multiplied by 1, as at the end of a loss, is itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
 from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .log import Applied, Miss, PassReport
-from .redirect import read_instead, take_out
+from .redirect import is_unread, read_instead, take_out
 from .rule import Refused, require
 
 COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
@@ -28,13 +29,17 @@ COPIES = {  # operators of which an output is one of the inputs where both have 
     "elementwise_add_grad": {"X_grad": "Out_grad", "Y_grad": "Out_grad"},
     "elementwise_sub_grad": {"X_grad": "Out_grad"},
 }
+BY_ONES = {  # likewise, where the input that stands first is 1 everywhere: {output: (ones, input)}
+    "elementwise_mul": {"Out": ("Y", "X")},
+    "elementwise_mul_grad": {"X_grad": ("Out_grad", "Y"), "Y_grad": ("Out_grad", "X")},
+}
 
 
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     """Drop copies, find groups, and put a fused operator in the place of each."""
     shapes = SameShapes(graph)
     for op in graph.ops:
-        if op.type in COPIES:
+        if op.type in COPIES or op.type in BY_ONES:
             _drop_copies(graph, op, shapes, report)
     for group in _groups(graph, report):
         if len(group.ops) > 1:
@@ -47,11 +52,13 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
 
 def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
     """Let readers of an output that repeats an input read the input."""
-    for slot, source in COPIES[op.type].items():
+    ones = {slot: given for slot, (one, given) in BY_ONES.get(op.type, {}).items() if _is_ones(op.inputs[one][0])}
+    for slot, source in {**COPIES.get(op.type, {}), **ones}.items():
         for out in op.outputs.get(slot, [])[:1]:
             given = op.inputs[source][0]
-            if not shapes.same(out, given):
+            if not shapes.same(out, given) or out.dtype != given.dtype:
                 continue
+            known = [v.producer for v in op.input_vars if _is_ones(v)]
             try:
                 read_instead(graph, out, given)
             except Refused as no:
@@ -65,6 +72,15 @@ def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassRepor
             else:
                 graph.drop_output(op, slot)
                 graph.remove_var(out)
+            for maker in known:
+                if maker is not None and maker in graph and is_unread(maker):
+                    take_out(graph, maker)
+
+
+def _is_ones(v: VarNode) -> bool:
+    """Whether this is written as 1 everywhere."""
+    op = v.producer
+    return op is not None and "uniform" in op.opdef.traits and op.attrs.get("value") == 1
 
 
 def _groups(graph: Graph, report: PassReport) -> list[Group]:
