@@ -4,9 +4,15 @@
 
 All arms run in one process, get the same parameters and batches (already on the GPU), and must agree in what
 they compute before they are timed. A figure is the wall time of many steps back to back, one wait at the end,
-median of turns that the arms take in alternation. Peak memory is what a step needs beside its inputs,
-parameters, states and the products' workspaces, which PyTorch and XLA keep besides: what is live in
-minigraph's arena at the most (`arena_mib` is all of it), PyTorch's high-water mark, XLA's temporaries.
+median of turns that the arms take in alternation.
+
+Peak memory is the most that is needed at one time of a step beside its inputs, parameters and states, counted
+alike: gradients count from when they are written, feeds and what was there before the step do not. It is
+what is live in minigraph's arena and of its gradients (`arena_mib` is the whole arena, which is taken once),
+PyTorch's high-water mark above what was allocated before, without gradients of an earlier step, and XLA's
+temporaries and outputs, which it takes as one. The workspaces of products are apart: `peak_mib` has none of
+them, `peak_with_workspaces_mib` has, PyTorch's being freed before that step so that the step takes them
+again. XLA's figure cannot be taken without.
 """
 
 from __future__ import annotations

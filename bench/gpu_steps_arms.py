@@ -14,11 +14,14 @@ from .gpu_steps import BETAS, DECAY, EPSILON, RATE, Row
 
 
 class Arm:
-    """step() gives work to the GPU, wait() until it is done; peak is MiB beside inputs, parameters, states."""
+    """step() gives work to the GPU, wait() until it is done."""
 
     step: Callable[[], Any]
     wait: Callable[[], Any]
-    peak: float | None = None
+
+    def peaks(self) -> tuple[float | None, float | None]:
+        """MiB that a step needs beside inputs, parameters, states: without and with workspaces of products."""
+        raise NotImplementedError
 
     def result(self) -> list[float]:
         """What must agree between arms: three losses, or the norms of all gradients."""
@@ -34,7 +37,9 @@ class Minigraph(Arm):
 
     def __init__(self, row: Row, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
         mg = self.mg = importlib.import_module("minigraph")
-        self.most_live = importlib.import_module("minigraph.memory").most_live
+        memory = importlib.import_module("minigraph.memory")
+        self.most_live, self.Life = memory.most_live, memory.Life
+        self.lives = importlib.import_module("minigraph.order").lives
         self.every_call = importlib.import_module("minigraph.kernels.cuda.binder").every_call
         mg.enable_static()
         mg.set_default_dtype(row.dtype)
@@ -57,8 +62,8 @@ class Minigraph(Arm):
             else:
                 inputs = [*parameters, *(data[name] for name in row.wrt)]
                 self.grads = mg.static.gradients([self.loss], inputs)
-                for grad in self.grads:
-                    grad.persistable = True  # the Scope keeps it, as a tensor of PyTorch does
+                for v in (self.loss, *self.grads):
+                    v.persistable = True  # the Scope keeps it, as peers keep a tensor: nothing of it is dead code
         mg.set_default_dtype("float32")
         self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
         self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
@@ -84,20 +89,24 @@ class Minigraph(Arm):
         """The plan of `step`."""
         return next(reversed(self.exe._plans.values()))
 
-    @property
-    def peak(self) -> float:  # type: ignore[override]
-        """Gradients included; without the copies of feeds and cuBLASLt's workspaces: peers' figures are alike."""
+    def peaks(self) -> tuple[float, float]:  # type: ignore[override]
         self.step()
         bound = self.plan.bound
-        left_out = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
-        products = [c for c in self.every_call(bound.binder.calls) if hasattr(c, "epilogue")]
-        left_out |= {id(c.workspace) for c in products}
-        kept = 0 if self.row.trains else sum(g.nbytes for g in (self.scope.arrays[g.name] for g in self.grads))
-        return (self.most_live([life for b, life in bound.blocks if id(b) not in left_out]) + kept) / 2**20
+        fed = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
+        workspaces = {id(c.workspace) for c in self.every_call(bound.binder.calls) if hasattr(c, "epilogue")}
+        blocks = [(b, life) for b, life in bound.blocks if id(b) not in fed]
+        if not self.row.trains:  # the Scope keeps gradients; they count from when they are written, as PyTorch's do
+            gradients = {id(bound.outside[g.name]) for g in self.grads}
+            units, numbered = bound._units()
+            for n, (first, _) in self.lives(bound.order, units).items():
+                if id(numbered[n]) in gradients:
+                    blocks.append((numbered[n], self.Life(numbered[n].nbytes, first, len(bound.order))))
+        whole = self.most_live([life for _, life in blocks])
+        return self.most_live([life for b, life in blocks if id(b) not in workspaces]) / 2**20, whole / 2**20
 
     @property
     def arena(self) -> float:
-        """MiB of the arena, feeds and workspaces included."""
+        """MiB of the arena, workspaces and copies of feeds included."""
         return self.plan.bound.arena_bytes / 2**20
 
     def result(self) -> list[float]:
@@ -182,12 +191,20 @@ class Torch(Arm):
     def step(self) -> None:  # type: ignore[override]
         self._run(next(self.feeds))
 
-    @property
-    def peak(self) -> float | None:  # type: ignore[override]
-        if self.mode in ("graph", "reduce-overhead"):
-            return None
-        cuda = self.torch.cuda
+    def peaks(self) -> tuple[float | None, float | None]:
+        """Its workspaces are tensors that stay from the first product on: freed before, they count too."""
+        if self.mode in ("graph", "reduce-overhead"):  # their pools are not in the allocator's figures
+            return None, None
         self.step()
+        without = self._high_water()
+        clear = getattr(self.torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is None:
+            return without, None
+        clear()
+        return without, self._high_water()
+
+    def _high_water(self) -> float:
+        cuda = self.torch.cuda
         for t in (*self.parameters, *(b[n] for b in self.batches for n in self.row.wrt)):
             t.grad = None
         cuda.synchronize()
@@ -244,7 +261,7 @@ class Jax(Arm):
             self.compiled = jax.jit(gradients).lower(self.parameters, self.batches[0]).compile()
         analysis = self.compiled.memory_analysis()
         outputs = 0 if row.trains else analysis.output_size_in_bytes
-        self.peak = (analysis.temp_size_in_bytes + outputs) / 2**20
+        self.temporary = (analysis.temp_size_in_bytes + outputs) / 2**20
         self.latest: Any = None
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, t: Any) -> Any:
@@ -263,6 +280,10 @@ class Jax(Arm):
 
     def step(self) -> None:  # type: ignore[override]
         self._run(next(self.feeds))
+
+    def peaks(self) -> tuple[float | None, float | None]:
+        """XLA's temporaries and outputs; workspaces are among its temporaries."""
+        return None, self.temporary
 
     def wait(self) -> None:  # type: ignore[override]
         self.jax.block_until_ready((self.latest, self.state))

@@ -21,7 +21,7 @@ from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
 from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .log import Applied, Miss, PassReport
-from .redirect import is_unread, read_instead, take_out
+from .redirect import read_instead, take_out, take_out_unread
 from .rule import Refused, require
 
 COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
@@ -38,8 +38,8 @@ BY_ONES = {  # likewise, where the input that stands first is 1 everywhere: {out
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     """Drop copies, find groups, and put a fused operator in the place of each."""
     shapes = SameShapes(graph)
-    for op in graph.ops:
-        if op.type in COPIES or op.type in BY_ONES:
+    for op in [op for op in graph.ops if op.type in COPIES or op.type in BY_ONES]:
+        if op in graph:
             _drop_copies(graph, op, shapes, report)
     for group in _groups(graph, report):
         if len(group.ops) > 1:
@@ -58,7 +58,7 @@ def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassRepor
             given = op.inputs[source][0]
             if not shapes.same(out, given) or out.dtype != given.dtype:
                 continue
-            known = [v.producer for v in op.input_vars if _is_ones(v)]
+            makers = [v.producer for v in op.input_vars if _is_ones(v)]
             try:
                 read_instead(graph, out, given)
             except Refused as no:
@@ -72,9 +72,7 @@ def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassRepor
             else:
                 graph.drop_output(op, slot)
                 graph.remove_var(out)
-            for maker in known:
-                if maker is not None and maker in graph and is_unread(maker):
-                    take_out(graph, maker)
+            take_out_unread(graph, makers)
 
 
 def _is_ones(v: VarNode) -> bool:

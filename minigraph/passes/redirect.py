@@ -6,6 +6,8 @@ passes/rule.py needs none of them: its engine does the same for whole matches.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..ir.graph import Graph, OpNode, VarNode
 from .rule import require
 
@@ -49,6 +51,17 @@ def take_out(graph: Graph, op: OpNode) -> None:
     graph.remove_op(op)
     for v in op.output_vars:
         graph.remove_var(v)
+
+
+def take_out_unread(graph: Graph, ops: Iterable[OpNode | None]) -> None:
+    """Remove those of `ops` that are unread by now, and whatever is unread then, as dead_code_elimination does."""
+    waiting = [*ops]
+    while waiting:
+        op = waiting.pop()
+        if op is None or op not in graph or op.grads or "side_effect" in op.opdef.traits or not is_unread(op):
+            continue
+        waiting += [v.producer for v in op.input_vars]
+        take_out(graph, op)
 
 
 def unlink(graph: Graph, grad: OpNode) -> None:
