@@ -75,7 +75,7 @@ template <int WIDTH> __device__ __forceinline__ int piece_at(int row, int piece,
 // ROWS rows of `from` into a tile; zeros where a row is not in [0, valid), and beyond `width` columns. Threads stand so
 // that what differs from one of their pieces to the next is known when this is compiled.
 template <int ROWS, int WIDTH>
-__device__ __forceinline__ void load_tile(Byte* tile, const T* from, i64 step, int valid, int width) {
+__device__ __forceinline__ void load_tile(Byte* tile, const T* from, int step, int valid, int width) {
     constexpr int ACROSS = WIDTH / PIECE, SPAN = ACROSS % 8 ? 4 : 8, DOWN = THREADS / SPAN;
     const int row = threadIdx.x / SPAN, piece = threadIdx.x % SPAN;
     const int to = piece_at<WIDTH>(row, piece);

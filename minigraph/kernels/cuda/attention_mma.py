@@ -27,7 +27,7 @@ Slots = Mapping[str, Any]
 KIB = 1024
 SHARED = {80: 163 * KIB, 87: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB}  # bytes, by architecture
 LEAST_SHARED = 99 * KIB  # of the others
-LONGEST = 1 << 30  # a sequence, exclusive
+LONGEST, WIDEST_ROW = 1 << 30, 1 << 23  # a sequence, the distance of two rows in elements; exclusive
 
 
 class Tiles(NamedTuple):
@@ -115,7 +115,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     needed, shared = backward_shared(c, key_tiles(c)), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
         found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
-    if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31:
+    if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or c.heads * widest >= WIDEST_ROW:
         found.append("a size exceeds 32 bits")
     return found
 

@@ -65,9 +65,11 @@ __device__ __forceinline__ void slope(
     }
 }
 
-// sum[N][own columns / 8][4] += weights of 32 rows of `tile`, from row 32 j on, times these rows.
+// sum += weights^T of 32 rows of `tile`, from row 32 j on, times these rows.
 template <int WIDTH>
-__device__ __forceinline__ void add_rows(float (&sum)[MT][WIDTH / 8][4], const Left (&weights)[2][MT], const Byte* tile, int j) {
+__device__ __forceinline__ void add_rows(
+    float (&sum)[MT][WIDTH / 8][4], const float (&weights)[MT][4][4], const Byte* tile, int j)
+{
 #pragma unroll
     for (int c = 0; c < WIDTH / 32; ++c) {
         Sums<1> found[MT];
@@ -76,9 +78,12 @@ __device__ __forceinline__ void add_rows(float (&sum)[MT][WIDTH / 8][4], const L
         for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one);
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
+            Left taken[MT];
             Right x;
             x.load_columns<WIDTH>(tile, 2 * j + k, c);
-            multiply(found, weights[k], x);
+#pragma unroll
+            for (int i = 0; i < MT; ++i) taken[i].take(weights[i][2 * k], weights[i][2 * k + 1]);
+            multiply(found, taken, x);
         }
 #pragma unroll
         for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one);
@@ -116,12 +121,6 @@ __device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, in
     for (int k = 0; k < WIDTH / 16; ++k)
 #pragma unroll
         for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k, 0);
-}
-__device__ __forceinline__ void take(Left (&weights)[2][MT], const float (&s)[MT][4][4]) {
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-#pragma unroll
-        for (int i = 0; i < MT; ++i) weights[k][i].take(s[i][2 * k], s[i][2 * k + 1]);
 }
 template <int WIDTH> __device__ __forceinline__ void clear(float (&sum)[MT][WIDTH][4]) {
 #pragma unroll
@@ -166,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     Byte* const stages = own_grad + BM * HEAD_V * sizeof(T) + APART;
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
+    __shared__ float2 own_numbers[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
     const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads;
     const int h = head % heads, kv_heads = heads / groups, kv = h / groups;
@@ -174,10 +174,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     const Place at = place_of(m, z, b, h);
     const float unit = m.scale * LOG2E;
 
-    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, queries - first, d);
-    load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, queries - first, dv);
-    for (int r = threadIdx.x; r < BM; r += THREADS)
+    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
+    load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, int(o_rows.step), queries - first, dv);
+    for (int r = threadIdx.x; r < BM; r += THREADS) {
+        own_numbers[r] = first + r < queries ? numbers[i64(head) * queries + first + r] : float2{infinity<float>(), 0};
         seen[r] = interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+    }
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
     const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
@@ -186,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
-        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, k_rows.step, all.end - int(k0), d);
-        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, v_rows.step, all.end - int(k0), dv);
+        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, int(k_rows.step), all.end - int(k0), d);
+        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, int(v_rows.step), all.end - int(k0), dv);
     };
     if (n < last) load_stage(n);
     wait_for_copies();
@@ -201,15 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     hold<HEAD>(q, own, own_row);
     hold<HEAD_V>(grad, own_grad, own_row);
     float sum[MT][HEAD / 8][4];
-    float2 number[MT][2];
     clear(sum);
-#pragma unroll
-    for (int i = 0; i < MT; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
-            number[i][half] = q_row < queries ? numbers[i64(head) * queries + q_row] : float2{infinity<float>(), 0};
-        }
 #pragma unroll 1
     for (; n < last; ++n) {
         const Byte* const k_tile = stages + n % 2 * (K_BYTES + V_BYTES);
@@ -229,19 +223,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
                 for (int half = 0; half < 2; ++half) {
                     const int row = own_row + 16 * i + lane / 4 + 8 * half;
                     const Interval span = edge ? seen[row] : Interval{0, 1 << 30};
+                    const float2 number = own_numbers[row];
 #pragma unroll
                     for (int t = 0; t < 4; ++t) {
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             const int k = k0 + 8 * t + 2 * (lane % 4) + e;
                             slope(s[i][t][2 * half + e], dp[i][t][2 * half + e], k >= span.lo && k < span.hi,
-                                  number[i][half], first + row, k, m, z, at, unit);
+                                  number, first + row, k, m, z, at, unit);
                         }
                     }
                 }
-            Left weights[2][MT];
-            take(weights, dp);
-            add_rows<HEAD>(sum, weights, k_tile, j);
+            add_rows<HEAD>(sum, dp, k_tile, j);
         }
         wait_for_copies();
         __syncthreads();
@@ -272,8 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
     const float unit = m.scale * LOG2E;
 
-    load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, k_rows.step, keys - first, d);
-    load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, v_rows.step, keys - first, dv);
+    load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, int(k_rows.step), keys - first, d);
+    load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, int(v_rows.step), keys - first, dv);
     for (int r = threadIdx.x; r < BM; r += THREADS)
         seen[r] = interval(first + r, keys, queries, lengths_k, lengths_q, count, after, before, bottom_right != 0);
     __syncthreads();
@@ -285,8 +278,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
         Byte* const to = stages + step % 2 * BYTES;
         const int h = kv * groups + step / steps, q0 = all.begin + step % steps * BN;
         const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
-        load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, q_rows.step, all.end - q0, d);
-        load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, o_rows.step, all.end - q0, dv);
+        load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, int(q_rows.step), all.end - q0, d);
+        load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, int(o_rows.step), all.end - q0, dv);
         for (int r = threadIdx.x; r < BN; r += THREADS) {
             const bool inside = r < all.end - q0;
             copy_or_clear(to, NUMBERS + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
@@ -335,15 +328,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
                         slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at, unit);
                     }
             }
-            Left weights[2][MT];
-            if (FOR_V && dV) {
-                take(weights, s);
-                add_rows<HEAD_V>(to_v, weights, o_tile, j);
-            }
-            if (FOR_K && dK) {
-                take(weights, dp);
-                add_rows<HEAD>(to_k, weights, q_tile, j);
-            }
+            if (FOR_V && dV) add_rows<HEAD_V>(to_v, s, o_tile, j);
+            if (FOR_K && dK) add_rows<HEAD>(to_k, dp, q_tile, j);
         }
         wait_for_copies();
         __syncthreads();

@@ -8,6 +8,7 @@
 // attention_forward.cu joins the parts in order.
 
 constexpr int BM = 16 * MT * WARPS;
+constexpr bool FULL = !SINGLE && HEAD + HEAD_V > 384;  // registers are: none is left for which tiles a warp may skip
 
 __device__ __forceinline__ float log_sum(float total, float largest, bool whole) {
     if (total == 0) return -infinity<float>();
@@ -30,12 +31,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads, h = head % heads;
     const int kv_heads = heads / groups, kv = h / groups, own_row = warp * 16 * MT;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
     const Place at = place_of(m, z, b, h);
     const float unit = GENERAL ? 1.0f : m.scale * LOG2E;  // scores times this are exponents of 2
     const float product_unit = m.scale * LOG2E, masked_unit = m.masked_score * LOG2E;
 
-    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, queries - first, d);
+    load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
     for (int r = threadIdx.x; r < BM; r += THREADS)
         seen[r] = first + r < queries ? interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after,
                                                  bottom_right != 0)
@@ -48,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
-        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, k_rows.step, all.end - int(k0), d);
-        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, v_rows.step, all.end - int(k0), dv);
+        load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, int(k_rows.step), all.end - int(k0), d);
+        load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, int(v_rows.step), all.end - int(k0), dv);
     };
     if (n < last) load_stage(n);
     wait_for_copies();
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         const Byte* const v_tile = k_tile + K_BYTES;
         const int k0 = all.begin + n * BN;
         if (n + 1 < last) load_stage(n + 1);
-        if (k0 < mine.end && k0 + BN > mine.begin) {
+        if (FULL || (k0 < mine.end && k0 + BN > mine.begin)) {
             float s[MT][BN / 8][4];
 #pragma unroll
             for (int j = 0; j < BN / 32; ++j) {
@@ -179,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         wait_for_copies();
         __syncthreads();
     }
+    const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll
