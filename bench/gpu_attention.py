@@ -40,7 +40,7 @@ class Row:
     @property
     def slow(self) -> bool:
         """Whether float32 arithmetic would take seconds."""
-        return self.flops(True) > 1e13
+        return self.flops(True) > 1e12
 
     def results(self, training: bool) -> float:
         """MiB of Out, and of the gradients."""
