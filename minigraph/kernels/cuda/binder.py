@@ -45,9 +45,10 @@ class Launch:
         assert 1 <= self.grid[0] < 2**31 and 1 <= self.grid[1] < 2**16 and 1 <= self.grid[2] < 2**16, self.grid
         assert 1 <= self.block[0] * self.block[1] * self.block[2] <= 1024, self.block
         assert self.shared <= 227 * 1024, self.shared
+        nbytes = 0
         for arg in self.args:
             assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
-        nbytes = sum(8 if isinstance(a, Buffer) else a.nbytes for a in self.args)
+            nbytes += 8 if isinstance(arg, Buffer) else arg.nbytes
         require(
             nbytes <= limit, f"{self.function} has {nbytes} bytes of arguments, this device takes {limit}", KernelError,
             "fewer tensors in one launch, or a table in device memory",
@@ -158,6 +159,7 @@ class Binder:
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     tf32: bool = False  # whether products of float32 may round their operands
     multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
+    sources: dict[str, str] = field(default_factory=dict)  # texts of kernels so far
     seed: int = 0
     number: int = 0  # of the operator among those of its program
     reference: Callable[..., Any] | None = None  # its NumPy definition
@@ -193,6 +195,7 @@ class Binder:
         if 0 in blocks:
             return
         x, y, z = (*blocks, 1, 1)[:3]
+        source = self.sources.setdefault(source, source)  # layers share their text, of many kilobytes
         call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared)
         call.check(self.device.arguments)
         self.calls.append(call)

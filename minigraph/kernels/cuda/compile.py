@@ -8,13 +8,14 @@ import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 CACHE = Path.home() / ".cache" / "minigraph" / "kernels"
 THREADS = 8  # that compile at the same time
+KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
 
 
@@ -38,6 +39,11 @@ def read_source(name: str) -> str:
 
 def full_source(name: str, defines: Sequence[tuple[str, str]] = ()) -> str:
     """prelude, `#define`s, then the file."""
+    return _full_source(name, tuple(defines))
+
+
+@lru_cache(maxsize=KEPT)
+def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
     head = "".join(f"#define {key} {value}\n" for key, value in defines)
     return read_source("prelude.cuh") + head + read_source(name)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ...types import bfloat16, float16
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
-from .compile import read_source
+from .compile import KEPT, read_source
 
 THREADS = 256
 PACK_BYTES = 16
@@ -116,15 +117,27 @@ def pointwise_source(
     scalars: Mapping[str, np.generic], axes: int, pack: int, inner: Sequence[int], wide: bool,
 ) -> str:  # fmt: skip
     """The kernel's text. It depends on types, number of axes and pack size only, never on names of users."""
-    computed = _computed(inputs, outputs)
-    names = [*inputs, *outputs]
-    index = "u64" if wide else "u32"
     updated = {id(b) for b in outputs.values()}  # an operand that is updated in place must not be read ahead
-    parameters = [
-        f"const {CUDA_TYPES[b.dtype]}* {'' if id(b) in updated else '__restrict__ '}p_{n}" for n, b in inputs.items()
-    ]
-    parameters += [f"{CUDA_TYPES[b.dtype]}* p_{n}" for n, b in outputs.items()]
-    parameters += [f"{_ctype(v)} s_{n}" for n, v in scalars.items()]
+    return _source(
+        tuple((n, b.dtype) for n, b in outputs.items()),
+        tuple((n, b.dtype, id(b) in updated) for n, b in inputs.items()), tuple(expressions[n] for n in outputs),
+        tuple((n, _ctype(v)) for n, v in scalars.items()), axes, pack, tuple(inner), wide,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
+def _source(
+    outputs: tuple[tuple[str, np.dtype], ...], inputs: tuple[tuple[str, np.dtype, bool], ...],
+    expressions: tuple[str, ...], scalars: tuple[tuple[str, str], ...], axes: int, pack: int, inner: tuple[int, ...],
+    wide: bool,
+) -> str:  # fmt: skip
+    operands = [(n, dtype) for n, dtype, *_ in (*inputs, *outputs)]
+    computed = _computed([dtype for _, dtype in operands])
+    names = [n for n, _ in operands]
+    index = "u64" if wide else "u32"
+    parameters = [f"const {CUDA_TYPES[d]}* {'' if updated else '__restrict__ '}p_{n}" for n, d, updated in inputs]
+    parameters += [f"{CUDA_TYPES[d]}* p_{n}" for n, d in outputs]
+    parameters += [f"{ctype} s_{n}" for n, ctype in scalars]
     parameters += ["i64 packs"] + [f"i64 extent{a}" for a in range(1, axes)]
     if axes > 1:
         parameters += [f"i64 step_{n}_{a}" for a in range(axes) for n in names]
@@ -133,24 +146,24 @@ def pointwise_source(
         "if (at >= packs) return;",
         *offsets(names, axes, pack, index, inner),
     ]
-    for (n, b), step in zip(inputs.items(), inner, strict=False):
-        t = CUDA_TYPES[b.dtype]
+    for (n, dtype, _), step in zip(inputs, inner, strict=False):
+        t = CUDA_TYPES[dtype]
         if pack == 1 or step == 0:
             body.append(f"const {t} v_{n} = p_{n}[o_{n}];")
         else:
             body.append(f"const Pack<{t}, {pack}> v_{n} = *(const Pack<{t}, {pack}>*)(p_{n} + o_{n});")
-    for n, b in outputs.items():
-        body.append(f"Pack<{CUDA_TYPES[b.dtype]}, {pack}> r_{n};")
+    for n, dtype in outputs:
+        body.append(f"Pack<{CUDA_TYPES[dtype]}, {pack}> r_{n};")
     body += ["#pragma unroll", f"for (int i = 0; i < {pack}; ++i) {{"]
-    for (n, b), step in zip(inputs.items(), inner, strict=False):
+    for (n, dtype, _), step in zip(inputs, inner, strict=False):
         value = f"v_{n}" if pack == 1 or step == 0 else f"v_{n}.v[i]"
-        body.append(f"    const {compute_type(b.dtype)} {n} = up({value});")
-    body += [f"    const C {n} = C(s_{n});" for n in scalars]
-    for n, b in outputs.items():
-        body.append(f"    r_{n}.v[i] = down<{CUDA_TYPES[b.dtype]}>({compute_type(b.dtype)}({expressions[n]}));")
+        body.append(f"    const {compute_type(dtype)} {n} = up({value});")
+    body += [f"    const C {n} = C(s_{n});" for n, _ in scalars]
+    for (n, dtype), expression in zip(outputs, expressions, strict=True):
+        body.append(f"    r_{n}.v[i] = down<{CUDA_TYPES[dtype]}>({compute_type(dtype)}({expression}));")
     body.append("}")
-    for n, b in outputs.items():
-        t = CUDA_TYPES[b.dtype]
+    for n, dtype in outputs:
+        t = CUDA_TYPES[dtype]
         body.append(f"*(Pack<{t}, {pack}>*)(p_{n} + o_{n}) = r_{n};")
     lines = "\n    ".join(body)
     return (
@@ -174,11 +187,10 @@ def offsets(names: Sequence[str], axes: int, pack: int, index: str, inner: Seque
     return lines
 
 
-def _computed(inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> str:
+def _computed(dtypes: Sequence[np.dtype]) -> str:
     """C: the type of the first floating operand, else of the first one."""
-    buffers = [*inputs.values(), *outputs.values()]
-    floats = [b for b in buffers if b.dtype.kind == "f" or b.dtype in (bfloat16, float16)]
-    return compute_type((floats or buffers)[0].dtype)
+    floats = [d for d in dtypes if d.kind == "f" or d in (bfloat16, float16)]
+    return compute_type((floats or dtypes)[0])
 
 
 def _scalar(value: Any) -> np.generic:
