@@ -98,6 +98,7 @@ class Pattern:
         root = self.kept[0].op
         assert root is not None, "a pattern returns what its operators compute"
         self.root: PatternOp = root
+        self.orders = list(_operand_orders(root))
 
     @property
     def root_type(self) -> str:
@@ -109,7 +110,7 @@ class Pattern:
         There is one match for each order of commutative operands that fits.
         """
         matches, best = [], (0, "")
-        for order in _operand_orders(self.root):
+        for order in self.orders:
             match = Match()
             try:
                 self._match_op(self.root, anchor, match, order)

@@ -317,14 +317,10 @@ class _Rewrite:
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""
         for a, b in zip(new, old, strict=True):
-            for op in g.emitted:
-                for slot, vs in op.outputs.items():
-                    for i in [i for i, v in enumerate(vs) if v is a]:
-                        self.graph.set_output(op, slot, i, b)
-            for op in a.consumers:
-                for slot, vs in op.inputs.items():
-                    for i in [i for i, v in enumerate(vs) if v is a]:
-                        self.graph.set_input(op, slot, i, b)
+            for op, slot, i in [(op, *at) for op, positions in a.written_by.items() for at in positions]:
+                self.graph.set_output(op, slot, i, b)
+            for op, slot, i in [(op, *at) for op, positions in a.read_by.items() for at in positions]:
+                self.graph.set_input(op, slot, i, b)
             self.graph.remove_var(a)
             g.created.remove(a)
 
