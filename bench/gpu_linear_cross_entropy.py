@@ -275,7 +275,7 @@ def the_step(gpu: Gpu, rounds: int) -> dict[str, Any]:
     g.matmul_accumulate(v["d"], v["x"], v["acc"], trans_x=True, out={"Out": v["acc"]})
     scope = mg.static.Scope()
     scope.arrays.update(arrays)
-    plans = {"minigraph": gpu.plan(program, ()), "tuned": gpu.plan(program, (), tuned=True)}
+    plans = {"minigraph": gpu.plan(program, ()), "tuned": gpu.plan(program, (), autotune=True)}
     plans["minigraph"].run({}, scope)
     gpu.stream.synchronize()
     some = slice(0, CHECKED)

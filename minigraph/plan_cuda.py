@@ -94,9 +94,11 @@ class CudaPlan:
             self.bound.binder.notes.append(host)
         self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
         self._prepare_fetches()
-        self.bindings: OrderedDict[tuple[Addresses, Places], Binding] = OrderedDict()
+        self.bindings: dict[tuple[int, Places], Binding] = {}
         self.binding = Binding(())  # that of the latest run
         self.addresses: Addresses = ()  # of the outside buffers
+        self.numbers: OrderedDict[Addresses, int] = OrderedDict()  # a short name for each set of them
+        self.number = -1  # that of the latest run
         self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope that has them
         self.bound_version = -1  # and its version
 
@@ -211,20 +213,23 @@ class CudaPlan:
         self._gather(scope)
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
         self.addresses = tuple(a.data.ptr for a in arrays)
+        self.number = self.numbers.setdefault(self.addresses, max(self.numbers.values(), default=-1) + 1)
+        self.numbers.move_to_end(self.addresses)
+        if len(self.numbers) > BINDINGS_KEPT:
+            _, gone = self.numbers.popitem(last=False)
+            for key in [key for key in self.bindings if key[0] == gone]:
+                del self.bindings[key]
         self.bound_to, self.bound_version = weakref.ref(scope), scope.version
 
     def _binding(self, places: Places) -> Binding:
         """The calls for the Scope's arrays, and for feeds that are read where they lie if they often lay there."""
-        key = self.addresses, places
+        key = self.number, places
         if key not in self.bindings and any(places):
-            room = sum(any(kept) for _, kept in self.bindings) < PLACES_KEPT
+            room = sum(number == self.number for number, _ in self.bindings) <= PLACES_KEPT
             if not (room and self.feeding.come_often(key)):
-                key = self.addresses, self.feeding.copied
+                key = self.number, self.feeding.copied
         if key not in self.bindings:
             self.bindings[key] = self._bind(key[1])
-            if len(self.bindings) > BINDINGS_KEPT + PLACES_KEPT:
-                self.bindings.popitem(last=False)
-        self.bindings.move_to_end(key)
         return self.bindings[key]
 
     def _bind(self, places: Places) -> Binding:

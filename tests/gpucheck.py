@@ -55,7 +55,7 @@ class Poisoned:
             self.owned = [(b, plan.runtime.allocate(b.nbytes)) for b, _ in plan.bound.offsets]
             for buffer, memory in self.owned:
                 buffer.ptr = memory.data.ptr
-            plan._prepare_feeds()  # they go where their buffers lie now
+            plan.feeding.own = {n: b.ptr for n, b in plan.feeding.targets.items()}  # they go where buffers lie now
             plan._prepare_fetches()
             plan.runtime.upload(plan.fault, plan.bound.binder.fault)
 
