@@ -85,11 +85,11 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
             yield "fused_linear_cross_entropy", [x, w, label, bias], attrs
             yield "fused_linear_cross_entropy_grad", [x, w, label, *of("300,1"), None], attrs
     yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
-    if dtype in ("float32", "float64"):
-        for head in (64, 512):
-            q, sums = f"4,1024,8,{head}", "4,8,1024"
-            yield "memory_efficient_attention", of(q, q, q), {"causal": True}
-            yield "memory_efficient_attention_grad", of(q, q, q, q, sums, q, "8,1024,1024"), {"causal": True}
+    for head in {"float64": (64, 512), "float32": (32, 64, 128, 512)}.get(dtype, (64, 128, 256)):
+        q, sums = of(f"4,1024,8,{head}")[0], types("4,8,1024", "float64" if dtype == "float64" else "float32")
+        for bias in of("8,1024,1024") if head in (64, 512) else (None, *of("8,1024,1024")):
+            yield "memory_efficient_attention", [q, q, q, bias], {"causal": True}
+            yield "memory_efficient_attention_grad", [q, q, q, q, sums, q, bias], {"causal": True}
     yield "relu", of(f"{2**31 + 3}"), {}
     yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
 

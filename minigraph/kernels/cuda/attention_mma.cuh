@@ -238,6 +238,7 @@ struct Left {
     u32 v[4];
     template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k, int) {
         const int lane = threadIdx.x % 32;
+        no_load_moves();
         load_matrices(v, tile, piece_at<WIDTH>(lane % 16, lane / 16, 2 * k, row));
     }
     __device__ __forceinline__ void take(const float (&x)[4], const float (&y)[4]) {

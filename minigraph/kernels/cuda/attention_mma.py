@@ -69,9 +69,14 @@ def forward_tiles(c: Call, general: bool) -> Tiles:
     return Tiles(1, 64, widest <= 64, 2) if widest <= 128 else Tiles(1, 32, False, 1)
 
 
+def is_aligned(c: Call) -> bool:
+    """Whether rows of Q, K and V are whole pieces of 16 bytes."""
+    return c.d * c.dtype.itemsize % 16 == 0 and c.dv * c.dtype.itemsize % 16 == 0
+
+
 def query_tiles(c: Call, general: bool) -> Tiles:
     """Likewise, for dQ."""
-    narrow = c.dtype == float32 and max(widths(c)) <= 32 and not general
+    narrow = c.dtype == float32 and max(widths(c)) <= 32 and not general and is_aligned(c)
     return Tiles(2, 32, False, 2) if narrow else key_tiles(c)
 
 
@@ -122,13 +127,12 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
 
 def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
     bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
-    name, piece = CUDA_TYPES[c.dtype], 16 // c.dtype.itemsize
-    head, head_v = widths(c)
+    name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
         "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(c, ins, attrs)),
-        "DROPS": int(drops(attrs)), "ALIGNED": int(c.d % piece == 0 and c.dv % piece == 0), "HEAD": head,
+        "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
         "LEAST": t.blocks, "SPLIT_OWN": int(t.split), "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
