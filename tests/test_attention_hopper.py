@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 
+import cuda_host
 import numpy as np
 import pytest
+from test_cuda_compile import require_clean
 
 from minigraph.kernels.cuda import attention, attention_hopper
-from minigraph.kernels.cuda.binder import Binder, Device
+from minigraph.kernels.cuda.binder import Binder, Device, i32
 from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.compile import read_source
 from minigraph.kernels.cuda.hopper import TensorMap
 from minigraph.ops.attention import memory_efficient_attention, seen_positions
 from minigraph.types import as_dtype
 
+ROWS = attention_hopper.ROWS
 ATTRS = memory_efficient_attention.bind_attrs({})
 BF16 = as_dtype("bfloat16")
 
@@ -111,9 +115,84 @@ def test_unwanted_gradients_are_not_computed(width):
         outs = {f"{s}_grad": Buffer(ins[s].shape, BF16) if s in wanted else None for s in "QKV"}
         attention_hopper.backward(binder, whole, outs, ATTRS)
         functions = [call.function for call in binder.calls]
-        assert functions[0] == "attention_prepare"
-        assert ("attention_backward_query" in functions) == ("Q" in wanted)
-        assert ("attention_backward_key" in functions) == bool(wanted & {"K", "V"})
-        for call in binder.calls:
-            call.check()
-            assert call.shared <= Device().shared
+        assert functions == ["attention_prepare", "attention_backward", "attention_finish"][: 3 if "Q" in wanted else 2]
+        assert all(call.shared <= Device().shared for call in binder.calls)
+
+
+def backward_scratch(queries, width, groups=1):
+    ins = slots(queries, queries, heads=4, groups=groups, width=width)
+    whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 4, queries), np.dtype("float32"))}
+    binder = Binder(Device())
+    binder.begin(0)
+    attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
+    return sum(b.nbytes for b in binder.scratches[-1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_kernels_compile_without_spills(width, dtype):
+    ins = slots(width=width, dtype=as_dtype(dtype))
+    sums = Buffer((2, 4, 100), np.dtype("float32"))
+    binder = Binder(Device())
+    binder.begin(0)
+    attention_hopper.forward(binder, ins, {"Out": ins["Q"], "LogSumExp": sums}, ATTRS)
+    whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": sums}
+    attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
+    for call in binder.calls:
+        require_clean(call, "memory_efficient_attention", "sm_90a")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_backward_keeps_one_float32_copy_of_the_gradient_of_q(width):
+    for queries in (4096, 65536):
+        numbers = 8 * 2 * 4 * queries  # log-sum-exp and sum(dOut * Out)
+        assert backward_scratch(queries, width) <= (4 * 2 * 4 * queries * width + numbers) * 1.001
+
+
+WALKS = """
+extern "C" __global__ void walks(int* to, int tiles, int lines, int together, int queries, int keys, int key_heads,
+                                 int low, int high) {
+    const Walk walk(blockIdx.x, lines, together, queries, keys, key_heads, low, high);
+    int* own = to + blockIdx.x * (4 + tiles);
+    own[0] = walk.block, own[1] = walk.batch * key_heads + walk.key_head, own[2] = walk.begin, own[3] = walk.end;
+    for (int i = 0; i < tiles; i++) own[4 + i] = i < walk.begin || i >= walk.end ? -1 : walk.before(i);
+}
+"""
+
+
+def walks(step, lines, together, queries, keys, key_heads, low, high):
+    """For each ticket: block; line (batch and head of K); for each tile of queries how many add to it before, or -1."""
+    tiles, blocks = -(-queries // step), -(-keys // ROWS)
+    binder = Binder(Device())
+    binder.begin(0)
+    to = Buffer((blocks * lines, 4 + tiles), np.dtype("int32"))
+    head = f"#define STEP {step}\nconstexpr int ROWS = {ROWS};\n"
+    source = read_source("prelude.cuh") + head + read_source("attention_hopper_order.cuh") + WALKS
+    args = map(i32, (tiles, lines, together, queries, keys, key_heads, low, high))
+    binder.launch_source(source, "walks", blocks * lines, 1, to, *args)
+    memory = cuda_host.Memory()
+    cuda_host.run(binder, memory)
+    found = memory.arrays[to]
+    return found[:, 0], found[:, 1], found[:, 4:]
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_add_in_the_order_of_tickets_to_every_tile_that_they_see(seed):
+    """So the order is the same in every run, and no block waits for one that starts after it."""
+    rng = np.random.default_rng(seed)
+    step, together, key_heads, batch = (int(rng.choice(x)) for x in ((64, 128), range(1, 6), (1, 2, 3), (1, 2)))
+    queries, keys = (int(n) for n in rng.integers(1, 1500, 2))
+    far, (a, b) = attention_hopper.UNBOUNDED, sorted(int(n) for n in rng.integers(-1500, 1500, 2))
+    low, high = ((-far, far), (-far, b), (a, b), (a, far))[seed % 4]
+    block, line, before = walks(step, batch * key_heads, together, queries, keys, key_heads, low, high)
+    every = itertools.product(range(-(-keys // ROWS)), range(batch * key_heads))
+    assert sorted(zip(block.tolist(), line.tolist(), strict=True)) == sorted(every)
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    seen = (j >= i + low) & (j <= i + high)
+    for own, tile in itertools.product(range(batch * key_heads), range(before.shape[1])):
+        turns, blocks = before[line == own, tile], block[line == own]
+        np.testing.assert_array_equal(turns[turns >= 0], np.arange((turns >= 0).sum()))
+        for turn, n in zip(turns, blocks, strict=True):
+            part = seen[tile * step : (tile + 1) * step, n * ROWS : (n + 1) * ROWS]
+            assert turn >= 0 or not part.any(), f"block {n} leaves out tile {tile}"

@@ -1,9 +1,9 @@
-// Shared by the attention kernels for Hopper. Defined before: T and its name PTX_T, HEAD (the head dimension rounded up to
-// 64), STEP (rows of the tiles that are walked over), STAGES (tiles in flight).
-// A tile is [HEAD / 64][rows][64] in rows of 128 bytes, swizzled. Accumulators of a warpgroup are 64 rows: lane l of warp w
-// holds rows 16 w + l / 4 and 8 below, columns 8 j + 2 (l % 4) and the next.
-constexpr int CHUNKS = HEAD / 64, ROWS = 128;            // of a block: 64 for each of two warpgroups
-constexpr int LOADER_REGISTERS = 24, REGISTERS = 240;     // of 168 * 384 in all
+// Shared by the attention kernels for Hopper. Defined before: T and its name PTX_T, HEAD (the head dimension rounded up
+// to 64), STEP (rows of the tiles that are walked over), GROUPS (warpgroups that compute), tiles in flight.
+// A tile is [HEAD / 64][rows][64] in rows of 128 bytes, swizzled. Accumulators of a warpgroup are 64 rows: lane l of
+// warp w holds rows 16 w + l / 4 and 8 below, columns 8 j + 2 (l % 4) and the next.
+constexpr int CHUNKS = HEAD / 64, ROWS = 64 * GROUPS;  // of a block: 64 for each warpgroup that computes
+constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 24, REGISTERS = GROUPS == 3 ? 160 : 240;  // of 65536 in all
 constexpr u32 TILE_BYTES = ROWS * HEAD * 2, STEP_BYTES = STEP * HEAD * 2;
 constexpr float LOG2E = 1.4426950408889634f;
 #define EMPTY_LSE (-infinity<float>())  // of a query that sees no key
@@ -64,37 +64,26 @@ __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barr
     for (int c = 0; c < CHUNKS; c++) load_box(to + c * N * 128, map, barrier, c * 64, row, head, batch);
 }
 
-// s = A B^T along the head dimension, A in 64 rows of a tile of ROWS rows or in fragments, B a tile of STEP rows. Runs on
-// after these return, as does add_rows: until a wgmma_wait nobody may touch what they read and write.
+// s = A B^T along the head dimension, A in 64 rows of a tile of ROWS rows, B a tile of STEP rows. Runs on after this
+// returns, as do the products below: until a wgmma_wait nobody may touch what they read and write.
 __device__ __forceinline__ void multiply(float (&s)[STEP / 2], u32 a, u32 b) {
     keep(s);
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < HEAD / 16; d++)
-        wgmma_ss(s, descriptor(a + d / 4 * ROWS * 128 + d % 4 * 32, 16, 1024),
-                 descriptor(b + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
+        wgmma_ss(s, descriptor((a >> 4) + d / 4 * ROWS * 8 + d % 4 * 2, 16, 1024),
+                 descriptor((b >> 4) + d / 4 * STEP * 8 + d % 4 * 2, 16, 1024), d > 0);
     wgmma_commit();
 }
-__device__ __forceinline__ void multiply(float (&s)[STEP / 2], u32 (&fragments)[HEAD / 4], u32 b) {
-    keep(s);
-    keep(fragments);
-    wgmma_fence();
-#pragma unroll
-    for (int d = 0; d < HEAD / 16; d++) {
-        const u32 a[4] = {fragments[4 * d], fragments[4 * d + 1], fragments[4 * d + 2], fragments[4 * d + 3]};
-        wgmma_rs(s, a, descriptor(b + d / 4 * STEP * 128 + d % 4 * 32, 16, 1024), d > 0);
-    }
-    wgmma_commit();
-}
-// o = weights B, added to o where `begun`: the rows of B, a tile of STEP rows, weighed by fragments.
-__device__ __forceinline__ void add_rows(float (&o)[HEAD / 2], u32 (&weights)[STEP / 4], u32 b, bool begun) {
+// o += weights B: the rows of B, a tile of STEP rows, weighed by fragments.
+__device__ __forceinline__ void add_rows(float (&o)[HEAD / 2], u32 (&weights)[STEP / 4], u32 b) {
     keep(weights);
-    if (begun) keep(o);
+    keep(o);
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < STEP / 16; n++) {
         const u32 a[4] = {weights[4 * n], weights[4 * n + 1], weights[4 * n + 2], weights[4 * n + 3]};
-        wgmma_rs_bt(o, a, descriptor(b + n * 2048, STEP * 128, 1024), begun || n > 0);
+        wgmma_rs_bt(o, a, descriptor((b >> 4) + n * 128, STEP * 128, 1024));
     }
     wgmma_commit();
 }

@@ -1,25 +1,27 @@
 """Attention on Hopper's tensor cores: 16-bit floats, head dimensions up to 128, plain, causal or in a window.
 
-Forward as FlashAttention-3 divides it: tiles by the copy engine, products by wgmma, one warpgroup that loads
-and two that compute. Backward in two kernels without atomics, so deterministic: one sums dQ over the keys,
-one dK and dV over the queries of all heads that read them; both recompute the probabilities, 7 products in
-place of 5. Values and keys that a query does not see are multiplied by 0 in the tiles at the edge, so NaN and
-infinity there count, as in cuDNN and FlashAttention; what lies outside the arrays does not.
+As FlashAttention-3 divides it: tiles by the copy engine, products by wgmma, one warpgroup that loads and
+others that compute. Backward sums dK and dV in registers and dQ in float32 in global memory, where blocks add
+in a fixed order: results have the same bits in every run. Values and keys that a query does not see are
+multiplied by 0 in the tiles at the edge, so NaN and infinity there count, as in cuDNN and FlashAttention; what
+lies outside the arrays does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...types import bfloat16, float16
-from .binder import Binder, Launch, blocks_for, i32, i64
+from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .hopper import TensorMap, hopper_source, wgmma
 
-ROWS, THREADS = 128, 384
+ROWS, THREADS = 128, 384  # of a block of the backward kernel
+STAGES, Q_STAGES = 2, 3  # tiles in flight
+MOST_TOGETHER = 8  # heads whose blocks take turns: their arrays lie in the cache together
 UNBOUNDED = 1 << 29  # a window that reaches everywhere
 WIDEST = 128  # head dimension
 
@@ -97,69 +99,82 @@ def _map(x: Buffer, layout: str, rows: int) -> TensorMap:
     return TensorMap(x, (x.shape[-1], x.shape[s], heads, x.shape[0]), (row, head, batch), rows)
 
 
-def _source(file: str, dtype: np.dtype, head: int, step: int, stages: int) -> str:
+def _source(
+    files: Sequence[str], dtype: np.dtype, head: int, step: int, groups: int, **stages: int
+) -> str:  # fmt: skip
     name = CUDA_TYPES[dtype]
-    instructions = [wgmma(step, name), wgmma(step, name, True), wgmma(head, name, True, True)]
-    defines = [("T", name), ("PTX_T", f'"{name}"'), ("HEAD", str(head)), ("STEP", str(step)), ("STAGES", str(stages))]
-    return hopper_source(instructions, defines, ["attention_hopper.cuh", file])
-
-
-def _shared(own: int, head: int, step: int, stages: int) -> int:
-    """Bytes of shared memory, aligned to 1024: `own` tiles of ROWS rows; each stage two tiles and two numbers a row."""
-    return 1024 + own * ROWS * head * 2 + 2 * stages * step * head * 2 + stages * step * 8
+    instructions = [wgmma(step, name), wgmma(head, name, True, True), wgmma(64, name, False, True)]
+    numbers = {"HEAD": head, "STEP": step, "GROUPS": groups, **stages}
+    defines = [("T", name), ("PTX_T", f'"{name}"'), *((k, str(n)) for k, n in numbers.items())]
+    return hopper_source(instructions, defines, ["attention_hopper.cuh", *files])
 
 
 def _strides(x: Buffer, layout: str) -> tuple[np.int64, ...]:
     return tuple(i64(n) for n in strides_of(x, layout))
 
 
+def forward_tiles(shape: Shape, attrs: Mapping[str, Any]) -> tuple[int, int]:
+    """(warpgroups that compute 64 queries each, keys in a tile): the fastest of those measured on an H200."""
+    if shape.head == 64:
+        return 3, 128
+    low, high = window_of(attrs, shape)
+    return 2, 128 if min(-low, high) < UNBOUNDED and shape.keys <= 8192 else 176
+
+
 def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """Out, and LogSumExp where it is wanted."""
     Q, K, V, Out, sums = ins["Q"], ins["K"], ins["V"], outs["Out"], outs.get("LogSumExp")
-    shape, layout, step, stages = shape_of(Q, K, attrs), attrs["layout"], 128, 2
+    shape, layout = shape_of(Q, K, attrs), attrs["layout"]
+    groups, step = forward_tiles(shape, attrs)
+    rows = 64 * groups
     args = (
-        _map(Q, layout, ROWS), _map(K, layout, step), _map(V, layout, step), Out, sums if sums is not None else i64(0),
+        _map(Q, layout, rows), _map(K, layout, step), _map(V, layout, step), Out, sums if sums is not None else i64(0),
         *map(i32, (shape.queries, shape.keys, shape.heads, shape.groups, shape.width)),
         np.float32(scale_of(attrs, shape)), *window_of(attrs, shape), *_strides(Out, layout),
     )  # fmt: skip
-    source = _source("attention_hopper_forward.cu", Q.dtype, shape.head, step, stages)
-    grid = blocks_for(shape.queries, ROWS), shape.heads, shape.batch
-    binder.calls.append(
-        Launch(source, "attention_forward", grid, (THREADS, 1, 1), args, _shared(1, shape.head, step, stages))
-    )
+    source = _source(["attention_hopper_forward.cu"], Q.dtype, shape.head, step, groups, STAGES=STAGES)
+    grid = blocks_for(shape.queries, rows), shape.heads, shape.batch
+    shared = 1024 + 2 * shape.head * (rows + 2 * STAGES * step)
+    binder.launch_source(source, "attention_forward", grid, 128 + 128 * groups, *args, shared=shared)
 
 
 def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """Q_grad, K_grad and V_grad; what is not wanted is computed into scratch, or not at all."""
     Q, K, V, Out, grad = ins["Q"], ins["K"], ins["V"], ins["Out"], ins["Out_grad"]
-    shape, layout, step, stages = shape_of(Q, K, attrs), attrs["layout"], 64, 3
-    padded = blocks_for(shape.queries, ROWS) * ROWS
-    numbers = binder.scratch((shape.batch * shape.heads * padded, 2), np.dtype("float32"))
-    source = _source("attention_hopper_backward.cu", Q.dtype, shape.head, step, stages)
-    shared = _shared(2, shape.head, step, stages)
-    sizes = tuple(map(i32, (shape.queries, padded, shape.keys, shape.heads, shape.groups, shape.width)))
-    common = (*sizes, np.float32(scale_of(attrs, shape)), *window_of(attrs, shape))
+    shape, layout = shape_of(Q, K, attrs), attrs["layout"]
+    step = 8192 // shape.head  # a tile of dQ has so many rows
+    tiles = blocks_for(shape.queries, step)
+    padded, lines, key_heads = tiles * step, shape.batch * shape.heads, shape.heads // shape.groups
+    numbers = binder.scratch((lines * padded, 2), np.dtype("float32"))
+    sums = binder.scratch((lines * padded, shape.head), np.dtype("float32"))
+    turns = binder.scratch((1 + lines * tiles,), np.dtype("int32"))
+    files = ["attention_hopper_order.cuh", "attention_hopper_backward.cu"]
+    source = _source(files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES)
     prepared = (
-        Out, grad, ins["LogSumExp"], numbers, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
+        Out, grad, ins["LogSumExp"], numbers, turns, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
         *_strides(Out, layout), *_strides(grad, layout),
     )  # fmt: skip
-    grid = blocks_for(padded, 8), shape.heads, shape.batch
-    binder.calls.append(Launch(source, "attention_prepare", grid, (256, 1, 1), prepared))
+    grid = padded * shape.head // 8 // 256, shape.heads, shape.batch
+    binder.launch_source(source, "attention_prepare", grid, 256, *prepared)
+    k_grad, v_grad = (
+        outs[slot] if outs.get(slot) is not None else binder.scratch(x.shape, x.dtype)
+        for slot, x in (("K_grad", K), ("V_grad", V))
+    )
+    scale = np.float32(scale_of(attrs, shape))
+    together = min(blocks_for(4 * binder.device.multiprocessors, tiles), MOST_TOGETHER)
+    args = (
+        _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers, sums,
+        turns, k_grad, v_grad,
+        *map(i32, (shape.queries, padded, shape.keys, shape.heads, shape.groups, shape.width)), scale,
+        *window_of(attrs, shape), i32(shape.batch * key_heads), i32(together), *_strides(K, layout),
+        *_strides(V, layout),
+    )  # fmt: skip
+    blocks = blocks_for(shape.keys, ROWS) * key_heads * shape.batch
+    # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
+    stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
+    shared = 4 * ROWS * shape.head + stages + 4 * step * ROWS + 4 * step * shape.head + 256
+    binder.launch_source(source, "attention_backward", blocks, THREADS, *args, shared=shared)
     if outs.get("Q_grad") is not None:
-        args = (
-            _map(Q, layout, ROWS), _map(grad, layout, ROWS), _map(K, layout, step), _map(V, layout, step), numbers,
-            outs["Q_grad"], *common, *_strides(Q, layout),
-        )  # fmt: skip
-        grid = blocks_for(shape.queries, ROWS), shape.heads, shape.batch
-        binder.calls.append(Launch(source, "attention_backward_query", grid, (THREADS, 1, 1), args, shared))
-    if outs.get("K_grad") is not None or outs.get("V_grad") is not None:
-        k_grad, v_grad = (
-            outs[slot] if outs.get(slot) is not None else binder.scratch(x.shape, x.dtype)
-            for slot, x in (("K_grad", K), ("V_grad", V))
-        )
-        args = (
-            _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers,
-            k_grad, v_grad, *common, *_strides(K, layout), *_strides(V, layout),
-        )  # fmt: skip
-        grid = blocks_for(shape.keys, ROWS), shape.heads // shape.groups, shape.batch
-        binder.calls.append(Launch(source, "attention_backward_key", grid, (THREADS, 1, 1), args, shared))
+        sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
+        args = sums, turns, outs["Q_grad"], *sizes, *_strides(Q, layout)
+        binder.launch_source(source, "attention_finish", (tiles, shape.heads, shape.batch), 256, *args)

@@ -1,287 +1,336 @@
-// Flash attention, backward, on Hopper, without atomics: one kernel for dQ, one for dK and dV; both recompute the
-// probabilities from the log-sum-exp. Every product has its left operand in registers or its 64 rows to itself.
+// Flash attention, backward, on Hopper. A block has 128 keys (64 for each of two warpgroups) and walks over the queries
+// of all heads that read them, STEP at a time: dV = P^T dOut and dK = scale * dS^T Q are summed in registers, its part
+// of dQ = scale * dS K is added to float32 sums in global memory. Scores stand transposed, so that P^T and dS^T are left
+// operands in registers; dS goes through shared memory. 5 products; the sums are written, added to and read once more.
+//
+// Blocks add to a tile of sums in the order of their keys, so results have the same bits in every run. They take
+// tickets: a block waits only for such as took theirs before, so none waits for a block that cannot start.
+constexpr u32 SLOPE_BYTES = STEP * ROWS * 2, NUMBER_BYTES = STEP * 8, SUM_FLOATS = STEP * HEAD;
+constexpr u32 SUM_BYTES = SUM_FLOATS * 4;
 
-// Per query: lse in base 2 (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out), side by side.
-extern "C" __global__ void attention_prepare(const T* out, const T* dout, const float* lse, float2* numbers,
+// Per query: lse in base 2 (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out): for each
+// tile of STEP queries first the ones, then the others. Nobody has added to dQ yet.
+extern "C" __global__ void attention_prepare(const T* out, const T* dout, const float* lse, float* numbers, u32* turns,
     int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
     i64 dout_batch, i64 dout_head, i64 dout_row) {
-    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
     const int head = blockIdx.y, batch = blockIdx.z;
-    if (row >= padded) return;
     float sum = 0;
-    if (row < queries) {
-        const T* o = out + batch * out_batch + head * out_head + row * out_row;
-        const T* d = dout + batch * dout_batch + head * dout_head + row * dout_row;
-        for (int i = lane * 2; i < width; i += 64) {
-            const Pack<T, 2> x = *reinterpret_cast<const Pack<T, 2>*>(o + i);
-            const Pack<T, 2> y = *reinterpret_cast<const Pack<T, 2>*>(d + i);
-            sum += up(x.v[0]) * up(y.v[0]) + up(x.v[1]) * up(y.v[1]);
-        }
+    if (row < queries && piece < width) {
+        const T* o = out + batch * out_batch + head * out_head + row * out_row + piece;
+        const T* d = dout + batch * dout_batch + head * dout_head + row * dout_row + piece;
+        const Pack<T, 8> x = *reinterpret_cast<const Pack<T, 8>*>(o), y = *reinterpret_cast<const Pack<T, 8>*>(d);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += up(x.v[i]) * up(y.v[i]);
     }
-    sum = warp_sum(sum);
-    if (lane == 0) {
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (piece == 0) {
         const i64 line = i64(batch) * heads + head;
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
-        numbers[line * padded + row] = make_float2(found == EMPTY_LSE ? infinity<float>() : found * LOG2E, sum);
+        float* to = numbers + 2 * (line * padded + row / STEP * STEP) + row % STEP;
+        to[0] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E;
+        to[STEP] = sum;
+        if (row % STEP == 0) turns[1 + line * (padded / STEP) + row / STEP] = 0;
+        if (row == 0 && line == 0) turns[0] = 0;
     }
 }
 
-__device__ __forceinline__ void load_fragments(u32 (&a)[HEAD / 4], u32 tile, int rows) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int k = 0; k < HEAD / 16; k++)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a[4 * k]), "=r"(a[4 * k + 1]), "=r"(a[4 * k + 2]), "=r"(a[4 * k + 3])
-                     : "r"(piece_address(tile, rows, row, 2 * k + lane / 16)));
-}
-
-struct Yes {
-    static constexpr bool value = true;
-};
-struct No {
-    static constexpr bool value = false;
-};
 struct Barriers {
-    u64 own, number_full[STAGES], a_full[STAGES], b_full[STAGES], a_empty[STAGES], b_empty[STAGES];
+    u64 own, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
+    u64 slopes_full[2], sum_full[2], sum_empty[2];
+    int ticket;
 };
-
-// Tiles of STEP rows into the stages in turn: rows first, first + stride, ... (per_head of them) of each head.
-__device__ __forceinline__ void load_steps(const TensorMap& map, u32 tile, u32 full, u32 empty, int first, int stride,
-                                           int per_head, int steps, int head, int batch) {
-    int row = first;
-#pragma unroll 1
-    for (int i = 0, left = per_head; i < steps; i++, row += stride) {
-        if (left-- == 0) left = per_head - 1, row = first, head++;
-        const int stage = i % STAGES;
-        barrier_wait(empty + 8 * stage, (i / STAGES & 1) ^ 1);
-        barrier_expect(full + 8 * stage, STEP_BYTES);
-        load_tile<STEP>(tile + stage * STEP_BYTES, map, full + 8 * stage, row, head, batch);
-    }
-}
-
-// Where things lie in shared memory: two own tiles, the tiles a and b of each stage, the numbers of each stage; barriers.
+// Where things lie in shared memory: tiles of own keys and values, of queries and of dOut for each stage, dS of two
+// steps, dQ, the numbers of each stage of queries; barriers.
 struct Places {
-    u32 x, y, a, b, numbers, own_full, number_full, a_full, b_full, a_empty, b_empty;
+    u32 k, v, q, dout, slopes, sums, numbers;
+    u32 own_full, q_full, dout_full, q_empty, dout_empty, slopes_full, sum_full, sum_empty;
+    int ticket;
 };
-__device__ __forceinline__ Places prepared(Barriers& barriers) {
-    extern __shared__ unsigned char raw[];
+__device__ __forceinline__ Places prepared(u32* tickets) {
+    extern __shared__ __align__(1024) unsigned char raw[];
     Places at;
-    at.x = (shared_address(raw) + 1023) & ~1023u;
-    at.y = at.x + TILE_BYTES;
-    at.a = at.y + TILE_BYTES;
-    at.b = at.a + STAGES * STEP_BYTES;
-    at.numbers = at.b + STAGES * STEP_BYTES;
+    at.k = shared_address(raw);
+    at.v = at.k + TILE_BYTES;
+    at.q = at.v + TILE_BYTES;
+    at.dout = at.q + Q_STAGES * STEP_BYTES;
+    at.slopes = at.dout + DOUT_STAGES * STEP_BYTES;
+    at.sums = at.slopes + 2 * SLOPE_BYTES;
+    at.numbers = at.sums + SUM_BYTES;
+    Barriers& barriers = *reinterpret_cast<Barriers*>(raw + (at.numbers - at.k) + Q_STAGES * NUMBER_BYTES);
     at.own_full = shared_address(&barriers.own);
-    at.number_full = shared_address(barriers.number_full);
-    at.a_full = shared_address(barriers.a_full);
-    at.b_full = shared_address(barriers.b_full);
-    at.a_empty = shared_address(barriers.a_empty);
-    at.b_empty = shared_address(barriers.b_empty);
+    at.q_full = shared_address(barriers.q_full);
+    at.dout_full = shared_address(barriers.dout_full);
+    at.q_empty = shared_address(barriers.q_empty);
+    at.dout_empty = shared_address(barriers.dout_empty);
+    at.slopes_full = shared_address(barriers.slopes_full);
+    at.sum_full = shared_address(barriers.sum_full);
+    at.sum_empty = shared_address(barriers.sum_empty);
     if (threadIdx.x == 0) {
         barrier_init(at.own_full, 1);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(at.number_full + 8 * i, 1);
-            barrier_init(at.a_full + 8 * i, 1);
-            barrier_init(at.b_full + 8 * i, 1);
-            barrier_init(at.a_empty + 8 * i, 8);  // one arrival for each warp that computes
-            barrier_init(at.b_empty + 8 * i, 8);
+        for (int i = 0; i < Q_STAGES; i++) {
+            barrier_init(at.q_full + 8 * i, 1);
+            barrier_init(at.q_empty + 8 * i, 8);  // one arrival for each warp that computes
+        }
+        for (int i = 0; i < DOUT_STAGES; i++) {
+            barrier_init(at.dout_full + 8 * i, 1);
+            barrier_init(at.dout_empty + 8 * i, 8);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(at.slopes_full + 8 * i, 8);
+            barrier_init(at.sum_full + 8 * i, 8);
+            barrier_init(at.sum_empty + 8 * i, 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers.ticket = atomicAdd(tickets, 1);
     }
     __syncthreads();
+    at.ticket = barriers.ticket;
     return at;
 }
 
-// dQ = scale * dS @ K. A block has 128 queries in registers (64 for each warpgroup) and walks over the keys.
-extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_query(
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map,
-    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const float2* numbers,
-    T* dq, int queries, int padded, int keys, int heads, int group, int width, float scale, int low, int high,
-    i64 dq_batch, i64 dq_head, i64 dq_row) {
-    __shared__ Barriers barriers;
-    const Places at = prepared(barriers);
-    const int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, batch = blockIdx.z, first_row = tile * ROWS;
-    const int last_key = min(keys - 1, first_row + ROWS - 1 + high);
-    const int first_key = max(0, first_row + low);
-    const int end = last_key < 0 ? 0 : last_key / STEP + 1, begin = first_key / STEP, steps = max(0, end - begin);
-
-    if (threadIdx.x < 128) {
-        fewer_registers<LOADER_REGISTERS>();
-        if (threadIdx.x == 0) {
-            barrier_expect(at.own_full, 2 * TILE_BYTES);
-            load_tile<ROWS>(at.x, q_map, at.own_full, first_row, head, batch);
-            load_tile<ROWS>(at.y, dout_map, at.own_full, first_row, head, batch);
-            load_steps(k_map, at.a, at.a_full, at.a_empty, (end - 1) * STEP, -STEP, steps, steps, head / group, batch);
-        } else if (threadIdx.x == 32) {
-            load_steps(v_map, at.b, at.b_full, at.b_empty, (end - 1) * STEP, -STEP, steps, steps, head / group, batch);
+// Tiles of STEP rows into the stages in turn, those of each head upwards; with NUMBERS what attention_prepare found too.
+template <bool NUMBERS, int COUNT>
+__device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& walk, int steps, int head, u32 tile,
+                                           u32 full, u32 empty, const float* numbers, u32 number, int padded) {
+#pragma unroll 1
+    for (int i = 0, m = walk.begin; i < steps; i++, m++) {
+        if (m == walk.end) m = walk.begin, head++, numbers += 2 * padded;
+        const int stage = i % COUNT;
+        barrier_wait(empty + 8 * stage, (i / COUNT & 1) ^ 1);
+        barrier_expect(full + 8 * stage, STEP_BYTES + (NUMBERS ? NUMBER_BYTES : 0));
+        load_tile<STEP>(tile + stage * STEP_BYTES, map, full + 8 * stage, m * STEP, head, walk.batch);
+        if (NUMBERS) load_bytes(number + stage * NUMBER_BYTES, numbers + 2 * m * STEP, full + 8 * stage, NUMBER_BYTES);
+    }
+}
+// Every second tile of dQ, when its turn has come, into the sums; `turns` counts who has added.
+__device__ __forceinline__ void add_sums(const Places& at, const Walk& walk, int steps, int which, i64 first_tile,
+                                         int tiles, float* sums, u32* turns) {
+#pragma unroll 1
+    for (int i = 0, m = walk.begin; i < steps; i++, m++) {
+        if (m == walk.end) m = walk.begin, first_tile += tiles;
+        if (i % 2 != which) continue;
+        float* to = sums + (first_tile + m) * SUM_FLOATS;
+        const u32 from = at.sums, before = walk.before(m);
+        u32* turn = turns + first_tile + m;
+        if (before > 0) {
+            u32 seen;
+            do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+            while (seen != before);
         }
-    } else {
-        more_registers<REGISTERS>();
-        const int part = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-        const int own_first = first_row + part * 64, row = own_first + warp * 16 + lane / 4;
-        const float c = scale * LOG2E;
-        const i64 line = (i64(batch) * heads + head) * padded;
-        u32 q[HEAD / 4], dout[HEAD / 4], ds[STEP / 4];
-        float s[STEP / 2], dp[STEP / 2], acc[HEAD / 2], base[2], shift[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 x = numbers[line + row + 8 * h];
-            base[h] = x.x;
-            shift[h] = x.y;
-        }
-        barrier_wait(at.own_full, 0);
-        load_fragments(q, at.x + part * 64 * 128, ROWS);
-        load_fragments(dout, at.y + part * 64 * 128, ROWS);
-        auto step = [&](int i, auto begun) {
-            const int stage = i % STAGES, key = (end - 1 - i) * STEP;
-            const u32 parity = i / STAGES & 1, k = at.a + stage * STEP_BYTES, v = at.b + stage * STEP_BYTES;
-            barrier_wait(at.a_full + 8 * stage, parity);
-            multiply(s, q, k);
-            barrier_wait(at.b_full + 8 * stage, parity);
-            multiply(dp, dout, v);
-            wgmma_wait<1>();  // the scores are there, and the product of the step before is done with its keys
-            keep(s);
-            if (begun.value) {
-                keep(ds);
-                keep(acc);
-            }
-            if (begun.value && lane == 0) barrier_arrive(at.a_empty + 8 * ((i - 1) % STAGES));
-            const bool edge = key + STEP > keys || key + STEP - 1 > own_first + high || key < own_first + 63 + low;
-#pragma unroll
-            for (int j = 0; j < STEP / 2; j++) {
-                s[j] = exp2_fast(s[j] * c - base[j % 4 / 2]);
-                if (edge) {
-                    const int found = key + j / 4 * 8 + lane % 4 * 2 + j % 2;
-                    const int r = row + (j % 4 / 2) * 8;
-                    if (found >= keys || found > r + high || found < r + low) s[j] = 0;
-                }
-            }
-            wgmma_wait<0>();
-            keep(q);
-            keep(dout);
-            keep(dp);
-            if (lane == 0) barrier_arrive(at.b_empty + 8 * stage);
-#pragma unroll
-            for (int j = 0; j < STEP / 2; j += 2)
-                ds[j / 2] = pack(s[j] * (dp[j] - shift[j % 4 / 2]), s[j + 1] * (dp[j + 1] - shift[j % 4 / 2]));
-            add_rows(acc, ds, k, begun.value);
-        };
-        if (steps > 0) step(0, No{});
-        for (int i = 1; i < steps; i++) step(i, Yes{});
-        wgmma_wait<0>();
-        keep(acc);
-        T* to = dq + batch * dq_batch + head * dq_head + own_first * dq_row;
-        store_rows(acc, steps > 0, scale, at.x + part * 64 * 128, part + 1, to, dq_row, queries - own_first, width);
+        barrier_wait(at.sum_full + 8 * which, i / 2 & 1);
+        if (before > 0) add_bytes(to, from, SUM_BYTES);
+        else store_bytes(to, from, SUM_BYTES);
+        bulk_read();
+        barrier_arrive(at.sum_empty + 8 * which);
+        bulk_done();
+        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(before + 1) : "memory");
     }
 }
 
-// dV = P^T @ dOut, dK = scale * dS^T @ Q. A block has 128 keys (64 for each warpgroup) and walks over the queries of all
-// heads that read them. Scores stand transposed, so that P^T and dS^T are left operands in registers.
-extern "C" __global__ __launch_bounds__(384, 1) void attention_backward_key(
-    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map, const float2* numbers,
-    T* dk, T* dv, int queries, int padded, int keys, int heads, int group, int width, float scale, int low, int high,
-    i64 dk_batch, i64 dk_head, i64 dk_row, i64 dv_batch, i64 dv_head, i64 dv_row) {
-    __shared__ Barriers barriers;
-    const Places at = prepared(barriers);
-    const int key_head = blockIdx.y, batch = blockIdx.z, first_key = blockIdx.x * ROWS;
-    const int first_row = max(0, first_key - high);
-    const int last_row = min(queries - 1, first_key + ROWS - 1 - low);
-    const int begin = first_row / STEP, end = last_row < 0 ? 0 : last_row / STEP + 1, per_head = max(0, end - begin);
-    const int steps = per_head * group;
+// dq = 64 x 64 of dS K, rows of queries and columns of the head dimension, summed over all keys of the block. With HEAD
+// 64 each warpgroup has 64 of the 128 queries, with HEAD 128 64 of the columns.
+__device__ __forceinline__ void multiply_slopes(float (&dq)[32], u32 slopes, u32 k, int part) {
+    const u32 a = (slopes + (HEAD == 64 ? part * 64 * 128 : 0)) >> 4;
+    const u32 b = (k + (HEAD == 64 ? 0 : part * ROWS * 128)) >> 4;
+    keep(dq);
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < ROWS / 16; n++)
+        wgmma_ss_bt(dq, descriptor(a + n / 4 * STEP * 8 + n % 4 * 2, 16, 1024),
+                    descriptor(b + n * 128, ROWS * 128, 1024), n > 0);
+    wgmma_commit();
+}
 
-    if (threadIdx.x < 128) {
+extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
+    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap dout_map, const float* numbers,
+    float* sums, u32* turns, T* dk, T* dv, int queries, int padded, int keys, int heads, int group, int width,
+    float scale, int low, int high, int lines, int together, i64 dk_batch, i64 dk_head, i64 dk_row,
+    i64 dv_batch, i64 dv_head, i64 dv_row) {
+    const Places at = prepared(turns);
+    const Walk walk(at.ticket, lines, together, queries, keys, heads / group, low, high);
+    const int first_key = walk.block * ROWS, steps = (walk.end - walk.begin) * group, tiles = padded / STEP;
+    const int head = walk.key_head * group;  // the first of those that read these keys
+    const i64 line = i64(walk.batch) * heads + head;
+
+    if (threadIdx.x < 128) {  // each warp's first thread: Q, dOut, and two that bring dQ away in turn
         fewer_registers<LOADER_REGISTERS>();
         if (threadIdx.x == 0) {
             barrier_expect(at.own_full, 2 * TILE_BYTES);
-            load_tile<ROWS>(at.x, k_map, at.own_full, first_key, key_head, batch);
-            load_tile<ROWS>(at.y, v_map, at.own_full, first_key, key_head, batch);
-            load_steps(q_map, at.a, at.a_full, at.a_empty, begin * STEP, STEP, per_head, steps, key_head * group, batch);
+            load_tile<ROWS>(at.k, k_map, at.own_full, first_key, walk.key_head, walk.batch);
+            load_tile<ROWS>(at.v, v_map, at.own_full, first_key, walk.key_head, walk.batch);
+            load_steps<true, Q_STAGES>(q_map, walk, steps, head, at.q, at.q_full, at.q_empty,
+                                       numbers + 2 * line * padded, at.numbers, padded);
         } else if (threadIdx.x == 32) {
-            load_steps(dout_map, at.b, at.b_full, at.b_empty, begin * STEP, STEP, per_head, steps, key_head * group, batch);
-        } else if (threadIdx.x == 64) {
-            const float2* from = numbers + (i64(batch) * heads + key_head * group) * padded;
-            int row = begin * STEP;
-#pragma unroll 1
-            for (int i = 0, left = per_head; i < steps; i++, row += STEP) {
-                if (left-- == 0) left = per_head - 1, row = begin * STEP, from += padded;
-                const int stage = i % STAGES;
-                barrier_wait(at.a_empty + 8 * stage, (i / STAGES & 1) ^ 1);
-                barrier_expect(at.number_full + 8 * stage, STEP * 8);
-                load_bytes(at.numbers + stage * STEP * 8, from + row, at.number_full + 8 * stage, STEP * 8);
-            }
+            load_steps<false, DOUT_STAGES>(dout_map, walk, steps, head, at.dout, at.dout_full, at.dout_empty,
+                                           nullptr, 0, 0);
+        } else if (threadIdx.x % 32 == 0) {
+            add_sums(at, walk, steps, threadIdx.x / 32 % 2, line * tiles, tiles, sums, turns + 1);
         }
     } else {
         more_registers<REGISTERS>();
-        const int part = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+        const int part = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // so the compiler knows that a warp agrees on it
+        const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
         const int own_first = first_key + part * 64, key = own_first + warp * 16 + lane / 4;
-        u32 own_k = at.x + part * 64 * 128, own_v = at.y + part * 64 * 128;
+        const u32 own_k = at.k + part * 64 * 128, own_v = at.v + part * 64 * 128;
         const float c = scale * LOG2E;
         u32 p[STEP / 4], ds[STEP / 4];
-        float s[STEP / 2], dp[STEP / 2], dk_sum[HEAD / 2], dv_sum[HEAD / 2];
+        float s[STEP / 2], dp[STEP / 2], dq[32], dk_sum[HEAD / 2], dv_sum[HEAD / 2];
+#pragma unroll
+        for (int j = 0; j < HEAD / 2; j++) dk_sum[j] = dv_sum[j] = 0;
         barrier_wait(at.own_full, 0);
-        int first = begin * STEP;
-        auto step = [&](int i, auto begun) {
-            const int stage = i % STAGES;
-            const u32 parity = i / STAGES & 1, q = at.a + stage * STEP_BYTES, dout = at.b + stage * STEP_BYTES;
-            asm volatile("" : "+r"(own_k), "+r"(own_v));  // descriptors are made here, not kept in 32 registers
-            const u32 own_numbers = at.numbers + stage * STEP * 8 + lane % 4 * 16;
-            barrier_wait(at.a_full + 8 * stage, parity);
-            multiply(s, own_k, q);
-            barrier_wait(at.b_full + 8 * stage, parity);
-            multiply(dp, own_v, dout);
-            barrier_wait(at.number_full + 8 * stage, parity);
-            wgmma_wait<1>();  // the scores are there, and the products of the step before are done with their tiles
+        int first = walk.begin * STEP;  // query of the step whose scores are next
+
+        auto scores = [&](int i) {
+            const int stage = i % Q_STAGES;
+            barrier_wait(at.q_full + stage * 8, i / Q_STAGES & 1);
+            multiply(s, own_k, at.q + stage * STEP_BYTES);
+        };
+        auto probabilities = [&](int i) {
+            const u32 own_numbers = at.numbers + i % Q_STAGES * NUMBER_BYTES + lane % 4 * 8;
             keep(s);
-            if (begun.value) {
-                keep(ds);
-                keep(dk_sum);
+            // also behind the last key, where exp2(-lse) may be infinite and dQ would be NaN
+            if (own_first + 63 > min(first + high, keys - 1) || own_first < first + STEP - 1 + low) {
+#pragma unroll
+                for (int j = 0; j < STEP / 2; j++) {
+                    const int r = first + j / 4 * 8 + lane % 4 * 2 + j % 2, found = key + j % 4 / 2 * 8;
+                    if (found >= keys || found > r + high || found < r + low) s[j] = -infinity<float>();
+                }
             }
-            if (begun.value && lane == 0) barrier_arrive(at.a_empty + 8 * ((i - 1) % STAGES));
-            const bool edge = first + STEP > queries || own_first + 63 > first + high || own_first < first + STEP - 1 + low;
+            first = first + STEP < walk.end * STEP ? first + STEP : walk.begin * STEP;
 #pragma unroll
             for (int j = 0; j < STEP / 2; j += 4) {
-                float base[2], shift[2];
-                load_pairs(base, shift, own_numbers + j / 4 * 64);
+                float base[2];
+                load_pair(base, own_numbers + j / 4 * 32);
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    s[j + e] = exp2_fast(s[j + e] * c - base[e % 2]);
-                    if (edge) {
-                        const int r = first + j / 4 * 8 + lane % 4 * 2 + e % 2;
-                        const int found = key + e / 2 * 8;
-                        if (found > r + high || found < r + low) s[j + e] = 0;
-                    }
-                }
+                for (int e = 0; e < 4; e++) s[j + e] = exp2_fast(s[j + e] * c - base[e % 2]);
                 p[j / 2] = pack(s[j], s[j + 1]);
                 p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
             }
-            add_rows(dv_sum, p, dout, begun.value);
-            wgmma_wait<1>();
+        };
+        auto values = [&](int i) {
+            const int stage = i % DOUT_STAGES;
+            barrier_wait(at.dout_full + 8 * stage, i / DOUT_STAGES & 1);
+            multiply(dp, own_v, at.dout + stage * STEP_BYTES);
+            add_rows(dv_sum, p, at.dout + stage * STEP_BYTES);
+        };
+        // dS of both warpgroups as rows of queries, 64 keys from each; that of the step before may be read still
+        auto slopes = [&](int i) {
+            const u32 own_numbers = at.numbers + i % Q_STAGES * NUMBER_BYTES + STEP * 4 + lane % 4 * 8;
             keep(dp);
 #pragma unroll
             for (int j = 0; j < STEP / 2; j += 4) {
-                float base[2], shift[2];
-                load_pairs(base, shift, own_numbers + j / 4 * 64);
-                float above[2], below[2];  // P as dV saw it: held in 16 bits meanwhile
+                float shift[2], above[2], below[2];  // P as dV saw it: held in 16 bits meanwhile
+                load_pair(shift, own_numbers + j / 4 * 32);
                 unpack(above, p[j / 2]);
                 unpack(below, p[j / 2 + 1]);
                 ds[j / 2] = pack(above[0] * (dp[j] - shift[0]), above[1] * (dp[j + 1] - shift[1]));
                 ds[j / 2 + 1] = pack(below[0] * (dp[j + 2] - shift[0]), below[1] * (dp[j + 3] - shift[1]));
             }
-            add_rows(dk_sum, ds, q, begun.value);
-            wgmma_wait<1>();  // dV is summed: dOut may go
+            const u32 to = at.slopes + i % 2 * SLOPE_BYTES + part * STEP * 128;
+#pragma unroll
+            for (int j = 0; j < STEP / 4; j += 4)
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                             ::"r"(piece_address(to, STEP, j * 4 + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2)),
+                               "r"(ds[j]), "r"(ds[j + 1]), "r"(ds[j + 2]), "r"(ds[j + 3]) : "memory");
+            async_fence();
+            __syncwarp();
+            if (lane == 0) barrier_arrive(at.slopes_full + i % 2 * 8);
+        };
+        auto give_sums = [&](int i) {
+            keep(dq);
+            const u32 to = at.sums + part * (SUM_BYTES / 2) + thread * 16;
+#pragma unroll
+            for (int j = 0; j < 32; j += 4)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                             ::"r"(to + j * 512), "f"(dq[j]), "f"(dq[j + 1]), "f"(dq[j + 2]), "f"(dq[j + 3]) : "memory");
+            async_fence();
+            __syncwarp();
+            if (lane == 0) barrier_arrive(at.sum_full + i % 2 * 8);
+        };
+        auto sums_free = [&](int i) {  // the copy engine has read what was there before
+            barrier_wait(at.sum_empty + (i + 1) % 2 * 8, ((i + 1) / 2 & 1) ^ 1);
+        };
+
+        if (steps > 0) {
+            scores(0);
+            wgmma_wait<0>();
+            probabilities(0);
+            values(0);
+            wgmma_wait<1>();
+            slopes(0);
+            wgmma_wait<0>();
             keep(p);
             keep(dv_sum);
-            if (lane == 0) barrier_arrive(at.b_empty + 8 * stage);
-            first = first + STEP < end * STEP ? first + STEP : begin * STEP;
-        };
-        if (steps > 0) step(0, No{});
-        for (int i = 1; i < steps; i++) step(i, Yes{});
-        wgmma_wait<0>();
-        keep(dk_sum);
-        T* to_k = dk + batch * dk_batch + key_head * dk_head + own_first * dk_row;
-        T* to_v = dv + batch * dv_batch + key_head * dv_head + own_first * dv_row;
+            if (lane == 0) barrier_arrive(at.dout_empty);
+            for (int i = 0; i < steps - 1; i++) {
+                scores(i + 1);
+                add_rows(dk_sum, ds, at.q + i % Q_STAGES * STEP_BYTES);
+                barrier_wait(at.slopes_full + i % 2 * 8, i / 2 & 1);
+                multiply_slopes(dq, at.slopes + i % 2 * SLOPE_BYTES, at.k, part);
+                wgmma_wait<2>();
+                probabilities(i + 1);
+                sums_free(i);
+                wgmma_wait<0>();
+                keep(ds);
+                keep(dk_sum);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(at.q_empty + i % Q_STAGES * 8);
+                give_sums(i);
+                values(i + 1);
+                wgmma_wait<1>();
+                slopes(i + 1);
+                wgmma_wait<0>();
+                keep(p);
+                keep(dv_sum);
+                if (lane == 0) barrier_arrive(at.dout_empty + (i + 1) % DOUT_STAGES * 8);
+            }
+            const int i = steps - 1;
+            add_rows(dk_sum, ds, at.q + i % Q_STAGES * STEP_BYTES);
+            barrier_wait(at.slopes_full + i % 2 * 8, i / 2 & 1);
+            sums_free(i);
+            multiply_slopes(dq, at.slopes + i % 2 * SLOPE_BYTES, at.k, part);
+            wgmma_wait<0>();
+            keep(p);
+            keep(ds);
+            keep(dv_sum);
+            keep(dk_sum);
+            give_sums(i);
+        }
+        asm volatile("bar.sync 3, 256;" ::: "memory");  // both are done with all keys
+        T* to_k = dk + walk.batch * dk_batch + walk.key_head * dk_head + own_first * dk_row;
+        T* to_v = dv + walk.batch * dv_batch + walk.key_head * dv_head + own_first * dv_row;
         store_rows(dk_sum, steps > 0, scale, own_k, part + 1, to_k, dk_row, keys - own_first, width);
         store_rows(dv_sum, steps > 0, 1, own_v, part + 1, to_v, dv_row, keys - own_first, width);
+    }
+}
+
+// dQ = scale * sums, which lie as accumulators do; zeros where nobody added.
+extern "C" __global__ __launch_bounds__(256) void attention_finish(const float* sums, const u32* turns, T* dq,
+    int queries, int heads, int width, float scale, i64 dq_batch, i64 dq_head, i64 dq_row) {
+    __shared__ alignas(16) T rows[STEP][HEAD + 8];
+    const int head = blockIdx.y, batch = blockIdx.z, first = blockIdx.x * STEP;
+    const int part = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+    const i64 tile = (i64(batch) * heads + head) * gridDim.x + blockIdx.x;
+    const float4* from = reinterpret_cast<const float4*>(sums + tile * SUM_FLOATS) + part * (SUM_FLOATS / 8) + thread;
+    const bool any = turns[1 + tile] > 0;
+    const int row = thread / 32 * 16 + lane / 4 + (HEAD == 64 ? part * 64 : 0);
+    const int column = lane % 4 * 2 + (HEAD == 64 ? 0 : part * 64);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float4 x = any ? from[j * 128] : make_float4(0, 0, 0, 0);
+        *reinterpret_cast<u32*>(&rows[row][column + j * 8]) = pack(x.x * scale, x.y * scale);
+        *reinterpret_cast<u32*>(&rows[row + 8][column + j * 8]) = pack(x.z * scale, x.w * scale);
+    }
+    __syncthreads();
+    T* to = dq + batch * dq_batch + head * dq_head + i64(first) * dq_row;
+    for (int i = threadIdx.x; i < STEP * HEAD / 8; i += 256) {
+        const int r = i / (HEAD / 8), piece = i % (HEAD / 8);
+        if (first + r < queries && piece * 8 < width)
+            *reinterpret_cast<uint4*>(to + r * dq_row + piece * 8) =
+                *reinterpret_cast<const uint4*>(&rows[r][piece * 8]);
     }
 }

@@ -1,10 +1,11 @@
-// Flash attention, forward, on Hopper (FlashAttention-3's division of work): one warpgroup loads tiles of keys and values,
-// two compute 64 queries each. Scores of the next tile are multiplied while those of this one become probabilities.
+// Flash attention, forward, on Hopper (FlashAttention-3's division of work): one warpgroup loads tiles of keys and
+// values, GROUPS compute 64 queries each, in turns: scores of the next tile are multiplied while those of this one
+// become probabilities.
 struct Barriers {
     u64 q, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
+extern "C" __global__ __launch_bounds__(GROUPS * 128 + 128, 1) void attention_forward(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, T* out, float* lse, int queries, int keys, int heads, int group, int width,
     float scale, int low, int high, i64 out_batch, i64 out_head, i64 out_row) {
@@ -27,8 +28,8 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
         for (int i = 0; i < STAGES; i++) {
             barrier_init(k_full + 8 * i, 1);
             barrier_init(v_full + 8 * i, 1);
-            barrier_init(k_empty + 8 * i, 8);
-            barrier_init(v_empty + 8 * i, 8);
+            barrier_init(k_empty + 8 * i, GROUPS * 4);  // one arrival for each warp that computes
+            barrier_init(v_empty + 8 * i, GROUPS * 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -60,6 +61,9 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
         float o[HEAD / 2], s[STEP / 2], top[2] = {-infinity<float>(), -infinity<float>()}, total[2] = {0, 0};
         u32 p[STEP / 4];
 
+        // products of one warpgroup run under the exponentials of the others
+        auto take_turn = [&]() { asm volatile("bar.sync %0, 256;" ::"r"(8 + part) : "memory"); };
+        auto give_turn = [&]() { asm volatile("bar.arrive %0, 256;" ::"r"(8 + (part + 1) % GROUPS) : "memory"); };
         auto scores = [&](int i) {
             const u32 k = k_tile + i % STAGES * STEP_BYTES;
             barrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
@@ -68,7 +72,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
         auto values = [&](int i) {
             const u32 v = v_tile + i % STAGES * STEP_BYTES;
             barrier_wait(v_full + 8 * (i % STAGES), i / STAGES & 1);
-            add_rows(o, p, v, true);
+            add_rows(o, p, v);
         };
         // s becomes exp(scale * (s - maximum)); returns by how much what was summed before shrinks
         auto softmax = [&](int i, float (&shrink)[2]) {
@@ -110,6 +114,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
         for (int j = 0; j < HEAD / 2; j++) o[j] = 0;
         barrier_wait(q_full, 0);
         float shrink[2];
+        if (part == GROUPS - 1 && tiles > 1) give_turn();
         if (tiles > 0) {
             scores(0);
             wgmma_wait<0>();
@@ -118,8 +123,10 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_forward(
             softmax(0, shrink);
             to_probabilities();
             for (int i = 1; i < tiles; i++) {
+                take_turn();
                 scores(i);
                 values(i - 1);
+                if (part < GROUPS - 1 || i < tiles - 1) give_turn();
                 wgmma_wait<1>();
                 keep(s);
                 if (lane == 0) barrier_arrive(k_empty + 8 * (i % STAGES));

@@ -31,9 +31,11 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barri
 }
 
 // A matrix in shared memory whose rows of 128 bytes are swizzled (the copy engine's 128-byte mode), by its start
-// address, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.
-__device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride) {
-    return u64((address & 0x3FFFF) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
+// address / 16, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.
+__device__ __forceinline__ u64 descriptor(u32 sixteenths, u32 leading, u32 stride) {
+    u64 y;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(y) : "r"(sixteenths + (leading >> 4 << 16)), "r"((stride >> 4) | 1u << 30));
+    return y;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -60,6 +62,22 @@ __device__ __forceinline__ void load_bytes(u32 to, const void* from, u32 barrier
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void load_pairs(float (&x)[2], float (&y)[2], u32 from) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(y[0]), "=f"(x[1]), "=f"(y[1]) : "r"(from));
+__device__ __forceinline__ void store_bytes(void* to, u32 from, u32 bytes) {
+    asm volatile("fence.proxy.async;\ncp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+// The same, added to float32 numbers.
+__device__ __forceinline__ void add_bytes(void* to, u32 from, u32 bytes) {
+    asm volatile("fence.proxy.async;\ncp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+// Until this thread's store_bytes and add_bytes have read shared memory; until they are done.
+__device__ __forceinline__ void bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_done() {
+    asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+}
+// What this thread wrote to shared memory is there for the copy engine and wgmma, once a barrier is passed.
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void load_pair(float (&x)[2], u32 from) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
 }

@@ -78,7 +78,7 @@ def wgmma(n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = Fa
         name, parameter, a, ins, used, major = "wgmma_ss", "u64 a", f"%{count}", '"l"(a)', 1, f"0, {int(b_by_rows)}"
     b, add = f"%{count + used}", f"%{count + used + 1}"
     name += "_bt" * b_by_rows
-    return f"""__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, u64 b, int add) {{
+    return f"""__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, u64 b, int add = 1) {{
     asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {add}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{listed}}}, {a}, {b}, p, 1, 1, {major};\\n}}"
         : {outs} : {ins}, "l"(b), "r"(add));
