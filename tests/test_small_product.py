@@ -22,7 +22,7 @@ from minigraph.types import float32, uint8
 
 runs = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 SHAPES = (72, 84, 136), (1, 4, 4), (68, 132, 292)  # one tile and a bit; hardly anything; five steps of 32 and a bit
-FORMS = Form(), Form(split=2), Form(split=4, stages=2), Form(warps=(2, 2, 2)), Form(split=2, warps=(2, 2, 2))
+FORMS = Form(), Form(split=2), Form(split=4, stages=2), Form(64, 128, 2, 3, (1, 4)), Form(128, 64)
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -166,7 +166,7 @@ def test_where_it_is_offered_and_where_it_comes_first():
     kernel = "kernel for small products"
     assert choice((256, 1024, 1024))[0] == [kernel, "library"]
     assert choice((256, 1024, 1024), tf32=False) == (["library"], [])
-    assert choice((2048, 512, 512))[0] == ["library", kernel]
+    assert choice((1024, 1024, 512))[0] == ["library", kernel]
     assert choice((8192, 4096, 8))[0] == ["library"]  # for products of few columns
     assert choice((8192, 768, 768))[0] == ["library"]
     assert choice((256, 1024, 1024), device=Device("sm_80", 108))[0] == ["library", kernel]
@@ -177,7 +177,8 @@ def test_where_it_is_offered_and_where_it_comes_first():
 
 def test_sums_are_shared_where_tiles_are_few():
     hopper, ampere = Binder(), Binder(Device("sm_80", 108))
-    assert [form_of(hopper, s).split for s in ((256, 1024, 1024), (1024, 1024, 256), (64, 256, 2048))] == [2, 1, 4]
+    shapes = (256, 1024, 1024), (1024, 1024, 256), (512, 768, 768), (64, 512, 512), (64, 512, 128)
+    assert [form_of(hopper, s).split for s in shapes] == [2, 1, 2, 4, 1]
     assert form_of(ampere, (256, 1024, 1024)).split == 1
 
 

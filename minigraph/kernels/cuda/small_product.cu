@@ -1,10 +1,10 @@
 // out = epilogue(A @ B) of floats for products of little work: TF32 on tensor cores, all tiles at the same time.
 // A[m, k] and B[k, n] are stored as they are or transposed: A_BY_K, B_BY_K say whether k is the contiguous axis.
-//   tile     BM x BN outputs a cluster of SPLIT blocks, which share k; in a block WARPS_K groups of warps share it again.
-//            A warp has pieces of 32 x 32; STAGES steps of 32 k are on their way to shared memory
+//   tile     BM x BN outputs a cluster of SPLIT blocks, which share k. A warp has pieces of 32 x 32; STAGES steps of 32 k
+//            are on their way to shared memory
 //   reads    A once for each BN columns, B once for each BM rows, in chunks of 16 bytes; writes out once
-//   order    PARTS = SPLIT * WARPS_K sums of a tile; a lane keeps every PARTS-th row of its own and sends the others to
-//            where they are kept; parts are added in order of k
+//   order    of the SPLIT sums of a tile each block completes every SPLIT-th row of a lane; it is sent what the others have
+//            of these rows, and adds in order of k
 // Within 16 k, values meet in another order than they are stored in, the same for A and B: lane (g, q) = (lane / 4,
 // lane % 4) then reads 16 bytes at once. For the same reason it has rows 4 g + i and columns 8 q + 0..7 of a piece.
 // Chunks are twisted (XOR) so that the 8 lanes of an access hit all banks.
@@ -14,10 +14,10 @@
 typedef unsigned char Byte;
 typedef Pack<float, 4> Quad;
 typedef float C;
-constexpr int GROUP = 32 * WARPS_M * WARPS_N, THREADS = GROUP * WARPS_K, PARTS = SPLIT * WARPS_K, BK = 32;
-static_assert(PARTS == 1 || PARTS == 2 || PARTS == 4, "");
+constexpr int THREADS = 32 * WARPS_M * WARPS_N, BK = 32;
+static_assert(SPLIT == 1 || SPLIT == 2 || SPLIT == 4, "");
 constexpr int PM = BM / WARPS_M / 32, PN = BN / WARPS_N / 32;  // pieces of a warp
-constexpr int STAGE = 128 * (BM + BN), SENT = BM * BN / PARTS * 4;  // bytes of a stage, of what a part sends to another
+constexpr int STAGE = 128 * (BM + BN), SENT = BM * BN / SPLIT * 4;  // bytes of a stage, of what a block sends to another
 
 // ROWS rows of A, or columns of B, and BK of k in shared memory, as 128 * ROWS bytes.
 template <bool BY_K, int ROWS> struct Tile {
@@ -97,8 +97,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
     const int tile = blockIdx.x / SPLIT, rank = blockIdx.x % SPLIT;
     const int m0 = tile % tiles_m * BM, n0 = tile / tiles_m * BN;
     const int all = (inner + BK - 1) / BK, begin = all * rank / SPLIT, steps = all * (rank + 1) / SPLIT - begin;
-    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int warp = threadIdx.x / 32 % (GROUP / 32), group = threadIdx.x / GROUP, part = rank * WARPS_K + group;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     const int row0 = warp % WARPS_M * PM * 32, column0 = warp / WARPS_M * PN * 32;
     if (SPLIT > 1) cluster_arrive();  // nobody sends to a block that has not begun
 
@@ -117,7 +116,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
 
     // What the end needs comes meanwhile.
     Quad added[PN][2] = {};
-    u32 set[PM][PN][4 / PARTS] = {};
+    u32 set[PM][PN][4 / SPLIT] = {};
 #pragma unroll
     for (int y = 0; y < PN; ++y) {
         const int c = n0 + column0 + 32 * y + 8 * q;
@@ -127,8 +126,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
 #pragma unroll
         for (int x = 0; x < PM; ++x)
 #pragma unroll
-            for (int i = 0; i < 4 / PARTS; ++i) {
-                const int r = m0 + row0 + 32 * x + 4 * g + i * PARTS + part;
+            for (int i = 0; i < 4 / SPLIT; ++i) {
+                const int r = m0 + row0 + 32 * x + 4 * g + i * SPLIT + rank;
                 if (DRELU && r < m && c < n) set[x][y][i] = mask[r * width + c / 8];
             }
     }
@@ -137,21 +136,18 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
     constexpr int SUMMED = COLUMNS == 2 ? BM : BN, ACROSS = SUMMED / 4, ROWS = THREADS / ACROSS;
     const bool sums = COLUMNS && (COLUMNS == 1 ? m0 : n0) == 0;
     Quad total = {};
-    // A step has HALVES pieces of 16 k for a warp. The next one is read before the products of this one.
-    constexpr int HALVES = 2 / WARPS_K;
-    float fa[2][PM][4][4], fb[2][PN][4][4];
-    auto read = [&](float (&to_a)[PM][4][4], float (&to_b)[PN][4][4], int step, int h) {
+    float fa[2][PM][4][4], fb[2][PN][4][4];  // of the halves of a step: the next is read before the products of this one
+    auto read = [&](int step, int half) {
         const Byte* const stage = memory + step % STAGES * STAGE;
-        const int half = WARPS_K == 2 ? group : h;
 #pragma unroll
-        for (int i = 0; i < PM; ++i) tile_a.fragments(to_a[i], stage, i, half);
+        for (int i = 0; i < PM; ++i) tile_a.fragments(fa[half][i], stage, i, half);
 #pragma unroll
-        for (int i = 0; i < PN; ++i) tile_b.fragments(to_b[i], stage + 128 * BM, i, half);
+        for (int i = 0; i < PN; ++i) tile_b.fragments(fb[half][i], stage + 128 * BM, i, half);
     };
     wait_for_groups<STAGES - 1>();
     __syncthreads();
-    read(fa[0], fb[0], 0, 0);
-    auto one_step = [&](int step, int now) {
+    read(0, 0);
+    for (int step = 0; step < steps; ++step) {
         if (COLUMNS && sums) {
             const Byte* const stage = memory + step % STAGES * STAGE + (COLUMNS == 1 ? 128 * BM : 0);
 #pragma unroll
@@ -163,64 +159,53 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
             }
         }
 #pragma unroll
-        for (int h = 0; h < HALVES; ++h) {
-            const int f = HALVES == 2 ? h : now;
-            if (h == HALVES - 1) {
+        for (int half = 0; half < 2; ++half) {
+            if (half == 1) {  // all have read this stage
                 wait_for_groups<STAGES - 2>();
                 __syncthreads();
                 load(step + STAGES);
-                read(fa[1 - f], fb[1 - f], step + 1, 0);
-            } else {
-                read(fa[1 - f], fb[1 - f], step, h + 1);
             }
+            read(step + half, 1 - half);
 #pragma unroll
             for (int s = 0; s < 4; s += 2)
 #pragma unroll
                 for (int x = 0; x < PM; ++x)
 #pragma unroll
                     for (int t = 0; t < 2; ++t) {
-                        const float(&v)[4][4] = fa[f][x];
+                        const float(&v)[4][4] = fa[half][x];
                         const u32 rows[4] = {rounded(v[2 * t][s]), rounded(v[2 * t + 1][s]), rounded(v[2 * t][s + 1]),
                                              rounded(v[2 * t + 1][s + 1])};
 #pragma unroll
                         for (int y = 0; y < PN; ++y)
 #pragma unroll
                             for (int j = 0; j < 4; ++j)
-                                mma_k8(sum[x][y][t][j], rows, rounded(fb[f][y][j][s]), rounded(fb[f][y][j][s + 1]));
+                                mma_k8(sum[x][y][t][j], rows, rounded(fb[half][y][j][s]), rounded(fb[half][y][j][s + 1]));
                     }
         }
-    };
-    if constexpr (HALVES == 2) {
-        for (int step = 0; step < steps; ++step) one_step(step, 0);
-    } else {
-        int step = 0;
-        for (; step + 1 < steps; step += 2) one_step(step, 0), one_step(step + 1, 1);
-        if (step < steps) one_step(step, 0);
     }
 
-    // Row i of a lane is kept by part i % PARTS. What lies where another part's sums come in, of this warp and lane:
-    auto come_in = [&](int keeper, int sender, int x, int y, int i, int o) {
-        const int slot = keeper % WARPS_K * (PARTS - 1) + sender - (sender > keeper);
-        return inbox + slot * SENT + ((((warp * PM + x) * PN + y) * (4 / PARTS) + i / PARTS) * 2 + o) * 512 + lane * 16;
+    // Row i of a lane is completed by block i % SPLIT. Where it gets what another has, for this warp and lane:
+    auto inbox_of = [&](int block, int sender, int x, int y, int i, int o) {
+        const int piece = ((warp * PM + x) * PN + y) * (4 / SPLIT) + i / SPLIT;
+        return inbox + (sender - (sender > block)) * SENT + (piece * 2 + o) * 512 + lane * 16;
     };
     auto mine = [&](int x, int y, int i, int o) {
         const float(&s)[4][4] = sum[x][y][i / 2];
         const int e = i % 2 * 2 + o;
         return Quad{s[0][e], s[1][e], s[2][e], s[3][e]};
     };
-    float* const parts = (float*)(inbox + (PARTS - 1) * WARPS_K * SENT);  // sums of columns: SPLIT rows, then ROWS
-    if (SPLIT > 1) cluster_wait();
-    if (PARTS > 1) {
+    float* const parts = (float*)(inbox + (SPLIT - 1) * SENT);  // sums of columns: SPLIT rows, then ROWS
+    if (SPLIT > 1) {
+        cluster_wait();
 #pragma unroll
         for (int x = 0; x < PM; ++x)
 #pragma unroll
             for (int y = 0; y < PN; ++y)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (const int keeper = i % PARTS; keeper != part)
+                    if (const int to = i % SPLIT; to != rank)
 #pragma unroll
-                        for (int o = 0; o < 2; ++o)
-                            send<SPLIT>(come_in(keeper, part, x, y, i, o), keeper / WARPS_K, mine(x, y, i, o));
+                        for (int o = 0; o < 2; ++o) send<SPLIT>(inbox_of(to, rank, x, y, i, o), to, mine(x, y, i, o));
     }
     if (COLUMNS && sums) {
         *(Quad*)(parts + SPLIT * SUMMED + threadIdx.x * 4) = total;
@@ -235,11 +220,11 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
         }
     }
     if (SPLIT > 1) cluster_arrive(), cluster_wait();
-    else if (PARTS > 1 || COLUMNS) __syncthreads();
+    else if (COLUMNS) __syncthreads();
 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        if (i % PARTS != part) continue;
+        if (i % SPLIT != rank) continue;
 #pragma unroll
         for (int x = 0; x < PM; ++x)
 #pragma unroll
@@ -250,8 +235,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
                 for (int o = 0; o < 2; ++o) {
                     const Quad own = mine(x, y, i, o);
 #pragma unroll
-                    for (int p = 0; p < PARTS; ++p) {
-                        const Quad next = p == part ? own : *(const Quad*)come_in(part, p, x, y, i, o);
+                    for (int p = 0; p < SPLIT; ++p) {
+                        const Quad next = p == rank ? own : *(const Quad*)inbox_of(rank, p, x, y, i, o);
 #pragma unroll
                         for (int j = 0; j < 4; ++j) v[o].v[j] = p ? v[o].v[j] + next.v[j] : next.v[j];
                     }
@@ -272,7 +257,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
                         float& z = v[o].v[j];
                         if (BIAS) z += added[y][o].v[j];
                         if (RELU) z = max_nan(z, 0.0f), bits |= u32(z > 0 && inside) << (4 * o + j);
-                        if (DRELU) z = set[x][y][i / PARTS] >> (4 * o + j) & 1 ? z : 0.0f;
+                        if (DRELU) z = set[x][y][i / SPLIT] >> (4 * o + j) & 1 ? z : 0.0f;
 #ifdef GELU
                         const float X = before[o].v[j] = z;
                         z = GELU;

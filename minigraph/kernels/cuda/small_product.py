@@ -16,7 +16,7 @@ from .buffer import Buffer
 from .compile import read_source
 from .skinny import COLUMNS
 
-FIRST, MOST = 3 << 27, 1 << 30  # multiply-adds up to which it runs where nothing was measured, up to which it is tried
+FIRST, MOST = 3 << 27, 3 << 28  # multiply-adds up to which it runs where nothing was measured, up to which it is tried
 TENSOR_CORES, CLUSTERS = 80, 90  # the least architectures that have them; times were measured on the latter
 CHUNK = 4  # elements that are read at once
 FILES = "tensor_cores.cuh", "small_product.cu"
@@ -28,24 +28,22 @@ class Form(NamedTuple):
     """How a product is cut: tiles of `rows` x `columns`, `split` blocks that share the sum of a tile.
 
     stages   steps of 32 along the sum that are on their way to shared memory
-    warps    of a block along rows, columns and the sum
+    warps    of a block along rows and columns
     """
 
     rows: int = 64
     columns: int = 64
     split: int = 1
     stages: int = 4
-    warps: tuple[int, int, int] = (2, 2, 1)
+    warps: tuple[int, int] = (2, 2)
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps[0] * self.warps[1] * self.warps[2]
+        return 32 * self.warps[0] * self.warps[1]
 
     def shared(self, sums: int) -> int:
-        """Bytes: stages, what other parts of the sum send, and `sums` sums of columns."""
-        groups = self.warps[2]
-        parts = self.split * groups
-        sent = 4 * self.rows * self.columns // parts * (parts - 1) * groups
+        """Bytes: stages, what other blocks send, and `sums` sums of columns."""
+        sent = 4 * self.rows * self.columns // self.split * (self.split - 1)
         of_columns = 4 * self.split * sums + 16 * self.threads if sums else 0
         return 128 * (self.rows + self.columns) * self.stages + sent + of_columns
 
@@ -55,12 +53,13 @@ def _capability(binder: Binder) -> int:
 
 
 def form_of(binder: Binder, shape: Shape) -> Form:
-    """Tiles of 64 x 64; the sum is shared by blocks where tiles are fewer than multiprocessors."""
+    """Tiles of 64 x 64; blocks share a sum as long as there are at most three of them for two multiprocessors."""
     m, n, k = shape
     tiles, split = blocks_for(m, 64) * blocks_for(n, 64), 1
-    if _capability(binder) >= CLUSTERS:
-        while split < 4 and 2 * split * tiles <= binder.device.multiprocessors and k >= 256 * split:
-            split *= 2
+    while _capability(binder) >= CLUSTERS and split < 4:
+        if 2 * split * tiles > 3 * binder.device.multiprocessors // 2 or k < 256 * split:
+            break
+        split *= 2
     return Form(split=split)
 
 
@@ -120,7 +119,7 @@ def bind(
     form, mask = form or form_of(binder, shape), bits or where
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "BM": form.rows, "BN": form.columns, "SPLIT": form.split,
-        "STAGES": form.stages, "WARPS_M": form.warps[0], "WARPS_N": form.warps[1], "WARPS_K": form.warps[2],
+        "STAGES": form.stages, "WARPS_M": form.warps[0], "WARPS_N": form.warps[1],
         "BIAS": int(bias is not None), "RELU": int(relu), "MASK": int(bits is not None),
         "DRELU": int(where is not None), "COLUMNS": 0 if sums is None else 2 if of_a else 1,
         "KEEP": int(aux is not None),
