@@ -56,7 +56,8 @@ ROWS = (
     Row("float32", (8, 8, 2048, 64)), Row("float32", (1, 1, 1024, 32)), Row("float32", (1, 1, 4096, 32)),
     Row("bfloat16", (4, 16, 4096, 64)), Row("bfloat16", (4, 16, 4096, 64), True),
     Row("bfloat16", (4, 16, 4096, 128)), Row("bfloat16", (4, 16, 4096, 128), True),
-    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (2, 8, 4096, 256)),
+    Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (2, 16, 16384, 128), True),
+    Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (2, 8, 4096, 256)),
     Row("bfloat16", (2, 8, 4096, 256), True),
 )  # fmt: skip
 
