@@ -128,9 +128,9 @@ def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, a
     assert call.function == function
     if aligned:
         assert defined(call, "ALIGNED") == aligned
-        side, batch = int(defined(call, "TILE")), math.prod(shape[:-2])
-        halo = 0 if aligned == "1" else 3  # words of a line that may belong to the tile before
-        assert call.grid[0] == batch * -(-shape[-1] // side) * -(-(shape[-2] + halo) // side)
+        across, down, batch = int(defined(call, "TILE")), int(defined(call, "DOWN")), math.prod(shape[:-2])
+        halo = 0 if aligned == "1" else 7  # words of a sector that may belong to the tile before
+        assert call.grid[0] == batch * -(-shape[-1] // across) * -(-(shape[-2] + halo) // down)
 
 
 def test_an_inner_axis_of_one_word_is_moved_as_words():
@@ -153,16 +153,18 @@ def test_places_beside_a_boundary_are_not_aligned():
 
 
 def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_banks():
-    for word, side in movement.TILES.items():
-        pack = movement.PACK_BYTES // word
-        for aligned in (True, False) if pack > 1 else (True,):  # a word of 16 bytes lies on a boundary
+    for aligned, table in ((True, movement.TILES), (False, movement.UNALIGNED)):
+        for word, (across, down) in table.items():
+            pack = movement.PACK_BYTES // word
+            if pack == 1 and not aligned:
+                continue  # a word of 16 bytes lies on a boundary
             assert movement.tile_bytes(word, aligned) <= 40 * 1024
-            lines = side // pack + (not aligned)
-            places = [y * lines + y // pack for y in range(side + (0 if aligned else pack))]
+            lines = across // pack + (not aligned)
+            rows = down + (0 if aligned else movement.SECTOR_BYTES // word)
+            places = [y * lines + y // pack for y in range(rows)]
             assert max(places) + lines <= movement.tile_bytes(word, aligned) // movement.PACK_BYTES
-            for first in range(pack):  # eight lines that a warp reads at once
+            for first in range(rows - 8 * pack + 1):  # eight lines that a warp reads at once
                 assert {p % 8 for p in places[first : first + 8 * pack : pack]} == set(range(8))
-        assert 256 // (side // pack) % pack == 0  # rows that are read at a time lie alike
 
 
 EMPTY = [

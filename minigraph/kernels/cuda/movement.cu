@@ -3,10 +3,11 @@
 // copy   every thread moves 4 words; the last axis varies fastest. Words are as wide as the innermost
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
-// tiles  the source's fastest axis is not the destination's: TILE x TILE words go through shared memory, read along
-//        one axis and written along the other, a line of 16 bytes at once. Rows stand there as they lie in memory, from
-//        a 16-byte boundary on, and lines of the destination are gathered from boundary to boundary, so that sizes and
-//        addresses may be any (unless ALIGNED). What is written stays out of the L1 cache. At most 6 more axes.
+// tiles  the source's fastest axis is not the destination's: TILE x DOWN words go through shared memory, read along
+//        one axis and written along the other, a line of 16 bytes at once. Sizes and addresses may be any (unless
+//        ALIGNED): rows stand there as they lie in memory, from a 16-byte boundary on, and what is written begins and
+//        ends with a sector, the 32 bytes that the L2 cache writes at once. It stays out of the L1 cache. At most 6
+//        more axes.
 //
 // Both read and write every word once. W is the word, I the type that holds every offset of `copy`,
 // U its unsigned twin.
@@ -51,17 +52,17 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
     i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,
     i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5)
 {
-    constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = TILE / V;  // lines of a row that is read, or written
-    constexpr int HALO = ALIGNED ? 0 : V, LINES = ACROSS + (ALIGNED ? 0 : 1), ROWS = TILE + HALO;
-    constexpr int READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // at a time; they lie alike beside boundaries
-    static_assert(READ % V == 0 && WRITTEN % V == 0, "");
+    constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = DOWN / V;  // lines of a row that is read, or written
+    constexpr int SECTOR = ALIGNED ? 1 : 32 / sizeof(W), HALO = ALIGNED ? 0 : SECTOR, ROWS = DOWN + HALO;
+    constexpr int LINES = ACROSS + (ALIGNED ? 0 : 1), READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows, columns at a time
+    static_assert(ALIGNED || (READ % V == 0 && WRITTEN % SECTOR == 0), "a thread's own lie alike beside boundaries");
     typedef Pack<W, V> Line;
     extern __shared__ uint4 memory[];
     W* tile = (W*)memory;  // row y begins at line y * LINES + y / V: lines of one column lie in different banks
     const i64 extent[6] = {e0, e1, e2, e3, e4, e5};
     const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};
     const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};
-    const i64 row = i64(blockIdx.x % u32(tiles_down)) * TILE;
+    const i64 row = i64(blockIdx.x % u32(tiles_down)) * DOWN;
     u32 rest = blockIdx.x / u32(tiles_down);
     const i64 column = i64(rest % u32(tiles_across)) * TILE;
     rest /= u32(tiles_across);
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
     }
     const W* from = source + start + (row - HALO) * source_pitch + column;
     const u32 skew = u32(u64(from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step
-    const int right = int(min(across - column, i64(TILE + V))), bottom = int(min(down - row, i64(TILE + V)));
+    const int right = int(min(across - column, i64(TILE + V))), bottom = int(min(down - row, i64(DOWN + HALO)));
     auto fetch = [&](int y, int x) {  // line x of row y
         if ((row == 0 && y < HALO) || y >= bottom + HALO) return;
         const int place = x * V - (ALIGNED ? 0 : (skew + y * skew_step) % V);  // behind a boundary
@@ -97,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
     const int k = threadIdx.x % ALONG + threadIdx.x / 32 % (PACKS / ALONG) * ALONG;
     const int x0 = threadIdx.x / ALONG % BESIDE + threadIdx.x / (BESIDE * PACKS) * BESIDE;
     W* into = destination + to + (column + x0) * destination_pitch + row;
-    const int place = k * V - (ALIGNED ? 0 : int(u64(into) / sizeof(W) % V));
+    const int place = k * V - int(u64(into) / sizeof(W) % SECTOR);
     if (place >= bottom) return;
     into += place;
     const bool whole = (row > 0 || place >= 0) && place + V <= bottom;

@@ -20,7 +20,9 @@ WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<
 BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
-TILES = {1: 128, 2: 128, 4: 64, 8: 32, 16: 32}  # words along each side, by bytes of a word
+TILES = {1: (128, 128), 2: (128, 128), 4: (64, 64), 8: (32, 32), 16: (32, 32)}  # words across and down, by bytes of one
+UNALIGNED = TILES | {2: (128, 64)}
+SECTOR_BYTES = 32
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -151,25 +153,26 @@ def _bind_tiles(
     across, down = axes[fastest], axes[-1]
     batch = [*axes[:fastest], *axes[fastest + 1 : -1]]
     steps = [across.destination, down.source, *(s for a in batch for s in a[1:])]
-    pack, side = PACK_BYTES // word, TILES[word]
+    pack = PACK_BYTES // word
     aligned = min(source.alignment, destination.alignment) % PACK_BYTES == 0
     aligned = aligned and not any(k % pack for k in (across.extent, down.extent, to, start, *steps))
-    halo = 0 if aligned else pack - 1  # words before a boundary belong to the tile behind it
-    tiles = blocks_for(across.extent, side), blocks_for(down.extent + halo, side)
+    sides = (TILES if aligned else UNALIGNED)[word]
+    halo = 0 if aligned else SECTOR_BYTES // word  # words before a boundary belong to the tile behind it
+    tiles = blocks_for(across.extent, sides[0]), blocks_for(down.extent + max(halo - 1, 0), sides[1])
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
-    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "TILE": side, "ALIGNED": int(aligned)}
+    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "ALIGNED": int(aligned)}
     binder.launch(
         "movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
         i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
         *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
-        defines=defines, shared=tile_bytes(word, aligned),
+        defines=defines | {"TILE": sides[0], "DOWN": sides[1]}, shared=tile_bytes(word, aligned),
     )  # fmt: skip
 
 
 def tile_bytes(word: int, aligned: bool) -> int:
     """Shared memory of a tile: rows of lines, and a line after every so many rows as a line has words."""
-    pack = PACK_BYTES // word
-    rows, lines = TILES[word] + (0 if aligned else pack), TILES[word] // pack + (0 if aligned else 1)
+    pack, (across, down) = PACK_BYTES // word, (TILES if aligned else UNALIGNED)[word]
+    rows, lines = down + (0 if aligned else SECTOR_BYTES // word), across // pack + (0 if aligned else 1)
     return (rows * lines + rows // pack) * PACK_BYTES
 
 

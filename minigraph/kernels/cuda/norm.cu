@@ -167,24 +167,35 @@ __device__ __forceinline__ void row_sums(C& x, C& y, C (*shared)[2]) {
 #endif
 }
 
-// A thread's share of a row; packs and rows that do not exist are others read again.
-struct Share {
-    i64 row;
-    int lane, packs;
-    __device__ __forceinline__ Share(i64 row, i64 rows, int lane, int packs)
-        : row(min(row, rows - 1)), lane(lane), packs(packs) {}
-    __device__ __forceinline__ const Elements* pack(const T* x, i64 n, int k) const {
-        return (const Elements*)(x + row * n) + min(lane + k * LANES, packs - 1);
-    }
-    __device__ __forceinline__ void fetch(Elements* to, const T* X, const T* dY, i64 n) const {
+struct Taken {  // a thread's share of a row; packs and rows that do not exist are others read again
+    C mean, variance;
+    Elements x[PACKS], d[PACKS];
+    __device__ __forceinline__ void load(
+        const T* X, const T* dY, const M* Mean, const M* Variance, i64 row, i64 rows, i64 n, int lane, int packs
+    ) {
+        row = min(row, rows - 1);
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            copy_ahead(to + 2 * k * THREADS, pack(X, n, k));
-            copy_ahead(to + (2 * k + 1) * THREADS, pack(dY, n, k));
+            x[k] = ((const Elements*)(X + row * n))[min(lane + k * LANES, packs - 1)];
+            d[k] = ((const Elements*)(dY + row * n))[min(lane + k * LANES, packs - 1)];
         }
-        close_group();
+        mean = C(up(Mean[row]));
+        variance = C(up(Variance[row]));
     }
 };
+
+// Likewise on its way into shared memory, as a group.
+__device__ __forceinline__ void fetch(
+    Elements* to, const T* X, const T* dY, i64 row, i64 n, int lane, int packs
+) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        const int at = min(lane + k * LANES, packs - 1);
+        copy_ahead(to + 2 * k * THREADS, (const Elements*)(X + row * n) + at);
+        copy_ahead(to + (2 * k + 1) * THREADS, (const Elements*)(dY + row * n) + at);
+    }
+    close_group();
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     backward(PARAMETERS, T* dX, C* dScale, C* dBias, i64 rows, i64 n, double epsilon) {
@@ -203,43 +214,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const i64 begin = i64(blockIdx.x) * (THREADS / LANES);
     extern __shared__ uint4 memory[];  // AHEAD: two rows, in turns
     Elements* taken = (Elements*)memory + threadIdx.x;
-    Share share(begin + threadIdx.x / LANES, rows, lane, packs);
     C next_mean = C(0), next_variance = C(0);
     if (AHEAD) {
-        share.fetch(taken, X, dY, n);
-        next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
+        const i64 row = min(begin + threadIdx.x / LANES, rows - 1);
+        fetch(taken, X, dY, row, n, lane, packs);
+        next_mean = C(up(Mean[row])), next_variance = C(up(Variance[row]));
     }
     int turn = 0;
     for (i64 first = begin; first < rows; first += step, turn ^= 1) {
         const i64 row = first + threadIdx.x / LANES;
-        Elements own_x[PACKS], own_d[PACKS];
-        C mean = next_mean, variance = next_variance;
-        if (!AHEAD) {
-            mean = C(up(Mean[share.row])), variance = C(up(Variance[share.row]));
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k) own_x[k] = *share.pack(X, n, k), own_d[k] = *share.pack(dY, n, k);
-        }
-        share = Share(row + step, rows, lane, packs);
+        Taken own;
         if (AHEAD) {
-            share.fetch(taken + (turn ^ 1) * 2 * PACKS * THREADS, X, dY, n);
-            next_mean = C(up(Mean[share.row])), next_variance = C(up(Variance[share.row]));
+            const i64 after = min(row + step, rows - 1);
+            fetch(taken + (turn ^ 1) * 2 * PACKS * THREADS, X, dY, after, n, lane, packs);
+            own.mean = next_mean, own.variance = next_variance;
+            next_mean = C(up(Mean[after])), next_variance = C(up(Variance[after]));
             wait_for_earlier_groups();
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
-                own_x[k] = taken[(turn * PACKS + k) * 2 * THREADS];
-                own_d[k] = taken[((turn * PACKS + k) * 2 + 1) * THREADS];
+                own.x[k] = taken[(turn * PACKS + k) * 2 * THREADS];
+                own.d[k] = taken[((turn * PACKS + k) * 2 + 1) * THREADS];
             }
-        }
+        } else
+            own.load(X, dY, Mean, Variance, row, rows, n, lane, packs);
         // Of 16 bits, one product and one sum do: a mean far above the deviation costs more in X itself.
-        const C inverse = rsqrt(variance + least), shift = -mean * inverse;
+        const C inverse = rsqrt(own.variance + least), shift = -own.mean * inverse;
         C sum = C(0), product = C(0);
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             if (row >= rows || lane + k * LANES >= packs) continue;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C d = up(own_d[k].v[v]), x = up(own_x[k].v[v]);
-                const C h = sizeof(T) == 2 ? x * inverse + shift : (x - mean) * inverse;
+                const C d = up(own.d[k].v[v]), x = up(own.x[k].v[v]);
+                const C h = sizeof(T) == 2 ? x * inverse + shift : (x - own.mean) * inverse;
                 scale_sum[k].v[v] += d * h;
                 bias_sum[k].v[v] += d;
                 const C scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
@@ -254,15 +261,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         C constant = -sum * per * inverse, slope = -product * per * inverse * inverse;
         if (HAS_MEAN) constant += C(up(Mean_grad[row])) * per;
         if (HAS_VARIANCE) slope += C(2) * C(up(Variance_grad[row])) * per;
-        if (sizeof(T) == 2) constant -= mean * slope;
+        if (sizeof(T) == 2) constant -= own.mean * slope;
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             if (lane + k * LANES >= packs) continue;
             Elements result;
 #pragma unroll
             for (int v = 0; v < WIDTH; ++v) {
-                const C d = up(own_d[k].v[v]), scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
-                const C x = sizeof(T) == 2 ? C(up(own_x[k].v[v])) : C(up(own_x[k].v[v])) - mean;
+                const C d = up(own.d[k].v[v]), scaled = HAS_SCALE ? d * C(up(scale[k].v[v])) : d;
+                const C x = sizeof(T) == 2 ? C(up(own.x[k].v[v])) : C(up(own.x[k].v[v])) - own.mean;
                 result.v[v] = down<T>(scaled * inverse + (x * slope + constant));
             }
             ((Elements*)(dX + row * n))[lane + k * LANES] = result;
