@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from .errors import MinigraphError
@@ -215,8 +216,9 @@ class BoundProgram:
         if self.options.reuse:
             peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=needed)
             frugal = [i for i in thrifty(units, before, sizes, given, needed) if i not in self.once]
-            self.order = min(self.order, frugal, key=peak)
-            self.order = min(self.order, late(self.order, units, before, sizes, needed), key=peak)
+            least, self.order = min((peak(self.order), self.order), (peak(frugal), frugal), key=itemgetter(0))
+            postponed = late(self.order, units, before, sizes, needed)
+            self.order = postponed if peak(postponed) < least else self.order
         self.blocks = self._lives(self.order, units, own, given, needed)
         self.live_bytes = most_live([life for _, life in self.blocks])
         offsets, self.arena_bytes = layout(apart([life for _, life in self.blocks]))

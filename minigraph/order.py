@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .kernels.cuda.binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call
 from .kernels.cuda.buffer import Buffer, Words
@@ -27,7 +28,7 @@ class Unit:
     writes: set[int] = field(default_factory=set)
     barrier: bool = False
 
-    @property
+    @cached_property
     def blocks(self) -> set[int]:
         return self.reads | self.writes
 

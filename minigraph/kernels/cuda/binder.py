@@ -249,20 +249,20 @@ class Binder:
     def gemm(self, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
         """A product through cuBLASLt."""
         call = Gemm(a, b, c, **facts)
-        call.workspace = self.workspace or self.scratch((workspace_of(call),), np.uint8)
+        room = workspace_of(call)
+        call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
+        shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same; one of them must suit every shape."""
         choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
-        self.workspace = shared = workspace or self.scratch((0,), np.uint8)  # of the one that runs
+        self.workspace = workspace or self.scratch((0,), np.uint8)  # of the one that runs
         for name, record in variants.items():
             self.calls = choice.variants[name] = []
             record()
         self.calls, self.workspace = calls, workspace
         self.calls.append(choice)
-        if shared is not workspace:
-            shared.shape = (max((workspace_of(c) for c in every_call([choice]) if isinstance(c, Gemm)), default=0),)
 
 
 def workspace_of(call: Gemm) -> int:
