@@ -15,16 +15,18 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
     nodes: dict[int, OpNode] = {}
 
     def read(v: Variable) -> VarNode:
-        node = current.get(v.name)
+        name = v.name
+        node = current.get(name)
         if node is None:
-            node = current[v.name] = graph.add_var(v.name, v.type, v)
+            node = current[name] = graph.add_var(name, v.type, v)
             node.given = True
         return node
 
     def write(v: Variable) -> VarNode:
         if v.persistable:
             read(v)  # what it held before this run is version 0
-        node = current[v.name] = graph.add_var(v.name, v.type, v)
+        name = v.name
+        node = current[name] = graph.add_var(name, v.type, v)
         return node
 
     for position, op in enumerate(program.ops):

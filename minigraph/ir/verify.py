@@ -73,12 +73,15 @@ def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
 def _agree(slots: dict[str, list[VarNode]], edges: Any) -> bool:
     """Whether the graph's edges on one side of an operator are the positions of its slots."""
     number = 0
-    for slot, vs in slots.items():
-        for i, v in enumerate(vs):
-            if v not in edges or (slot, i) not in edges[v]:
-                return False
-        number += len(vs)
-    return number == sum(map(len, edges.values()))
+    try:
+        for v, positions in edges.items():
+            for slot, i in positions:
+                if slots[slot][i] is not v:
+                    return False
+            number += len(positions)
+    except (KeyError, IndexError):
+        return False
+    return number == sum(map(len, slots.values()))  # no two edges have one position, so none is left out
 
 
 def _type_problem(op: OpNode) -> str | None:

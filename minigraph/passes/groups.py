@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 from ..body import ROW, SUM, WHOLE, Layout, Member, is_pointwise, layout_of
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..opdef import OpDef
 from ..types import TensorType
 from .rule import Refused, require
 
 MOST_MEMBERS, MOST_INPUTS, MOST_OUTPUTS = 32, 16, 8  # what one kernel can keep in registers, and its arguments
 MOST_READERS = 16  # of a value that are looked at for a common kernel
+
+Slots = tuple[tuple[str, tuple[int, ...]], ...]
 
 FIRST: Rank = (-1,)
 LAST: Rank = (1 << 62,)
@@ -81,28 +85,37 @@ def start_group(op: OpNode) -> Group:
     """A group of one candidate; refuses what cannot be in any."""
     for v in op.output_vars:
         require(v.next_version is None and not _is_update(v), f"{v.name} is updated in place")
-    member, types = _as_member(op)
-    try:
-        layout = layout_of([member], types)
-    except MinigraphError as no:
-        raise Refused(no.fact) from None
+    numbers: dict[VarNode, int] = {}
+    slots = [
+        tuple((s, tuple(numbers.setdefault(v, len(numbers)) for v in vs)) for s, vs in own.items())
+        for own in (op.inputs, op.outputs)
+    ]
+    layout = _layout_alone(op.opdef, *slots, tuple(v.type for v in numbers), tuple(op.attrs.items()))
+    if isinstance(layout, str):
+        raise Refused(layout)
     return Group([op], layout, moved_bytes(op))
+
+
+@lru_cache(maxsize=4096)
+def _layout_alone(
+    opdef: OpDef, inputs: Slots, outputs: Slots, types: tuple[TensorType, ...], attrs: Any
+) -> Layout | str:
+    """The layout of one operator, or why it has none; layers ask the same. Slots hold numbers of values."""
+
+    def names(slots: Slots) -> dict[str, list[str]]:
+        return {slot: [f"t{i}" for i in own] for slot, own in slots}
+
+    member = Member(opdef, names(inputs), names(outputs), dict(attrs))
+    try:
+        return layout_of([member], {f"t{i}": t for i, t in enumerate(types)})
+    except MinigraphError as no:
+        return no.fact
 
 
 def _is_update(v: VarNode) -> bool:
     """Whether somebody reads what the variable held before; a persistable one holds something before the run."""
     before = v.graph.vars.get((v.name, v.version - 1))
     return before is not None and (not before.given or bool(before.consumers))
-
-
-def _as_member(op: OpNode) -> tuple[Member, dict[str, TensorType]]:
-    """The operator alone as a member of a body, its values called by their names in the graph."""
-    types = {f"t{v.name}#{v.version}": v.type for v in (*op.input_vars, *op.output_vars)}
-
-    def names(slots: dict[str, list[VarNode]]) -> dict[str, list[str]]:
-        return {s: [f"t{v.name}#{v.version}" for v in vs] for s, vs in slots.items()}
-
-    return Member(op.opdef, names(op.inputs), names(op.outputs), op.attrs), types
 
 
 def joined(a: Group, b: Group) -> Group:
