@@ -24,7 +24,6 @@ SHAPES = [
 ]  # fmt: skip
 RUNS = 4  # eager, captured, then twice the graph
 ROUNDED = 6e-4  # ||difference|| / ||result|| of TF32
-NAME = "kernel for small products"
 Arrays = dict[str, np.ndarray]
 
 
@@ -41,10 +40,10 @@ def checks() -> Iterator[Check]:
 @contextmanager
 def _this_kernel() -> Iterator[None]:
     """TF32 is allowed, and where this kernel is offered nothing else is."""
-    choose, columns = Binder.choose, small_product.COLUMNS
+    choose, columns, name = Binder.choose, small_product.COLUMNS, small_product.NAME
 
     def record(binder: Binder, variants: Mapping[str, Any]) -> None:
-        choose(binder, {NAME: variants[NAME]} if NAME in variants else variants)
+        choose(binder, {name: variants[name]} if name in variants else variants)
 
     Binder.choose, small_product.COLUMNS = record, 0
     cuda.set_float32_matmul_precision("high")

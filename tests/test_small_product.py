@@ -163,7 +163,7 @@ def choice(shape, tf32=True, device=None):
 
 
 def test_where_it_is_offered_and_where_it_comes_first():
-    kernel = "kernel for small products"
+    kernel = small_product.NAME
     assert choice((256, 1024, 1024))[0] == [kernel, "library"]
     assert choice((256, 1024, 1024), tf32=False) == (["library"], [])
     assert choice((1024, 1024, 512))[0] == ["library", kernel]

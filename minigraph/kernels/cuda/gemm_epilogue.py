@@ -77,8 +77,6 @@ def fused_gemm_epilogue(
     )
     if k == 0:
         return with_kernels()
-    if activation == "gelu" and not library:
-        binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
     variants: Variants = {f"epilogue of bias and {activation}": with_epilogue} if library else {}
     variants |= {"epilogue of bias": with_bias, "product and kernels": with_kernels}
     around = (
@@ -88,6 +86,8 @@ def fused_gemm_epilogue(
     variants = small_product.with_kernel(
         variants, binder, x, y, out, (facts["m"], n, k), attrs["trans_x"], attrs["trans_y"], bias=bias, **around
     )
+    if activation == "gelu" and not library and next(iter(variants)) != small_product.NAME:
+        binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
     binder.choose(_with_skinny(variants, with_skinny, x, y, out, attrs))
 
 
@@ -162,19 +162,20 @@ def _input_gradient(
 
     variants: Variants = {"product and kernel": with_kernels}
     gelu = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
-    if gelu and not attrs["trans_x"] and inner > 1 and d.size:
+    offered = gelu and not attrs["trans_x"] and inner > 1 and d.size > 0
+    if offered:
         library: Variants = {"epilogue of gelu's derivative": with_epilogue}
         variants = variants | library if dx.nbytes <= CACHED else library | variants
-    elif kind == "gelu_grad":
-        why = _why_no_library_gelu(attrs["approximate"], columns, d)
-        binder.note(
-            f"gelu_grad is a kernel after the product: {'X is transposed or DOut is narrow' if gelu else why}"
-        )
-    if kind != "none" and not attrs["trans_x"]:
+    if kind != "none" and reserve is not None and not attrs["trans_x"]:
         slope = {"slope": GELU_SLOPE[attrs["approximate"]], "aux": reserve}
         around = {"where": reserve} if kind == "relu_grad" else slope
         shape = math.prod(dx.shape[:-1]), columns, inner
         variants = small_product.with_kernel(variants, binder, d, y, dx, shape, False, not attrs["trans_y"], **around)
+    if kind == "gelu_grad" and not offered and next(iter(variants)) != small_product.NAME:
+        why = _why_no_library_gelu(attrs["approximate"], columns, d)
+        binder.note(
+            f"gelu_grad is a kernel after the product: {'X is transposed or DOut is narrow' if gelu else why}"
+        )
     if kind != "gelu_grad":
         variants = _with_skinny(variants, with_skinny, x, y, d, attrs)
     if len(variants) > 1:

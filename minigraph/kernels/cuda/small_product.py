@@ -18,6 +18,7 @@ from .skinny import COLUMNS
 
 FIRST, MOST = 3 << 27, 3 << 28  # multiply-adds up to which it runs where nothing was measured, up to which it is tried
 TENSOR_CORES, CLUSTERS = 80, 90  # the least architectures that have them; times were measured on the latter
+NAME = "kernel for small products"
 CHUNK = 4  # elements that are read at once
 FILES = "tensor_cores.cuh", "small_product.cu"
 
@@ -83,7 +84,7 @@ def with_kernel(
         if first:
             binder.note(f"the kernel for small products is left out: {why}")
         return variants
-    own = {"kernel for small products": partial(bind, binder, a, b, out, shape, trans_a, trans_b, **around)}
+    own = {NAME: partial(bind, binder, a, b, out, shape, trans_a, trans_b, **around)}
     return own | variants if first else variants | own
 
 
