@@ -1,15 +1,15 @@
 // out = epilogue(A @ B) of floats for products of little work: TF32 on tensor cores, all tiles at the same time.
 // A[m, k] and B[k, n] are stored as they are or transposed: A_BY_K, B_BY_K say whether k is the contiguous axis.
-//   tile     BM x BN outputs a cluster of SPLIT blocks, which share k. A warp has pieces of 32 x 32; STAGES steps of 32 k
-//            are on their way to shared memory
+//   tile     BM x BN outputs a cluster of SPLIT blocks, which share k. A warp has pieces of 32 x 32; STAGES steps of
+//            32 k are on their way to shared memory
 //   reads    A once for each BN columns, B once for each BM rows, in chunks of 16 bytes; writes out once
-//   order    of the SPLIT sums of a tile each block completes every SPLIT-th row of a lane; it is sent what the others have
-//            of these rows, and adds in order of k
+//   order    of the SPLIT sums of a tile each block completes every SPLIT-th row of a lane; it is sent what the others
+//            have of these rows, and adds in order of k
 // Within 16 k, values meet in another order than they are stored in, the same for A and B: lane (g, q) = (lane / 4,
 // lane % 4) then reads 16 bytes at once. For the same reason it has rows 4 g + i and columns 8 q + 0..7 of a piece.
 // Chunks are twisted (XOR) so that the 8 lanes of an access hit all banks.
 //   BIAS      + bias[n]                     RELU, MASK  max(., 0) and the bits of what is > 0, rows of `width` bytes
-//   DRELU     0 where the mask's bit is 0   GELU, SLOPE expressions of X: the result of it, kept in aux (KEEP), or from aux
+//   DRELU     0 where the mask's bit is 0   GELU, SLOPE expressions of X, the result, which aux keeps (KEEP), or of aux
 //   COLUMNS   sums over k of B (1) or A (2), stored [k, .], by the blocks of the first row or column of tiles
 typedef unsigned char Byte;
 typedef Pack<float, 4> Quad;
@@ -17,7 +17,7 @@ typedef float C;
 constexpr int THREADS = 32 * WARPS_M * WARPS_N, BK = 32;
 static_assert(SPLIT == 1 || SPLIT == 2 || SPLIT == 4, "");
 constexpr int PM = BM / WARPS_M / 32, PN = BN / WARPS_N / 32;  // pieces of a warp
-constexpr int STAGE = 128 * (BM + BN), SENT = BM * BN / SPLIT * 4;  // bytes of a stage, of what a block sends to another
+constexpr int STAGE = 128 * (BM + BN), SENT = BM * BN / SPLIT * 4;  // bytes of a stage, of what goes to another block
 
 // ROWS rows of A, or columns of B, and BK of k in shared memory, as 128 * ROWS bytes.
 template <bool BY_K, int ROWS> struct Tile {
@@ -42,7 +42,9 @@ template <bool BY_K, int ROWS> struct Tile {
         lane_from = BY_K ? place(piece + 4 * g, q) : place(4 * q, piece / 4 + g);
     }
     static constexpr __device__ int twist(int row) { return BY_K ? row / 4 % 2 * 4 : row / 4 % 4 * 2; }
-    static __device__ __forceinline__ int place(int row, int chunk) { return (row * ACROSS + (chunk ^ twist(row))) * 16; }
+    static __device__ __forceinline__ int place(int row, int chunk) {
+        return (row * ACROSS + (chunk ^ twist(row))) * 16;
+    }
     // The next step of k into a stage. A thread's first row is less than DOWN, a power of two, so twists add up by XOR.
     __device__ __forceinline__ void load(Byte* stage) {
 #pragma unroll
@@ -136,7 +138,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
     constexpr int SUMMED = COLUMNS == 2 ? BM : BN, ACROSS = SUMMED / 4, ROWS = THREADS / ACROSS;
     const bool sums = COLUMNS && (COLUMNS == 1 ? m0 : n0) == 0;
     Quad total = {};
-    float fa[2][PM][4][4], fb[2][PN][4][4];  // of the halves of a step: the next is read before the products of this one
+    float fa[2][PM][4][4], fb[2][PN][4][4];  // of halves of a step: the next is read before the products of this one
     auto read = [&](int step, int half) {
         const Byte* const stage = memory + step % STAGES * STAGE;
 #pragma unroll
@@ -179,7 +181,8 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
                         for (int y = 0; y < PN; ++y)
 #pragma unroll
                             for (int j = 0; j < 4; ++j)
-                                mma_k8(sum[x][y][t][j], rows, rounded(fb[half][y][j][s]), rounded(fb[half][y][j][s + 1]));
+                                mma_k8(sum[x][y][t][j], rows, rounded(fb[half][y][j][s]),
+                                       rounded(fb[half][y][j][s + 1]));
                     }
         }
     }

@@ -1,5 +1,5 @@
-// What a kernel on tensor cores is made of: products of a warp and copies that pass no register (sm_80), and blocks that work
-// as a cluster (sm_90). Tests without a GPU bring their own.
+// What a kernel on tensor cores is made of: products of a warp and copies that pass no register (sm_80), and blocks that
+// work as a cluster (sm_90). Tests without a GPU bring their own.
 #ifdef __CUDACC__
 __device__ __forceinline__ u32 shared_place(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 // c[16, 8] += a[16, 8] b[8, 8] of TF32 numbers; lane (g, t) = (lane / 4, lane % 4) has of a: rows g, g + 8 of column t,
@@ -7,7 +7,8 @@ __device__ __forceinline__ u32 shared_place(const void* p) { return u32(__cvta_g
 __device__ __forceinline__ void mma_k8(float (&c)[4], const u32* a, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // 16 bytes, or zeros, on their way to shared memory.
 __device__ __forceinline__ void copy_or_clear(unsigned char* tile, int place, const float* from, bool copied) {
@@ -25,8 +26,11 @@ template <int BLOCKS, class P> __device__ __forceinline__ void send(void* place,
     else
         asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                      "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}"
-                     ::"r"(shared_place(place)), "r"(rank), "f"(v.v[0]), "f"(v.v[1]), "f"(v.v[2]), "f"(v.v[3]) : "memory");
+                     ::"r"(shared_place(place)), "r"(rank), "f"(v.v[0]), "f"(v.v[1]), "f"(v.v[2]), "f"(v.v[3])
+                     : "memory");
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 #endif
