@@ -21,7 +21,7 @@ from .program import Operator, Program, Variable, describe_call
 from .types import TensorType
 
 
-@dataclass
+@dataclass(slots=True)
 class Value:
     """One version of a variable during a run."""
 
@@ -34,7 +34,7 @@ class Value:
     buffer: int | None = None  # number of the shared buffer it lies in
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One operator with its values: an index, a list of them, or None for each slot.
 
@@ -148,16 +148,17 @@ class Schedule:
             sources = op.inputs.get(opdef.inplace.get(slot.name, ""), [])
             variables = op.outputs[slot.name] if slot in computed else []
             indices, in_place = [], []
+            source = opdef.inplace.get(slot.name)
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
-                source = opdef.inplace.get(slot.name)
+                name, persistable = v.name, v.persistable
                 self._check_feed_is_used(op, v)
-                own = v.persistable and len(indices) < len(sources) and sources[len(indices)].name == v.name
-                unread = source and v.name in self.persistables and self.current[v.name] not in read
-                in_place.append(self.current[v.name] if own or unread else None)
-                index = self._new_value(v.name, t, position, v.persistable)
+                own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
+                unread = source and name in self.persistables and self.current[name] not in read
+                in_place.append(self.current[name] if own or unread else None)
+                index = self._new_value(name, t, position, persistable)
                 indices.append(index)
-                if v.persistable:
-                    step.stored.append((index, v.name))
+                if persistable:
+                    step.stored.append((index, name))
             step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
             step.in_place.append((in_place if slot.variadic else in_place[0]) if in_place else None)
         viewed = next((i for i in inputs if isinstance(i, int)), None)

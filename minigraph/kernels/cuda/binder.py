@@ -29,7 +29,7 @@ class Device(NamedTuple):
     arguments: int = 32764  # bytes of a kernel's arguments
 
 
-@dataclass
+@dataclass(slots=True)
 class Launch:
     """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value)."""
 
@@ -55,7 +55,7 @@ class Launch:
         )  # fmt: skip
 
 
-@dataclass
+@dataclass(slots=True)
 class Copy:
     """Bytes from one buffer to another of the same size."""
 
@@ -63,7 +63,7 @@ class Copy:
     source: Buffer
 
 
-@dataclass
+@dataclass(slots=True)
 class Fill:
     """Every byte of a buffer set to one value."""
 
@@ -71,7 +71,7 @@ class Fill:
     value: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Gemm:
     """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py."""
 
@@ -94,7 +94,7 @@ class Gemm:
     algorithm: bytes | None = None  # for which the workspace was made, see workspace.py
 
 
-@dataclass
+@dataclass(slots=True)
 class Choice:
     """Lists of calls that compute the same, by name; one of them runs.
 
@@ -105,7 +105,7 @@ class Choice:
     step: int
 
 
-@dataclass
+@dataclass(slots=True)
 class HostCall:
     """A function of the host that sees values as NumPy arrays; the GPU waits for it.
 
