@@ -126,6 +126,9 @@ def id_arrays(rng):
     yield "skewed", np.minimum(rng.geometric(0.02, 5000), 299), 300
     yield "all different", rng.permutation(1000), 1000
     yield "all padding", np.full(100, 2), 3
+    yield "three passes", rng.integers(0, 70000, 3000), 70000
+    yield "stretches of every length", rng.permutation(np.repeat(np.arange(60), rng.integers(1, 260, 60))), 280
+    yield "ends of tiles", np.repeat(np.arange(8), [63, 1, 64, 65, 127, 128, 129, 191]), 300
 
 
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)

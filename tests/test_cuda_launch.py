@@ -233,15 +233,18 @@ def test_radix_passes_cover_all_keys_and_their_sentinel(n, size, passes):
         index.embedding_grad, {"Ids": ((n,), int64), "Out_grad": ((n, 64), bfloat16)},
         {"W_grad": ((size, 64), bfloat16)}, {"padding_idx": None},
     )  # fmt: skip
-    (counted,) = (c for c in recorded if c.function == "radix_count")
-    placed = [c for c in recorded if c.function == "radix_place"]
-    assert [int(c.args[-2]) for c in placed] == list(range(0, 8 * passes, 8))
-    assert [int(c.args[-1]) for c in placed] == [0] * (passes - 1) + [1]
-    assert size < 256**passes and int(counted.args[8]) == passes
-    per_block = int(counted.args[7])
-    blocks = counted.grid[0]
-    assert {(int(c.args[7]), c.grid[0]) for c in placed} == {(per_block, blocks)}
-    assert per_block % 256 == 0 and blocks * per_block >= n > (blocks - 1) * per_block
+    launches = [c for c in recorded if isinstance(c, Launch)]
+    (counted,) = (c for c in launches if c.function == "radix_count")
+    placed = [c for c in launches if c.function == "radix_place"]
+    assert [int(c.args[-3]) for c in placed] == list(range(0, 8 * passes, 8))
+    assert [int(c.args[-2]) for c in placed] == [0] * (passes - 1) + [1]
+    assert size < 256**passes and int(counted.args[9]) == passes
+    per_block, blocks = 1 << int(counted.args[8]), counted.grid[0]
+    assert {(1 << int(c.args[-4]), int(c.args[-1])) for c in placed} == {(per_block, blocks)}
+    assert per_block % add_rows.SORTERS == 0 and blocks * per_block >= n > (blocks - 1) * per_block
+    zeros = [c.grid[0] - blocks for c in placed]  # blocks that write them, once it is known where
+    assert zeros[:-1] == [0] * (passes - 1) and (zeros[-1] > 0) == (passes > 1)
+    assert any(isinstance(c, Fill) for c in recorded) == (passes == 1)
     assert blocks <= add_rows.SORT_BLOCKS
 
 
@@ -299,7 +302,7 @@ VARIANTS = [
     (movement.transpose, {"X": ((3,) * 8, float32)}, {"Out": ((3,) * 8, float32)}, {"perm": (7, 6, 5, 4, 3, 2, 1, 0)}),
     *((index.embedding_grad, {"Ids": ((8192,), int64), "Out_grad": ((8192, width), dtype)},
        {"W_grad": ((50257, width), dtype)}, {"padding_idx": None})
-      for dtype in (float64, float32, float16, bfloat16) for width in (1023, 1024, 4096)),
+      for dtype in (float64, float32, float16, bfloat16) for width in (3, 64, 1023, 1024, 4096)),
     *((index.embedding, {"Ids": ((64,), dtype), "W": ((99, width), float32)}, {"Out": ((64, width), float32)},
        {"padding_idx": 1}) for dtype in (int64, int32, int8) for width in (1023, 4096)),
     *((index.tril_triu, {"X": ((HUGE // 64, 64), dtype)}, {"Out": ((HUGE // 64, 64), dtype)},

@@ -5,25 +5,30 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ...types import bfloat16, float16, float32, int32, int64
+import numpy as np
+
+from ...types import bfloat16, float16, float32, int32, int64, uint8
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
+from .movement import WORDS
 from .pointwise import compute_type, pack_size
 
 THREADS = 256
-DIGITS, DIGIT_BITS = 256, 8
+SORTERS = 1024  # threads of a block that sorts
 SORT_BLOCKS = 128  # at most: each block reads the counts of all
-TILE = 64  # sorted places whose rows are added ahead
+DIGITS, DIGIT_BITS = 256, 8
 NARROW = 2**32 - 1  # below it, rows and places are numbered in 32 bits
-PACKS = 2  # accesses of one thread in one row, at most
+TILE, RUN = 64, 8  # sorted items that a block has, and a group of its threads
+WIDE = 8  # elements of an access whose sums leave registers for fewer rows under way
+FILLERS = 2  # blocks on each multiprocessor that write zeros
+LONG_BLOCKS, LONG_PARTS = 128, 64  # that look for long stretches, and share their parts of rows
 
 
 class Sorted(NamedTuple):
-    """Keys in order and the places where they stood, of type `kind`."""
+    """Pairs of key and place in order, of type `kind`."""
 
     kind: str
-    keys: Buffer
-    places: Buffer
+    items: Buffer
 
 
 def bind_add_rows(
@@ -41,34 +46,31 @@ def bind_add_rows(
     if n == 0:
         return binder.zero(out)
     outer, size, width = math.prod(out.shape[:axis]), out.shape[axis], math.prod(out.shape[axis + 1 :])
-    found = bind_sort(binder, index, size, low, padding)
-    kind = float32 if out.dtype in (float16, bfloat16) else out.dtype
-    sums = binder.scratch((outer, n // TILE, width), kind)
-    sums2 = binder.scratch((outer, n // TILE**2, width), kind)
     pack = pack_size([rows, out], [width], [[1], [1]])
-    accesses = width // pack
-    lanes = min(32, 1 << (accesses - 1).bit_length())
-    packs = min(PACKS, 1 << (blocks_for(accesses, lanes) - 1).bit_length())
-    pieces = blocks_for(accesses, lanes * packs)
-    groups = THREADS // lanes
+    found = bind_sort(binder, index, out.view((outer, size, width)), pack, low, padding)
+    kind = float32 if out.dtype in (float16, bfloat16) else out.dtype
+    tiles = binder.scratch((outer, n // TILE, width), kind)
+    lanes = lanes_for(width // pack)
+    pieces = blocks_for(width, lanes * pack)
+    parts = blocks_for(outer * pieces, THREADS // lanes * RUN // TILE)  # what blocks take at once, of a tile
     defines = {
-        "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": found.kind,
-        "V": pack, "PACKS": packs, "LANES": lanes, "BLOCKS": 3 if pack > 4 else 4,
-        "J": numbering(outer * max(size, n) * pieces),
+        "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": found.kind, "V": pack, "LANES": lanes,
+        "RUN": RUN, "AHEAD": 4 if pack == WIDE else 8, "BLOCKS": 3 if found.kind == "u64" else 5 if pack == WIDE else 4,
     }  # fmt: skip
     sizes = i64(outer), i64(n), i64(size), i64(width), i64(pieces)
-    starts = binder.scratch((size + 1,), found.places.dtype)
-    beside = blocks_for(size + 1, THREADS)
-    for level, goal in ((1, sums), (2, sums2)):
-        blocks = blocks_for(goal.size // width * pieces, groups) + (beside if level == 1 else 0)
-        binder.launch(
-            "add_rows.cu", "tile_sums", blocks, THREADS,
-            found.keys, found.places, rows, sums, goal, starts, *sizes, i64(level), defines=defines,
-        )  # fmt: skip
     binder.launch(
-        "add_rows.cu", "row_sums", blocks_for(outer * size * pieces, groups), THREADS,
-        starts, found.places, rows, sums, sums2, out, *sizes, defines=defines,
+        "add_rows.cu", "row_sums", blocks_for(n, TILE) * parts, THREADS, found.items, rows, tiles, out, *sizes,
+        np.uint32(parts), defines=defines,
     )  # fmt: skip
+    binder.launch(
+        "add_rows.cu", "long_sums", (min(n // TILE, LONG_BLOCKS), min(outer * pieces, LONG_PARTS)), THREADS,
+        found.items, rows, tiles, out, *sizes, defines=defines,
+    )  # fmt: skip
+
+
+def lanes_for(accesses: int) -> int:
+    """Threads that share a row of so many accesses: a power of two, at most a warp."""
+    return min(32, 1 << (accesses - 1).bit_length())
 
 
 def numbering(items: int) -> str:
@@ -76,29 +78,38 @@ def numbering(items: int) -> str:
     return "u32" if items < 2**31 else "u64"
 
 
-def bind_sort(binder: Binder, index: Buffer, size: int, low: int, padding: int) -> Sorted:
-    """Sort `index` by value, equal ones by place; those out of range or `padding` come last as `size`."""
-    n = index.size
+def bind_sort(binder: Binder, index: Buffer, out: Buffer, pack: int, low: int, padding: int) -> Sorted:
+    """Sort `index` by value, equal ones by place; those out of range or `padding` come last as `size`.
+
+    Rows of out[outer, size, width] to which no index leads become zero; `pack` elements are moved at once.
+    """
+    n, (outer, size, width) = index.size, out.shape
     kind, dtype = ("u32", int32) if max(n, size) < NARROW else ("u64", int64)
-    keys, places = [[binder.scratch((n,), dtype) for _ in range(2)] for _ in range(2)]
-    per_block = blocks_for(max(blocks_for(n, SORT_BLOCKS), 4 * THREADS), THREADS) * THREADS
-    blocks = blocks_for(n, per_block)
+    keys, used = binder.scratch((n,), dtype), binder.scratch((size,), uint8)
+    items = [binder.scratch((n, 2), dtype) for _ in range(2)]
+    block_shift = (max(blocks_for(n, SORT_BLOCKS), SORTERS) - 1).bit_length()
+    blocks = blocks_for(n, 1 << block_shift)
     shifts = range(0, size.bit_length(), DIGIT_BITS)
     counts = [binder.scratch((len(shifts), blocks, DIGITS), dtype)]
     each = blocks * DIGITS * dtype.itemsize
     counts += [counts[0].view((blocks, DIGITS), offset=i * each) for i in range(len(shifts))]
-    defines = {"SORT": 1, "I": kind}
+    if len(shifts) == 1:
+        binder.zero(out)  # few rows; marks would come too late
+    defines = {"SORT": 1, "SORTERS": SORTERS, "I": kind}
     binder.launch(
-        "add_rows.cu", "radix_count", blocks, THREADS, index, keys[0], counts[0], i64(n), i64(size), i64(low),
-        i64(padding), i64(per_block), i64(len(shifts)), binder.fault, i64(binder.step),
+        "add_rows.cu", "radix_count", blocks, SORTERS, index, keys, counts[0], used, i64(n), i64(size), i64(low),
+        i64(padding), i64(block_shift), i64(len(shifts)), binder.fault, i64(binder.step),
         defines=defines | {"INDEX": CUDA_TYPES[index.dtype]},
     )  # fmt: skip
+    accesses = width // pack
+    defines |= {"W": WORDS[pack * out.dtype.itemsize], "SHARERS": lanes_for(accesses)}
     for i, shift in enumerate(shifts):
         last = shift == shifts[-1]
+        fillers = FILLERS * binder.device.multiprocessors if last and i else 0
         binder.launch(
-            "add_rows.cu", "radix_place", blocks, THREADS, keys[0], places[0], counts[i + 1],
-            counts[i + 1 if last else i + 2], keys[1], places[1], i64(n), i64(per_block), i64(shift), i64(last),
-            defines=defines,
+            "add_rows.cu", "radix_place", blocks + fillers, SORTERS, keys, items[0], counts[i + 1],
+            counts[i + 1 if last else i + 2], items[1], used, out, i64(outer), i64(size), i64(accesses), i64(n),
+            i64(block_shift), i64(shift), i64(last), np.uint32(blocks), defines=defines,
         )  # fmt: skip
-        keys, places = keys[::-1], places[::-1]
-    return Sorted(kind, keys[0], places[0])
+        items = items[::-1]
+    return Sorted(kind, items[0])

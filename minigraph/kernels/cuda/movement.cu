@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
 {
     constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = DOWN / V;  // lines of a row that is read, or written
     constexpr int SECTOR = ALIGNED ? 1 : 32 / sizeof(W), HALO = ALIGNED ? 0 : SECTOR, ROWS = DOWN + HALO;
-    constexpr int LINES = ACROSS + (ALIGNED ? 0 : 1), READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows, columns at a time
+    constexpr int LINES = ACROSS + (ALIGNED ? 0 : 1), READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows, columns
     static_assert(ALIGNED || (READ % V == 0 && WRITTEN % SECTOR == 0), "a thread's own lie alike beside boundaries");
     typedef Pack<W, V> Line;
     extern __shared__ uint4 memory[];
