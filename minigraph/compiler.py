@@ -136,9 +136,20 @@ class _Compilation:
 
     def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str]) -> None:
         self.version = program.version
+        try:
+            self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
+        except Exception:
+            if strategy.verify == "structure":  # look after each pass, to say which one it was
+                self._passed(program, strategy, fetches, True)
+            raise
+        if strategy.debug_graphviz_path:
+            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+
+    def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
+        """The program that runs; `each` verifies the graph after each pass, not only at the end."""
         self.reports: dict[str, PassReport] = {}
         graph, previous = to_graph(program, fetches), program
-        if strategy.verify == "each_pass":
+        if each:
             verify(graph)
         for step in PASSES:
             flag = step.flag
@@ -148,17 +159,17 @@ class _Compilation:
             start = time.perf_counter()
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
             report.seconds = time.perf_counter() - start
-            if strategy.verify != "off":
+            if each:
                 verify_changes(graph, flag)
             if strategy.verify == "each_pass":
                 now = to_program(graph, program)
                 report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends)
                 previous = now
-        if strategy.verify != "off" and self.reports:
-            verify(graph, "the last pass", types=False)
-        self.after = to_program(graph, program) if self.reports else program
-        if strategy.debug_graphviz_path:
-            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+        if not self.reports:
+            return program
+        if strategy.verify != "off":
+            verify(graph, "the last pass", types=not each and graph.changed)
+        return to_program(graph, program)
 
 
 def _write_dot(path: Path, before: Program, after: Program) -> None:

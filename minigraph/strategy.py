@@ -189,9 +189,10 @@ class BuildStrategy:
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table
 
-    verify               "structure" checks the graph's invariants after each pass, "off" does not;
-                         "each_pass" also runs the program before and after each pass in float64 on
-                         made-up data and compares every value that both have
+    verify               "structure" checks the graph's invariants after all passes, and where one is broken or
+                         a pass fails after each of them, to name it; "off" does not; "each_pass" always does so
+                         after each pass, and also runs the program before and after it in float64 on made-up
+                         data and compares every value that both have
     debug_graphviz_path  a path: the graph before and after is written there in DOT (see dump files)
 
     The fields of Paddle's BuildStrategy that follow are accepted; `explain()` names each one that is

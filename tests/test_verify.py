@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 from net import Net
 
+from minigraph import compiler
 from minigraph.backward import append_backward
 from minigraph.errors import VerifyError
 from minigraph.ir.convert import to_graph
 from minigraph.ir.graph import Graph, OpNode
 from minigraph.ir.verify import verify, verify_changes
 from minigraph.opdef import get_op
+from minigraph.strategy import BuildStrategy
 from minigraph.types import float32, float64, tensor_type
 
 
@@ -200,6 +203,69 @@ def test_changes_are_looked_at_once():
     g.set_input(op(g, "tanh"), "X", 0, g.vars["counter", 0])
     verify_changes(g, "some_pass")
     assert not g.changed
+
+
+# which pass it was
+
+
+def compiled(monkeypatch, **planted):
+    """A program through all passes, with these instead of some of them; only its tanh is fetched beside its loss."""
+    net = Net()
+    h = net.g.cumsum(net.g.tanh(net.g.cumsum(net.linear(net.data("x", 2, 3), 4), axis=0)), axis=0)
+    steps = [dataclasses.replace(step, apply=planted.get(step.flag, step.apply)) for step in compiler.PASSES]
+    monkeypatch.setattr(compiler, "PASSES", steps)
+    return compiler.CompiledProgram(net.program, BuildStrategy.all()).program_for((h.name,))
+
+
+def write_another_type(op):
+    op.outputs["Out"][0].type = tensor_type((7,), float64)
+
+
+def read_without_an_edge(op):
+    op.inputs["X"][0] = next(v for v in op.inputs["X"][0].graph.vars.values() if v.given)
+
+
+def breaking(break_it, noted):
+    """A pass that breaks the graph; `noted` as the functions of a graph note what they change."""
+
+    def apply(graph, report, **options):
+        broken = op(graph, "tanh")
+        break_it(broken)
+        if noted:
+            graph.changed[broken] = None
+
+    return apply
+
+
+@pytest.mark.parametrize("break_it", [read_without_an_edge, write_another_type])
+@pytest.mark.parametrize("flag", ["constant_folding", "fuse_grad_accumulation"])
+def test_the_pass_that_broke_the_graph_is_named(monkeypatch, flag, break_it):
+    """Though passes behind it ran."""
+    said = {read_without_an_edge: "edges and input slots differ", write_another_type: "is inferred as"}[break_it]
+    with pytest.raises(VerifyError, match=f"after {flag}: .*{said}"):
+        compiled(monkeypatch, **{flag: breaking(break_it, noted=True)})
+
+
+def test_what_bypassed_the_functions_of_the_graph_is_found_at_the_end(monkeypatch):
+    with pytest.raises(VerifyError, match="after the last pass: edges and input slots differ"):
+        compiled(monkeypatch, fuse_grad_accumulation=breaking(read_without_an_edge, noted=False))
+
+
+def test_a_pass_that_fails_on_what_another_broke_is_not_blamed(monkeypatch):
+    def failing(graph, report, **options):
+        raise AssertionError(f"cannot go on with {op(graph, 'tanh').outputs['Out'][0]}")
+
+    planted = breaking(write_another_type, noted=True)
+    with pytest.raises(VerifyError, match="after constant_folding"):
+        compiled(monkeypatch, constant_folding=planted, fuse_gemm_epilogue=failing)
+
+
+def test_a_pass_that_fails_by_itself_raises_its_own_error(monkeypatch):
+    def failing(graph, report, **options):
+        raise ZeroDivisionError("planted")
+
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        compiled(monkeypatch, fuse_gemm_epilogue=failing)
 
 
 def test_the_users_line_is_in_the_message():

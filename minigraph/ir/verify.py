@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ..errors import MinigraphError, VerifyError
 from .graph import Graph, OpNode, VarNode
 
 
-def verify(graph: Graph, after: str = "construction", types: bool = True) -> None:
+def verify(graph: Graph, after: str = "construction", types: bool | Collection[OpNode | VarNode] = True) -> None:
     """Raise a VerifyError, naming the pass `after` which it happened, unless all of this holds:
 
     each version has one writer, first versions of fed and persistable variables none; every value
     that is read has one; ranks are a schedule, in-place updates included; edges and slots agree;
-    slots and attributes fit the operator's definition and types are those it infers (`types`);
-    fetched values exist; links point to operators of the graph.
+    slots and attributes fit the operator's definition and types are those it infers (of all operators,
+    of none, or of those in `types`); fetched values exist; links point to operators of the graph.
     """
+    typed = None if isinstance(types, bool) else types
     for v in graph.vars.values():
         _verify_var(graph, v, after)
     for op in graph.ops:
-        _verify_op(graph, op, after, types)
+        _verify_op(graph, op, after, bool(types) if typed is None else op in typed)
     graph.changed.clear()
 
 
