@@ -135,7 +135,8 @@ def test_kernels_compile_without_spills(width, dtype):
     sums = Buffer((2, 4, 100), np.dtype("float32"))
     binder = Binder(Device())
     binder.begin(0)
-    attention_hopper.forward(binder, ins, {"Out": ins["Q"], "LogSumExp": sums}, ATTRS)
+    for causal in (False, True):  # tiles of other sizes
+        attention_hopper.forward(binder, ins, {"Out": ins["Q"], "LogSumExp": sums}, {**ATTRS, "causal": causal})
     whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": sums}
     attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
     for call in binder.calls:
