@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import cuda
 from .bound import BoundProgram
 from .errors import FeedError, require
 from .memory import Life, most_live
@@ -16,7 +17,7 @@ from .options import RunOptions
 from .order import owner
 from .plan import Plan
 from .program import Operator, Program
-from .types import CPUPlace, Place, TensorType
+from .types import CPUPlace, CUDAPlace, Place, TensorType
 
 SHOWN = 10  # residents and operators in the text
 MIB = 2**20
@@ -127,11 +128,14 @@ def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, TensorTyp
 def memory_report(
     program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Place, options: RunOptions
 ) -> MemoryReport:
-    """The report of the Plan that an Executor at `place` would make."""
+    """The report of the Plan that an Executor at `place` would make.
+
+    Where that GPU is not there, it is that of an H200, whose products all have the largest workspace.
+    """
     if isinstance(place, CPUPlace):
         residents, planned, running = _on_cpu(Plan(program, feeds, fetches, options=options))
     else:
-        residents, planned, running = _on_gpu(BoundProgram(program, feeds, fetches, options=options))
+        residents, planned, running = _on_gpu(_bound(program, feeds, fetches, place, options))
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
     steps = sorted({life.first for life in lives})
     at = max(steps, key=lambda t: sum(n for n, first, last in lives if first <= t <= last), default=-1)
@@ -141,6 +145,19 @@ def memory_report(
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, running(at),
     )  # fmt: skip
+
+
+def _bound(
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: CUDAPlace, options: RunOptions
+) -> BoundProgram:
+    tf32 = cuda.allows_tf32()
+    if not cuda.is_available() or place.device_id >= cuda.device_count():
+        return BoundProgram(program, feeds, fetches, options=options, tf32=tf32)
+    runtime = cuda.runtime(place)
+    settle = runtime.settling(tf32, options.autotune)
+    return BoundProgram(
+        program, feeds, fetches, device=runtime.device, options=options, settle=settle, tf32=tf32
+    )
 
 
 def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import gpu_stub
 import pytest
 
-from minigraph import order
+from minigraph import cuda, order
 from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.workspace import Algorithm, settled
+from minigraph.memory_report import memory_report
+from minigraph.options import DEFAULT
 from minigraph.program import Program
-from minigraph.types import float32
+from minigraph.types import CUDAPlace, float32
 
 MIB = 1 << 20
 
@@ -125,3 +128,17 @@ def test_scratch_of_variants_that_do_not_run_has_no_memory():
     laid_out = {id(block) for block, _ in bound.blocks}
     assert laid_out <= values | touched
     assert scratches.keys() & touched <= laid_out
+
+
+def test_a_report_has_the_workspaces_of_the_gpu_that_is_there(monkeypatch):
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    program, types = product_of_rows()
+
+    def planned(place):
+        return memory_report(program, types, (), place, DEFAULT).planned
+
+    without = planned(CUDAPlace(0))
+    gpu_stub.install()
+    assert without - planned(CUDAPlace(0)) == 32 * MIB - 256
+    assert planned(CUDAPlace(1)) == without, "there is one GPU"
