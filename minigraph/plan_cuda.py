@@ -72,7 +72,7 @@ class CudaPlan:
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take
         self.arena = self._allocated(partial(take, runtime, size), "temporaries", size)
-        self.mailbox = runtime.allocate(self.bound.mailbox_bytes)
+        self.mailbox = runtime.to_device(np.zeros(self.bound.mailbox_bytes, np.uint8))  # gaps are copied, too
         self.constants = runtime.allocate(self.bound.constant_bytes)
         self.constants_are_computed = False
         for memory, placed in (

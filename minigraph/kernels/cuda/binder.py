@@ -92,6 +92,7 @@ class Gemm:
     strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
     workspace: Buffer | None = None
     algorithm: bytes | None = None  # for which the workspace was made, see workspace.py
+    others: tuple[bytes, ...] = ()  # which have room there too
 
 
 @dataclass(slots=True)

@@ -88,9 +88,10 @@ class Runtime:
             if key not in known:
                 try:
                     plan = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None)
-                    any_may_run = call.epilogue == "RELU_BIAS" and not plan.accepted  # those that keep a NaN
-                    nbytes = max(plan.needs.values()) if any_may_run else plan.needed
-                    known[key] = Algorithm(nbytes, plan.algorithm)
+                    found = Algorithm(plan.needed, plan.algorithm)
+                    if call.epilogue == "RELU_BIAS" and not plan.accepted:  # the first that keeps a NaN will run
+                        found = Algorithm(max(plan.needs.values()), plan.algorithm, tuple(plan.candidates))
+                    known[key] = found
                 except Unsupported:
                     known[key] = None
             return known[key]
@@ -182,8 +183,8 @@ class Runtime:
 
     def _one_that_keeps_nan(self, plan: LtPlan, tf32: bool) -> LtPlan:
         """The first candidate that keeps a NaN: some 16-bit algorithms compute relu(NaN) = 0."""
-        plans = [plan, LtPlan(self.handle, plan.call, tf32)] if plan.accepted else [plan]
-        for one in plans:
+        others = plan.call.others if plan.accepted else ()
+        for one in (plan, *(LtPlan(self.handle, plan.call, tf32, form) for form in others)):
             for candidate in one.candidates:
                 one.choose(candidate)
                 if self.keeps_nan(one):

@@ -9,10 +9,11 @@ from .binder import Call, Choice, Gemm, every_call
 
 
 class Algorithm(NamedTuple):
-    """What the library would run: `nbytes` of workspace, and its own description of it."""
+    """What the library would run, in its own form, or one of `others`: `nbytes` of workspace for any of them."""
 
     nbytes: int
     form: bytes | None = None
+    others: tuple[bytes, ...] = ()
 
 
 Chosen = Callable[[Gemm], Algorithm | None]
@@ -32,7 +33,7 @@ def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[
     for product, algorithm in products:
         sizes[id(product.workspace)] = max(sizes.get(id(product.workspace), 0), algorithm.nbytes)
     for product, algorithm in products:
-        product.algorithm = algorithm.form
+        product.algorithm, product.others = algorithm.form, algorithm.others
         if product.workspace is not None:
             product.workspace.shape = (sizes[id(product.workspace)],)
     return list(calls) if every else [one for call in calls for one in _opened(call)]
