@@ -20,15 +20,7 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import (
-    Binder,
-    Call,
-    Choice,
-    Device,
-    Gemm,
-    HostCall,
-    Part,
-)
+from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Gemm, HostCall, Part
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.workspace import Algorithm, settled
 from minigraph.ops.activation import gelu, gelu_slope
