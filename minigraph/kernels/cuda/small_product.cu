@@ -71,20 +71,6 @@ template <bool BY_K, int ROWS> struct Tile {
 // the average; a number without them stays, and so do NaN and infinity.
 __device__ __forceinline__ u32 rounded(float x) { return __float_as_uint(x * 1.00033857f); }
 
-// A row's part that a lane has, 8 columns from c on: neighbours exchange quads, so that two of them write 32 bytes.
-__device__ __forceinline__ void store_row(float* row, const Quad (&v)[2], int c, int n, bool inside) {
-    const bool odd = threadIdx.x % 2;
-    Quad first, second;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        const float got = __shfl_xor_sync(~0u, odd ? v[0].v[j] : v[1].v[j], 1);
-        first.v[j] = odd ? got : v[0].v[j], second.v[j] = odd ? v[1].v[j] : got;
-    }
-    c -= odd ? 4 : 0;
-    if (inside && c < n) *(Quad*)(row + c) = first;
-    if (inside && c + 8 < n) *(Quad*)(row + c + 8) = second;
-}
-
 #if SPLIT > 1
 #define CLUSTER __cluster_dims__(SPLIT, 1, 1)
 #else
@@ -272,10 +258,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS) product(
                     }
                 }
                 if (MASK && r < m && c / 8 < width) mask[r * width + c / 8] = Byte(bits);
+#pragma unroll
+                for (int o = 0; o < 2; ++o) {
+                    if (r >= m || c + 4 * o >= n) continue;
 #ifdef GELU
-                if (KEEP) store_row(aux + i64(r) * n, before, c, n, r < m);
+                    if (KEEP) *(Quad*)(aux + i64(r) * n + c + 4 * o) = before[o];
 #endif
-                store_row(out + i64(r) * n, v, c, n, r < m);
+                    *(Quad*)(out + i64(r) * n + c + 4 * o) = v[o];
+                }
             }
     }
     if (COLUMNS && sums && rank == 0 && threadIdx.x < ACROSS) {
