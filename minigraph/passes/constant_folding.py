@@ -3,8 +3,8 @@
     f(constants)              ->  fill_constant, where all elements are equal bit for bit
                               ->  assign_value, else, of at most LITERAL elements
     f(shape of X, constants)  ->  likewise, where X has a known shape
-    reduce_sum_grad(X, c)     ->  fill_any_like(X, c), of any size; reduce_mean_grad(X, c) -> fill_any_like(X, c / n):
-                                  a loss ends in a sum or mean, and the gradient of a loss is 1
+    reduce_sum_grad(X, c)     ->  fill_any_like(X, c) where X is large, which kernels that read it can make themselves;
+                                  likewise reduce_mean_grad. A loss ends in one of these, and its gradient is 1
 
 Constants are what operators without inputs write. The text form carries the result in the
 attributes `value` or `values`: NaN (without its payload), infinities and -0.0 come back from it.
@@ -94,18 +94,18 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
 
 
 def _is_spread(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
-    """Whether one number is given to all elements of a sum or mean."""
-    return op.type in SPREADS and _is_uniform(known[op.inputs["Out_grad"][0]])
+    """Whether one number is given to all elements of a large sum or mean."""
+    large = op.type in SPREADS and op.inputs["X"][0].type.size > EVALUATED
+    return large and _is_uniform(known[op.inputs["Out_grad"][0]])
 
 
 def _spread(op: OpNode, grad: np.ndarray) -> np.ndarray:
     """What the operator writes: the number, of a mean its share, computed as the reference does."""
     x, axis = op.inputs["X"][0].type, op.attrs["axis"]
-    share = (grad.astype(float32) if grad.dtype in (float16, bfloat16) else grad).reshape(-1)[:1]
-    if op.type == "reduce_mean_grad" and share.size:
-        count = math.prod(x.shape[a] for a in normalize_axes(axis, x.ndim))
-        share = share / share.dtype.type(max(count, 1))
-    return np.broadcast_to(share.astype(x.dtype).reshape(()) if share.size else np.zeros((), x.dtype), x.shape)
+    share = (grad.astype(float32) if grad.dtype in (float16, bfloat16) else grad)[(0,) * grad.ndim]
+    if op.type == "reduce_mean_grad":
+        share = share / share.dtype.type(math.prod(x.shape[a] for a in normalize_axes(axis, x.ndim)))
+    return np.broadcast_to(np.asarray(share).astype(x.dtype), x.shape)
 
 
 def _computed(op: OpNode, inputs: dict[str, list[np.ndarray]], attrs: dict[str, Any]) -> dict[str, list[Any]]:
@@ -135,7 +135,7 @@ def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: 
         require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     calls = [(v, *_written_down(known[v])) for v in op.output_vars]
     like: dict[str, list[VarNode]] = {}
-    if _is_spread(op, known) and calls[0][1] == "fill_constant":  # which has no place in a kernel of its readers
+    if _is_spread(op, known):  # fill_constant has no place in a kernel of its readers
         like = {"X": op.inputs["X"]}
         calls = [(v, "fill_any_like", {"value": attrs["value"]}) for v, _, attrs in calls]
     unlink(graph, op)
