@@ -29,10 +29,10 @@ def loss_and_gradient(dtype, axis, reduction):
 
 @pytest.mark.parametrize(
     ("dtype", "axis", "reduction"),
-    itertools.product(
+    [*itertools.product(
         ("float64", "float32", "bfloat16", "float16"), (None, (0,), (1,), (0, 1)), ("reduce_mean", "reduce_sum")
-    ),
-)
+    )],
+)  # fmt: skip
 def test_a_large_gradient_of_one_number_is_written_down_bit_for_bit(dtype, axis, reduction):
     program, x, grad = loss_and_gradient(dtype, axis, reduction)
     assert x.type.size > EVALUATED
