@@ -3,7 +3,7 @@
 //   Left   16 rows x 16 of an operand; Right: 16 x 32 of the other; Sums: 16 x 32 results
 //   16-bit floats   one m16n8k16 for each 8 columns
 //   float           m16n8k8 of TF32 numbers. TERMS 3: x = big + small, both TF32; big big + big small + small big
-//                   is the product to float's own precision, small products summed apart. TERMS 1: big big.
+//                   is the product to float's own precision. TERMS 1: big big.
 //
 // Lane l is (g, t) = (l / 4, l % 4). It holds of results rows g and g + 8 (element e: row g + 8 (e / 2)) and
 // columns 8 i + 2 t + e % 2 of the 8-column tiles i: scores. What is summed over is summed in any order, and
@@ -15,21 +15,16 @@
 // T type in memory, PTX_T its name in PTX, THREADS of a block, ALIGNED: rows in memory are pieces of 16 bytes.
 
 constexpr int PIECE = 16 / sizeof(T);
-constexpr bool SINGLE = sizeof(T) == 4, WIDE = HEAD + HEAD_V > 192;
+constexpr bool SINGLE = sizeof(T) == 4, WIDE = HEAD + HEAD_V > 128;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 typedef unsigned char Byte;
 
 #ifdef __CUDACC__  // tests without a GPU bring their own
-__device__ __forceinline__ u32 shared_place(const Byte* p) { return u32(__cvta_generic_to_shared(p)); }
-__device__ __forceinline__ void mma_k8(float (&c)[4], const u32* a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ void mma_k16(float (&c)[4], const u32* a, u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." PTX_T "." PTX_T ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ u32 pack_pair(float low, float high) {
     u32 y;
@@ -40,8 +35,8 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
 __device__ __forceinline__ void no_load_moves() {
     if (WIDE) __syncwarp();
 }
-// Four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 tell where the rows of matrix i lie, lane (g, t) gets row g, columns
-// 2 t and 2 t + 1; transposed, rows 2 t and 2 t + 1 of column g.
+// Four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 tell where the rows of matrix i lie, lane (g, t) gets
+// row g, columns 2 t and 2 t + 1; transposed, rows 2 t and 2 t + 1 of column g.
 __device__ __forceinline__ void load_matrices(u32* x, const Byte* tile, int row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_place(tile) + row) : "memory");
@@ -50,19 +45,15 @@ __device__ __forceinline__ void load_transposed(u32* x, const Byte* tile, int ro
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_place(tile) + row) : "memory");
 }
-// 16 bytes, or zeros, on their way to shared memory until wait_for_copies().
-__device__ __forceinline__ void copy_or_clear(Byte* tile, int place, const T* from, bool copied) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(shared_place(tile) + place), "l"(from), "r"(copied ? 16 : 0) : "memory");
-}
+// Likewise 8 bytes.
 __device__ __forceinline__ void copy_or_clear(Byte* tile, int place, const float2* from, bool copied) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
                  ::"r"(shared_place(tile) + place), "l"(from), "r"(copied ? 8 : 0) : "memory");
 }
 #endif
 
-// Where a piece of 16 bytes of a row begins. `piece` is what the lane knows of it, and what is added to it, `more`, shares
-// no bit with it; so is `row` what the lane knows, and the rest a multiple of 8.
+// Where a piece of 16 bytes of a row begins. `piece` is what the lane knows of it, and what is added to it, `more`,
+// shares no bit with it; so is `row` what the lane knows, and the rest a multiple of 8.
 template <int WIDTH> __device__ __forceinline__ int piece_at(int row, int piece, int more = 0, int more_rows = 0) {
     constexpr int PITCH = WIDTH * sizeof(T), PERIOD = PITCH % 128 == 0 ? 8 : 4;  // pieces among which the order changes
     int moved;
@@ -101,56 +92,35 @@ __device__ __forceinline__ void load_tile(Byte* tile, const T* from, int step, i
 #if TERMS
 // The nearest TF32 number. NaN may become 0 here; it is what is left of itself then.
 __device__ __forceinline__ u32 round_to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
-// What this thread copied of a tile, as big numbers; the small ones `apart` bytes behind.
-template <int ROWS, int WIDTH> __device__ __forceinline__ void split_tile(Byte* tile, int apart) {
-    constexpr int SPAN = 8, DOWN = THREADS / SPAN;
-    const int row = threadIdx.x / SPAN, to = piece_at<WIDTH>(row, threadIdx.x % SPAN);
-#pragma unroll
-    for (int i = 0; i < ROWS / DOWN; ++i)
-#pragma unroll
-        for (int j = 0; j < WIDTH / PIECE; j += SPAN) {
-            Byte* const place = tile + to + i * DOWN * WIDTH * int(sizeof(T)) + j * 16;
-            Pack<float, 4> x = *(Pack<float, 4>*)place, small;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const float big = __uint_as_float(round_to_tf32(x.v[e]));
-                small.v[e] = x.v[e] - big;
-                x.v[e] = big;
-            }
-            *(Pack<float, 4>*)place = x;
-            *(Pack<float, 4>*)(place + apart) = small;
-        }
-}
 #endif
 
-// 16 x 32 results; with COUNT 2 the products of small numbers are summed apart.
-template <int COUNT> struct Sums {
-    float part[COUNT][4][4];
+// 16 x 32 results.
+struct Sums {
+    float v[4][4];
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int p = 0; p < COUNT; ++p)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) part[p][i][e] = 0;
+            for (int e = 0; e < 4; ++e) v[i][e] = 0;
     }
-    // To go on from scale[row] * x, or for float to be added to it afterwards, since tensor cores cut off what they add.
-    __device__ __forceinline__ void begin(const float* x, const float (&scale)[2]) {
+    // To go on from x, from factor[row] * x where it is `scaled`; a float x waits for end(), since tensor cores cut off
+    // what they add.
+    __device__ __forceinline__ void begin(const float* x, const float (&factor)[2], bool scaled) {
         clear();
         if (SINGLE) return;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) part[0][i][e] = x[4 * i + e] * scale[e / 2];
+            for (int e = 0; e < 4; ++e) v[i][e] = scaled ? x[4 * i + e] * factor[e / 2] : x[4 * i + e];
     }
-    __device__ __forceinline__ void end(float* x, const float (&scale)[2]) const {
+    __device__ __forceinline__ void end(float* x, const float (&factor)[2], bool scaled) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) x[4 * i + e] = SINGLE ? fmaf(x[4 * i + e], scale[e / 2], at(i, e)) : at(i, e);
-    }
-    __device__ __forceinline__ float at(int i, int e) const {
-        return part[0][i][e] + (COUNT > 1 ? part[COUNT - 1][i][e] : 0.0f);
+            for (int e = 0; e < 4; ++e) {
+                float& y = x[4 * i + e];
+                y = !SINGLE ? v[i][e] : scaled ? fmaf(y, factor[e / 2], v[i][e]) : y + v[i][e];
+            }
     }
 };
 
@@ -161,21 +131,15 @@ struct Left {
         big[i] = round_to_tf32(x);
         small[i] = __float_as_uint(x - __uint_as_float(big[i]));
     }
-    // Rows row to row + 15, columns 16 k to 16 k + 15 of a tile; its small numbers `apart` bytes behind, 0: not split yet.
-    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k, int apart) {
+    // Rows row to row + 15, columns 16 k to 16 k + 15 of a tile.
+    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Byte* const at = tile + piece_at<WIDTH>(lane / 4, lane % 4, 4 * k, row + 8 * half);
-            const Pack<float, 4> x = *(const Pack<float, 4>*)at;
-            if (apart) {
-                const Pack<u32, 4> y = *(const Pack<u32, 4>*)(at + apart);
+            const int place = piece_at<WIDTH>(lane / 4, lane % 4, 4 * k, row + 8 * half);
+            const Pack<float, 4> x = *(const Pack<float, 4>*)(tile + place);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) big[2 * i + half] = __float_as_uint(x.v[i]), small[2 * i + half] = y.v[i];
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) set(2 * i + half, x.v[i]);
-            }
+            for (int i = 0; i < 4; ++i) set(2 * i + half, x.v[i]);
         }
     }
     // Results of 16 columns.
@@ -214,7 +178,9 @@ struct Right {
             }
     }
 };
-template <int P, int N> __device__ __forceinline__ void multiply(Sums<P> (&to)[N], const Left (&a)[N], const Right& b) {
+// The products of big and small numbers, those of big ones, or both.
+template <bool SMALL, bool BIG, int N>
+__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
@@ -225,24 +191,25 @@ template <int P, int N> __device__ __forceinline__ void multiply(Sums<P> (&to)[N
             const u32 small_y = __float_as_uint(y - __uint_as_float(big_y));
 #pragma unroll
             for (int m = 0; m < N; ++m) {
-                if (TERMS == 3) {
-                    mma_k8(to[m].part[P - 1][i], a[m].big + 4 * s, small_x, small_y);
-                    mma_k8(to[m].part[P - 1][i], a[m].small + 4 * s, big_x, big_y);
+                if (SMALL) {
+                    mma_k8(rest[m].v[i], a[m].big + 4 * s, small_x, small_y);
+                    mma_k8(rest[m].v[i], a[m].small + 4 * s, big_x, big_y);
                 }
-                mma_k8(to[m].part[0][i], a[m].big + 4 * s, big_x, big_y);
+                if (BIG) mma_k8(to[m].v[i], a[m].big + 4 * s, big_x, big_y);
             }
         }
 }
 #else  // 16-bit floats
 struct Left {
     u32 v[4];
-    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k, int) {
+    template <int WIDTH> __device__ __forceinline__ void load(const Byte* tile, int row, int k) {
         const int lane = threadIdx.x % 32;
         no_load_moves();
         load_matrices(v, tile, piece_at<WIDTH>(lane % 16, lane / 16, 2 * k, row));
     }
     __device__ __forceinline__ void take(const float (&x)[4], const float (&y)[4]) {
-        v[0] = pack_pair(x[0], x[1]), v[1] = pack_pair(x[2], x[3]), v[2] = pack_pair(y[0], y[1]), v[3] = pack_pair(y[2], y[3]);
+        v[0] = pack_pair(x[0], x[1]), v[1] = pack_pair(x[2], x[3]);
+        v[2] = pack_pair(y[0], y[1]), v[3] = pack_pair(y[2], y[3]);
     }
 };
 struct Right {
@@ -260,13 +227,38 @@ struct Right {
             load_transposed(v[i], tile, piece_at<WIDTH>(lane % 16, lane / 16, 4 * c + 2 * i, 16 * k));
     }
 };
-template <int P, int N> __device__ __forceinline__ void multiply(Sums<P> (&to)[N], const Left (&a)[N], const Right& b) {
+template <bool, bool, int N>
+__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int m = 0; m < N; ++m) mma_k16(to[m].part[0][i], a[m].v, b.v[i / 2][i % 2 * 2], b.v[i / 2][i % 2 * 2 + 1]);
+        for (int m = 0; m < N; ++m) mma_k16(to[m].v[i], a[m].v, b.v[i / 2][i % 2 * 2], b.v[i / 2][i % 2 * 2 + 1]);
 }
 #endif
+// Products over 32, of which load(k, left, right) brings each half. Those of small numbers go to `rest`, which may be
+// `to`; they come first: what tensor cores cut off of a sum is as small as the sum. Where heads are wide, there are no
+// registers for both halves.
+template <int N, class Load>
+__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Load& load) {
+    if (TERMS == 3 && !WIDE) {
+        Left a[2][N];
+        Right b[2];
+        load(0, a[0], b[0]);
+        load(1, a[1], b[1]);
+        multiply<true, false>(to, rest, a[0], b[0]);
+        multiply<true, false>(to, rest, a[1], b[1]);
+        multiply<false, true>(to, rest, a[0], b[0]);
+        multiply<false, true>(to, rest, a[1], b[1]);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        Left a[N];
+        Right b;
+        load(k, a, b);
+        multiply<TERMS == 3, true>(to, rest, a, b);
+    }
+}
 
 // Results of 32 columns, those of one row [tile i][e % 2], to `width` columns of a row in memory that begins at `to`.
 template <class U> __device__ __forceinline__ void store_results(U* to, const float (&x)[4][2], int width) {
@@ -296,6 +288,13 @@ template <class U> __device__ __forceinline__ void store_results(U* to, const fl
 #endif
         }
     }
+}
+
+// A score after a chunk of 32 of the head dimension: chunks of float are added in float, of wide heads small products.
+__device__ __forceinline__ float settled(float before, float found, float rest, int chunk) {
+    if (!SINGLE) return found;
+    if (WIDE) return found + rest;
+    return chunk > 0 ? before + found : found;
 }
 
 __device__ __forceinline__ float over_quad_max(float x) {

@@ -35,14 +35,12 @@ class Tiles(NamedTuple):
 
     held     operands of the own rows stay in registers
     blocks   of a multiprocessor, at least
-    split    operands of the own rows lie in shared memory as big and small numbers
     """
 
     own: int
     other: int
     held: bool
     blocks: int
-    split: bool = False
     warps: int = 4
 
     @property
@@ -66,7 +64,7 @@ def forward_tiles(c: Call, general: bool) -> Tiles:
         return Tiles(1 if general else 2, 32, True, 2)
     if c.dtype == float32:
         return Tiles(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1)
-    return Tiles(1, 64, widest <= 64, 2) if widest <= 128 else Tiles(1, 32, False, 1)
+    return Tiles(1, 64, widest <= 128 and not general, 2) if widest <= 128 else Tiles(1, 32, False, 1)
 
 
 def is_aligned(c: Call) -> bool:
@@ -74,28 +72,23 @@ def is_aligned(c: Call) -> bool:
     return c.d * c.dtype.itemsize % 16 == 0 and c.dv * c.dtype.itemsize % 16 == 0
 
 
-def query_tiles(c: Call, general: bool) -> Tiles:
-    """Likewise, for dQ."""
-    narrow = c.dtype == float32 and max(widths(c)) <= 32 and not general and is_aligned(c)
-    return Tiles(2, 32, False, 2) if narrow else key_tiles(c)
-
-
-def key_tiles(c: Call) -> Tiles:
-    """Likewise, for dK and dV."""
+def backward_tiles(c: Call, general: bool, query: bool) -> Tiles:
+    """Likewise, for dQ, or for dK and dV."""
     widest = max(widths(c))
     if c.dtype == float32:
-        return Tiles(1, 32, False, 2 if widest <= 64 else 1)
+        narrow = widest <= 32 and not general and is_aligned(c)
+        return Tiles(2 if query and narrow else 1, 32, False, 2 if widest <= 64 else 1)
     return Tiles(1, 64, True, 2) if widest <= 64 else Tiles(1, 32, False, 2 if widest <= 128 else 1)
 
 
 def shared_bytes(c: Call, t: Tiles, own: int) -> int:
     """Bytes of shared memory of a block: rows of `own` elements, two stages of two tiles."""
-    return c.dtype.itemsize * (t.rows * own * (1 + t.split) + 2 * t.other * sum(widths(c)))
+    return c.dtype.itemsize * (t.rows * own + 2 * t.other * sum(widths(c)))
 
 
-def apart(c: Call) -> bool:
+def apart(c: Call, general: bool) -> bool:
     """Whether dK and dV have kernels of their own: sums of both need more registers than there are."""
-    return max(widths(c)) > (64 if c.dtype == float32 else 96)
+    return max(widths(c)) > (96 if c.dtype != float32 else 32 if general else 64)
 
 
 def is_general(c: Call, ins: Slots, attrs: Slots) -> bool:
@@ -117,7 +110,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
         most = 96 if c.dtype == float32 else 160
     if widest > most:
         found.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
-    needed, shared = backward_shared(c, key_tiles(c)), SHARED.get(capability, LEAST_SHARED)
+    needed, shared = backward_shared(c, backward_tiles(c, True, False)), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
         found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
     if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or c.heads * widest >= WIDEST_ROW:
@@ -134,10 +127,10 @@ def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: S
         "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(c, ins, attrs)),
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "SPLIT_OWN": int(t.split), "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": t.blocks, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
-    return start + "".join(map(read_source, ("attention_inputs.cuh", "attention_mma.cuh", file)))
+    return start + "".join(map(read_source, ("attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", file)))
 
 
 def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
@@ -170,23 +163,24 @@ def backward_shared(c: Call, t: Tiles) -> int:
 def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Those of the gradients that are wanted."""
     c, (q, k, v) = call_of(ins, attrs), (outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad"))
-    t, common = key_tiles(c), inputs_of(c, ins, attrs)
+    general, common = is_general(c, ins, attrs), inputs_of(c, ins, attrs)
     if q is not None or k is not None or v is not None:
         numbers = binder.scratch((c.rows, 2), float32)
         file = "attention_mma_backward.cu"
         both = {"KEY_GRAD": 1, "FOR_K": int(k is not None), "FOR_V": int(v is not None)}
         kernels = [{"QUERY_GRAD": 1}] * (q is not None)
-        if apart(c):
+        if apart(c, general):
             kernels += [{**both, "FOR_V": 0}] * (k is not None) + [{**both, "FOR_K": 0}] * (v is not None)
         elif k is not None or v is not None:
             kernels.append(both)
-        cuts = [query_tiles(c, is_general(c, ins, attrs))] * (q is not None) + [t] * len(kernels)
+        cuts = [backward_tiles(c, general, "QUERY_GRAD" in defines) for defines in kernels]
         sources = [
-            source_of(binder, file, c, cut, ins, attrs, **defines) for cut, defines in zip(cuts, kernels, strict=False)
+            source_of(binder, file, c, cut, ins, attrs, **defines) for cut, defines in zip(cuts, kernels, strict=True)
         ]
+        blocks, threads = blocks_for(c.rows, cuts[-1].warps), cuts[-1].threads
         binder.launch_source(
-            sources[-1], "attention_mma_prepare", blocks_for(c.rows, t.warps), t.threads, *common, ins["Out"],
-            ins["Out_grad"], ins["LogSumExp"], numbers, i64(c.rows),
+            sources[-1], "attention_mma_prepare", blocks, threads, *common, ins["Out"], ins["Out_grad"],
+            ins["LogSumExp"], numbers, i64(c.rows),
         )  # fmt: skip
         common += ins["Out_grad"], numbers
         if q is not None:
@@ -201,7 +195,7 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 def _query_grad(
     binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to: Buffer
 ) -> None:  # fmt: skip
-    t = query_tiles(c, is_general(c, ins, attrs))
+    t = backward_tiles(c, is_general(c, ins, attrs), True)
     tiles = blocks_for(c.queries, t.rows)
     blocks = tiles * c.batch * c.heads
     splits = attention_exact.splits_of(binder, blocks, blocks_for(c.keys, t.other))
@@ -218,7 +212,7 @@ def _key_grad(
     binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:  # fmt: skip
-    t = key_tiles(c)
+    t = backward_tiles(c, is_general(c, ins, attrs), False)
     tiles = blocks_for(c.keys, t.rows)
     blocks = tiles * c.batch * c.kv_heads
     splits = attention_exact.splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))

@@ -2,15 +2,15 @@
 //
 //   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out)    dS = P (dP - delta)
 //   query_grad   a warp owns 16 MT queries and walks over keys:        dQ = scale * sum dS K       3 products
-//   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it, scores
-//                transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                       4 products
+//   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it,
+//                scores transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                4 products
 // No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows are
 // added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis among
 // blockIdx.y, and add_parts of attention_backward.cu adds up.
 
-constexpr int BM = 16 * MT * WARPS, APART = SPLIT_OWN ? BM * (HEAD + HEAD_V) * sizeof(T) : 0;
+constexpr int BM = 16 * MT * WARPS;
 
-// Per query: (log2 of the sum of powers, delta). Infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
+// Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
 // where Mask hides all n keys: no gradient flows to their scores.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     INPUTS, const T* Out, const T* dO, const float* sums, float2* numbers, i64 rows_of_all)
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     sum = warp_sum(sum);
     if (lane != 0) return;
     const float lse = sums[row];
-    float2 found = {lse == -infinity<float>() ? infinity<float>() : lse * LOG2E, sum};
+    float2 found = {lse == -infinity<float>() ? infinity<float>() : lse, sum};
     if (GENERAL && lse == infinity<float>()) {
         const Interval seen = interval(q, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
         found = {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
@@ -33,35 +33,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     numbers[row] = found;
 }
 
-// From a product of query q and key k, in base 2: the score; whether a gradient flows back.
-__device__ __forceinline__ float modified(
-    float product, int q, int k, const Modifiers& m, const Sizes& z, const Place& at, float unit, bool* drawn)
-{
-    float x = product * unit;
-    *drawn = true;
-    if (GENERAL && q < z.queries && k < z.keys) {
-        if (m.bias) x += up(m.bias[at.bias + q * m.bias_q + k * m.bias_k]) * LOG2E;
-        if (m.mask && !m.mask[at.mask + q * m.mask_q + k * m.mask_k]) x = m.masked_score * LOG2E, *drawn = false;
-    }
-    return x;
-}
-// Leaves the probability that counts for values in `s`, the gradient of the score in `dp`.
+// Leaves the probability that counts for values in `s`, the gradient of the score in `dp`. LSE is subtracted before
+// powers of 2 are taken, so that what is rounded is small.
 __device__ __forceinline__ void slope(
-    float& s, float& dp, bool seen, float2 number, int q, int k, const Modifiers& m, const Sizes& z, const Place& at,
-    float unit)
+    float& s, float& dp, bool seen, float2 number, int q, int k, const Modifiers& m, const Sizes& z, const Place& at)
 {
+    bool drawn = true;
     if (GENERAL) {
-        bool drawn;
-        const float x = modified(s, q, k, m, z, at, unit, &drawn);
-        float p = seen ? power_of_two(x - number.x) : 0.0f, keep = 1;
+        float x = seen ? score(s, q, k, m, at, &drawn) : -infinity<float>(), keep = 1;
+        float p = power_of_two((x - number.x) * LOG2E);
         if (number.x == -infinity<float>()) p = seen ? number.y : 0.0f, drawn = false;
         if (DROPS && p != 0) keep = kept(q, k, m, z, at);
         s = p * keep;
         dp = drawn && p != 0 ? p * (dp * keep - number.y) : 0.0f;
     } else {
-        const float p = seen ? power_of_two(fmaf(s, unit, -number.x)) : 0.0f;
-        s = p;
-        dp = p * (dp - number.y);
+        s = seen ? power_of_two(fmaf(s, m.scale, -number.x) * LOG2E) : 0.0f;
+        dp = s * (dp - number.y);
     }
 }
 
@@ -72,21 +59,17 @@ __device__ __forceinline__ void add_rows(
 {
 #pragma unroll
     for (int c = 0; c < WIDTH / 32; ++c) {
-        Sums<1> found[MT];
+        Sums found[MT];
         const float one[2] = {1, 1};
 #pragma unroll
-        for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one);
+        for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one, false);
+        multiply(found, found, [&](int k, Left (&left)[MT], Right& right) {
+            right.load_columns<WIDTH>(tile, 2 * j + k, c);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            Left taken[MT];
-            Right x;
-            x.load_columns<WIDTH>(tile, 2 * j + k, c);
+            for (int i = 0; i < MT; ++i) left[i].take(weights[i][2 * k], weights[i][2 * k + 1]);
+        });
 #pragma unroll
-            for (int i = 0; i < MT; ++i) taken[i].take(weights[i][2 * k], weights[i][2 * k + 1]);
-            multiply(found, taken, x);
-        }
-#pragma unroll
-        for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one);
+        for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one, false);
     }
 }
 // Products of the own rows with rows 32 j to 32 j + 31 of `tile`.
@@ -94,25 +77,27 @@ template <int WIDTH, int HELD>
 __device__ __forceinline__ void scores(
     float (&s)[MT][4][4], Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
 {
-    Sums<TERMS == 3 ? 2 : 1> found[MT];
+    Sums found[MT], rest[MT];
 #pragma unroll
-    for (int i = 0; i < MT; ++i) found[i].clear();
+    for (int c = 0; c < WIDTH / 32; ++c) {
+        if ((SINGLE && !WIDE) || c == 0) {
 #pragma unroll
-    for (int k = 0; k < WIDTH / 16; ++k) {
-        Right x;
-        x.load_rows<WIDTH>(tile, 32 * j, k);
-        if (!OWN_HELD) {
-#pragma unroll
-            for (int i = 0; i < MT; ++i) held[0][i].template load<WIDTH>(own, own_row + 16 * i, k, APART);
+            for (int i = 0; i < MT; ++i) found[i].clear(), rest[i].clear();
         }
-        multiply(found, held[OWN_HELD ? k : 0], x);
+        multiply(found, SINGLE && WIDE ? rest : found, [&](int k, Left (&left)[MT], Right& right) {
+            right.load_rows<WIDTH>(tile, 32 * j, 2 * c + k);
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+                if (OWN_HELD) left[i] = held[OWN_HELD ? 2 * c + k : 0][i];
+                else left[i].load<WIDTH>(own, own_row + 16 * i, 2 * c + k);
+        });
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[i][t][e] = settled(s[i][t][e], found[i].v[t][e], rest[i].v[t][e], c);
     }
-#pragma unroll
-    for (int i = 0; i < MT; ++i)
-#pragma unroll
-        for (int t = 0; t < 4; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) s[i][t][e] = found[i].at(t, e);
 }
 template <int WIDTH, int HELD>
 __device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, int own_row) {
@@ -120,7 +105,7 @@ __device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, in
 #pragma unroll
     for (int k = 0; k < WIDTH / 16; ++k)
 #pragma unroll
-        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k, 0);
+        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k);
 }
 template <int WIDTH> __device__ __forceinline__ void clear(float (&sum)[MT][WIDTH][4]) {
 #pragma unroll
@@ -162,17 +147,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
     Byte* const own_grad = own + BM * HEAD * sizeof(T);
-    Byte* const stages = own_grad + BM * HEAD_V * sizeof(T) + APART;
+    Byte* const stages = own_grad + BM * HEAD_V * sizeof(T);
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
     __shared__ float2 own_numbers[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
-    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads;
-    const int h = head % heads, kv_heads = heads / groups, kv = h / groups;
+    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles);
+    const int b = head / heads, h = head % heads, kv_heads = heads / groups, kv = h / groups;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
-    const float unit = m.scale * LOG2E;
 
     load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
     load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, int(o_rows.step), queries - first, dv);
@@ -193,10 +177,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     };
     if (n < last) load_stage(n);
     wait_for_copies();
-#if SPLIT_OWN
-    split_tile<BM, HEAD>(own, APART);
-    split_tile<BM, HEAD_V>(own_grad, APART);
-#endif
     __syncthreads();
 
     Left q[OWN_HELD ? HEAD / 16 : 1][MT], grad[OWN_HELD ? HEAD_V / 16 : 1][MT];
@@ -230,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
                         for (int e = 0; e < 2; ++e) {
                             const int k = k0 + 8 * t + 2 * (lane % 4) + e;
                             slope(s[i][t][2 * half + e], dp[i][t][2 * half + e], k >= span.lo && k < span.hi,
-                                  number, first + row, k, m, z, at, unit);
+                                  number, first + row, k, m, z, at);
                         }
                     }
                 }
@@ -246,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
 #endif
 
 #ifdef KEY_GRAD
-// Of these dK and dV that are not null; FOR_K, FOR_V: whether each may be. part: null, or float [splits][as dK, then as dV]
+// dK where FOR_K, dV where FOR_V. part: null, or float [splits][as dK, then as dV]
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_grad(
     INPUTS, const T* dO, const float2* numbers, T* dK, T* dV, float* part, i64 tiles, i64 splits, i64 elements_k,
     i64 elements_v)
@@ -255,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
     Byte* const own_value = own + BM * HEAD * sizeof(T);
-    Byte* const stages = own_value + BM * HEAD_V * sizeof(T) + APART;
+    Byte* const stages = own_value + BM * HEAD_V * sizeof(T);
     constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T);
     constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * 8;
     __shared__ Interval seen[BM];
@@ -263,7 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     const int first = int(blockIdx.x % u32(tiles)) * BM, kv_head = blockIdx.x / u32(tiles), b = kv_head / kv_heads;
     const int kv = kv_head % kv_heads;
     const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
-    const float unit = m.scale * LOG2E;
 
     load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, int(k_rows.step), keys - first, d);
     load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, int(v_rows.step), keys - first, dv);
@@ -274,9 +253,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
     const int last = i64(steps) * groups * (split + 1) / splits;
     int n = i64(steps) * groups * split / splits;
-    auto load_stage = [&](int step) {
+    int h = kv * groups + n / max(steps, 1), q_step = n % max(steps, 1);  // of step n: head, tile of its queries
+    auto load_stage = [&](int step, int h, int q_step) {
         Byte* const to = stages + step % 2 * BYTES;
-        const int h = kv * groups + step / steps, q0 = all.begin + step % steps * BN;
+        const int q0 = all.begin + q_step * BN;
         const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, int(q_rows.step), all.end - q0, d);
         load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, int(o_rows.step), all.end - q0, dv);
@@ -285,12 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
             copy_or_clear(to, NUMBERS + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
         }
     };
-    if (n < last) load_stage(n);
+    if (n < last) load_stage(n, h, q_step);
     wait_for_copies();
-#if SPLIT_OWN
-    split_tile<BM, HEAD>(own, APART);
-    split_tile<BM, HEAD_V>(own_value, APART);
-#endif
     __syncthreads();
 
     Left own_keys[OWN_HELD ? HEAD / 16 : 1][MT], own_values[OWN_HELD ? HEAD_V / 16 : 1][MT];
@@ -303,17 +279,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     for (; n < last; ++n) {
         const Byte* const q_tile = stages + n % 2 * BYTES;
         const Byte* const o_tile = q_tile + Q_BYTES;
-        const int h = kv * groups + n / steps;
         const Place at = place_of(m, z, b, h);
-        if (n + 1 < last) load_stage(n + 1);
+        const int next_step = q_step + 1 < steps ? q_step + 1 : 0, next_h = next_step ? h : h + 1;
+        if (n + 1 < last) load_stage(n + 1, next_h, next_step);
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
-            const int q0 = all.begin + n % steps * BN + 32 * j;
+            const int q0 = all.begin + q_step * BN + 32 * j;
             if (q0 >= mine.end || q0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
             scores<HEAD>(s, own_keys, own, own_row, q_tile, j);
             if (FOR_K) scores<HEAD_V>(dp, own_values, own_value, own_row, o_tile, j);
             else clear(dp);
+            no_load_moves();
             const bool edge = q0 < mine.full_begin || q0 + 32 > mine.full_end;
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
@@ -325,21 +302,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
                     for (int e = 0; e < 4; ++e) {
                         const int row = own_row + 16 * i + lane / 4 + e / 2 * 8, q = q0 + column + e % 2;
                         const bool inside = !edge || (q >= seen[row].lo && q < seen[row].hi);
-                        slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at, unit);
+                        slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at);
                     }
             }
-            if (FOR_V && dV) add_rows<HEAD_V>(to_v, s, o_tile, j);
-            if (FOR_K && dK) add_rows<HEAD>(to_k, dp, q_tile, j);
+            if (FOR_V) add_rows<HEAD_V>(to_v, s, o_tile, j);
+            if (FOR_K) add_rows<HEAD>(to_k, dp, q_tile, j);
         }
+        h = next_h;
+        q_step = next_step;
         wait_for_copies();
         __syncthreads();
     }
     float *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
     const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
     const int valid = keys - first;
-    if (FOR_K && dK && part) store_sums<HEAD>(to_k, m.scale, part_k + at_k, k_rows.step, own_row, valid, d);
-    else if (FOR_K && dK) store_sums<HEAD>(to_k, m.scale, dK + at_k, k_rows.step, own_row, valid, d);
-    if (FOR_V && dV && part) store_sums<HEAD_V>(to_v, 1, part_v + at_v, v_rows.step, own_row, valid, dv);
-    else if (FOR_V && dV) store_sums<HEAD_V>(to_v, 1, dV + at_v, v_rows.step, own_row, valid, dv);
+    if (FOR_K && part) store_sums<HEAD>(to_k, m.scale, part_k + at_k, k_rows.step, own_row, valid, d);
+    else if (FOR_K) store_sums<HEAD>(to_k, m.scale, dK + at_k, k_rows.step, own_row, valid, d);
+    if (FOR_V && part) store_sums<HEAD_V>(to_v, 1, part_v + at_v, v_rows.step, own_row, valid, dv);
+    else if (FOR_V) store_sums<HEAD_V>(to_v, 1, dV + at_v, v_rows.step, own_row, valid, dv);
 }
 #endif

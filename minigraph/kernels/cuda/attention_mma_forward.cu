@@ -1,10 +1,10 @@
 // Attention on tensor cores (mma.sync), forward. Q [B,H,Sq,D], K [B,Hk,Sk,D], V [B,Hk,Sk,Dv] in either layout
 // -> Out [B,H,Sq,Dv], LSE [B,H,Sq].
 //
-// A warp owns 16 MT queries, a block WARPS times as many, of one head; it walks over the keys that they see, BN at a time, in two
-// stages of shared memory: copies of the next tile run under the products of this one. Probabilities go from
-// results to operands in registers. A tile's part of Out is summed by itself and added in float, since tensor
-// cores cut off what they add. Where blocks are few, blockIdx.y takes its part of the keys; `join` of
+// A warp owns 16 MT queries, a block WARPS times as many, of one head; it walks over the keys that they see, BN at a
+// time, in two stages of shared memory: copies of the next tile run under the products of this one. Probabilities go
+// from results to operands in registers. A tile's part of a float Out is summed by itself and added in float, since
+// tensor cores cut off what they add. Where blocks are few, blockIdx.y takes its part of the keys; `join` of
 // attention_forward.cu joins the parts in order.
 
 constexpr int BM = 16 * MT * WARPS;
@@ -23,12 +23,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     READ_INPUTS
     extern __shared__ uint4 memory[];
     Byte* const own = (Byte*)memory;
-    constexpr int APART = SPLIT_OWN ? BM * HEAD * sizeof(T) : 0;
-    Byte* const stages = own + BM * HEAD * sizeof(T) + APART;
+    Byte* const stages = own + BM * HEAD * sizeof(T);
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads, h = head % heads;
+    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles);
+    const int b = head / heads, h = head % heads;
     const int kv_heads = heads / groups, kv = h / groups, own_row = warp * 16 * MT;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
@@ -54,9 +54,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     };
     if (n < last) load_stage(n);
     wait_for_copies();
-#if SPLIT_OWN
-    split_tile<BM, HEAD>(own, APART);
-#endif
     __syncthreads();
 
     Left q[OWN_HELD ? HEAD / 16 : 1][MT];
@@ -64,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
 #pragma unroll
         for (int k = 0; k < HEAD / 16; ++k)
 #pragma unroll
-            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k, 0);
+            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k);
     }
     float out[MT][HEAD_V / 8][4], largest[MT][2], total[MT][2];
 #pragma unroll
@@ -86,25 +83,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
             float s[MT][BN / 8][4];
 #pragma unroll
             for (int j = 0; j < BN / 32; ++j) {
-                Sums<TERMS == 3 ? 2 : 1> found[MT];
+                Sums found[MT], rest[MT];
 #pragma unroll
-                for (int i = 0; i < MT; ++i) found[i].clear();
+                for (int c = 0; c < HEAD / 32; ++c) {
+                    if ((SINGLE && !WIDE) || c == 0) {
 #pragma unroll
-                for (int k = 0; k < HEAD / 16; ++k) {
-                    Right x;
-                    x.load_rows<HEAD>(k_tile, 32 * j, k);
-                    if (!OWN_HELD) {
-#pragma unroll
-                        for (int i = 0; i < MT; ++i) q[0][i].load<HEAD>(own, own_row + 16 * i, k, APART);
+                        for (int i = 0; i < MT; ++i) found[i].clear(), rest[i].clear();
                     }
-                    multiply(found, q[OWN_HELD ? k : 0], x);
+                    multiply(found, SINGLE && WIDE ? rest : found, [&](int k, Left (&left)[MT], Right& right) {
+                        right.load_rows<HEAD>(k_tile, 32 * j, 2 * c + k);
+#pragma unroll
+                        for (int i = 0; i < MT; ++i)
+                            if (OWN_HELD) left[i] = q[OWN_HELD ? 2 * c + k : 0][i];
+                            else left[i].load<HEAD>(own, own_row + 16 * i, 2 * c + k);
+                    });
+#pragma unroll
+                    for (int i = 0; i < MT; ++i)
+#pragma unroll
+                        for (int t = 0; t < 4; ++t)
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) {
+                                float& y = s[i][4 * j + t][e];
+                                y = settled(y, found[i].v[t][e], rest[i].v[t][e], c);
+                            }
                 }
-#pragma unroll
-                for (int i = 0; i < MT; ++i)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) s[i][4 * j + c][e] = found[i].at(c, e);
             }
             const bool edge = k0 < mine.full_begin || k0 + BN > mine.full_end;
             float shrink[MT][2];
@@ -143,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                     for (int c = 0; c < BN / 8; ++c)
                         most = max_nan(most, max_nan(s[i][c][2 * half], s[i][c][2 * half + 1]));
                     most = over_quad_max(most);
-                    const float below = most == -infinity<float>() ? 0.0f : most * unit;
-                    shrink[i][half] = power_of_two(largest[i][half] * unit - below);
+                    const float below = most == -infinity<float>() ? 0.0f : __fmul_rn(most, unit);  // never fused
+                    shrink[i][half] = power_of_two(__fmul_rn(largest[i][half], unit) - below);
                     largest[i][half] = most;
                     float sum = 0;
 #pragma unroll
@@ -161,20 +163,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                 }
 #pragma unroll
             for (int c = 0; c < HEAD_V / 32; ++c) {
-                Sums<1> found[MT];
 #pragma unroll
-                for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i]);
+                for (int j = 0; j < BN / 32; ++j) {
+                    Sums found[MT];
 #pragma unroll
-                for (int k = 0; k < BN / 16; ++k) {
-                    Left p[MT];
-                    Right x;
-                    x.load_columns<HEAD_V>(v_tile, k, c);
+                    for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i], j == 0);
+                    multiply(found, found, [&](int k, Left (&left)[MT], Right& right) {
+                        right.load_columns<HEAD_V>(v_tile, 2 * j + k, c);
 #pragma unroll
-                    for (int i = 0; i < MT; ++i) p[i].take(s[i][2 * k], s[i][2 * k + 1]);
-                    multiply(found, p, x);
+                        for (int i = 0; i < MT; ++i) left[i].take(s[i][4 * j + 2 * k], s[i][4 * j + 2 * k + 1]);
+                    });
+#pragma unroll
+                    for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i], j == 0);
                 }
-#pragma unroll
-                for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i]);
             }
         }
         wait_for_copies();
@@ -189,8 +190,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
             const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
             if (q_row >= queries) continue;
             const float factor = all_of_row == 0 ? 0.0f : 1.0f / all_of_row;
-            const bool hidden = GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && largest[i][half] == masked_unit;
-            const float natural = hidden ? m.masked_score : largest[i][half] * (GENERAL ? LN2 : m.scale);
+            const bool hidden =
+                GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && largest[i][half] == masked_unit;
+            const float natural = hidden ? m.masked_score : __fmul_rn(largest[i][half], unit) * LN2;
             if (lane % 4 == 0) {
                 const i64 row = i64(head) * queries + q_row;
                 if (part) {

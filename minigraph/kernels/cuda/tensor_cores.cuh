@@ -11,7 +11,8 @@ __device__ __forceinline__ void mma_k8(float (&c)[4], const u32* a, u32 b0, u32 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // 16 bytes, or zeros, on their way to shared memory.
-__device__ __forceinline__ void copy_or_clear(unsigned char* tile, int place, const float* from, bool copied) {
+template <class X>
+__device__ __forceinline__ void copy_or_clear(unsigned char* tile, int place, const X* from, bool copied) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  ::"r"(shared_place(tile) + place), "l"(from), "r"(copied ? 16 : 0) : "memory");
 }
