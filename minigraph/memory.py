@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 ALIGNMENT = 256  # bytes; what vector accesses and matrix products like
-SMALL, ALL_SMALL = 64 << 10, 1 << 20  # bytes of a block, and of all of them, that need not share memory
+SMALL, ALL_SMALL = 64 << 10, 256 << 10  # bytes of a block, and of all of them, that need not share memory
 FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
 
 

@@ -276,9 +276,16 @@ def test_import_works_where_cupy_is_broken():
 
 
 def test_import_takes_less_than_half_a_second():
-    """Processor time of the process: other tests run at the same time and stretch the wall clock."""
-    code = "import time; t = time.process_time(); import minigraph; print(time.process_time() - t)"
-    times = []
+    """Processor time of the process: other tests run at the same time and stretch the wall clock.
+
+    NumPy and networkx take .2 s of it; where they take longer, the machine is slow, and all may take as much longer.
+    """
+    code = (
+        "import time; t = time.process_time(); import numpy, networkx; a = time.process_time(); import minigraph;"
+        " print(a - t, time.process_time() - t)"
+    )
+    times: list[float] = []
     while len(times) < 10 and min(times, default=1.0) >= 0.5:
-        times.append(float(run_python(code)))
+        needed, total = map(float, run_python(code).split())
+        times.append(total * min(1.0, 0.2 / needed))
     assert min(times) < 0.5, times
