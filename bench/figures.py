@@ -62,9 +62,20 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
             yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", f"{file}.json")
 
 
+def steps() -> Iterator[Figure]:
+    """Our times from the latest run, beside the peers' of the run in which they took part."""
+    again = {row["title"]: row["milliseconds"] for row in results("gpu_steps_again").get("rows", ())}
+    for f in from_times("gpu_steps", {}, "captured"):
+        times = again.pop(f.title, None)
+        if times is not None:
+            ours, tuned = (median(times[arm]) for arm in ("captured", "autotuned"))
+            f = f._replace(ours=ours, tuned=tuned, file=f"gpu_steps_again.json`, peer `{f.file}")
+        yield f
+    yield from (f for f in from_times("gpu_steps_again", {}, "captured") if f.title in again)
+
+
 def figures() -> Iterator[Figure]:
-    for file in ("gpu_steps", "gpu_steps_layers"):
-        yield from from_times(file, {}, "captured")
+    yield from steps()
     first = results("gpu_steps").get("first_step_seconds", {})
     for kind, asked in (("cold", 1.5), ("warm", 0.5)):
         name = f"{kind} cache"
