@@ -16,6 +16,8 @@ from .harness import RESULTS
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- figures: made by python -m bench.figures -->", "<!-- end of figures -->"
 PEERS = ("torch", "compile", "jax")
+ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
+ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
 SHARES = {"ffn": 0.85}  # of the best peer's time, by names of rows
 
@@ -74,8 +76,23 @@ def steps() -> Iterator[Figure]:
     yield from (f for f in from_times("gpu_steps_again", {}, "captured") if f.title in again)
 
 
+def attention() -> Iterator[Figure]:
+    """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
+    for row in results("gpu_attention").get("rows", ()):
+        times = row.get("milliseconds", {})
+        peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
+        if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
+            continue
+        asked = peers.get("cudnn") or (peers["naive"] if "1x1x" in row["title"] else 0.5 * peers["efficient"])
+        best = min(peers, key=peers.__getitem__)
+        title = f"attention {row['title']}, {'forward + backward' if row['training'] else 'forward'}"
+        ours = median(times["minigraph"])
+        yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", "gpu_attention.json")
+
+
 def figures() -> Iterator[Figure]:
     yield from steps()
+    yield from attention()
     first = results("gpu_steps").get("first_step_seconds", {})
     for kind, asked in (("cold", 1.5), ("warm", 0.5)):
         name = f"{kind} cache"
