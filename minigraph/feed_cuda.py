@@ -7,7 +7,8 @@ the plan has a binding for these addresses (PLACES_KEPT at the most). Others are
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,16 @@ class Feeding:
             self.seen.popitem(last=False)
         return count >= OFTEN
 
-    def move(self, places: Places) -> None:
-        """Give the buffers these addresses, for calls that are bound now."""
-        for (name, buffer), place in zip(self.targets.items(), places, strict=True):
-            buffer.ptr = place or self.own[name]
+    @contextmanager
+    def moved(self, places: Places) -> Iterator[None]:
+        """The buffers have these addresses for calls that are bound meanwhile; what is copied goes to their own."""
+        for buffer, place in zip(self.targets.values(), places, strict=True):
+            buffer.ptr = place or buffer.ptr
+        try:
+            yield
+        finally:
+            for name, buffer in self.targets.items():
+                buffer.ptr = self.own[name]
 
     def send(self, feeds: Mapping[str, Any], runs: int, places: Places) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream; `end` must follow the calls."""

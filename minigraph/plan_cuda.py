@@ -30,7 +30,6 @@ from .scope import Scope
 from .types import TensorType
 
 BINDINGS_KEPT = 4
-Addresses = tuple[int, ...]
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 
 
@@ -96,10 +95,10 @@ class CudaPlan:
         self._prepare_fetches()
         self.bindings: dict[tuple[int, Places], Binding] = {}
         self.binding = Binding(())  # that of the latest run
-        self.addresses: Addresses = ()  # of the outside buffers
-        self.numbers: OrderedDict[Addresses, int] = OrderedDict()  # a short name for each set of them
+        self.turn = {position: i for i, position in enumerate(self.bound.order)}
+        self.numbers: OrderedDict[tuple[int, ...], int] = OrderedDict()  # short names for addresses of outside buffers
         self.number = -1  # that of the latest run
-        self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope that has them
+        self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope whose arrays these are
         self.bound_version = -1  # and its version
 
     def _prepare_fetches(self) -> None:
@@ -190,8 +189,7 @@ class CudaPlan:
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        number = {position: i for i, position in enumerate(self.bound.order)}
-        return [Part(made.get(t.position, []), t.lane, [number[w] for w in t.waits]) for t in self.bound.turns()]
+        return [Part(made.get(t.position, []), t.lane, [self.turn[w] for w in t.waits]) for t in self.bound.turns()]
 
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""
@@ -209,12 +207,14 @@ class CudaPlan:
         ]
 
     def _connect(self, scope: Scope) -> None:
-        """Learn the addresses of the Scope's arrays."""
+        """Give the outside buffers the addresses of the Scope's arrays: for calls that are bound, and for fetches."""
         self._gather(scope)
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
-        self.addresses = tuple(a.data.ptr for a in arrays)
-        self.number = self.numbers.setdefault(self.addresses, max(self.numbers.values(), default=-1) + 1)
-        self.numbers.move_to_end(self.addresses)
+        for buffer, array in zip(self.bound.outside.values(), arrays, strict=True):
+            buffer.ptr = array.data.ptr
+        addresses = tuple(a.data.ptr for a in arrays)
+        self.number = self.numbers.setdefault(addresses, max(self.numbers.values(), default=-1) + 1)
+        self.numbers.move_to_end(addresses)
         if len(self.numbers) > BINDINGS_KEPT:
             _, gone = self.numbers.popitem(last=False)
             for key in [key for key in self.bindings if key[0] == gone]:
@@ -233,16 +233,13 @@ class CudaPlan:
         return self.bindings[key]
 
     def _bind(self, places: Places) -> Binding:
-        for buffer, address in zip(self.bound.outside.values(), self.addresses, strict=True):
-            buffer.ptr = address
-        self.feeding.move(places)
-        steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
+        with self.feeding.moved(places):
+            steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
         for step in steps:
             if step.position in self.bound.once and not self.constants_are_computed:
                 step()
         self.constants_are_computed = True
-        number = {position: i for i, position in enumerate(self.bound.order)}
-        steps = sorted((s for s in steps if s.position in number), key=lambda s: number[s.position])
+        steps = sorted((s for s in steps if s.position in self.turn), key=lambda s: self.turn[s.position])
         self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
         return Binding(steps, [t.memory for t in self.bound.binder.tables], places)
 

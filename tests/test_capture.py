@@ -11,7 +11,7 @@ import pytest
 from gpu_capture import COLUMNS, Case, same, trace
 
 import minigraph as mg
-from minigraph import cuda, feed_cuda, plan_cuda
+from minigraph import bound, cuda, feed_cuda, plan_cuda
 from minigraph.builder import Builder
 from minigraph.errors import KernelError
 from minigraph.executor import PLANS_KEPT, Executor
@@ -312,11 +312,40 @@ def test_only_so_many_places_have_a_binding(stub, monkeypatch):
     monkeypatch.setattr(plan_cuda, "PLACES_KEPT", 2)
     case, exe, scope = Case(), gpu(), case_scope()
     fed = [{n: stub.to_device(x) for n, x in case.feed(i).items()} for i in range(4)]
-    for _ in range(3 * feed_cuda.OFTEN):
-        for feed in fed:
-            exe.run(case.program, feed, [case.x_grad], scope=scope)
+    runs = 4 * 3 * feed_cuda.OFTEN
+    found = []
+    for i in range(runs):
+        found.append(exe.run(case.program, fed[i % 4], [case.total, case.x_grad], scope=scope))
+        for j, feed in enumerate(fed):  # what is copied goes into the plan's memory, whatever was bound before
+            assert all(np.array_equal(feed[n].host, x) for n, x in case.feed(j).items())
+    other, untouched = gpu(), case_scope()
+    wanted = [case.total, case.x_grad]
+    expected = [other.run(case.program, case.feed(i % 4), wanted, scope=untouched) for i in range(runs)]
+    assert same(found, expected)
     (plan,) = exe._plans.values()
     assert sum(any(places) for _, places in plan.bindings) == 2
+
+
+def test_feeds_of_the_host_reach_the_plan_after_those_of_the_gpu(stub, monkeypatch):
+    monkeypatch.setattr(bound, "SMALL", 0)  # no feed travels in the mailbox
+    case, exe, scope, other, untouched = Case(), gpu(), case_scope(), gpu(), case_scope()
+    shown = {n: stub.to_device(x) for n, x in case.feed(0).items()}
+    for i in range(3 * feed_cuda.OFTEN):
+        on_gpu = i < 2 * feed_cuda.OFTEN
+        fed = case.feed(0 if on_gpu else i)
+        found = exe.run(case.program, shown if on_gpu else fed, [case.total, case.x_grad], scope=scope)
+        assert same([found], [other.run(case.program, fed, [case.total, case.x_grad], scope=untouched)])
+    assert all(np.array_equal(shown[n].host, x) for n, x in case.feed(0).items())
+
+
+def test_a_fetched_parameter_is_that_of_the_scope_of_the_run(stub):
+    case, exe = Case(), gpu()
+    scopes = case_scope(), case_scope()
+    scopes[1].write("w", scopes[1].read("w") + 1)
+    for i in range(6):
+        scope = scopes[i % 2]
+        (w,) = exe.run(case.program, case.feed(i), [case.w], scope=scope)
+        assert np.array_equal(w, scope.read("w"))
 
 
 def test_a_fetched_feed_is_copied(stub):
