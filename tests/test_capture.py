@@ -348,6 +348,19 @@ def test_a_fetched_parameter_is_that_of_the_scope_of_the_run(stub):
         assert np.array_equal(w, scope.read("w"))
 
 
+def test_no_kernel_writes_over_a_feed(stub):
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = mg.static.data("x", [40, 30])
+        total = mg.sum(mg.exp(x) * 2.0)  # exp may write over what nobody reads later
+    host = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    shown = {"x": stub.to_device(host)}
+    exe, scope = gpu(), Scope()
+    found = [exe.run(program, shown, [total], scope=scope)[0] for _ in range(2 * feed_cuda.OFTEN)]
+    np.testing.assert_allclose(found, 2 * np.exp(host.astype(float)).sum(), rtol=1e-5)
+    assert np.array_equal(shown["x"].host, host)
+
+
 def test_a_fetched_feed_is_copied(stub):
     case, exe, scope = Case(), gpu(), case_scope()
     shown = {n: stub.to_device(x) for n, x in case.feed(0).items()}
@@ -428,7 +441,8 @@ def test_what_depends_on_shapes_only_is_computed_once(stub):
     (plan,) = exe._plans.values()
     assert not plan.bound.once, "a fetched value is written in every run"
     runs = [exe.run(program, feed, [y], scope=scope)[0] for _ in range(4)]
-    assert all(np.array_equal(runs[0], found) for found in runs)
+    for found in runs:
+        np.testing.assert_allclose(found, np.exp(3) + 1, rtol=1e-6)
     plan = list(exe._plans.values())[-1]
     (once,) = plan.bound.once
     assert plan.bound.schedule.steps[0].op.type == "fill_constant"
