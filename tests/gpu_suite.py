@@ -47,14 +47,11 @@ from gpucheck import Check
 import minigraph
 from minigraph import cuda
 
+Running = tuple[subprocess.Popen[bytes], Any, Path]  # a tool's process, what its checks print, what it reports
 ROOT = Path(__file__).parent.parent
 LIMIT = 120  # seconds for one check
 SANITIZER_LIMIT = 280  # seconds for one tool
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-NOT_PRODUCTS = (
-    "racecheck",
-    "initcheck",
-)  # cuBLASLt's kernels order their accesses in ways these do not know
+TOOLS = {"memcheck": 5, "racecheck": 2, "initcheck": 2, "synccheck": 2}  # processes for each
 SHOWN = 40  # failures in the printed summary
 
 
@@ -327,40 +324,30 @@ def sanitize(options: argparse.Namespace, command: str) -> int:
     tool_path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     facts, start = header(command), time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
-    running = {}
-    for tool in options.tools:
-        inner = [sys.executable, str(Path(__file__)), "--inline", "--only", options.only]
-        inner += ["--no-products"] if tool in NOT_PRODUCTS else []
-        inner += ["--stub"] if options.stub else []
-        log = options.out / f"sanitizer_{tool}.txt"
-        outer = [
-            tool_path,
-            "--tool",
-            tool,
-            "--report-api-errors",
-            "no",
-            "--print-limit",
-            "30",
-            "--log-file",
-            str(log),
-        ]
-        text = (options.out / f"sanitizer_{tool}_checks.txt").open("w+")
-        running[tool] = (
-            subprocess.Popen([*outer, *inner], stdout=text, stderr=subprocess.STDOUT, cwd=ROOT),
-            text,
-            log,
-        )
-    results = {tool: _sanitized(*parts) for tool, parts in running.items()}
+    running: dict[str, list[Running]] = {}
+    for tool, parts in ((t, TOOLS[t]) for t in options.tools):
+        for part in range(parts):
+            inner = [sys.executable, str(Path(__file__)), "--inline", tool, "--part", f"{part}/{parts}"]
+            inner += ["--only", options.only, *(["--stub"] if options.stub else [])]
+            log = options.out / f"sanitizer_{tool}_{part}.txt"
+            outer = [tool_path, "--tool", tool, "--report-api-errors", "no", "--print-limit", "30"]
+            text = log.with_suffix(".checks").open("w+")
+            command_line = [*outer, "--log-file", str(log), *inner]
+            process = subprocess.Popen(command_line, stdout=text, stderr=subprocess.STDOUT, cwd=ROOT)
+            running.setdefault(tool, []).append((process, text, log))
+    end = start + SANITIZER_LIMIT
+    results = {tool: joined([_sanitized(*part, end) for part in parts]) for tool, parts in running.items()}
     for tool, r in results.items():
-        print(f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']}")
+        print(f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']} checks passed")
     report = {**facts, "seconds": round(time.perf_counter() - start, 1), "tools": results}
     write(options.out, "gpu_sanitizer.json", report)
     return 0 if all(r["clean"] for r in results.values()) else 1
 
 
-def _sanitized(process: subprocess.Popen[bytes], text: Any, log: Path) -> dict[str, Any]:
+def _sanitized(process: subprocess.Popen[bytes], text: Any, log: Path, end: float) -> dict[str, Any]:
+    """What one process of a tool reported, and whether all of its checks ran."""
     try:
-        process.wait(SANITIZER_LIMIT)
+        process.wait(max(1, end - time.perf_counter()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -371,20 +358,28 @@ def _sanitized(process: subprocess.Popen[bytes], text: Any, log: Path) -> dict[s
     said = log.read_text(errors="replace") if log.exists() else ""
     found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
     clean = bool(found) and all(re.match(r"0 (errors|hazards)", line) for line in found)
-    last = printed[-1] if printed else ""
-    ran = re.fullmatch(r"\d+ passed, 0 failed", last) is not None
-    first = [
-        line.strip("= ")
-        for line in said.splitlines()
-        if "=====" in line and "COMPUTE-SANITIZER" not in line
-    ][:6]
+    ran = re.fullmatch(r"(\d+) passed, 0 failed", printed[-1] if printed else "")
+    lines = [line.strip("= ") for line in said.splitlines() if "=====" in line and "COMPUTE-SANITIZER" not in line]
     if clean and ran:
         log.unlink()  # it says nothing
     return {
-        "clean": clean and ran, "summary": "; ".join(found) or f"no summary, ended with {process.returncode}",
-        "checks": last[:200], "first": [] if clean else first,
-        "failed": [line for line in printed if line.startswith("FAILED")][:20],
+        "clean": clean and ran is not None,
+        "summary": "; ".join(found) or f"no summary, ended with {process.returncode}",
+        "checks": int(ran[1]) if ran else 0,
+        "first": [] if clean else lines[:6],
+        "failed": [line for line in printed if line.startswith("FAILED")][:20] or ([] if ran else printed[-1:]),
     }  # fmt: skip
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result of a tool from those of its processes."""
+    return {
+        "clean": all(p["clean"] for p in parts) and any(p["checks"] for p in parts),
+        "summary": "; ".join(dict.fromkeys(p["summary"] for p in parts)),
+        "checks": sum(p["checks"] for p in parts),
+        "first": [line for p in parts for line in p["first"]],
+        "failed": [line for p in parts for line in p["failed"]],
+    }
 
 
 def main() -> int:
@@ -403,12 +398,13 @@ def main() -> int:
     parser.add_argument(
         "--sanitize", action="store_true", help="the small set under compute-sanitizer"
     )
-    parser.add_argument("--tools", nargs="*", default=TOOLS, help="compute-sanitizer's tools")
+    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS, help="compute-sanitizer's tools")
     parser.add_argument(
         "--stub", action="store_true", help="a CPU in place of the GPU, see gpu_stub.py"
     )
-    for inner in ("--worker", "--inline", "--no-products"):
-        parser.add_argument(inner, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inline", metavar="TOOL", help=argparse.SUPPRESS)
+    parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stub:
         importlib.import_module("gpu_stub").install()
@@ -428,9 +424,8 @@ def main() -> int:
     if cuda.why_not():
         raise SystemExit(f"no GPU: {cuda.why_not()}")
     if options.inline:
-        return run_inline(
-            [c for c in checks if c.sanitize and not (options.no_products and c.product)]
-        )
+        part, parts = map(int, options.part.split("/"))
+        return run_inline([c for c in checks if c.judged_by(options.inline)][part::parts])
     command = f"python tests/gpu_suite.py {shlex.join(sys.argv[1:])}".strip()
     if options.sanitize:
         return sanitize(options, command)

@@ -35,7 +35,8 @@ class Check(NamedTuple):
     """One named check; it passes by returning.
 
     sanitize  part of the small set that compute-sanitizer runs
-    product   runs cuBLASLt's kernels, which racecheck and initcheck cannot judge
+    product   runs cuBLASLt's kernels, which order their accesses in ways that racecheck and initcheck do not know
+    copied    reads memory that only Hopper's copy engine wrote, which initcheck does not see
     alone     needs much of the card's memory: nothing else runs beside it
     """
 
@@ -43,7 +44,13 @@ class Check(NamedTuple):
     run: Callable[[], None]
     sanitize: bool = False
     product: bool = False
+    copied: bool = False
     alone: bool = False
+
+    def judged_by(self, tool: str) -> bool:
+        """Whether what this tool of compute-sanitizer reports of the check means anything."""
+        blind = self.product * ("racecheck", "initcheck") + self.copied * ("initcheck",)
+        return self.sanitize and tool not in blind
 
 
 class Poisoned:
