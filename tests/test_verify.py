@@ -82,12 +82,12 @@ def slot_that_is_none(g: Graph) -> None:
     mean = op(g, "reduce_mean")
     x = mean.inputs["X"][0]
     mean.inputs["Wrong"] = [x]
-    g.nx.add_edge(x, mean, key=("Wrong", 0))
+    g._connect(x, mean, "Wrong", 0)
 
 
 def missing_slot(g: Graph) -> None:
     add = op(g, "elementwise_add")
-    g.nx.remove_edge(add.inputs["Y"][0], add, key=("Y", 0))
+    g._disconnect(add.inputs["Y"][0], add, "Y", 0)
     del add.inputs["Y"]
 
 

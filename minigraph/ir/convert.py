@@ -34,7 +34,7 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
         outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
         nodes[id(op)] = graph.add_op(
             OpNode(
-                op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
+                op.opdef, inputs, outputs, op.attrs, rank=(position,), role=op.role,
                 forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
                 number=op.number, scope_name=op.scope_name,
             )

@@ -28,6 +28,7 @@ from ..types import DType, TensorType
 
 Rank = tuple[int, ...]
 Position = tuple[str, int]  # slot, index in it
+Edges = dict[Position, dict[str, Any]]  # between two nodes; never changed, so that many may share one
 NOTHING: dict[str, Any] = {}  # the attributes of every node and edge
 _rank = attrgetter("rank")
 
@@ -54,8 +55,8 @@ class VarNode:
         self.given = False
         self.previous_version: VarNode | None = None
         self.next_version: VarNode | None = None
-        self.written_by: dict[OpNode, dict[Position, Any]] = {}
-        self.read_by: dict[OpNode, dict[Position, Any]] = {}
+        self.written_by: dict[OpNode, Edges] = {}
+        self.read_by: dict[OpNode, Edges] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,7 +150,7 @@ class Graph:
     declared    names of the Program's variables, which new ones must not take
     pred, succ  the adjacency of `nx`, {node: {neighbour: {(slot, position): {}}}}, read and written here directly:
                 its views and functions take several times longer. All nodes and edges share one empty dictionary
-                of attributes, and edges of one position one key
+                of attributes, and single edges of one position theirs
     changed     what was touched since `verify` looked last, operators and variables
     """
 
@@ -164,7 +165,7 @@ class Graph:
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
         self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
-        self._positions: dict[Position, Position] = {}
+        self._single: dict[Position, Edges] = {}
         self._tickets = itertools.count()
 
     @property
@@ -209,19 +210,15 @@ class Graph:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._ops[op] = None
         self._sorted = None
-        read: dict[VarNode, dict[Position, Any]] = {}
-        written: dict[VarNode, dict[Position, Any]] = {}
+        read: dict[VarNode, Edges] = {}
+        written: dict[VarNode, Edges] = {}
         self._nodes[op], self.pred[op], self.succ[op] = NOTHING, read, written
         for slot, vs in op.inputs.items():
             for i, v in enumerate(vs):
-                if v not in read:
-                    read[v] = v.read_by[op] = {}
-                read[v][self._position(slot, i)] = NOTHING
+                read[v] = v.read_by[op] = self._edges(slot, i, read.get(v))
         for slot, vs in op.outputs.items():
             for i, v in enumerate(vs):
-                if v not in written:
-                    written[v] = v.written_by[op] = {}
-                written[v][self._position(slot, i)] = NOTHING
+                written[v] = v.written_by[op] = self._edges(slot, i, written.get(v))
         if op.forward is not None:
             op.forward.grads.append(op)
         self._wrote(op, op.output_vars)
@@ -229,20 +226,25 @@ class Graph:
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""
-        if target not in self.succ[source]:
-            self.succ[source][target] = self.pred[target][source] = {}
-        self.succ[source][target][self._position(slot, index)] = NOTHING
+        edges = self._edges(slot, index, self.succ[source].get(target))
+        self.succ[source][target] = self.pred[target][source] = edges
 
-    def _position(self, slot: str, index: int) -> Position:
-        """The one key of all edges at this position."""
-        key = (slot, index)
-        return self._positions.setdefault(key, key)
+    def _edges(self, slot: str, index: int, others: Edges | None = None) -> Edges:
+        """The edge at this position, with `others` between the same nodes; what a single edge has, all of them share."""
+        at = slot, index
+        if others is not None:
+            return {**others, at: NOTHING}
+        found = self._single.get(at)
+        if found is None:
+            found = self._single[at] = {at: NOTHING}
+        return found
 
     def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Remove an edge."""
-        edges = self.succ[source][target]
-        del edges[slot, index]
-        if not edges:
+        edges = {at: NOTHING for at in self.succ[source][target] if at != (slot, index)}
+        if edges:
+            self.succ[source][target] = self.pred[target][source] = edges
+        else:
             del self.succ[source][target], self.pred[target][source]
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
