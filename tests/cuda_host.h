@@ -27,6 +27,7 @@ struct alignas(8) float2 {
     float x, y;
 };
 template <class X> static inline X __ldcs(const X* x) { return *x; }
+template <class X> static inline X __ldcg(const X* x) { return *x; }
 template <class X> static inline void __stcg(X* to, X x) { *to = x; }
 #define ROUNDED(letter, type)                                                                      \
     static inline type __##letter##add_rn(type a, type b) { return a + b; }                        \
@@ -141,6 +142,7 @@ static inline void cluster_arrive() { meet(cluster_barrier); }
 static inline void cluster_wait() { meet(cluster_barrier); }
 static inline Barrier& warp() { return warp_barriers[fiber->number / 32]; }
 static inline void __syncwarp(unsigned = ~0u) { meet(warp()); }
+static inline void __threadfence() {}
 template <class X> static X from_lane(X x, unsigned lane) {
     static_assert(sizeof(X) <= 8, "");
     memcpy(&lanes[fiber->number], &x, sizeof(X));
@@ -173,6 +175,13 @@ static inline unsigned __match_any_sync(unsigned, unsigned x) {
         if (!fibers[first + l].done && unsigned(lanes[first + l]) == x) mask |= 1u << l;
     meet(warp());
     return mask;
+}
+static inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+    for (unsigned l = 16; l > 0; l /= 2) {
+        const unsigned other = from_lane(x, lane_id() ^ l);
+        x = other < x ? other : x;
+    }
+    return x;
 }
 static inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 static inline unsigned __ballot_sync(unsigned, int x) {
