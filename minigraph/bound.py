@@ -49,7 +49,10 @@ class BoundProgram:
         """`settle` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
         self.program, self.options, self.settle = program, options, settle
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
-        self.binder = Binder(device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32)
+        self.binder = Binder(
+            device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
+            autotune=options.autotune,
+        )  # fmt: skip
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}

@@ -13,6 +13,7 @@ class RunOptions(NamedTuple):
     reuse     values whose lives do not overlap share memory
     multi_tensor  on a GPU, how kernels over lists of tensors learn their addresses (kernels/cuda/tensors.py)
     autotune  on a GPU products and their epilogues are timed when a Plan is made, and the fastest are kept
+    attention  on a GPU, the kernel of attention that is wanted (kernels/cuda/attention.py)
     """
 
     capture: bool = True
@@ -20,6 +21,7 @@ class RunOptions(NamedTuple):
     reuse: bool = True
     autotune: bool = False
     multi_tensor: str = "auto"
+    attention: str = "auto"
 
 
 DEFAULT = RunOptions()

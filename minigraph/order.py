@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .kernels.cuda.binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call
+from .kernels.cuda.binder import Call, Choice, Copy, Fill, Foreign, Gemm, Launch, every_call
 from .kernels.cuda.buffer import Buffer, Words
 
 
@@ -53,6 +53,8 @@ def touched(call: Call) -> list[Buffer]:
     if isinstance(call, Gemm):
         given = call.a, call.b, call.c, call.bias, call.aux, call.workspace
         return [b for b in given if b is not None]
+    if isinstance(call, Foreign):
+        return [*call.operands, call.workspace]
     if isinstance(call, Choice):
         return [b for one in every_call([call]) for b in touched(one)]
     if isinstance(call, Copy):

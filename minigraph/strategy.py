@@ -141,6 +141,7 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
     "memory_optimize": "reuse",
     "autotune": "autotune",
     "multi_tensor_mode": "multi_tensor",
+    "attention_kernel": "attention",
 }
 
 
@@ -150,6 +151,7 @@ ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle
 CHOICES = {  # values of fields that are words
     "verify": ("off", "structure", "each_pass"),
     "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified"),
+    "attention_kernel": ("auto", "wgmma", "mma", "exact", "cudnn"),
 }
 
 
@@ -188,6 +190,9 @@ class BuildStrategy:
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table
+    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's "cudnn"
+                              which adds up gradients in no fixed order; an error where it cannot. "auto" takes the
+                              best of the first three; with autotune cudnn, too, where its forward is faster
 
     verify               "structure" checks the graph's invariants after all passes, and where one is broken or
                          a pass fails after each of them, to name it; "off" does not; "each_pass" always does so
@@ -219,6 +224,7 @@ class BuildStrategy:
     memory_optimize: bool = True
     autotune: bool = False
     multi_tensor_mode: str = "auto"
+    attention_kernel: str = "auto"
     verify: str = "structure"
     debug_graphviz_path: str = ""
 

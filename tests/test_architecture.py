@@ -86,9 +86,10 @@ FOREIGN = {
     "cupy": "kernels/",
     "nvmath": "kernels/",
     "cuda": "kernels/",  # NVIDIA's cuda.bindings
+    "cudnn": "kernels/cuda/attention_cudnn_graph.py",
 }
 # inside functions: a CPU has none, and numba is optional
-LATE_IMPORTS = ("numba", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.runtime")
+LATE_IMPORTS = ("numba", "cupy", "nvmath", "cuda", "cudnn", "minigraph.kernels.cuda.runtime")
 
 LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})

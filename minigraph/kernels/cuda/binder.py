@@ -96,14 +96,33 @@ class Gemm:
 
 
 @dataclass(slots=True)
+class Foreign:
+    """Kernels that another library plans when its GPU is known: attention_cudnn.py.
+
+    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`
+    operands   in the order of the graph
+    """
+
+    graph: Any
+    operands: tuple[Buffer, ...]
+    workspace: Buffer
+
+
+class Unsupported(Exception):
+    """A library cannot compute a recorded call; the message says why."""
+
+
+@dataclass(slots=True)
 class Choice:
     """Lists of calls that compute the same, by name; one of them runs.
 
     It is the first whose products the library has, or of these the fastest where they are timed (tune.py).
+    remark   how it came that only one is left
     """
 
     variants: dict[str, list[Any]]
     step: int
+    remark: str = ""
 
 
 @dataclass(slots=True)
@@ -125,7 +144,7 @@ class Part(NamedTuple):
     waits: Sequence[int] = ()
 
 
-Call = Launch | Copy | Fill | Gemm | Choice | HostCall
+Call = Launch | Copy | Fill | Gemm | Foreign | Choice | HostCall
 
 
 def every_call(calls: Iterable[Call]) -> Iterator[Call]:
@@ -160,6 +179,8 @@ class Binder:
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     tf32: bool = False  # whether products of float32 may round their operands
     multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
+    attention: str = "auto"  # the kernel of attention that is wanted: attention.py
+    autotune: bool = False  # whether variants will be timed
     sources: dict[str, str] = field(default_factory=dict)  # texts of kernels so far
     seed: int = 0
     number: int = 0  # of the operator among those of its program
@@ -254,6 +275,10 @@ class Binder:
         call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
         shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
+
+    def foreign(self, graph: Any, *operands: Buffer) -> None:
+        """A graph of another library; its workspace gets its size when the graph is planned."""
+        self.calls.append(Foreign(graph, operands, self.scratch((0,), np.uint8)))
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same; one of them must suit every shape."""

@@ -13,12 +13,26 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from .binder import Binder, Call, Choice, Copy, Device, Fill, Gemm, HostCall, Launch, Part, value_of
+from .binder import (
+    Binder,
+    Call,
+    Choice,
+    Copy,
+    Device,
+    Fill,
+    Foreign,
+    Gemm,
+    HostCall,
+    Launch,
+    Part,
+    Unsupported,
+    value_of,
+)
 from .buffer import Buffer
 from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
-from .lt import LtPlan, Unsupported
+from .lt import LtPlan
 from .tune import Tuner, described, lies_as_assumed, unplaced
 from .workspace import Algorithm, settled
 
@@ -82,7 +96,12 @@ class Runtime:
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         known: dict[str, Algorithm | None] = {}
 
-        def chosen(call: Gemm) -> Algorithm | None:
+        def chosen(call: Gemm | Foreign) -> Algorithm | None:
+            if isinstance(call, Foreign):
+                try:
+                    return Algorithm(self.planned(call.graph).nbytes)
+                except Unsupported:
+                    return None
             twin = unplaced(call)
             key = str(described(twin))
             if key not in known:
@@ -96,7 +115,15 @@ class Runtime:
                     known[key] = None
             return known[key]
 
-        return partial(settled, chosen=chosen, every=autotune)
+        def settle(calls: Sequence[Call]) -> list[Call]:
+            found = settled(calls, chosen, every=autotune)
+            return found if tuner is None else [tuner.decided(c, self.planned) for c in found]
+
+        return settle
+
+    def planned(self, graph: Any) -> Any:
+        """A graph of another library, planned for this GPU; Unsupported where it cannot be."""
+        return graph.planned(self.device.index)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         """The binder's calls as functions without arguments; all addresses are known by now.
@@ -117,7 +144,8 @@ class Runtime:
             try:
                 steps = self.steps_of(call, tf32, binder.notes, tuner)
             except Unsupported as why:
-                raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
+                what = str(why) if isinstance(call, Foreign) else f"cuBLASLt cannot compute this product: {why}"
+                raise PlaceError(what) from None
             for step in steps:
                 step.position = position
             found += steps
@@ -147,6 +175,10 @@ class Runtime:
             return [Step(call, lambda: fill(address, value, size, target.ptr))]
         if isinstance(call, Choice):
             return self._chosen(call, tf32, notes, tuner)
+        if isinstance(call, Foreign):
+            plan, workspace = self.planned(call.graph), call.workspace.address
+            operands = [b.address for b in call.operands]
+            return [Step(call, lambda: plan.run(operands, workspace, target.ptr))]
         assert isinstance(call, Gemm)
         tuned = tuner.algorithm(call) if tuner else None
         fitted = call.algorithm if lies_as_assumed(call) else None
@@ -161,7 +193,7 @@ class Runtime:
         """The first variant whose products cuBLASLt has, or the fastest of them."""
         found: dict[str, list[Step]] = {}
         inner: dict[str, list[tuple[int, str]]] = {name: [] for name in choice.variants}
-        missing, remark = None, ""
+        missing, remark = None, choice.remark
         for name, calls in choice.variants.items():
             try:
                 found[name] = [step for call in calls for step in self.steps_of(call, tf32, inner[name], tuner)]

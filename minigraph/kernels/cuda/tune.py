@@ -23,9 +23,20 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from . import compile
-from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call, workspace_of
+from .binder import (
+    Call,
+    Choice,
+    Copy,
+    Fill,
+    Foreign,
+    Gemm,
+    Launch,
+    Unsupported,
+    every_call,
+    workspace_of,
+)
 from .buffer import Buffer
-from .lt import LibraryError, LtPlan, Unsupported, alignment
+from .lt import LibraryError, LtPlan, alignment
 
 FORMAT = 2  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
@@ -117,6 +128,28 @@ class Tuner:
         times = sorted(record["milliseconds"].items(), key=lambda item: item[1])
         return times[0][0], "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
 
+    def decided(self, choice: Call, planned: Callable[[Any], Any]) -> Call:
+        """Of a choice with another library's graphs its fastest variant alone, so that none keeps memory for others.
+
+        planned   plans a graph, or raises Unsupported
+        """
+        if not isinstance(choice, Choice) or not any(isinstance(c, Foreign) for c in every_call([choice])):
+            return choice
+        names, remarks = [], []
+        for name, calls in choice.variants.items():
+            try:
+                for call in calls:
+                    if isinstance(call, Foreign):
+                        planned(call.graph)
+                names.append(name)
+            except Unsupported as why:
+                remarks.append(f"not by {name}: {why}")
+        best = names[0]
+        if len(names) > 1:
+            best, timed = self.variant(unplaced(choice), names)
+            remarks.append(timed)
+        return replace(choice, variants={best: choice.variants[best]}, remark="; ".join(remarks))
+
     def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
         with self.lab.twins([choice]) as (twin,):
             steps = {name: self.lab.steps(twin.variants[name], self) for name in names}
@@ -166,6 +199,8 @@ def described(what: Any) -> Any:
     if isinstance(what, (Gemm, Copy, Fill)):
         known = [f.name for f in fields(what) if f.name not in ("workspace", "algorithm")]  # which follow from these
         return [type(what).__name__, {name: described(getattr(what, name)) for name in known}]
+    if isinstance(what, Foreign):
+        return ["foreign", what.graph.key, described(what.operands)]
     if isinstance(what, Choice):
         return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
     if isinstance(what, (list, tuple)):
@@ -180,12 +215,19 @@ def owners(calls: Iterable[Call]) -> list[Buffer]:
     """The buffers whose memory the calls touch, each once."""
     found: dict[int, Buffer] = {}
     for call in every_call(calls):
-        values = call.args if isinstance(call, Launch) else [getattr(call, f.name) for f in fields(call)]
-        for value in values:
+        for value in _values(call):
             if isinstance(value, Buffer):
                 root = _root(value)
                 found[id(root)] = root
     return list(found.values())
+
+
+def _values(call: Call) -> Sequence[Any]:
+    if isinstance(call, Launch):
+        return call.args
+    if isinstance(call, Foreign):
+        return *call.operands, call.workspace
+    return [getattr(call, f.name) for f in fields(call)]
 
 
 def _root(buffer: Buffer) -> Buffer:
@@ -200,6 +242,9 @@ def moved(call: Any, places: Mapping[int, Buffer]) -> Any:
         return replace(call, variants={n: [moved(c, places) for c in cs] for n, cs in call.variants.items()})
     if isinstance(call, Launch):
         return replace(call, args=tuple(_moved(a, places) for a in call.args))
+    if isinstance(call, Foreign):
+        operands = tuple(_moved(b, places) for b in call.operands)
+        return replace(call, operands=operands, workspace=_moved(call.workspace, places))
     return replace(call, **{f.name: _moved(getattr(call, f.name), places) for f in fields(call)})
 
 
@@ -213,8 +258,8 @@ def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
     return shown
 
 
-def unplaced(call: Gemm) -> Gemm:
-    """The product at made-up addresses: enough to ask the library which algorithm it would run."""
+def unplaced(call: Any) -> Any:
+    """The product, or the choice, at made-up addresses: enough to ask the library which algorithm it would run."""
     return moved(call, {id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .binder import Call, Choice, Gemm, every_call
+from .binder import Call, Choice, Foreign, Gemm, every_call
 
 
 class Algorithm(NamedTuple):
@@ -16,14 +16,15 @@ class Algorithm(NamedTuple):
     others: tuple[bytes, ...] = ()
 
 
-Chosen = Callable[[Gemm], Algorithm | None]
+Product = Gemm | Foreign
+Chosen = Callable[[Product], Algorithm | None]
 UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
 
 
 def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[Call]:
     """The calls of one operator, in the place of each Choice the variant that will run, if that is sure.
 
-    Each product gets its algorithm, and each workspace the size that its products need.
+    Each product, or graph of another library, gets its algorithm, and each workspace the size that is needed.
 
     chosen   the algorithm of a product; None where the library has none
     every    whether any variant of a Choice may run, not the first one whose products the library has
@@ -33,22 +34,23 @@ def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[
     for product, algorithm in products:
         sizes[id(product.workspace)] = max(sizes.get(id(product.workspace), 0), algorithm.nbytes)
     for product, algorithm in products:
-        product.algorithm, product.others = algorithm.form, algorithm.others
+        if isinstance(product, Gemm):
+            product.algorithm, product.others = algorithm.form, algorithm.others
         if product.workspace is not None:
             product.workspace.shape = (sizes[id(product.workspace)],)
     return list(calls) if every else [one for call in calls for one in _opened(call)]
 
 
-def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Gemm, Algorithm]]:
+def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Product, Algorithm]]:
     """The products of a call that may run, with their algorithms."""
-    if isinstance(call, Gemm):
+    if isinstance(call, Product):
         algorithm = chosen(call)
         return [] if algorithm is None else [(call, algorithm)]
     if not isinstance(call, Choice):
         return []
-    found: list[tuple[Gemm, Algorithm]] = []
+    found: list[tuple[Product, Algorithm]] = []
     for variant in call.variants.values():
-        products = [c for c in every_call(variant) if isinstance(c, Gemm)]
+        products = [c for c in every_call(variant) if isinstance(c, Product)]
         own = [(c, algorithm) for c in products if (algorithm := chosen(c)) is not None]
         if len(own) < len(products):
             continue
