@@ -20,7 +20,7 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Gemm, HostCall, Part
+from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Foreign, Gemm, HostCall, Part
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.workspace import Algorithm, settled
 from minigraph.ops.activation import gelu, gelu_slope
@@ -109,7 +109,13 @@ class StubRuntime:
 
     def settling(self, tf32: bool, autotune: bool = False) -> Callable[[Sequence[Call]], list[Call]]:
         """Products of NumPy need no workspace; some is reserved to see that nobody writes there."""
-        return partial(settled, chosen=lambda call: Algorithm(64, b"NumPy"), every=bool(self.variant))
+
+        def chosen(call: Gemm | Foreign) -> Algorithm:
+            if isinstance(call, Foreign):
+                return Algorithm(call.graph.planned(self.device.index).nbytes)
+            return Algorithm(64, b"NumPy")
+
+        return partial(settled, chosen=chosen, every=bool(self.variant))
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         binder.write_tables(self)
@@ -132,6 +138,9 @@ class StubRuntime:
     def _run(self, call: Call, counter: Buffer) -> None:
         if isinstance(call, Gemm):
             gemm(call)
+        elif isinstance(call, Foreign):
+            plan = call.graph.planned(self.device.index)
+            plan.run([b.address for b in call.operands], call.workspace.address, self.stream.ptr)
         elif isinstance(call, HostCall):
             runs, *arrays = (self.fetch(b, True) for b in (counter, *call.inputs))
             call.function(int(runs[0]), *arrays)

@@ -1,0 +1,395 @@
+"""Attention by cuDNN without a GPU: what it is asked for, which calls it gets, how it runs in a plan, what is timed.
+
+Its frontend is taken as it is where it is installed with libcudnn, and else a double of it that draws nothing.
+"""
+# ruff: noqa: F811, F401 - `library` and `tune` are fixtures of other files
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import types
+from typing import Any
+
+import gpu_stub
+import numpy as np
+import pytest
+from test_lt_plan import library
+from test_tune import Lab, tune
+
+import minigraph as mg
+from minigraph import cuda
+from minigraph.builder import Builder
+from minigraph.errors import AttrError, PlaceError
+from minigraph.executor import Executor
+from minigraph.kernels.cuda import attention, attention_cudnn, attention_cudnn_graph
+from minigraph.kernels.cuda.binder import Binder, Choice, Device, Fill, Foreign, Unsupported
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.ops.attention import memory_efficient_attention, seen_positions
+from minigraph.ops.attention_grad import memory_efficient_attention_grad
+from minigraph.order import touched
+from minigraph.scope import Scope
+from minigraph.static import BuildStrategy, CompiledProgram
+from minigraph.types import as_dtype
+
+ATTRS = memory_efficient_attention.bind_attrs({})
+F16 = as_dtype("float16")
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(attention_cudnn, "is_installed", lambda: True)
+    monkeypatch.setattr(attention_cudnn_graph, "version", lambda: "of this test")
+
+
+def slots(queries=100, keys=77, heads=4, groups=2, d=64, dv=0, dtype=F16, layout="bshd"):
+    def buffer(size, count, width):
+        return Buffer((2, size, count, width) if layout == "bshd" else (2, count, size, width), dtype)
+
+    kv = heads // groups
+    return {"Q": buffer(queries, heads, d), "K": buffer(keys, kv, d), "V": buffer(keys, kv, dv or d)}
+
+
+def results(ins, sums=True):
+    q = ins["Q"]
+    return {"Out": Buffer(q.shape, q.dtype), "LogSumExp": Buffer((2, 4, 100), np.dtype("float32")) if sums else None}
+
+
+def with_gradient(ins):
+    return {**ins, **results(ins), "Out_grad": Buffer(ins["Q"].shape, ins["Q"].dtype)}
+
+
+def begun(**facts) -> Binder:
+    binder = Binder(**facts)
+    binder.begin(0)
+    return binder
+
+
+# which calls it gets
+
+
+@pytest.mark.parametrize(
+    ("changes", "attrs"),
+    [
+        ({}, {}), ({"dtype": as_dtype("bfloat16"), "d": 8}, {}), ({"d": 256, "dv": 72}, {"causal": True}),
+        ({"layout": "bhsd"}, {"layout": "bhsd", "window": (100, 3)}), ({}, {"scale": -0.3}),
+        ({"keys": 100}, {"causal": True, "bottom_right": True}),
+        ({"keys": 120}, {"window": (5, 0), "bottom_right": True}), ({}, {"dropout": 0.5, "is_test": True}),
+    ],
+)  # fmt: skip
+def test_plain_calls_are_taken(installed, changes, attrs):
+    assert attention_cudnn.reasons(slots(**changes), {**ATTRS, **attrs}, "sm_90a") == []
+
+
+REFUSED = [
+    ({}, {}, "sm_75", "needs sm_80"),
+    ({"dtype": np.dtype("float32")}, {}, "sm_90a", "16-bit"),
+    ({"d": 60}, {}, "sm_90a", "head dimensions 60 and 60"),
+    ({"dv": 264}, {}, "sm_90a", "head dimensions 64 and 264"),
+    ({}, {"dropout": 0.1}, "sm_90a", "other random numbers"),
+    ({"queries": 0}, {}, "sm_90a", "a size is 0"),
+    ({"keys": 0}, {}, "sm_90a", "a size is 0"),
+    ({"queries": 1 << 23}, {}, "sm_90a", "2^31 elements"),
+    ({}, {"causal": True, "bottom_right": True}, "sm_90a", "some queries see no key"),
+    ({}, {"window": (9, 9)}, "sm_90a", "some queries see no key"),
+    ({}, {"window": (50, 9)}, "sm_90a", "queries are more than keys"),
+    ({"keys": 99}, {"window": (200, 1), "bottom_right": True}, "sm_90a", "queries are more than keys"),
+]
+
+
+@pytest.mark.parametrize(("changes", "attrs", "arch", "reason"), REFUSED)
+def test_other_calls_are_refused_and_go_to_other_kernels(installed, changes, attrs, arch, reason):
+    ins, attrs = slots(**changes), {**ATTRS, **attrs}
+    (why,) = attention_cudnn.reasons(ins, attrs, arch)
+    assert reason in why
+    binder = begun(device=Device(arch), autotune=True)
+    assert [k.name for k in attention.chosen(binder, ins, attrs)] != ["cudnn"]
+    assert f"not by cudnn: {why}" in binder.notes[-1][1]
+    with pytest.raises(PlaceError, match=r"(?s)no kernel .*: not by cudnn.*hint: attention_kernel='auto'"):
+        attention.chosen(begun(device=Device(arch), attention="cudnn"), ins, attrs)
+
+
+@pytest.mark.parametrize("slot", ["Bias", "Mask", "CuSeqlensQ", "CuSeqlensK"])
+def test_masks_biases_and_packed_sequences_are_refused(installed, slot):
+    assert attention_cudnn.reasons({**slots(), slot: Buffer((1,), F16)}, ATTRS, "sm_90a") == [f"{slot} is given"]
+
+
+def test_without_the_package_everything_is_as_before_and_said(monkeypatch):
+    monkeypatch.setattr(attention_cudnn, "is_installed", lambda: False)
+    for facts in ({}, {"autotune": True}):
+        binder = begun(**facts)
+        attention.memory_efficient_attention(binder, slots(), results(slots()), ATTRS)
+        assert [type(c).__name__ for c in binder.calls] == ["Launch"]
+        assert binder.notes == [(0, "computed by wgmma; not by cudnn: nvidia-cudnn-frontend is not installed")]
+    with pytest.raises(PlaceError, match="not by cudnn: nvidia-cudnn-frontend is not installed"):
+        attention.memory_efficient_attention(begun(attention="cudnn"), slots(), results(slots()), ATTRS)
+
+
+def test_whether_it_is_installed_is_looked_up():
+    assert attention_cudnn.is_installed() == (importlib.util.find_spec("cudnn") is not None)
+
+
+# who asks for it
+
+
+def test_nobody_gets_it_unasked(installed):
+    binder = begun()
+    attention.memory_efficient_attention(binder, slots(), results(slots()), ATTRS)
+    assert [type(c).__name__ for c in binder.calls] == ["Launch"]
+    assert binder.notes[0][1] == "computed by wgmma; not by cudnn: attention_kernel='cudnn' or autotune takes it"
+
+
+def test_autotune_times_its_forward_and_leaves_the_backward_whose_bits_change(installed):
+    binder = begun(autotune=True)
+    attention.memory_efficient_attention(binder, slots(), results(slots()), ATTRS)
+    (choice,) = binder.calls
+    assert isinstance(choice, Choice)
+    assert list(choice.variants) == ["wgmma", "cudnn"]
+    assert isinstance(choice.variants["cudnn"][0], Foreign)
+    assert binder.notes == [(0, "computed by wgmma or cudnn")]
+    outs = {f"{s}_grad": Buffer(b.shape, b.dtype) for s, b in slots().items()}
+    attention.memory_efficient_attention_grad(binder, with_gradient(slots()), outs, ATTRS)
+    assert not any(isinstance(c, (Choice, Foreign)) for c in binder.calls[1:])
+    assert "not by cudnn: it adds up dQ in no fixed order, attention_kernel='cudnn' allows that" in binder.notes[1][1]
+
+
+def test_where_only_the_exact_kernels_could_ours_still_comes_first(installed):
+    binder = begun(device=Device("sm_90a"), autotune=True)
+    found = attention.chosen(binder, slots(d=200), {**ATTRS, "scale": -1.0})
+    assert [k.name for k in found] == ["exact", "cudnn"]
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma", "exact", "cudnn"])
+def test_a_name_is_the_kernel(installed, name):
+    assert [k.name for k in attention.chosen(begun(attention=name), slots(), ATTRS)] == [name]
+
+
+def test_names_of_kernels_are_those_of_the_strategy():
+    for kernel in attention.KERNELS:
+        assert BuildStrategy(attention_kernel=kernel.name).run_options().attention == kernel.name
+    assert BuildStrategy().run_options().attention == "auto"
+    with pytest.raises(AttrError, match="wgmma, mma, exact or cudnn"):
+        BuildStrategy(attention_kernel="flash")
+
+
+# what it is asked for
+
+
+def frontend():
+    """The names that attributes need."""
+    return types.SimpleNamespace(diagonal_alignment=types.SimpleNamespace(TOP_LEFT="top", BOTTOM_RIGHT="bottom"))
+
+
+def seen_by_cudnn(asked) -> np.ndarray:
+    """Positions that its documentation leaves: column < row + 1 + right bound, column + left bound > row."""
+    c, facts = asked.call, attention_cudnn_graph._facts(frontend(), asked)
+    row, column = np.arange(c.queries)[:, None], np.arange(c.keys)[None]
+    assert ("diagonal_alignment" in facts) == any("bound" in name for name in facts)
+    if facts.get("diagonal_alignment") == "bottom":
+        row = row + c.keys - c.queries
+    right, left = facts.get("diagonal_band_right_bound"), facts.get("diagonal_band_left_bound")
+    assert right is None or right >= 0
+    assert left is None or left >= 1
+    seen = np.ones((c.queries, c.keys), bool)
+    seen &= True if right is None else column <= row + right
+    seen &= True if left is None else column + left > row
+    return seen
+
+
+def test_bounds_leave_what_the_operator_sees_and_rows_without_keys_are_refused(installed, rng):
+    taken = 0
+    for _ in range(600):
+        queries, keys = (int(n) for n in rng.integers(1, 12, 2))
+        window = None if rng.random() < 0.3 else tuple(int(n) for n in rng.integers(0, 14, 2))
+        attrs = {**ATTRS, "causal": rng.random() < 0.5, "bottom_right": rng.random() < 0.5, "window": window}
+        ins = slots(queries, keys)
+        wanted = seen_positions(queries, keys, attrs["causal"], attrs["bottom_right"], window, None, None)
+        why = attention_cudnn.reasons(ins, attrs, "sm_90a")
+        assert ("some queries see no key" in why) == bool((~wanted.any(axis=1)).any())
+        if not why:
+            taken += 1
+            np.testing.assert_array_equal(seen_by_cudnn(attention_cudnn.asked(ins, attrs, False, True)), wanted)
+    assert taken > 200
+
+
+def test_a_bound_that_hides_nothing_is_not_asked_for(installed):
+    asked = attention_cudnn.asked(slots(50, 50), {**ATTRS, "window": (49, 49), "bottom_right": True}, False, True)
+    assert (asked.left, asked.right, asked.bottom_right) == (None, None, False)
+
+
+def test_operands_and_scratch_of_what_is_not_wanted(installed):
+    ins, binder = slots(), begun(attention="cudnn")
+    outs = results(ins, sums=False)
+    attention.memory_efficient_attention(binder, ins, outs, ATTRS)
+    given = with_gradient(ins)
+    attention.memory_efficient_attention_grad(binder, given, {"K_grad": Buffer(ins["K"].shape, F16)}, ATTRS)
+    first, second = binder.calls
+    assert first.operands == (*ins.values(), outs["Out"])
+    assert not first.graph.statistics and not first.graph.backward
+    assert second.operands[:6] == tuple(given[s] for s in ("Q", "K", "V", "Out", "LogSumExp", "Out_grad"))
+    assert [b.shape for b in second.operands[6:]] == [ins[s].shape for s in "QKV"]
+    assert [b in binder.scratches[0] for b in second.operands[6:]] == [True, False, True]
+    assert {id(b) for b in touched(second)} == {id(b) for b in (*second.operands, second.workspace)}
+    assert first.graph != second.graph
+    assert first.graph == attention_cudnn.asked(slots(), ATTRS, False, False), "layers of one shape share a graph"
+
+
+def drawable() -> Any:
+    """The frontend with libcudnn, or None."""
+    if not attention_cudnn.is_installed():
+        return None
+    found = importlib.import_module("cudnn")
+    try:
+        found.backend_version()
+    except RuntimeError:
+        return None
+    return found
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize(
+    ("sizes", "attrs"),
+    [({}, {}), ({"keys": 100}, {"causal": True}), ({"keys": 130}, {"causal": True, "bottom_right": True}),
+     ({"keys": 130}, {"window": (9, 3), "bottom_right": True}),
+     ({"keys": 130, "d": 72, "dv": 128}, {"window": (9, 3)})],
+)  # fmt: skip
+def test_the_real_frontend_accepts_the_graphs(layout, sizes, attrs):
+    if drawable() is None:
+        pytest.skip("needs nvidia-cudnn-frontend and libcudnn")
+    ins, attrs = slots(**sizes, layout=layout), {**ATTRS, **attrs, "layout": layout}
+    assert attention_cudnn.reasons(ins, attrs, "sm_90a") == []
+    for backward, statistics, count in ((False, False, 4), (False, True, 5), (True, True, 9)):
+        asked = attention_cudnn.asked(ins, attrs, backward, statistics)
+        graph = attention_cudnn_graph.drawn(asked, sm_version=90, sm_count=132)
+        graph.validate()
+        graph.build_operation_graph()
+        assert sorted(graph._variant_pack_uids()) == list(range(1, count + 1))
+
+
+# how it runs
+
+
+class ByNumPy:
+    """In the place of a planned graph: the operator's reference on what lies at the addresses."""
+
+    def __init__(self, asked, nbytes=5000):
+        self.asked, self.nbytes, self.runs = asked, nbytes, 0
+
+    def run(self, operands, workspace, stream):
+        self.runs += 1
+        ctypes.memset(workspace, 0xFF, self.nbytes)
+        c = self.asked.call
+
+        def shape(heads, rows, width):
+            return (c.batch, rows, heads, width) if c.bshd else (c.batch, heads, rows, width)
+
+        q, out = shape(c.heads, c.queries, c.d), shape(c.heads, c.queries, c.dv)
+        k, v = shape(c.kv_heads, c.keys, c.d), shape(c.kv_heads, c.keys, c.dv)
+        sums = c.batch, c.heads, c.queries
+        shapes = [q, k, v, out, sums, out, q, k, v]
+        arrays = [
+            gpu_stub._seen(Buffer(s, np.dtype("float32") if s is sums else c.dtype, at), int(np.prod(s))).reshape(s)
+            for s, at in zip(shapes, operands, strict=False)
+        ]
+        attrs = {
+            "layout": "bshd" if c.bshd else "bhsd", "scale": self.asked.scale, "bottom_right": self.asked.bottom_right,
+            "window": tuple(10**6 if n is None else n for n in (self.asked.left, self.asked.right)),
+        }  # fmt: skip
+        wide = [a.astype(float) for a in arrays[: 6 if self.asked.backward else 3]]
+        if self.asked.backward:
+            found = memory_efficient_attention_grad.reference(*wide, **attrs)[:3]
+            made = arrays[6:]
+        else:
+            found, made = memory_efficient_attention.reference(*wide, **attrs), arrays[3:]
+        for to, value in zip(made, found, strict=False):
+            to[...] = value
+
+
+@pytest.fixture
+def stub(installed, monkeypatch):
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    made: dict[Any, ByNumPy] = {}
+    monkeypatch.setattr(attention_cudnn_graph, "planned", lambda asked, device: made.setdefault(asked, ByNumPy(asked)))
+    runtime = gpu_stub.install()
+    runtime.made = made
+    return runtime
+
+
+def trained(layout, dtype):
+    """Two layers of attention and the gradients of their inputs."""
+    shape = (2, 9, 4, 8) if layout == "bshd" else (2, 4, 9, 8)
+    main = mg.static.Program()
+    with mg.static.program_guard(main):
+        x = mg.static.data("x", shape, dtype)
+        w = mg.static.data("w", shape, dtype)
+        x.stop_gradient = w.stop_gradient = False
+        g = Builder(main.global_block())
+        attrs = {"causal": True, "layout": layout, "needs": ["LogSumExp"]}
+        y = g.memory_efficient_attention(x, w, x, **attrs)[0]
+        loss = mg.sum(g.memory_efficient_attention(y, x, w, **attrs)[0] * w)
+        grads = mg.static.gradients(loss, [x, w])
+    rng = np.random.default_rng(3)
+    return main, {n: rng.normal(size=shape).astype(as_dtype(dtype)) for n in "xw"}, [loss, *grads]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_program_trains_with_it_captured_and_says_so(stub, layout, dtype):
+    main, feed, fetches = trained(layout, dtype)
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(attention_kernel="cudnn"))
+    exe, scope = Executor(mg.CUDAPlace(0)), Scope()
+    runs = [exe.run(compiled, feed, fetches, scope=scope) for _ in range(4)]
+    assert len(stub.captures) == 1
+    assert len(stub.made) == 2, "layers of one shape share their graphs"
+    assert sorted(p.runs for p in stub.made.values()) == [8, 8]
+    exact = Executor(mg.CPUPlace()).run(main, feed, fetches, scope=Scope())
+    near = 0.02 if dtype == "float16" else 0.1
+    for found in runs:
+        for a, b in zip(found, exact, strict=True):
+            np.testing.assert_allclose(a.astype(float), b.astype(float), rtol=0.05, atol=near)
+    assert compiled.explain().count("computed by cudnn") == 4
+
+
+# what is timed
+
+
+def rivals(asked, ours=1):
+    out, workspace = Buffer((4,), F16), Buffer((0,), np.dtype("uint8"))
+    return Choice({"wgmma": [Fill(out)] * ours, "cudnn": [Foreign(asked, (out,), workspace)]}, step=3)
+
+
+def test_the_faster_one_is_all_that_is_left_before_memory_is_laid_out(installed, library, tune):
+    asked = attention_cudnn.asked(slots(), ATTRS, False, True)
+    for times, best in (({1: 2.0, 2: 3.0}, "cudnn"), ({1: 2.0, 2: 1.0}, "wgmma")):
+        tune.compile.CACHE = tune.compile.CACHE.with_name(best)
+        choice, lab = rivals(asked, ours=2), Lab(library, times)
+        left = tune.Tuner(lab).decided(choice, ByNumPy)
+        assert list(left.variants) == [best]
+        assert left.variants[best] is choice.variants[best]
+        assert left.remark.startswith(f"timed: {best} ")
+        again = Lab(library)
+        assert tune.Tuner(again).decided(choice, ByNumPy).variants == left.variants
+        assert again.trials == 0
+    assert tune.Tuner(Lab(library)).decided(choice.variants["wgmma"][0], ByNumPy) is choice.variants["wgmma"][0]
+
+
+def test_the_version_of_cudnn_is_part_of_the_key(installed, library, tune, monkeypatch):
+    choice = rivals(attention_cudnn.asked(slots(), ATTRS, False, True), ours=2)
+    lab = Lab(library, {1: 2.0, 2: 3.0})
+    for version in ("1", "1", "2"):
+        monkeypatch.setattr(attention_cudnn_graph, "version", lambda version=version: version)
+        tune.Tuner(lab).decided(choice, ByNumPy)
+    assert lab.trials == 4
+
+
+def test_what_cudnn_cannot_plan_is_passed_over_with_its_reason(installed, library, tune):
+    def planned(asked):
+        raise Unsupported("cuDNN cannot compute this: no engine")
+
+    choice, lab = rivals(attention_cudnn.asked(slots(), ATTRS, False, True)), Lab(library)
+    left = tune.Tuner(lab).decided(choice, planned)
+    assert list(left.variants) == ["wgmma"]
+    assert left.remark == "not by cudnn: cuDNN cannot compute this: no engine"
+    assert lab.trials == 0
