@@ -88,6 +88,11 @@ def attention() -> Iterator[Figure]:
         title = f"attention {row['title']}, {'forward + backward' if row['training'] else 'forward'}"
         ours = median(times["minigraph"])
         yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", "gpu_attention.json")
+        kept = row.get("beside_gradients_MiB", {})
+        if row["training"] and "cudnn" in kept:
+            title = f"attention {row['title']}, forward + backward, beside inputs and gradients"
+            theirs = kept["cudnn"]
+            yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", "gpu_attention.json")
 
 
 def figures() -> Iterator[Figure]:

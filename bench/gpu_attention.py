@@ -1,9 +1,12 @@
 """Attention on a GPU: forward, and forward with backward, beside PyTorch's backends on the same memory.
 
-Arms: minigraph is the kernel that the registry chooses; wgmma, mma and exact are its other kernels that take the
-call; naive, efficient, flash and cudnn are backends of PyTorch's scaled_dot_product_attention. Results of all arms
-are compared first with float64 on one head. Memory is what a call allocates at most beside its inputs (MiB), and
-beside its results, too (scratch_MiB): what backward keeps, partial sums.
+Arms: minigraph is the kernel that the registry chooses; wgmma, mma, exact and cudnn* are its other kernels that take
+the call (cudnn* only where nvidia-cudnn-frontend is installed); naive, efficient, flash and cudnn are backends of
+PyTorch's scaled_dot_product_attention. Results of all arms are compared first with float64 on one head.
+
+Memory is what a call allocates at most beside its inputs (MiB), beside the gradients of its inputs, too, as PyTorch's
+peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
+`planned_memory` of the file has ours for longer and longer sequences, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from .harness import RESULTS, summarized, versions
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # ||found - exact|| / ||exact||
 NAMES = ("out", "dq", "dk", "dv")
+LENGTHS = tuple(1 << n for n in range(10, 17))  # of planned_memory
 LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left out
 
 
@@ -42,9 +46,14 @@ class Row:
         """Whether float32 arithmetic would take seconds."""
         return self.flops(True) > 1e12
 
+    @property
+    def one(self) -> float:
+        """MiB of one array."""
+        return prod(self.shape) * (2 if "16" in self.dtype else 4) / 2**20
+
     def results(self, training: bool) -> float:
         """MiB of Out, and of the gradients."""
-        return prod(self.shape) * (2 if "16" in self.dtype else 4) * (4 if training else 1) / 2**20
+        return self.one * (4 if training else 1)
 
     def flops(self, training: bool) -> float:
         b, h, s, d = self.shape
@@ -90,7 +99,7 @@ class GpuAttention:
         report = {
             "bench": self.name, "title": self.title, "command": command,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows,
+            "versions": versions(), "rounds": rounds, "rows": rows, "planned_memory": planned_memory(),
         }  # fmt: skip
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
@@ -108,23 +117,24 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     memory: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
     left_out: dict[str, str] = {}
-    kernels = importlib.import_module("minigraph.kernels.cuda.attention").KERNELS
+    kernels = [k.name for k in importlib.import_module("minigraph.kernels.cuda.attention").KERNELS]
     chosen = ""
-    for name in ("minigraph", *(k.name for k in kernels)):
-        if name == chosen or (row.slow and name == "exact"):
+    for kernel in ("auto", *kernels):
+        if kernel == chosen or (row.slow and kernel == "exact"):
             continue
-        picked = kernels if name == "minigraph" else tuple(k for k in kernels if k.name == name)
+        name = {"auto": "minigraph", "cudnn": "cudnn*"}.get(kernel, kernel)
         try:
-            planned = _planned(gpu, arrays, row, training, picked)
+            planned = _planned(gpu, arrays, row, training, kernel)
         except gpu.mg.MinigraphError as refused:
             left_out[name] = str(refused)[:200]
             continue
-        if name == "minigraph":
-            chosen = next(k.name for k in kernels if f"computed by {k.name}" in planned.remarks[0])
+        if kernel == "auto":
+            chosen = next(k for k in kernels if f"computed by {k}" in planned.remarks[0])
         errors[name] = _errors(gpu, planned.results, exact, row)
         remarks[name] = planned.remarks
         memory[name] = planned.plan.bound.arena_bytes / 2**20
-        arms[name] = [gpu.captured([planned], 1) if len(planned.plan.calls) > 1 else planned]
+        several = len(planned.plan.calls) > 1 or kernel == "cudnn"  # whose launch takes the host longer than a kernel's
+        arms[name] = [gpu.captured([planned], 1) if several else planned]
     for name, backend in BACKENDS.items() if torch is not None else ():
         b, h, s, _ = row.shape
         if name == "naive" and b * h * s * s * (2 if "16" in row.dtype else 4) > LARGEST_NAIVE:
@@ -141,17 +151,27 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     return {
         "title": row.title, "training": training, "flops": row.flops(training), "relative_error": errors,
         "MiB": memory, "scratch_MiB": {name: peak - row.results(training) for name, peak in memory.items()},
+        "beside_gradients_MiB": {name: peak - 3 * row.one * training for name, peak in memory.items()},
         "remarks": remarks, "left_out": left_out,
         "milliseconds": {name: summarized(ms) for name, ms in times.items()},
     }  # fmt: skip
 
 
-def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, picked: Sequence[Any]) -> Planned:
-    """minigraph's arm, over these kernels of the registry."""
-    registry: Any = importlib.import_module("minigraph.kernels.cuda.attention")
-    program = gpu.mg.static.Program(row.title)
+def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, kernel: str) -> Planned:
+    """minigraph's arm, by this kernel of the registry, or "auto"."""
+    program, results = program_of(row, training)
+    scope = gpu.mg.static.Scope()
+    scope.arrays.update(arrays)
+    plan = gpu.plan(program, results, attention=kernel)
+    return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
+
+
+def program_of(row: Row, training: bool) -> tuple[Any, tuple[str, ...]]:
+    """A program of minigraph and the names of its results."""
+    static = importlib.import_module("minigraph.static")
+    program = static.Program(row.title)
     block = program.global_block()
-    v = {n: block.create_var(n, a.shape, a.dtype, persistable=True) for n, a in arrays.items()}
+    v = {n: block.create_var(n, row.shape, row.dtype, persistable=True) for n in "qkvd"}
     g = importlib.import_module("minigraph.builder").Builder(block)
     attrs = {"layout": "bhsd", "causal": row.causal}
     out, sums = g.memory_efficient_attention(v["q"], v["k"], v["v"], needs=["LogSumExp"], **attrs)
@@ -159,14 +179,19 @@ def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, pick
     if training:
         kept = *(v[n] for n in "qkv"), out, sums, v["d"]
         results += g.memory_efficient_attention_grad(*kept, needs=["Q_grad", "K_grad", "V_grad"], **attrs)[:3]
-    scope, kernels = gpu.mg.static.Scope(), registry.KERNELS
-    scope.arrays.update(arrays)
-    registry.KERNELS = picked
-    try:
-        plan = gpu.plan(program, tuple(x.name for x in results))
-    finally:
-        registry.KERNELS = kernels
-    return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
+    return program, tuple(x.name for x in results)
+
+
+def planned_memory() -> list[dict[str, Any]]:
+    """MiB of our forward + backward as counted above, for sequences up to 65,536, on an H200 that need not be there."""
+    bound, found = importlib.import_module("minigraph.bound"), []
+    for size in LENGTHS:
+        row = Row("bfloat16", (4, 16, size, 128))
+        program, results = program_of(row, True)
+        peak = bound.BoundProgram(program, {}, results).arena_bytes / 2**20
+        counted = {"MiB": peak, "beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(True)}
+        found.append({"title": row.title, **counted})
+    return found
 
 
 def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, training: bool, backend: str) -> Any:

@@ -180,10 +180,12 @@ class Gpu:
         plan = self.plan(program, outputs, arm in case.tuned, case.tf32)
         return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
 
-    def plan(self, program: Any, outputs: Sequence[str], autotune: bool = False, tf32: bool = False) -> Any:
+    def plan(
+        self, program: Any, outputs: Sequence[str], autotune: bool = False, tf32: bool = False, attention: str = "auto"
+    ) -> Any:
         """A CudaPlan whose memory holds NaNs: what nobody writes shows."""
         plans = importlib.import_module("minigraph.plan_cuda")
-        options = importlib.import_module("minigraph.options").RunOptions(autotune=autotune)
+        options = importlib.import_module("minigraph.options").RunOptions(autotune=autotune, attention=attention)
         made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, tf32, options)
         made.arena.fill(0xFF)
         self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too
