@@ -29,6 +29,21 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+// The same, into the shared memory of each block of the cluster whose bit is set, at the same place; each gets its bytes
+// counted by its own barrier.
+__device__ __forceinline__ void load_box_for(
+    u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
+}
+// At the barrier that lies at this place in the block of this rank of the cluster, by a thread that has only read.
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, int rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
+                 : "memory");
+}
 
 // A matrix in shared memory whose rows of 128 bytes are swizzled (the copy engine's 128-byte mode), by its start
 // address / 16, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.
@@ -78,6 +93,16 @@ __device__ __forceinline__ void bulk_done() {
 }
 // What this thread wrote to shared memory is there for the copy engine and wgmma, once a barrier is passed.
 __device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void load_quad(u32 (&x)[4], u32 from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void load_two(u32& x, u32& y, u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void store_quad(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 __device__ __forceinline__ void load_pair(float (&x)[2], u32 from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
 }
