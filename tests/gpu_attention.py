@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import fuzz
+import gpu_attention_cudnn
 import numpy as np
 import opcheck
 from attention_programs import attention_program
@@ -48,6 +49,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/large/{dtype}", partial(_large, dtype))
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
+    yield from gpu_attention_cudnn.checks()
     yield Check("attention/strides", _wide_strides)
     yield Check("attention/faults", _faults)
     yield Check("attention/memory", _memory)
