@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
+COMPILERS = 8  # functions that are compiled at the same time
 
 
 class Jax:
@@ -21,7 +24,29 @@ class Jax:
     def __init__(self, cupy: Any) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         self.cupy, self.jax = cupy, importlib.import_module("jax")
-        self.jitted: dict[Any, Any] = {}
+        self.compiled: dict[Any, Any] = {}
+
+    def prepare(self, cases: Iterable[Any]) -> None:
+        """Compile the functions of several cases at the same time, and not between the turns of others.
+
+        Not those with products: XLA chooses their kernels by times, which it takes while it compiles.
+        """
+        wanted = [case for case in cases if case.jax is not None and not case.flops]
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            for case in wanted:  # what fails does so again in its row
+                pool.submit(self._compile, case.jax, self._types(case.inputs))
+
+    def _types(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `arrays` makes of such inputs."""
+        struct = self.jax.ShapeDtypeStruct
+        return {n: struct(i.shape, "int32" if i.dtype == "int64" else i.dtype) for n, i in inputs.items()}
+
+    def _compile(self, function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """`function` for these arrays, or types of arrays."""
+        if function not in self.compiled:
+            jitted = self.jax.jit(lambda arrays: function(self.jax, **arrays))
+            self.compiled[function] = jitted.lower(given).compile()
+        return self.compiled[function]
 
     def arrays(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of device arrays; 16-bit floats travel as words."""
@@ -36,9 +61,8 @@ class Jax:
 
     def arm(self, function: Callable[..., Any], given: Mapping[str, Any]) -> JaxArm:
         """`function(jax, **arrays) -> results`, compiled once for all sets of inputs."""
-        if function not in self.jitted:
-            self.jitted[function] = self.jax.jit(lambda arrays: function(self.jax, **arrays))
-        return JaxArm(self, self.jitted[function], self.arrays(given))
+        arrays = self.arrays(given)
+        return JaxArm(self, self._compile(function, arrays), arrays)
 
     def results(self, found: Sequence[Any], dtypes: Sequence[np.dtype]) -> list[Any]:
         """JAX's arrays as CuPy's."""

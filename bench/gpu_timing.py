@@ -280,9 +280,10 @@ class GpuBench:
         torch = importlib.import_module("torch") if "torch" in peers else None
         jax = Jax(gpu.cupy) if "jax" in peers else None
         rows: list[dict[str, Any]] = []
-        for case in self.cases():
-            if only not in case.title:
-                continue
+        cases = [case for case in self.cases() if only in case.title]
+        if jax is not None:
+            jax.prepare(cases)
+        for case in cases:
             try:
                 rows.append(measured(gpu, torch, case, rounds, jax))
             except Exception as problem:  # one row must not cost the others; it stands in the table
@@ -315,6 +316,7 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     plans: list[Planned] = []
     errors: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
+    exact: tuple[Rows, Sequence[Any]] | None = None
     for number in range(sets):
         arrays = {
             name: gpu.make(wanted, number + 7 * i)
@@ -326,7 +328,8 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
             several = len(plan.plan.calls) > 1 and not case.captured
             arms.setdefault(name, []).append(gpu.captured([plan], 1) if several else plan)
             if number == 0 and name not in case.unchecked:
-                errors[name] = _checked(gpu, case, arrays, plan.results, name)
+                exact = exact or _exact(gpu, case, arrays)
+                errors[name] = _checked(gpu, case, *exact, plan.results, name)
             if number == 0 and plan.remarks:
                 remarks[name] = plan.remarks
         if torch is not None and case.torch is not None and not case.captured:
@@ -337,7 +340,8 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
             arms.setdefault("jax", []).append(arm)
             if number == 0:
                 found = jax.results(arm(), [r.dtype for r in plans[0].results])
-                errors["jax"] = _checked(gpu, case, arrays, found, "jax")
+                exact = exact or _exact(gpu, case, arrays)
+                errors["jax"] = _checked(gpu, case, *exact, found, "jax")
     if case.captured:
         arms = {name: [gpu.captured(calls, case.captured)] for name, calls in arms.items()}
     arms["copy"] = [gpu.copy]
@@ -353,12 +357,16 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     }  # fmt: skip
 
 
-def _checked(gpu: Gpu, case: Case, arrays: Vars, results: Sequence[Any], arm: str) -> float:
+def _exact(gpu: Gpu, case: Case, arrays: Vars) -> tuple[Rows, Sequence[Any]]:
+    """The exact results, and of which rows they are."""
+    rows = Rows(gpu, arrays, next(iter(case.inputs.values())).shape[0])
+    return rows, case.exact(rows)
+
+
+def _checked(gpu: Gpu, case: Case, rows: Rows, wanted: Sequence[Any], results: Sequence[Any], arm: str) -> float:
     """The largest relative error of the results; refused where it is not small, or not a number."""
-    first = next(iter(case.inputs.values()))
-    rows = Rows(gpu, arrays, first.shape[0])
     worst = 0.0
-    for i, (found, exact) in enumerate(zip(results, case.exact(rows), strict=False)):
+    for i, (found, exact) in enumerate(zip(results, wanted, strict=False)):
         if exact is None:
             continue
         if not isinstance(exact, np.ndarray):
