@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="how often each arm has its turn")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a turn (on a CPU)")
     parser.add_argument("--threads", type=int, default=2, help="cores for each arm (on a CPU)")
+    parser.add_argument("--file", default="", help="what it is called in bench/results, of one bench (on a CPU)")
     parser.add_argument("--only", default="", help="cases whose title contains this (on a GPU)")
     options = parser.parse_args()
     if "list" in options.benches:
@@ -70,7 +71,7 @@ def main() -> int:
         if not isinstance(bench, Bench):
             bench.run(peers, options.rounds, command, options.only)
         else:
-            compare(bench, peers, options.rounds, options.steps, options.threads, command)
+            compare(bench, peers, options.rounds, options.steps, options.threads, command, options.file)
     return 0
 
 

@@ -111,8 +111,10 @@ def _timed(step: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str) -> None:
-    """Run the arms of minigraph and of `peers`, print a table and write bench/results/<name>.json."""
+def compare(
+    bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads: int, command: str, file: str = ""
+) -> None:
+    """Run the arms of minigraph and of `peers`, print a table and write bench/results/<its name, or `file`>.json."""
     names = [name for name, arm in bench.arms.items() if arm.peer is None or arm.peer in peers]
     workers = [Worker(bench, name, threads) for name in names]
     checks = {w.arm: w.ask(check=True) for w in workers}
@@ -140,7 +142,7 @@ def compare(bench: Bench, peers: Sequence[str], rounds: int, steps: int, threads
         "checked": checks,
         "milliseconds": {name: summarized([s * 1e3 for s in seconds]) for name, seconds in times.items()},
     }
-    path = RESULTS / f"{bench.name}.json"
+    path = RESULTS / f"{file or bench.name}.json"
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(table(report))
@@ -167,12 +169,15 @@ def table(report: Mapping[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
+    cpu, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if info.exists():  # a virtual machine's name says little, its numbers do
         lines = (line.partition(":") for line in info.read_text().splitlines())
-        cpu = next((value.strip() for key, _, value in lines if key.strip() == "model name"), cpu)
-    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+        facts = {key.strip(): value.strip() for key, _, value in reversed(list(lines))}
+        cpu = "{} (family {}, model {}, {} MHz)".format(
+            *(facts.get(key, "?") for key in ("model name", "cpu family", "model", "cpu MHz"))
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu, "cores": cores, "system": platform.system(), "python": platform.python_version()}
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,8 @@ bytes are saved. Values that others read, or that are fetched, are outputs of th
 refuse. Nothing is computed twice but what is one number everywhere. Values updated in place stay where they are.
 
 Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum, and what is
-multiplied by 1, as at the end of a loss, is itself.
+multiplied by 1, as at the end of a loss, is itself. So does what lends others nothing but its shape, where an input
+has the same: the square in a mean square whose value nobody wants.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ BY_ONES = {  # likewise, where the input that stands first is 1 everywhere: {out
 
 
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
-    """Drop copies, find groups, and put a fused operator in the place of each."""
+    """Drop copies and what lends a shape, find groups, and put a fused operator in the place of each."""
     shapes = SameShapes(graph)
+    for op in reversed(graph.ops):
+        if op in graph:
+            _drop_shape(graph, op, shapes, report)
     for op in [op for op in graph.ops if op.type in COPIES or op.type in BY_ONES]:
         if op in graph:
             _drop_copies(graph, op, shapes, report)
@@ -48,6 +52,27 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
             except Refused as no:
                 report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
     return len(report.applied)
+
+
+def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
+    """Take out an operator of whose outputs others want the shapes only, which inputs have, too."""
+    outputs = [v for v in op.output_vars if v.read_by]
+    if not outputs or "side_effect" in op.opdef.traits or any(v.pinned is not None for v in op.output_vars):
+        return
+    if any(c.reads_values_of(v) for v in outputs for c in v.read_by):
+        return
+    likes = [next((x for x in op.input_vars if x.type == v.type and shapes.same(x, v)), None) for v in outputs]
+    try:
+        for v, like in zip(outputs, likes, strict=True):
+            if like is None:
+                return
+            read_instead(graph, v, like)
+    except Refused as no:
+        report.refuse("Shape", op.label(), str(no), op.site)
+        return
+    report.applied.append(Applied("Shape", "nothing, an input has it", (op.label(),), op.site, op.role))
+    take_out(graph, op)
+    take_out_unread(graph, [v.producer for v in op.input_vars])
 
 
 def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
@@ -92,13 +117,18 @@ def _groups(graph: Graph, report: PassReport) -> list[Group]:
             if others:
                 report.refuse("Group", op.label(), str(no), op.site)
             continue
-        for near in (found[other] for other in others):
-            if near.ops[0] in group.inside:
-                continue
-            try:
-                group = joined(near, group)
-            except Refused as no:
-                report.missed(Miss("Group", len(near.ops), str(no), op.site))
+        waiting, members = [found[other] for other in others], 0
+        while len(group.ops) > members:  # one that stood between may have joined: ask the others again
+            members, refused = len(group.ops), []
+            for near in waiting:
+                if near.ops[0] in group.inside:
+                    continue
+                try:
+                    group = joined(near, group)
+                except Refused as no:
+                    report.missed(Miss("Group", len(near.ops), str(no), op.site))
+                    refused.append(near)
+            waiting = refused
         found.update(dict.fromkeys(group.ops, group))
     return list({id(g): g for g in found.values()}.values())
 

@@ -6,10 +6,12 @@ reads is computed before, all who read it come after. That also says that no pat
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any
 
 from ..body import ROW, SUM, WHOLE, Layout, Member, is_pointwise, layout_of
@@ -26,6 +28,7 @@ Slots = tuple[tuple[str, tuple[int, ...]], ...]
 
 FIRST: Rank = (-1,)
 LAST: Rank = (1 << 62,)
+_rank = attrgetter("rank")
 
 
 @dataclass
@@ -121,7 +124,8 @@ def _is_update(v: VarNode) -> bool:
 def joined(a: Group, b: Group) -> Group:
     """Both groups as one; refuses where they do not fit or nothing is saved."""
     here, there = a.ops[-1].label(), b.ops[-1].label()
-    require(a.role == b.role, f"{here} is part of {a.role}, {there} of {b.role}")
+    updates = "optimize" in (a.role, b.role)
+    require(a.role == b.role or not updates, f"{here} is part of {a.role}, {there} of {b.role}")
     require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, f"a kernel has at most {MOST_MEMBERS} members")
     layout = _common_layout(a.layout, b.layout)
     require(layout is not None, f"{here} works on {list(a.layout.shape)}, {there} on {list(b.layout.shape)}")
@@ -135,7 +139,18 @@ def joined(a: Group, b: Group) -> Group:
     before, after = span(group)
     require(before < after, f"others run between {here} and {there}")
     require(group.saved > a.saved + b.saved, f"no bytes are saved by {here} with {there}")
+    require(a.role == b.role or _meet(a, b, group), f"{here} runs long before {there}, what it reads would be kept")
     return group
+
+
+def _meet(a: Group, b: Group, both: Group) -> bool:
+    """Whether forward and backward touch here, as at the loss: what runs between writes less than is saved."""
+    ops, written = next(a.ops[0].output_vars).graph.ops, 0
+    at, end = bisect.bisect_right(ops, a.ops[-1].rank, key=_rank), b.ops[0].rank
+    while written <= both.saved and ops[at].rank < end:
+        written += sum(map(nbytes, ops[at].output_vars)) if ops[at] not in both.inside else 0
+        at += 1
+    return written <= both.saved
 
 
 def _common_layout(a: Layout, b: Layout) -> Layout | None:
