@@ -230,7 +230,7 @@ class Graph:
         self.succ[source][target] = self.pred[target][source] = edges
 
     def _edges(self, slot: str, index: int, others: Edges | None = None) -> Edges:
-        """The edge at this position, with `others` between the same nodes; what a single edge has, all of them share."""
+        """The edge at this position, with `others` between the same nodes; single ones share what they have."""
         at = slot, index
         if others is not None:
             return {**others, at: NOTHING}
