@@ -138,9 +138,9 @@ class BoundProgram:
         outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
         try:
             opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
+            self.binder.calls[first:] = self.settle(self.binder.calls[first:])
         except MinigraphError as error:
             raise error.at(step.op.call(), step.op.site) from None
-        self.binder.calls[first:] = self.settle(self.binder.calls[first:])
         return range(first, len(self.binder.calls))
 
     def _buffer(self, index: Any) -> Any:

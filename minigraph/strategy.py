@@ -190,9 +190,9 @@ class BuildStrategy:
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table
-    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact" or "cudnn", NVIDIA's,
-                              which adds up gradients in no fixed order; an error where it cannot. "auto" takes the
-                              best of the first three; with autotune cudnn, too, where its forward is faster
+    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's
+                              "cudnn", which adds up gradients in no fixed order; an error where it cannot. "auto" takes
+                              the best of the first three; with autotune cudnn, too, where its forward is faster
 
     verify               "structure" checks the graph's invariants after all passes, and where one is broken or
                          a pass fails after each of them, to name it; "off" does not; "each_pass" always does so

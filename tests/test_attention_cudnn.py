@@ -24,7 +24,7 @@ from minigraph.builder import Builder
 from minigraph.errors import AttrError, PlaceError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda import attention, attention_cudnn, attention_cudnn_graph
-from minigraph.kernels.cuda.binder import Binder, Choice, Device, Fill, Foreign, Unsupported
+from minigraph.kernels.cuda.binder import Binder, Choice, Device, Fill, Foreign
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.ops.attention import memory_efficient_attention, seen_positions
 from minigraph.ops.attention_grad import memory_efficient_attention_grad
@@ -352,6 +352,17 @@ def test_a_program_trains_with_it_captured_and_says_so(stub, layout, dtype):
     assert compiled.explain().count("computed by cudnn") == 4
 
 
+def test_what_cudnn_cannot_plan_is_an_error_that_names_the_operator(stub, monkeypatch):
+    def planned(asked, device):
+        raise PlaceError("cuDNN cannot compute this: no engine")
+
+    monkeypatch.setattr(attention_cudnn_graph, "planned", planned)
+    main, feed, fetches = trained("bshd", "float16")
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(attention_kernel="cudnn"))
+    with pytest.raises(PlaceError, match=r"attention\(Q=x.*no engine\n  built at .*test_attention_cudnn"):
+        Executor(mg.CUDAPlace(0)).run(compiled, feed, fetches, scope=Scope())
+
+
 # what is timed
 
 
@@ -386,7 +397,7 @@ def test_the_version_of_cudnn_is_part_of_the_key(installed, library, tune, monke
 
 def test_what_cudnn_cannot_plan_is_passed_over_with_its_reason(installed, library, tune):
     def planned(asked):
-        raise Unsupported("cuDNN cannot compute this: no engine")
+        raise PlaceError("cuDNN cannot compute this: no engine")
 
     choice, lab = rivals(attention_cudnn.asked(slots(), ATTRS, False, True)), Lab(library)
     left = tune.Tuner(lab).decided(choice, planned)

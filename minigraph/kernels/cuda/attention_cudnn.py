@@ -50,7 +50,7 @@ class Sdpa(NamedTuple):
         return [str(self), attention_cudnn_graph.version()]
 
     def planned(self, device: int) -> Any:
-        """The graph made ready for a GPU; Unsupported where cuDNN has nothing for it."""
+        """The graph made ready for a GPU; a PlaceError where cuDNN has nothing for it."""
         return attention_cudnn_graph.planned(self, device)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+from ...errors import PlaceError
 from ...types import float16
-from .binder import Unsupported
 
 KEPT = 64  # planned graphs
 FIRST = 1  # number of the first operand; those after it count on
@@ -43,11 +43,11 @@ class Planned:
 
 @lru_cache(KEPT)
 def planned(asked: Any, device: int) -> Planned:
-    """The graph for an `Sdpa`, planned for a GPU; Unsupported with the library's reason where it cannot be."""
+    """The graph for an `Sdpa`, planned for a GPU; a PlaceError with the library's reason where it cannot be."""
     try:
         import cudnn
     except ImportError as problem:
-        raise Unsupported(f"the package cudnn cannot be imported: {problem}") from None
+        raise PlaceError(f"the package cudnn cannot be imported: {problem}") from None
     import cupy
 
     try:
@@ -62,7 +62,7 @@ def planned(asked: Any, device: int) -> Planned:
             graph.build_plans()
             return Planned(graph, handle)
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as problem:
-        raise Unsupported(f"cuDNN cannot compute this: {str(problem).strip()}") from None
+        raise PlaceError(f"cuDNN cannot compute this: {str(problem).strip()}") from None
 
 
 @cache

@@ -99,17 +99,14 @@ class Gemm:
 class Foreign:
     """Kernels that another library plans when its GPU is known: attention_cudnn.py.
 
-    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`
+    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`, or is a
+               PlaceError where the library cannot
     operands   in the order of the graph
     """
 
     graph: Any
     operands: tuple[Buffer, ...]
     workspace: Buffer
-
-
-class Unsupported(Exception):
-    """A library cannot compute a recorded call; the message says why."""
 
 
 @dataclass(slots=True)

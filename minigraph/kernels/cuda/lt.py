@@ -14,7 +14,7 @@ from nvmath.bindings import cublas
 from nvmath.bindings import cublasLt as lt
 
 from ...types import bfloat16, float16, float32, float64
-from .binder import Gemm, Unsupported
+from .binder import Gemm
 
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
 ALGORITHMS = 8  # candidates asked from the library's heuristic
@@ -33,6 +33,10 @@ LibraryError = lt.cuBLASLtError
 def alignment(address: int) -> int:
     """The power of two, at most 256, that an address is a multiple of."""
     return min(address & -address, 256) or 256
+
+
+class Unsupported(Exception):
+    """The library has no algorithm for this product with this epilogue."""
 
 
 class LtPlan:

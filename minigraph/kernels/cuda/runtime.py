@@ -25,14 +25,13 @@ from .binder import (
     HostCall,
     Launch,
     Part,
-    Unsupported,
     value_of,
 )
 from .buffer import Buffer
 from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
-from .lt import LtPlan
+from .lt import LtPlan, Unsupported
 from .tune import Tuner, described, lies_as_assumed, unplaced
 from .workspace import Algorithm, settled
 
@@ -100,7 +99,7 @@ class Runtime:
             if isinstance(call, Foreign):
                 try:
                     return Algorithm(self.planned(call.graph).nbytes)
-                except Unsupported:
+                except PlaceError:
                     return None
             twin = unplaced(call)
             key = str(described(twin))
@@ -117,12 +116,15 @@ class Runtime:
 
         def settle(calls: Sequence[Call]) -> list[Call]:
             found = settled(calls, chosen, every=autotune)
+            for call in found:
+                if isinstance(call, Foreign):
+                    self.planned(call.graph)  # where it cannot be, the error names the operator
             return found if tuner is None else [tuner.decided(c, self.planned) for c in found]
 
         return settle
 
     def planned(self, graph: Any) -> Any:
-        """A graph of another library, planned for this GPU; Unsupported where it cannot be."""
+        """A graph of another library, planned for this GPU; a PlaceError where it cannot be."""
         return graph.planned(self.device.index)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
@@ -144,8 +146,7 @@ class Runtime:
             try:
                 steps = self.steps_of(call, tf32, binder.notes, tuner)
             except Unsupported as why:
-                what = str(why) if isinstance(call, Foreign) else f"cuBLASLt cannot compute this product: {why}"
-                raise PlaceError(what) from None
+                raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
             for step in steps:
                 step.position = position
             found += steps

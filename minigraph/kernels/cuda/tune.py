@@ -22,21 +22,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ...errors import PlaceError
 from . import compile
-from .binder import (
-    Call,
-    Choice,
-    Copy,
-    Fill,
-    Foreign,
-    Gemm,
-    Launch,
-    Unsupported,
-    every_call,
-    workspace_of,
-)
+from .binder import Call, Choice, Copy, Fill, Foreign, Gemm, Launch, every_call, workspace_of
 from .buffer import Buffer
-from .lt import LibraryError, LtPlan, alignment
+from .lt import LibraryError, LtPlan, Unsupported, alignment
 
 FORMAT = 2  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
@@ -131,7 +121,7 @@ class Tuner:
     def decided(self, choice: Call, planned: Callable[[Any], Any]) -> Call:
         """Of a choice with another library's graphs its fastest variant alone, so that none keeps memory for others.
 
-        planned   plans a graph, or raises Unsupported
+        planned   plans a graph, or raises a PlaceError
         """
         if not isinstance(choice, Choice) or not any(isinstance(c, Foreign) for c in every_call([choice])):
             return choice
@@ -142,8 +132,8 @@ class Tuner:
                     if isinstance(call, Foreign):
                         planned(call.graph)
                 names.append(name)
-            except Unsupported as why:
-                remarks.append(f"not by {name}: {why}")
+            except PlaceError as why:
+                remarks.append(f"not by {name}: {why.fact}")
         best = names[0]
         if len(names) > 1:
             best, timed = self.variant(unplaced(choice), names)
