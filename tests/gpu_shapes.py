@@ -1,19 +1,13 @@
-"""GPU checks of sizes: one, zero, primes, many rows, wide rows, more than 2^31 elements."""
+"""GPU checks of sizes: one, zero, primes, many rows, wide rows."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from gpucheck import PLACE, Check, GpuExecutor, call_of, check_call, each, normal
-
-from minigraph.builder import Builder
-from minigraph.program import Program
-from minigraph.scope import Scope
-from minigraph.types import as_dtype, tensor_type
+from gpucheck import Check, call_of, check_call, each, normal
 
 MANY = 1 << 20
 ROWS = {
@@ -28,8 +22,6 @@ def checks() -> Iterator[Check]:
         for dtype in TYPES:
             for name in CASES:
                 yield Check(f"shapes/{name}/{shape}/{dtype}", partial(_case, name, shape, dtype))
-    for name, run in HUGE.items():
-        yield Check(f"huge/{name}", run, alone=True)
 
 
 def _case(name: str, shape: str, dtype: str) -> None:
@@ -220,153 +212,4 @@ def drops(x: np.ndarray, dtype: str) -> Cases:
 CASES: dict[str, Callable[[np.ndarray, str], Cases]] = {
     "reduce": reductions, "cumsum": running_sums, "softmax": softmaxes, "cross_entropy": cross_entropies,
     "layer_norm": norms, "pointwise": pointwise, "movement": movement, "embedding": rows_by_index, "dropout": drops,
-}  # fmt: skip
-
-# more than 2^31 elements; everything stays on the GPU, CuPy tells what is right
-
-ROWS_OF_HUGE, COLUMNS_OF_HUGE = 1 << 20, 2049  # 2^31 + 2^20 elements
-PART = 1 << 26
-
-
-def _run(op_type: str, feeds: dict[str, Any], **attrs: Any) -> Any:
-    """The first output of an operator on device arrays, as a device array."""
-    block = Program().global_block()
-    variables = {
-        slot: block.create_var(
-            slot, type=tensor_type(x.shape, as_dtype(x.dtype.name)), is_data=True
-        )
-        for slot, x in feeds.items()
-    }
-    out = Builder(block).emit(op_type, **variables, **attrs)
-    out = out if not isinstance(out, tuple) else out[0]
-    return GpuExecutor(PLACE).run(block.program, feeds, [out], scope=Scope(), return_numpy=False)[0]
-
-
-def _bytes(size: int = ROWS_OF_HUGE * COLUMNS_OF_HUGE) -> Any:
-    """int8 numbers with a period that is no power of two."""
-    cupy = importlib.import_module("cupy")
-    x = cupy.empty(size, cupy.int8)
-    for start in range(0, size, PART):
-        stop = min(start + PART, size)
-        x[start:stop] = cupy.arange(start, stop, dtype=cupy.int64) % 97 - 48
-    return x
-
-
-def _same(found: Any, expected: Callable[[int, int], Any]) -> None:
-    """found[start:stop] == expected(start, stop) in pieces of the flattened array."""
-    flat = found.reshape(-1)
-    for start in range(0, flat.size, PART):
-        stop = min(start + PART, flat.size)
-        wrong = int((flat[start:stop] != expected(start, stop)).sum())
-        assert not wrong, f"{wrong} elements from {start} to {stop} differ"
-
-
-def huge_add() -> None:
-    x = _bytes()
-    _same(_run("elementwise_add", {"X": x, "Y": x}), lambda a, b: x[a:b] + x[a:b])
-
-
-def huge_broadcast() -> None:
-    x = _bytes().reshape(ROWS_OF_HUGE, COLUMNS_OF_HUGE)
-    y = x[5] % 7
-    out = _run("elementwise_add", {"X": x, "Y": y})
-    rows = PART // COLUMNS_OF_HUGE
-    for start in range(0, ROWS_OF_HUGE, rows):
-        assert bool((out[start : start + rows] == x[start : start + rows] + y).all()), (
-            f"rows from {start} differ"
-        )
-
-
-def huge_relu_in_16_bits() -> None:
-    x = _bytes().astype("float16")
-    _same(_run("relu", {"X": x}), lambda a, b: x[a:b].clip(0, None))
-
-
-def huge_max() -> None:
-    x = _bytes()
-    for place in (x.size - 1, 0, (1 << 31) + 5):
-        x[place] = 100
-        out = _run("reduce_max", {"X": x})
-        at = _run("arg_max", {"X": x})
-        assert int(out) == 100 and int(at) == place, (
-            f"max {int(out)} at {int(at)}, it is 100 at {place}"
-        )
-        x[place] = 0
-
-
-def huge_sums() -> None:
-    """Along both axes, one of which is longer than 2^31 / 3."""
-    cupy = importlib.import_module("cupy")
-    for shape in (
-        (ROWS_OF_HUGE, COLUMNS_OF_HUGE),
-        (3, (1 << 31) // 3 + 11),
-        ((1 << 31) // 3 + 11, 3),
-    ):
-        x = _bytes(shape[0] * shape[1]).reshape(shape)
-        for axis in (0, 1):
-            out = _run("reduce_sum", {"X": x}, axis=(axis,))
-            expected = cupy.sum(x, axis=axis, dtype=cupy.int64)
-            assert bool((out == expected).all()), (
-                f"axis {axis} of {shape}: {int((out != expected).sum())} sums differ"
-            )
-
-
-def huge_transpose() -> None:
-    shape = (46349, 46337)
-    x = _bytes(shape[0] * shape[1]).reshape(shape)
-    out = _run("transpose", {"X": x}, perm=(1, 0))
-    for start in range(0, shape[1], 1024):
-        assert bool((out[start : start + 1024] == x[:, start : start + 1024].T).all()), (
-            f"rows from {start} differ"
-        )
-
-
-def huge_slice_and_concat() -> None:
-    x = _bytes()
-    _same(_run("slice", {"X": x}, axes=(0,), starts=(1,), ends=(x.size,)), lambda a, b: x[1:][a:b])
-    half = x[: x.size // 2 + 3]
-    block = Program().global_block()
-    v = block.create_var("x", type=tensor_type(half.shape, "int8"), is_data=True)
-    out = Builder(block).concat([v, v], axis=0)
-    joined = GpuExecutor(PLACE).run(
-        block.program, {"x": half}, [out], scope=Scope(), return_numpy=False
-    )[0]
-    assert bool((joined[: half.size] == half).all()) and bool((joined[half.size :] == half).all())
-
-
-def huge_softmax() -> None:
-    """Rows are looked at from the front, the middle and the end."""
-    cupy = importlib.import_module("cupy")
-    x = _bytes().reshape(ROWS_OF_HUGE, COLUMNS_OF_HUGE).astype("float16")
-    x /= 16
-    out = _run("softmax", {"X": x}, axis=-1)
-    for row in (0, ROWS_OF_HUGE // 2, ROWS_OF_HUGE - 1):
-        e = cupy.exp(x[row].astype("float64"))
-        assert float(abs(out[row].astype("float64") - e / e.sum()).max()) < 1e-4, (
-            f"row {row} differs"
-        )
-
-
-def huge_embedding() -> None:
-    cupy = importlib.import_module("cupy")
-    w = _bytes().reshape(ROWS_OF_HUGE, COLUMNS_OF_HUGE).astype("float16")
-    ids = cupy.asarray([0, ROWS_OF_HUGE - 1, ROWS_OF_HUGE // 2 + 1], dtype="int64")
-    assert bool((_run("embedding", {"Ids": ids, "W": w}) == w[ids]).all())
-
-
-def huge_product() -> None:
-    x, w = (normal(*shape).astype("float16") for shape in ((ROWS_OF_HUGE, 8), (8, COLUMNS_OF_HUGE)))
-    cupy = importlib.import_module("cupy")
-    out = _run("matmul", {"X": cupy.asarray(x), "Y": cupy.asarray(w)})
-    for row in (0, ROWS_OF_HUGE // 2, ROWS_OF_HUGE - 1):
-        exact = x[row].astype(float) @ w.astype(float)
-        assert float(np.abs(out[row].get().astype(float) - exact).max()) < 0.02, (
-            f"row {row} differs"
-        )
-
-
-HUGE: dict[str, Callable[[], None]] = {
-    "add": huge_add, "broadcast": huge_broadcast, "relu": huge_relu_in_16_bits, "max": huge_max, "sums": huge_sums,
-    "transpose": huge_transpose, "slice_concat": huge_slice_and_concat, "softmax": huge_softmax,
-    "embedding": huge_embedding, "matmul": huge_product,
 }  # fmt: skip
