@@ -14,6 +14,8 @@ from test_lt_plan import gemm, library, named, operand
 
 from minigraph.kernels.cuda import compile
 from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Fill, Gemm, Launch
+from minigraph.kernels.cuda.buffer import Words
+from minigraph.kernels.cuda.hopper import TensorMap
 from minigraph.strategy import BuildStrategy
 from minigraph.types import bfloat16
 
@@ -250,3 +252,24 @@ def test_twins_keep_views_sizes_and_what_is_shared(tune):
     assert twin.variants["one"][1].source is places[id(y)]
     assert twin.variants["other"][0].bias is places[id(y)]
     assert choice.variants["one"][0].args[1] is shown, "the call itself changed"
+
+
+def test_tensor_maps_move_with_their_buffers_and_are_part_of_the_key(tune):
+    x = operand(64, 128, dtype=bfloat16)
+    rows = x.view((32, 128), offset=32 * 256)
+
+    def call(buffer, box):
+        made = TensorMap(buffer, (128, 32, 1, 1), (128, 128, 128), box)
+        return Launch("source", "f", (1, 1, 1), (32, 1, 1), (made, Words([x, 7])))
+
+    launch = call(rows, 64)
+    assert tune.owners([launch]) == [x]
+    place = operand(64, 128, dtype=bfloat16, ptr=1 << 30)
+    shown, struct = tune.moved(launch, {id(x): place}).args
+    assert shown.buffer.address == place.address + 32 * 256
+    assert (shown.sizes, shown.box) == (launch.args[0].sizes, launch.args[0].box)
+    assert struct.words == [place, 7]
+    assert launch.args[0].buffer is rows, "the call itself changed"
+    texts = [json.dumps(tune.described(c)) for c in (launch, call(rows, 32), call(x, 64))]
+    assert texts[0] == json.dumps(tune.described(call(rows, 64)))
+    assert len(set(texts)) == 3

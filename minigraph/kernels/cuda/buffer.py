@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +79,17 @@ class Words:
     @property
     def nbytes(self) -> int:
         return 8 * len(self.words)
+
+    @property
+    def facts(self) -> list[Any]:
+        """What tells it from others, besides where its buffers lie."""
+        return self.words
+
+    def elsewhere(self, place: Callable[[Buffer], Buffer]) -> Words:
+        """The same with `place(buffer)` for each of its buffers."""
+        moved = copy(self)
+        moved.words = [place(w) if isinstance(w, Buffer) else w for w in self.words]
+        return moved
 
     def packed(self) -> np.ndarray:
         """The words as an array of uint64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,18 @@ class TensorMap(Words):
     ) -> None:  # fmt: skip
         super().__init__([buffer, *[0] * (MAP_WORDS - 1)])
         size = buffer.dtype.itemsize
-        self.buffer, self.sizes, self.strides, self.exact = buffer, tuple(sizes), tuple(strides), exact
+        self.sizes, self.strides, self.exact = tuple(sizes), tuple(strides), exact
         self.box = (WIDTH // size, *((box, 1, 1) if isinstance(box, int) else box))
         assert len(self.sizes) == len(self.box) == 4 and len(self.strides) == 3 and max(self.box) <= 256
         assert all(s * size % 16 == 0 for s in self.strides)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.buffers[0]
+
+    @property
+    def facts(self) -> list[Any]:
+        return [self.buffer, self.sizes, self.strides, self.box, self.exact]
 
     def packed(self) -> np.ndarray:
         """The 128 bytes that the driver makes of it, as 16 words."""

@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import PlaceError
 from . import compile
 from .binder import Call, Choice, Copy, Fill, Foreign, Gemm, Launch, every_call, workspace_of
-from .buffer import Buffer
+from .buffer import Buffer, Words
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 
 FORMAT = 2  # of the files
@@ -183,6 +183,8 @@ def described(what: Any) -> Any:
     """Calls as plain data: sizes, types and how operands lie, no addresses."""
     if isinstance(what, Buffer):
         return [str(what.dtype), list(what.shape), alignment(what.address)]
+    if isinstance(what, Words):
+        return [type(what).__name__, described(what.facts)]
     if isinstance(what, Launch):
         code = hashlib.sha256(what.source.encode()).hexdigest()
         return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
@@ -205,19 +207,17 @@ def owners(calls: Iterable[Call]) -> list[Buffer]:
     """The buffers whose memory the calls touch, each once."""
     found: dict[int, Buffer] = {}
     for call in every_call(calls):
-        for value in _values(call):
-            if isinstance(value, Buffer):
-                root = _root(value)
-                found[id(root)] = root
+        for root in map(_root, _buffers(call)):
+            found[id(root)] = root
     return list(found.values())
 
 
-def _values(call: Call) -> Sequence[Any]:
+def _buffers(call: Call) -> list[Buffer]:
     if isinstance(call, Launch):
-        return call.args
+        return [b for a in call.args for b in (a.buffers if isinstance(a, Words) else [a]) if isinstance(b, Buffer)]
     if isinstance(call, Foreign):
-        return *call.operands, call.workspace
-    return [getattr(call, f.name) for f in fields(call)]
+        return [*call.operands, call.workspace]
+    return [b for f in fields(call) if isinstance(b := getattr(call, f.name), Buffer)]
 
 
 def _root(buffer: Buffer) -> Buffer:
@@ -239,6 +239,8 @@ def moved(call: Any, places: Mapping[int, Buffer]) -> Any:
 
 
 def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
+    if isinstance(value, Words):
+        return value.elsewhere(partial(_moved, places=places))
     if not isinstance(value, Buffer):
         return value
     if value.owner is None:
