@@ -32,7 +32,7 @@ class BoundStep:
     kernel: Callable[..., Any]
     inputs: list[Any]  # as in Step, with stand-in arrays for what is not read
     attrs: dict[str, Any]
-    out: list[Any] | None  # planned arrays per output slot, lists of them for list slots, if the kernel takes `out`
+    out: list[Any] | None  # if the kernel takes `out`, per output slot: planned array, value that it updates, or None
 
 
 class Plan:
@@ -51,6 +51,9 @@ class Plan:
             weakref.WeakKeyDictionary()  # the version of a Scope, and values with their arrays there
         )
         self.buffers = _assign_buffers(self.values, self.steps, options)
+        for bound in self.steps:
+            if bound.out is not None:
+                bound.out = [_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)]
 
     def _bind(self, step: Step) -> BoundStep:
         opdef, attrs = step.op.opdef, dict(step.op.attrs)
@@ -95,14 +98,9 @@ class Plan:
 
     def _run_step(self, bound: BoundStep, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
         step = bound.step
-        args = [
-            env[i] if type(i) is int else [env[j] if type(j) is int else j for j in i] if type(i) is list else i
-            for i in bound.inputs
-        ]
-        attrs = bound.attrs
+        args, attrs = _arrays_of(bound.inputs, env), bound.attrs
         if bound.out is not None:
-            out = [_out(env, o, i) for o, i in zip(bound.out, step.in_place, strict=True)]
-            attrs = {**attrs, "out": tuple(out)}
+            attrs = {**attrs, "out": tuple(_arrays_of(bound.out, env))}
         if "rng" in step.op.opdef.injected:
             attrs = {**attrs, "rng": rng}
         try:
@@ -220,11 +218,19 @@ def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
             yield slot, None, index
 
 
-def _out(env: list[Any], planned: Any, in_place: Any) -> Any:
-    """Where a kernel writes: the array that is updated in place, else the planned one, if any."""
+def _target(planned: Any, in_place: Any) -> Any:
+    """Where a kernel writes: over the value that is updated in place, else into the planned array, if any."""
     if isinstance(planned, list):
-        return [_out(env, *pair) for pair in zip(planned, in_place, strict=True)]
-    return planned if in_place is None else env[in_place]
+        return [_target(*pair) for pair in zip(planned, in_place, strict=True)]
+    return planned if in_place is None else in_place
+
+
+def _arrays_of(slots: Sequence[Any], env: Sequence[Any]) -> list[Any]:
+    """The slots of a step with arrays in the places of values."""
+    return [
+        env[i] if type(i) is int else [env[j] if type(j) is int else j for j in i] if type(i) is list else i
+        for i in slots
+    ]
 
 
 def _inherited(

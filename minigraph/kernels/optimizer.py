@@ -70,10 +70,11 @@ def _update(op_type: str, given: Lists, attrs: Mapping[str, Any], out: Mapping[s
     skipped = given.get("SkipUpdate")
     if skipped is not None and skipped[0].item():
         return results
-    numbers = _numbers(update, given, attrs)
+    powers = [[a.item() for a in given[slot]] for slot in update.powers]
+    numbers = _numbers(update, given["LearningRate"][0].item(), powers, count, attrs)
     columns = [given["Grad"], results["MasterParam" if "MasterParam" in results else "Param"]]
     columns += [results[slot] for slot in update.states]
-    flat = [[np.ascontiguousarray(a).reshape(-1) for a in column] for column in columns]
+    flat = [[a.ravel() for a in column] for column in columns]
     scale = given["GradScale"][0].item() if "GradScale" in given else None
     coeff = attrs.get("regularization_coeff", 0.0)
     if update.finish is None:
@@ -87,17 +88,18 @@ def _update(op_type: str, given: Lists, attrs: Mapping[str, Any], out: Mapping[s
     if "MasterParam" in results:
         for p, master in zip(results["Param"], results["MasterParam"], strict=True):
             p[...] = master
-    for slot, beta in zip(update.powers, update.betas(attrs), strict=True):
-        for power, new in zip(given[slot], results[slot], strict=True):
-            np.multiply(power, beta, out=new)
+    for slot, old, beta in zip(update.powers, powers, update.betas(attrs), strict=True):
+        for power, new in zip(old, results[slot], strict=True):
+            new.fill(power * beta)
     return results
 
 
-def _numbers(update: Update, given: Lists, attrs: Mapping[str, Any]) -> list[tuple[float, ...]]:
+def _numbers(
+    update: Update, rate: float, powers: Sequence[Sequence[float]], count: int, attrs: Mapping[str, Any]
+) -> list[tuple[float, ...]]:
     """The numbers of the step for each parameter; computed once where powers are the same."""
-    rate, known = given["LearningRate"][0].item(), {}
-    powers = [[a.item() for a in given[slot]] for slot in update.powers]
-    keys = list(zip(*powers, strict=True)) if powers else [()] * len(given["Param"])
+    known = {}
+    keys = list(zip(*powers, strict=True)) if powers else [()] * count
     for key in keys:
         if key not in known:
             known[key] = tuple(float(n) for n in update.numbers(rate, *key, **attrs))
@@ -113,6 +115,7 @@ def _over_blocks(
     Machine code reads each array once, NumPy needs blocks that stay in cache.
     """
     ends = list(itertools.accumulate(a.size for a in columns[0]))
+    typed = {n: tuple(map(columns[0][0].dtype.type, n)) for n in set(numbers)}  # once, not for each block
 
     def on_block(start: int, stop: int) -> None:
         i = bisect.bisect_right(ends, start)
@@ -124,7 +127,7 @@ def _over_blocks(
                 parts[0] = parts[0] * scale
             if coeff:
                 parts[0] = parts[0] + parts[1] * coeff
-            loop(*parts, *numbers[i])
+            loop(*parts, *typed[numbers[i]])
             start, i = end, i + 1
 
     size = ends[-1] if ends else 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import cache
+from functools import partial
+from threading import Lock, Thread
 
 Body = Callable[[int, int], None]
 
@@ -42,13 +42,12 @@ def for_blocks(size: int, block: int, body: Body) -> None:
 def for_shares(size: int, body: Body) -> None:
     """Likewise for a body that is as fast on any number of elements.
 
-    Helpers begin late and cores differ: most elements are dealt out first, then most of the rest, so that all end
-    together.
+    Helpers begin late and cores differ: four fifths are dealt out first, then of the rest, so that all end together.
     """
     threads = min(cores(), -(-size // SMALLEST))
     spans, start = [], 0
     while start < size:
-        share = max(SMALLEST, (size - start) * 2 // (3 * threads) // 64 * 64) if threads > 1 else size
+        share = max(SMALLEST, (size - start) * 4 // (5 * threads) // 64 * 64) if threads > 1 else size
         for _ in range(threads):
             spans.append((start, min(start + share, size)))
             start = spans[-1][1]
@@ -68,34 +67,96 @@ def _run(blocks: Sequence[tuple[int, int]], threads: int, body: Body) -> None:
                 pass
             raise
 
-    helpers = threads - 1
-    if helpers <= 0:
+    if threads <= 1:
         return work()
     # a copy of the context for each: np.errstate of the caller holds in helpers too
-    pending = [_pool(helpers).submit(copy_context().run, work) for _ in range(helpers)]
+    tasks = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)]
+    for helper, task in zip(_hired(len(tasks)), tasks, strict=False):
+        helper.begin(task)
     try:
         work()
-        _look_out(pending)
     finally:
-        # one that has not begun may wait behind the caller itself, and there is nothing left for it
-        failures = [f.exception() for f in pending if not f.cancel()]
+        failures = [task.outcome() for task in tasks]
     for failure in failures:
         if failure is not None:
             raise failure
 
 
-def _look_out(pending: Sequence[Future[None]]) -> None:
-    """Wait a little without falling asleep: to wake up takes longer than what helpers have left, usually."""
-    end = time.perf_counter() + PATIENCE
-    while any(f.running() for f in pending) and time.perf_counter() < end:
-        time.sleep(0)  # lets go of the interpreter lock, which helpers need to finish
+class _Task:
+    """What a helper is asked to do; nothing is left of it where the helper comes too late."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work, self.failure = work, None
+        self.taken, self.ended = Lock(), Lock()
+        self.ended.acquire()
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as problem:
+            self.failure: BaseException | None = problem
+
+    def outcome(self) -> BaseException | None:
+        """What it failed by, when it has ended; None where nobody has begun, and now nobody will."""
+        if self.taken.acquire(blocking=False):
+            return None
+        end = time.perf_counter() + PATIENCE  # not asleep at first: to wake up takes longer than what is left, usually
+        while not self.ended.acquire(blocking=time.perf_counter() > end):
+            time.sleep(0)  # lets go of the interpreter lock, which helpers need to finish
+        return self.failure
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="minigraph")
+class _Helper(Thread):
+    """A thread that sleeps until there is a task. One lock wakes it, which takes less time than a pool's queue."""
+
+    def __init__(self) -> None:
+        super().__init__(name="minigraph", daemon=True)
+        self.wake, self.task = Lock(), None
+        self.wake.acquire()
+        self.start()
+
+    def begin(self, task: _Task) -> None:
+        self.task: _Task | None = task
+        self.wake.release()
+
+    def run(self) -> None:
+        while True:
+            self.wake.acquire()
+            self._serve()
+
+    def _serve(self) -> None:
+        task, self.task = self.task, None  # what it works on may be freed while it sleeps
+        assert task is not None
+        begun = task.taken.acquire(blocking=False)
+        if begun:
+            task.run()
+        _idle.append(self)
+        if begun:
+            task.ended.release()
+
+
+_idle: list[_Helper] = []
+_helpers: list[_Helper] = []
+
+
+def _hired(wanted: int) -> list[_Helper]:
+    """So many helpers, or fewer where others have them: as many as there are cores are made in all."""
+    found = []
+    while len(found) < wanted:
+        try:
+            found.append(_idle.pop())
+        except IndexError:
+            if len(_helpers) >= cores():
+                break
+            _helpers.append(_Helper())
+            found.append(_helpers[-1])
+    return found
+
+
+def _forget() -> None:
+    _idle.clear()
+    _helpers.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    # a forked child has the pools of its parent, but not their threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_forget)  # a forked child has its parent's lists, but not the threads

@@ -11,6 +11,7 @@ operations in the same order without contractions, so their results are bit-equa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,6 +250,7 @@ OPTIONAL = ("MasterParam", "SkipUpdate", "GradScale")
 SHARED = ("LearningRate", "SkipUpdate", "GradScale")
 
 
+@cache
 def slots_of(op_type: str) -> Slots:
     """The slots of an update operator, single or fused."""
     name = op_type.removeprefix("fused_")
