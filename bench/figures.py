@@ -64,18 +64,6 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
             yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", f"{file}.json")
 
 
-def steps() -> Iterator[Figure]:
-    """Our times from the latest run, beside the peers' of the run in which they took part."""
-    again = {row["title"]: row["milliseconds"] for row in results("gpu_steps_again").get("rows", ())}
-    for f in from_times("gpu_steps", {}, "captured"):
-        times = again.pop(f.title, None)
-        if times is not None:
-            ours, tuned = (median(times[arm]) for arm in ("captured", "autotuned"))
-            f = f._replace(ours=ours, tuned=tuned, file=f"gpu_steps_again.json`, peer `{f.file}")
-        yield f
-    yield from (f for f in from_times("gpu_steps_again", {}, "captured") if f.title in again)
-
-
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
     for row in results("gpu_attention").get("rows", ()):
@@ -96,7 +84,7 @@ def attention() -> Iterator[Figure]:
 
 
 def figures() -> Iterator[Figure]:
-    yield from steps()
+    yield from from_times("gpu_steps", {}, "captured")
     yield from attention()
     first = results("gpu_steps").get("first_step_seconds", {})
     for kind, asked in (("cold", 1.5), ("warm", 0.5)):

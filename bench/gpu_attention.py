@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .gpu_timing import Gpu, Input, Planned, _in_turns
+from .gpu_timing import Gpu, Input, Planned, turns_of
 from .harness import RESULTS, summarized, versions
+from .turns import in_turns
 
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # ||found - exact|| / ||exact||
@@ -147,7 +148,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
             continue
         errors[name], memory[name], arms[name] = _errors(gpu, results, exact, row, check=False), peak, [call]
         del results
-    times = _in_turns(gpu, torch, arms, rounds)
+    times = in_turns(turns_of(gpu, torch, arms), rounds)
     return {
         "title": row.title, "training": training, "flops": row.flops(training), "relative_error": errors,
         "MiB": memory, "scratch_MiB": {name: peak - row.results(training) for name, peak in memory.items()},

@@ -14,14 +14,15 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
-import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .gpu_timing import Gpu, Input
 from .harness import RESULTS, summarized, versions
+from .turns import in_turns, without_rest
 
 TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
 CHECKED = 64  # classes whose weight gradients are compared
@@ -214,8 +215,8 @@ class Exact:
         return [float(((f - e) ** 2).sum() / (e**2).sum()) ** 0.5 for f, e in zip(found, exact, strict=True)]
 
 
-def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, list[float]]:
-    """Milliseconds of every arm in every turn, arms in turns."""
+def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, Any]:
+    """Milliseconds of every arm, arms in turns; and without any rest between them."""
 
     def once(launch: Callable[[], Any]) -> float:
         if torch is None:
@@ -223,13 +224,13 @@ def timed(gpu: Gpu, arms: dict[str, Arm], rounds: int, torch: Any) -> dict[str, 
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
             return gpu.milliseconds([launch], 1)
 
-    for made in arms.values():
-        once(made.launch)
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(rounds):
-        for name in list(arms) if turn % 2 else reversed(arms):
-            times[name].append(once(arms[name].launch))
-    return times
+    turns = {name: partial(once, made.launch) for name, made in arms.items()}
+    for turn in turns.values():
+        turn()
+    return {
+        "milliseconds": {name: summarized(ms) for name, ms in in_turns(turns, rounds).items()},
+        "milliseconds_without_rest": {name: round(ms, 4) for name, ms in without_rest(turns).items()},
+    }
 
 
 def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int
     return {
         "title": head.title, "flops": head.flops, "relative_errors_of_loss_dx_dw": errors,
         "mib_beyond_gradients": {name: round(made.nbytes / MIB, 2) for name, made in arms.items()},
-        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+        **times,
     }  # fmt: skip
 
 
@@ -295,7 +296,7 @@ def the_step(gpu: Gpu, rounds: int) -> dict[str, Any]:
         "title": f"the step, chunk of {STEP.rows} rows", "flops": 2 * STEP.classes * STEP.inner * STEP.rows,
         "relative_error": error,
         "mib_beyond_gradients": {name: round(made.nbytes / MIB, 2) for name, made in arms.items()},
-        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+        **times,
     }  # fmt: skip
 
 
@@ -348,11 +349,11 @@ def table(report: dict[str, Any]) -> str:
         if "failed" in row:
             lines.append(f"{row['title']}: FAILED {row['failed']}")
             continue
-        lines.append(f"{row['title']}{'':30}ms   TFLOP/s   MiB beyond gradients")
+        lines.append(f"{row['title']:30} {'ms':>9} {'TFLOP/s':>9} {'no rest':>9} MiB beyond gradients")
         for name, ms in row["milliseconds"].items():
-            median = statistics.median([ms["median"]])
-            rate, mib = row["flops"] / median / 1e9, row["mib_beyond_gradients"][name]
-            lines.append(f"    {name:20} {median:30.3f} {rate:9.0f} {mib:12.1f}")
+            rate, mib = row["flops"] / ms["median"] / 1e9, row["mib_beyond_gradients"][name]
+            tired = row["milliseconds_without_rest"][name]
+            lines.append(f"    {name:26} {ms['median']:9.3f} {rate:9.0f} {tired:9.3f} {mib:9.1f}")
     by_rows = report["planned_mib_beyond_gradients_by_rows"]
     lines.append("planned MiB by rows: " + ", ".join(f"{n}: {mib}" for n, mib in by_rows.items()))
     return "\n".join(lines)

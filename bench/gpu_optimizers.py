@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from .gpu_timing import COPIED, Gpu, GpuBench, _in_turns
+from .gpu_timing import COPIED, Gpu, GpuBench, turns_of
 from .harness import RESULTS, summarized, versions
+from .turns import in_turns
 
 LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
 MODES = ("table", "struct4k", "struct32k", "arena", "unified")
@@ -212,7 +213,7 @@ def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool
     for arm in own.values():
         arm()  # the second run is captured
     arms["copy"] = [gpu.copy]
-    times = _in_turns(gpu, torch, arms, rounds)
+    times = in_turns(turns_of(gpu, torch, arms), rounds)
     return {
         "title": case.title, "parameters": case.size, "nbytes": 4 * case.words * case.size,
         "operators": {name: len(arm.compiled.after.ops) for name, arm in own.items()},

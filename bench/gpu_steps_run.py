@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .gpu_steps import ROWS, Row
 from .gpu_steps_arms import Arm, Minigraph, arms, timed
 from .gpu_timing import Gpu
 from .harness import RESULTS, summarized, versions
+from .turns import in_turns, without_rest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
 
@@ -86,7 +88,7 @@ def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:
             if title not in failed:
                 made[title] = make()
     found |= {"checked": checked, "failed": failed, "seconds_until_checked": seconds}
-    found["milliseconds"], found["host_microseconds"] = _in_turns(made, rounds)
+    found |= _times(made, rounds)
     peaks = {title: [None if p is None else round(p, 2) for p in arm.peaks()] for title, arm in made.items()}
     found["peak_mib"] = {title: without for title, (without, _) in peaks.items()}
     found["peak_with_workspaces_mib"] = {title: whole for title, (_, whole) in peaks.items()}
@@ -105,19 +107,18 @@ def _agree(reference: Sequence[float], values: Sequence[float], tolerance: float
     )
 
 
-def _in_turns(made: Mapping[str, Arm], rounds: int) -> tuple[dict[str, Any], dict[str, float]]:
-    steps = {}
+def _times(made: Mapping[str, Arm], rounds: int) -> dict[str, Any]:
+    turns = {}
     for title, arm in made.items():
         for _ in range(5):
             arm.step()
         ms, _ = timed(arm, 10)
-        steps[title] = max(5, min(400, int(TURN_MS / ms)))
-    times: dict[str, list[float]] = {title: [] for title in made}
-    for turn in range(rounds):
-        for title in list(made) if turn % 2 else reversed(made):
-            times[title].append(timed(made[title], steps[title])[0])
-    host = {title: round(min(timed(arm, HOST_STEPS)[1] for _ in range(5)), 2) for title, arm in made.items()}
-    return {title: summarized(ms) for title, ms in times.items()}, host
+        turns[title] = partial(timed, arm, max(5, min(400, int(TURN_MS / ms))))
+    return {
+        "milliseconds": {t: summarized([ms for ms, _ in found]) for t, found in in_turns(turns, rounds).items()},
+        "milliseconds_without_rest": {t: round(ms, 5) for t, (ms, _) in without_rest(turns).items()},
+        "host_microseconds": {t: round(min(timed(arm, HOST_STEPS)[1] for _ in range(5)), 2) for t, arm in made.items()},
+    }
 
 
 def release() -> None:
@@ -225,13 +226,15 @@ def table(report: Mapping[str, Any]) -> str:
         ms = {name: f["median"] for name, f in r["milliseconds"].items()}
         asked = f", asked {r['asked']}" if r["asked"] else ""
         lines.append(f"{r['title']}{asked}; {r.get('tflops', 0):.0f} TFLOP/s")
-        lines.append(f"    {'':26} {'ms':>8} {'ratio':>6} {'host us':>8} {'peak MiB':>9} {'workspaces too':>15}")
+        heads = f"{'ms':>8} {'ratio':>6} {'no rest':>8} {'host us':>8} {'peak MiB':>9} {'workspaces too':>15}"
+        lines.append(f"    {'':26} {heads}")
         first = next(iter(ms.values()), 1.0)
         for name, value in ms.items():
             without, whole = ("" if p[name] is None else f"{p[name]:.2f}"
                               for p in (r["peak_mib"], r["peak_with_workspaces_mib"]))  # fmt: skip
             shown = f"{without:>9} {whole:>15}"
-            lines.append(f"    {name:26} {value:8.4f} {value / first:6.2f} {r['host_microseconds'][name]:8.1f} {shown}")
+            figures = f"{r['milliseconds_without_rest'][name]:8.4f} {r['host_microseconds'][name]:8.1f}"
+            lines.append(f"    {name:26} {value:8.4f} {value / first:6.2f} {figures} {shown}")
         lines += [f"    FAILED {name}: {why}" for name, why in r["failed"].items()]
         for p in r.get("profile", [])[:14]:
             lines.append(f"      {p['microseconds']:9.2f} us  {p['count']:3} x {p['operator']}: {p['call']}")

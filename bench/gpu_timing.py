@@ -1,9 +1,10 @@
 """Timing of GPU work: results checked first, arms in turns in one process, several sets of inputs.
 
 An arm is launched repeatedly between two CUDA events on one stream, and its figure is the median over all
-turns. Plans of several launches run as CUDA graphs, as an Executor runs them; peers run as they are. The sets
-of inputs that an arm goes through are together larger than the L2 cache. A copy of 512 MiB takes its turns
-between the arms: its bandwidth is what others are compared with.
+turns; before each the card rests (turns.py), and products are timed without rest too. Plans of several launches
+run as CUDA graphs, as an Executor runs them; peers run as they are. The sets of inputs that an arm goes through
+are together larger than the L2 cache. A copy of 512 MiB takes its turns between the arms: its bandwidth is what
+others are compared with.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .gpu_jax import Jax, JaxArm
 from .harness import RESULTS, summarized, versions
+from .turns import in_turns, without_rest
 
 TURN_MS = 8.0  # what an arm runs in one turn
 L2_BYTES = 256 << 20  # four times an H200's cache: the sets of inputs are together larger
@@ -345,7 +348,8 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     if case.captured:
         arms = {name: [gpu.captured(calls, case.captured)] for name, calls in arms.items()}
     arms["copy"] = [gpu.copy]
-    times = _in_turns(gpu, torch, arms, rounds)
+    turns = turns_of(gpu, torch, arms)
+    times = in_turns(turns, rounds)
     for name in case.programs if case.captured else ():
         times[name] = [ms / case.captured for ms in times[name]]
     for plan in plans:
@@ -354,6 +358,7 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     return {
         "title": case.title, "nbytes": case.nbytes, "flops": case.flops, "sets": sets, "relative_error": errors,
         "remarks": remarks, "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+        "milliseconds_without_rest": without_rest(turns) if case.flops and not case.captured else {},
     }  # fmt: skip
 
 
@@ -389,10 +394,10 @@ def _distance(found: Any, exact: Any) -> float:
     return float(((found - exact) ** 2).sum()) ** 0.5 / max(float((exact**2).sum()) ** 0.5, 1e-300)
 
 
-def _in_turns(
-    gpu: Gpu, torch: Any, arms: Mapping[str, Sequence[Callable[[], Any]]], rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of every arm in every turn, after a warm-up that tells how often to repeat."""
+def turns_of(
+    gpu: Gpu, torch: Any, arms: Mapping[str, Sequence[Callable[[], Any]]]
+) -> dict[str, Callable[[], float]]:
+    """{arm: what gives milliseconds of one turn}, after a warm-up that tells how often to repeat."""
 
     def timed(calls: Sequence[Callable[[], Any]], repeats: int) -> float:
         if isinstance(calls[0], JaxArm):
@@ -403,19 +408,13 @@ def _in_turns(
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
             return gpu.milliseconds(calls, repeats)
 
-    repeats = {}
+    made = {}
     for name, calls in arms.items():
         timed(calls, 2 * len(calls))
         once = timed(calls, len(calls))
         wanted = min(400, int(TURN_MS / max(once, 1e-3)))
-        repeats[name] = max(1, round(wanted / len(calls))) * len(calls)
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    order = list(arms)
-    for turn in range(rounds):  # who runs first changes: after lighter work the GPU clocks higher for a while
-        for name in order if turn % 2 else reversed(order):
-            times[name].append(timed(arms[name], repeats[name]))
-        order = [*order[1:], order[0]]
-    return times
+        made[name] = partial(timed, calls, max(1, round(wanted / len(calls))) * len(calls))
+    return made
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -449,6 +448,10 @@ def table(report: Mapping[str, Any]) -> str:
             else f"{r['flops'] / first / 1e9:8.0f}"
         )
         lines.append(f"{r['title']:44} {first:9.4f} {ratios} {ends}")
+        if tired := r.get("milliseconds_without_rest"):
+            first = next(iter(tired.values()))
+            ratios = " ".join(f"{tired[name] / first:9.2f}" if name in tired else f"{'':9}" for name in others)
+            lines.append(f"{'    without rest':44} {first:9.4f} {ratios}")
     if copies:
         lines.append(f"copy {min(copies):.0f} to {max(copies):.0f} GB/s, read and write counted")
     return "\n".join(lines)
