@@ -32,7 +32,7 @@ def slots(queries=100, keys=77, heads=4, groups=2, width=64, dtype=BF16, layout=
 
 
 def test_plain_calls_are_taken():
-    for dtype, width, layout in itertools.product(("float16", "bfloat16"), (8, 64, 72, 128), ("bshd", "bhsd")):
+    for dtype, width, layout in itertools.product(("float16", "bfloat16"), (8, 64, 72, 128, 200, 256), ("bshd", "bhsd")):
         ins = slots(width=width, dtype=as_dtype(dtype), layout=layout)
         attrs = {**ATTRS, "layout": layout, "causal": True, "window": (5, 0)}
         assert attention_hopper.reasons(ins, attrs, "sm_90a") == []
@@ -43,7 +43,7 @@ def test_plain_calls_are_taken():
     [
         ({}, {}, "sm_80", "sm_90"),
         ({"dtype": np.dtype("float32")}, {}, "sm_90a", "16-bit"),
-        ({"width": 136}, {}, "sm_90a", "head dimensions 136"),
+        ({"width": 264}, {}, "sm_90a", "head dimensions 264"),
         ({"width": 60}, {}, "sm_90a", "head dimensions 60"),
         ({"value_width": 32}, {}, "sm_90a", "64 and 32"),
         ({}, {"dropout": 0.1}, "sm_90a", "dropped"),
@@ -129,7 +129,7 @@ def backward_scratch(queries, width, groups=1):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
 def test_kernels_compile_without_spills(width, dtype):
     ins = slots(width=width, dtype=as_dtype(dtype))
     sums = Buffer((2, 4, 100), np.dtype("float32"))

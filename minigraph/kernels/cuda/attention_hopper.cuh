@@ -18,10 +18,6 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     asm("cvt.rn." PTX_T "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
-__device__ __forceinline__ void unpack(float (&x)[2], u32 pair) {
-    x[0] = up(T{(unsigned short)(pair & 0xffff)});
-    x[1] = up(T{(unsigned short)(pair >> 16)});
-}
 __device__ __forceinline__ float over_quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -31,36 +27,48 @@ __device__ __forceinline__ float over_quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-
 // Address of a piece of 16 bytes of a row.
 __device__ __forceinline__ u32 piece_address(u32 tile, int rows, int row, int piece) {
     return tile + piece / 8 * rows * 128 + row * 128 + ((piece % 8 ^ row % 8) * 16);
 }
-// factor * the accumulators of a warpgroup (64 rows), or zeros where nothing was summed, to 16-bit rows in global memory,
-// through 64 rows of `tile`.
-__device__ __forceinline__ void store_rows(const float (&o)[HEAD / 2], bool summed, float factor, u32 tile, int barrier,
-                                           T* to, i64 stride, int count, int width) {
-    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+// factor[h] * the accumulators of a warpgroup, its rows below `count` and columns below `width`, to 16-bit rows from `to`
+// on, which is the first of this lane's two. Four lanes that share a row exchange what they hold: each writes 16 bytes.
+template <int N>
+__device__ __forceinline__ void store_results(const float (&o)[N], const float (&factor)[2], T* to, i64 stride, int count,
+                                              int width) {
+    const int lane = threadIdx.x % 4;
+    const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll
-    for (int j = 0; j < HEAD / 2; j += 2) {
-        const int r = warp * 16 + lane / 4 + (j % 4 / 2) * 8;
-        const u32 at = piece_address(tile, ROWS, r, j / 4) + lane % 4 * 4;
-        const u32 pair = summed ? pack(o[j] * factor, o[j + 1] * factor) : 0;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pair) : "memory");
-    }
-    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
-    for (int i = thread; i < 64 * HEAD / 8; i += 128) {
-        const int r = i / (HEAD / 8), piece = i % (HEAD / 8);
-        u32 x, y, z, w;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(piece_address(tile, ROWS, r, piece)));
-        if (r < count && piece * 8 < width)
-            *reinterpret_cast<uint4*>(to + r * stride + piece * 8) = make_uint4(x, y, z, w);
-    }
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int g = 0; g < N / 16; g++) {
+            u32 x[4];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                const int j = 16 * g + 4 * t + 2 * h;
+                x[t] = pack(o[j] * factor[h], o[j + 1] * factor[h]);
+            }
+#pragma unroll
+            for (int t = 0; t < 4; t += 2) {
+                const u32 found = __shfl_xor_sync(~0u, odd ? x[t] : x[t + 1], 1);
+                if (odd) x[t] = found;
+                else x[t + 1] = found;
+            }
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                const u32 found = __shfl_xor_sync(~0u, upper ? x[t] : x[t + 2], 2);
+                if (upper) x[t] = found;
+                else x[t + 2] = found;
+            }
+            const int column = 32 * g + 8 * lane;
+            if (8 * h < count && column < width)
+                *reinterpret_cast<uint4*>(to + 8 * h * stride + column) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
 }
 // `N` rows of one head, from `row` on.
 template <int N>
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap& map, u32 barrier, int row, int head, int batch) {
+#pragma unroll 1
     for (int c = 0; c < CHUNKS; c++) load_box(to + c * N * 128, map, barrier, c * 64, row, head, batch);
 }
 

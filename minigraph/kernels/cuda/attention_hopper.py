@@ -1,15 +1,18 @@
-"""Attention on Hopper's tensor cores: 16-bit floats, head dimensions up to 128, plain, causal or in a window.
+"""Attention on Hopper's tensor cores: 16-bit floats, head dimensions up to 256, plain, causal or in a window.
 
 As FlashAttention-3 divides it: tiles by the copy engine, products by wgmma, one warpgroup that loads and
-others that compute. Backward sums dK and dV in registers and dQ in float32 in global memory, where blocks add
-in a fixed order: results have the same bits in every run. Values and keys that a query does not see are
-multiplied by 0 in the tiles at the edge, so NaN and infinity there count, as in cuDNN and FlashAttention; what
-lies outside the arrays does not.
+others that compute. Forward's blocks stay and work through a list each, made here. Backward sums dK and dV in
+registers and dQ in float32 in global memory, where blocks add in a fixed order: results have the same bits in
+every run. Heads wider than 128 have three kernels instead, 8 products in place of 5, and sums in registers only.
+Values and keys that a query does not see are multiplied by 0 in the tiles at the edge, so NaN and infinity there
+count, as in cuDNN and FlashAttention; what lies outside the arrays does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +26,9 @@ ROWS, THREADS = 128, 384  # of a block of the backward kernel
 STAGES, Q_STAGES = 2, 3  # tiles in flight
 MOST_TOGETHER = 8  # heads whose blocks take turns: their arrays lie in the cache together
 UNBOUNDED = 1 << 29  # a window that reaches everywhere
-WIDEST = 128  # head dimension
+WIDEST = 256  # head dimension
+WALKED_BYTES = 16 << 20  # what the blocks of heads that run together read again and again: it stays in the cache
+TILE_COST = 0.7  # of beginning and ending a tile of queries, in tiles of keys
 
 
 class Shape(NamedTuple):
@@ -76,12 +81,12 @@ def scale_of(attrs: Mapping[str, Any], shape: Shape) -> float:
     return attrs["scale"] if attrs["scale"] is not None else max(shape.width, 1) ** -0.5
 
 
-def window_of(attrs: Mapping[str, Any], shape: Shape) -> tuple[np.int32, np.int32]:
+def window_of(attrs: Mapping[str, Any], shape: Shape) -> tuple[int, int]:
     """(low, high): query i sees keys i + low to i + high."""
     shift = shape.keys - shape.queries if attrs["bottom_right"] else 0
     left, right = attrs["window"] if attrs["window"] is not None else (UNBOUNDED, UNBOUNDED)
     right = min(right, 0) if attrs["causal"] else right
-    return i32(max(shift - left, -UNBOUNDED)), i32(min(shift + right, UNBOUNDED))
+    return max(shift - left, -UNBOUNDED), min(shift + right, UNBOUNDED)
 
 
 def strides_of(x: Buffer, layout: str) -> tuple[int, int, int]:
@@ -100,11 +105,11 @@ def _map(x: Buffer, layout: str, rows: int) -> TensorMap:
 
 
 def _source(
-    files: Sequence[str], dtype: np.dtype, head: int, step: int, groups: int, **stages: int
+    files: Sequence[str], dtype: np.dtype, head: int, step: int, groups: int, **more: Any
 ) -> str:  # fmt: skip
     name = CUDA_TYPES[dtype]
     instructions = [wgmma(step, name), wgmma(head, name, True, True), wgmma(64, name, False, True)]
-    numbers = {"HEAD": head, "STEP": step, "GROUPS": groups, **stages}
+    numbers = {"HEAD": head, "STEP": step, "GROUPS": groups, **more}
     defines = [("T", name), ("PTX_T", f'"{name}"'), *((k, str(n)) for k, n in numbers.items())]
     return hopper_source(instructions, defines, ["attention_hopper.cuh", *files])
 
@@ -113,35 +118,74 @@ def _strides(x: Buffer, layout: str) -> tuple[np.int64, ...]:
     return tuple(i64(n) for n in strides_of(x, layout))
 
 
-def forward_tiles(shape: Shape, attrs: Mapping[str, Any]) -> tuple[int, int]:
+def forward_tiles(shape: Shape, banded: bool) -> tuple[int, int]:
     """(warpgroups that compute 64 queries each, keys in a tile): the fastest of those measured on an H200."""
-    if shape.head == 64:
-        return 3, 128
-    low, high = window_of(attrs, shape)
-    return 2, 128 if min(-low, high) < UNBOUNDED and shape.keys <= 8192 else 176
+    if shape.head == 128:
+        return 2, 128 if banded and shape.keys < 4096 else 160
+    return {64: (3, 128), 192: (2, 112), 256: (2, 80)}[shape.head]
+
+
+def heads_together(shape: Shape, rows: int) -> int:
+    """How many heads' blocks run side by side, each walking over `rows` rows of two arrays."""
+    return max(1, WALKED_BYTES // (4 * rows * shape.head))
+
+
+@lru_cache(maxsize=64)
+def schedule(costs: tuple[float, ...], lines: int, together: int, blocks: int) -> np.ndarray:
+    """[rounds, blocks] numbers line * tiles + tile: what each block computes, one after the other, -1 behind the last.
+
+    costs  of the tiles of a line, those of a line alike; the most expensive is the last
+    Expensive tiles come first, of `together` lines at a time, each to the block that is done first.
+    """
+    tiles, blocks = len(costs), min(blocks, len(costs) * lines)
+    free = [(0.0, block) for block in range(blocks)]
+    lists: list[list[int]] = [[] for _ in range(blocks)]
+    for first in range(0, lines, together):
+        for tile in reversed(range(tiles)):
+            for line in range(first, min(first + together, lines)):
+                ready, block = free[0]
+                heapreplace(free, (ready + costs[tile], block))
+                lists[block].append(line * tiles + tile)
+    found = np.full((max(map(len, lists)) + 1, blocks), -1, np.int32)
+    for block, items in enumerate(lists):
+        found[: len(items), block] = items
+    return found
 
 
 def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """Out, and LogSumExp where it is wanted."""
     Q, K, V, Out, sums = ins["Q"], ins["K"], ins["V"], outs["Out"], outs.get("LogSumExp")
     shape, layout = shape_of(Q, K, attrs), attrs["layout"]
-    groups, step = forward_tiles(shape, attrs)
+    low, high = window_of(attrs, shape)
+    banded = min(-low, high) < UNBOUNDED
+    groups, step = forward_tiles(shape, banded)
     rows = 64 * groups
+    first = np.arange(blocks_for(shape.queries, rows)) * rows
+    begin = np.maximum(0, first + low) // step
+    end = np.maximum(begin, (np.minimum(shape.keys - 1, first + rows - 1 + high) + step) // step)
+    costs = tuple((end - begin + TILE_COST).tolist())
+    together = heads_together(shape, shape.keys) * shape.groups
+    lines = shape.batch * shape.heads
+    _, order = binder.table([], schedule(costs, lines, min(together, lines), binder.device.multiprocessors))
     args = (
         _map(Q, layout, rows), _map(K, layout, step), _map(V, layout, step), Out, sums if sums is not None else i64(0),
-        *map(i32, (shape.queries, shape.keys, shape.heads, shape.groups, shape.width)),
-        np.float32(scale_of(attrs, shape)), *window_of(attrs, shape), *_strides(Out, layout),
+        order, *map(i32, (len(costs), shape.queries, shape.keys, shape.heads, shape.groups, shape.width)),
+        np.float32(scale_of(attrs, shape)), i32(low), i32(high), *_strides(Out, layout),
     )  # fmt: skip
-    source = _source(["attention_hopper_forward.cu"], Q.dtype, shape.head, step, groups, STAGES=STAGES)
-    grid = blocks_for(shape.queries, rows), shape.heads, shape.batch
+    source = _source(
+        ["attention_hopper_forward.cu"], Q.dtype, shape.head, step, groups, STAGES=STAGES, BANDED=int(banded)
+    )  # fmt: skip
     shared = 1024 + 2 * shape.head * (rows + 2 * STAGES * step)
-    binder.launch_source(source, "attention_forward", grid, 128 + 128 * groups, *args, shared=shared)
+    blocks = min(binder.device.multiprocessors, len(costs) * lines)
+    binder.launch_source(source, "attention_forward", blocks, 128 + 128 * groups, *args, shared=shared)
 
 
 def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """Q_grad, K_grad and V_grad; what is not wanted is computed into scratch, or not at all."""
     Q, K, V, Out, grad = ins["Q"], ins["K"], ins["V"], ins["Out"], ins["Out_grad"]
     shape, layout = shape_of(Q, K, attrs), attrs["layout"]
+    if shape.head > 128:
+        return _wide_backward(binder, ins, outs, attrs)
     step = 8192 // shape.head  # a tile of dQ has so many rows
     tiles = blocks_for(shape.queries, step)
     padded, lines, key_heads = tiles * step, shape.batch * shape.heads, shape.heads // shape.groups
@@ -166,7 +210,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers, sums,
         turns, k_grad, v_grad,
         *map(i32, (shape.queries, padded, shape.keys, shape.heads, shape.groups, shape.width)), scale,
-        *window_of(attrs, shape), i32(shape.batch * key_heads), i32(together), *_strides(K, layout),
+        *map(i32, (*window_of(attrs, shape), shape.batch * key_heads, together)), *_strides(K, layout),
         *_strides(V, layout),
     )  # fmt: skip
     blocks = blocks_for(shape.keys, ROWS) * key_heads * shape.batch
@@ -178,3 +222,63 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
         args = sums, turns, outs["Q_grad"], *sizes, *_strides(Q, layout)
         binder.launch_source(source, "attention_finish", (tiles, shape.heads, shape.batch), 256, *args)
+
+
+class Gradient(NamedTuple):
+    """A kernel of wide heads: its tile of columns, and how many tiles of both walked arrays are in flight."""
+
+    step: int
+    late: int
+    other: int
+
+
+GRADIENTS = {
+    256: {"QUERY": Gradient(32, 3, 3), "KEY": Gradient(32, 3, 3), "VALUE": Gradient(80, 2, 2)},
+    192: {"QUERY": Gradient(64, 2, 2), "KEY": Gradient(64, 2, 2), "VALUE": Gradient(96, 2, 2)},
+}
+
+
+def _wide_backward(
+    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+) -> None:  # fmt: skip
+    """backward() of heads wider than 128; what is not wanted is not computed."""
+    Q, K, V, Out, grad = ins["Q"], ins["K"], ins["V"], ins["Out"], ins["Out_grad"]
+    shape, layout = shape_of(Q, K, attrs), attrs["layout"]
+    low, high = window_of(attrs, shape)
+    lines, key_lines = shape.batch * shape.heads, shape.batch * shape.heads // shape.groups
+    padded = blocks_for(shape.queries, ROWS) * ROWS + ROWS  # tiles of all kernels end before
+    numbers = binder.scratch((2, lines, padded), np.dtype("float32"))
+    walks = {  # own rows and those of the slopes; walked rows that weights add up, the others; sizes, window
+        "QUERY": (Q, grad, K, V, shape.queries, shape.keys, lines, low, high),
+        "KEY": (K, V, Q, grad, shape.keys, shape.queries, key_lines, -high, -low),
+        "VALUE": (K, K, grad, Q, shape.keys, shape.queries, key_lines, -high, -low),
+    }
+    prepared = False
+    for (kind, walk), slot in zip(walks.items(), ("Q_grad", "K_grad", "V_grad"), strict=True):
+        to = outs.get(slot)
+        if to is None:
+            continue
+        own, slopes, late, other, count, walked, own_lines, least, most = walk
+        cut = GRADIENTS[shape.head][kind]
+        source = _source(
+            ["attention_hopper_wide.cu"], Q.dtype, shape.head, cut.step, 2, KIND=kind, LATE=cut.late, OTHER=cut.other
+        )  # fmt: skip
+        if not prepared:
+            args = (
+                Out, grad, ins["LogSumExp"], numbers, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
+                *_strides(Out, layout), *_strides(grad, layout),
+            )  # fmt: skip
+            binder.launch_source(source, "attention_wide_prepare", (padded // 8, shape.heads, shape.batch), 256, *args)
+            prepared = True
+        blocks = blocks_for(count, ROWS)
+        together = min(heads_together(shape, walked), own_lines)
+        args = (
+            _map(own, layout, ROWS), _map(slopes, layout, ROWS), _map(late, layout, cut.step),
+            _map(other, layout, cut.step), numbers, to,
+            *map(i32, (count, walked, padded, shape.heads, shape.groups, shape.width)),
+            np.float32(scale_of(attrs, shape)), *map(i32, (least, most, blocks, own_lines, together)),
+            *_strides(to, layout),
+        )  # fmt: skip
+        tiles = ROWS * (1 if kind == "VALUE" else 2) + (cut.late + cut.other) * cut.step
+        shared = 2 * shape.head * tiles + 8 * cut.late * cut.step * (kind != "QUERY") + 256
+        binder.launch_source(source, "attention_wide_backward", blocks * own_lines, THREADS, *args, shared=shared)

@@ -5,11 +5,28 @@
 //
 // Blocks add to a tile of sums in the order of their keys, so results have the same bits in every run. They take
 // tickets: a block waits only for such as took theirs before, so none waits for a block that cannot start.
+//
+// P weighs dOut in 16 bits, but dS comes from more of it: bfloat16's 8 bits alone would double the error of dQ. There are
+// no registers for floats, so float16 of 2^15 P waits, whose small numbers are not subnormal; sums are 2^15 larger.
+template <class U> constexpr bool NEEDS_FINER = false;
+template <> constexpr bool NEEDS_FINER<bf16> = true;
+constexpr bool FINER = NEEDS_FINER<T>;
+constexpr float SHIFT = FINER ? 15 : 0, UNSHIFT = FINER ? 1.0f / 32768 : 1;
 constexpr u32 SLOPE_BYTES = STEP * ROWS * 2, NUMBER_BYTES = STEP * 8, SUM_FLOATS = STEP * HEAD;
 constexpr u32 SUM_BYTES = SUM_FLOATS * 4;
 
-// Per query: lse in base 2 (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out): for each
-// tile of STEP queries first the ones, then the others. Nobody has added to dQ yet.
+__device__ __forceinline__ u32 pack_half(float low, float high) {
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+__device__ __forceinline__ void unpack_half(float (&x)[2], u32 pair) {
+    x[0] = up(f16{(unsigned short)(pair & 0xffff)});
+    x[1] = up(f16{(unsigned short)(pair >> 16)});
+}
+
+// Per query: lse in base 2 less SHIFT (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out): for
+// each tile of STEP queries first the ones, then the others. Nobody has added to dQ yet.
 extern "C" __global__ void attention_prepare(const T* out, const T* dout, const float* lse, float* numbers, u32* turns,
     int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
     i64 dout_batch, i64 dout_head, i64 dout_row) {
@@ -30,7 +47,7 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
         const i64 line = i64(batch) * heads + head;
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
         float* to = numbers + 2 * (line * padded + row / STEP * STEP) + row % STEP;
-        to[0] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E;
+        to[0] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E - SHIFT;
         to[STEP] = sum;
         if (row % STEP == 0) turns[1 + line * (padded / STEP) + row / STEP] = 0;
         if (row == 0 && line == 0) turns[0] = 0;
@@ -177,7 +194,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
         const int own_first = first_key + part * 64, key = own_first + warp * 16 + lane / 4;
         const u32 own_k = at.k + part * 64 * 128, own_v = at.v + part * 64 * 128;
         const float c = scale * LOG2E;
-        u32 p[STEP / 4], ds[STEP / 4];
+        u32 p[STEP / 4], finer[STEP / 4], ds[STEP / 4];
         float s[STEP / 2], dp[STEP / 2], dq[32], dk_sum[HEAD / 2], dv_sum[HEAD / 2];
 #pragma unroll
         for (int j = 0; j < HEAD / 2; j++) dk_sum[j] = dv_sum[j] = 0;
@@ -207,8 +224,11 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                 load_pair(base, own_numbers + j / 4 * 32);
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[j + e] = exp2_fast(s[j + e] * c - base[e % 2]);
-                p[j / 2] = pack(s[j], s[j + 1]);
-                p[j / 2 + 1] = pack(s[j + 2], s[j + 3]);
+#pragma unroll
+                for (int e = 0; e < 4; e += 2) {
+                    p[(j + e) / 2] = pack(s[j + e], s[j + e + 1]);
+                    if (FINER) finer[(j + e) / 2] = pack_half(s[j + e], s[j + e + 1]);
+                }
             }
         };
         auto values = [&](int i) {
@@ -223,12 +243,14 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
             keep(dp);
 #pragma unroll
             for (int j = 0; j < STEP / 2; j += 4) {
-                float shift[2], above[2], below[2];  // P as dV saw it: held in 16 bits meanwhile
+                float shift[2];
                 load_pair(shift, own_numbers + j / 4 * 32);
-                unpack(above, p[j / 2]);
-                unpack(below, p[j / 2 + 1]);
-                ds[j / 2] = pack(above[0] * (dp[j] - shift[0]), above[1] * (dp[j + 1] - shift[1]));
-                ds[j / 2 + 1] = pack(below[0] * (dp[j + 2] - shift[0]), below[1] * (dp[j + 3] - shift[1]));
+#pragma unroll
+                for (int e = 0; e < 4; e += 2) {
+                    float x[2];
+                    unpack_half(x, (FINER ? finer : p)[(j + e) / 2]);
+                    ds[(j + e) / 2] = pack(x[0] * (dp[j + e] - shift[0]), x[1] * (dp[j + e + 1] - shift[1]));
+                }
             }
             const u32 to = at.slopes + i % 2 * SLOPE_BYTES + part * STEP * 128;
 #pragma unroll
@@ -300,11 +322,11 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
             keep(dk_sum);
             give_sums(i);
         }
-        asm volatile("bar.sync 3, 256;" ::: "memory");  // both are done with all keys
-        T* to_k = dk + walk.batch * dk_batch + walk.key_head * dk_head + own_first * dk_row;
-        T* to_v = dv + walk.batch * dv_batch + walk.key_head * dv_head + own_first * dv_row;
-        store_rows(dk_sum, steps > 0, scale, own_k, part + 1, to_k, dk_row, keys - own_first, width);
-        store_rows(dv_sum, steps > 0, 1, own_v, part + 1, to_v, dv_row, keys - own_first, width);
+        const float k_factor[2] = {scale * UNSHIFT, scale * UNSHIFT}, v_factor[2] = {UNSHIFT, UNSHIFT};
+        T* to_k = dk + walk.batch * dk_batch + walk.key_head * dk_head + key * dk_row;
+        T* to_v = dv + walk.batch * dv_batch + walk.key_head * dv_head + key * dv_row;
+        store_results(dk_sum, k_factor, to_k, dk_row, keys - key, width);
+        store_results(dv_sum, v_factor, to_v, dv_row, keys - key, width);
     }
 }
 
@@ -317,6 +339,7 @@ extern "C" __global__ __launch_bounds__(256) void attention_finish(const float* 
     const i64 tile = (i64(batch) * heads + head) * gridDim.x + blockIdx.x;
     const float4* from = reinterpret_cast<const float4*>(sums + tile * SUM_FLOATS) + part * (SUM_FLOATS / 8) + thread;
     const bool any = turns[1 + tile] > 0;
+    scale *= UNSHIFT;
     const int row = thread / 32 * 16 + lane / 4 + (HEAD == 64 ? part * 64 : 0);
     const int column = lane % 4 * 2 + (HEAD == 64 ? 0 : part * 64);
 #pragma unroll
