@@ -38,9 +38,13 @@ class compiled:
 
     def __call__(self, *args: Any) -> None:
         number = args[0].dtype.type
+        self.code()(*[number(a) if isinstance(a, float) else a for a in args])
+
+    def code(self) -> Callable[..., None]:
+        """What runs: machine code, or the loop itself; the caller gives it numbers of the arrays' dtype."""
         if self.machine_code is None:
             self.machine_code = _compile(self.loop)
-        self.machine_code(*[number(a) if isinstance(a, float) else a for a in args])
+        return self.machine_code
 
 
 def _compile(loop: Callable[..., None]) -> Callable[..., None]:

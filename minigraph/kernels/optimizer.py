@@ -49,7 +49,7 @@ def _fused(op_type: str) -> Kernel:
 
     def kernel(*inputs: Any, out: Sequence[Any] | None = None, **attrs: Any) -> Any:
         given = {
-            slot: [a] if slot in SHARED else list(a)
+            slot: [a] if slot in SHARED else a
             for slot, a in zip(slots.inputs, inputs, strict=False) if a is not None
         }  # fmt: skip
         targets = {slot: o for slot, o in zip(slots.updated, out or (), strict=False) if o is not None}
@@ -83,7 +83,7 @@ def _update(op_type: str, given: Lists, attrs: Mapping[str, Any], out: Mapping[s
         _adapted(update, flat, numbers, scale, coeff)
     for column, changed in zip(columns[1:], flat[1:], strict=True):
         for result, f in zip(column, changed, strict=True):
-            if not result.flags.c_contiguous:  # then its flat form is a copy
+            if f.base is None:  # a copy, of what is not contiguous
                 result[...] = f.reshape(result.shape)
     if "MasterParam" in results:
         for p, master in zip(results["Param"], results["MasterParam"], strict=True):
@@ -115,7 +115,8 @@ def _over_blocks(
     Machine code reads each array once, NumPy needs blocks that stay in cache.
     """
     ends = list(itertools.accumulate(a.size for a in columns[0]))
-    typed = {n: tuple(map(columns[0][0].dtype.type, n)) for n in set(numbers)}  # once, not for each block
+    typed = {n: tuple(map(columns[0][0].dtype.type, n)) for n in set(numbers)}
+    code = loop.code()
 
     def on_block(start: int, stop: int) -> None:
         i = bisect.bisect_right(ends, start)
@@ -127,11 +128,11 @@ def _over_blocks(
                 parts[0] = parts[0] * scale
             if coeff:
                 parts[0] = parts[0] + parts[1] * coeff
-            loop(*parts, *typed[numbers[i]])
+            code(*parts, *typed[numbers[i]])
             start, i = end, i + 1
 
     size = ends[-1] if ends else 0
-    if loop.machine_code is not loop.loop:
+    if code is not loop.loop:
         for_shares(size, on_block)
     else:
         for_blocks(size, BLOCK, on_block)

@@ -1,11 +1,14 @@
 """Work on an array in blocks, spread over the cores that this process may use.
 
 NumPy releases the interpreter lock inside its loops, so threads compute at the same time while
-each block is large enough. The calling thread works too; helpers take what it has not begun.
+each block is large enough. The calling thread works too; helpers take what it has not begun, on
+other cores: a scheduler may leave both on one for longer than the work takes.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +25,14 @@ PATIENCE = 2e-4  # seconds
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _other_cores() -> set[int]:
+    """The cores of this process without the one that runs the caller; none where the system does not say."""
+    return os.sched_getaffinity(0) - {_this_core()} if _this_core is not None else set()
+
+
+_this_core = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
 
 
 def for_blocks(size: int, block: int, body: Body) -> None:
@@ -42,16 +53,17 @@ def for_blocks(size: int, block: int, body: Body) -> None:
 def for_shares(size: int, body: Body) -> None:
     """Likewise for a body that is as fast on any number of elements.
 
-    Helpers begin late and cores differ: four fifths are dealt out first, then of the rest, so that all end together.
+    Helpers begin late and cores differ: seven eighths are dealt out first, the rest in smaller shares, so that all end
+    together. More of them would cost more than they gain: each begins with some 10 us of Python.
     """
     threads = min(cores(), -(-size // SMALLEST))
-    spans, start = [], 0
-    while start < size:
-        share = max(SMALLEST, (size - start) * 4 // (5 * threads) // 64 * 64) if threads > 1 else size
-        for _ in range(threads):
-            spans.append((start, min(start + share, size)))
-            start = spans[-1][1]
-    _run([span for span in spans if span[0] < span[1]], threads, body)
+    if threads <= 1:
+        return body(0, size) if size else None
+    large = size * 7 // (8 * threads) // 64 * 64
+    small = max(SMALLEST, size // (16 * threads) // 64 * 64)
+    starts = [large * i for i in range(threads)]
+    starts += [*range(large * threads, size, small), size]
+    _run(list(itertools.pairwise(starts)), threads, body)
 
 
 def _run(blocks: Sequence[tuple[int, int]], threads: int, body: Body) -> None:
@@ -70,9 +82,9 @@ def _run(blocks: Sequence[tuple[int, int]], threads: int, body: Body) -> None:
     if threads <= 1:
         return work()
     # a copy of the context for each: np.errstate of the caller holds in helpers too
-    tasks = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)]
+    tasks, others = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)], _other_cores()
     for helper, task in zip(_hired(len(tasks)), tasks, strict=False):
-        helper.begin(task)
+        helper.begin(task, others)
     try:
         work()
     finally:
@@ -111,12 +123,16 @@ class _Helper(Thread):
 
     def __init__(self) -> None:
         super().__init__(name="minigraph", daemon=True)
-        self.wake, self.task = Lock(), None
+        self.wake, self.task, self.cores = Lock(), None, set()
         self.wake.acquire()
         self.start()
 
-    def begin(self, task: _Task) -> None:
+    def begin(self, task: _Task, cores: set[int]) -> None:
+        """Run a task, on one of these cores if there are any."""
         self.task: _Task | None = task
+        if cores and cores != self.cores and self.native_id is not None:
+            os.sched_setaffinity(self.native_id, cores)
+            self.cores: set[int] = cores
         self.wake.release()
 
     def run(self) -> None:
