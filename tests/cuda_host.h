@@ -197,6 +197,7 @@ static inline unsigned __ballot_sync(unsigned, int x) {
 
 template <class X> static X atomicAdd(X* p, X x) { X old = *p; *p = old + x; return old; }
 template <class X> static X atomicCAS(X* p, X expected, X x) { X old = *p; if (old == expected) *p = x; return old; }
+template <class X> static X atomicOr(X* p, X x) { X old = *p; *p = old | x; return old; }
 template <class X> static X atomicMax(X* p, X x) { X old = *p; if (x > old) *p = x; return old; }
 template <class X> static X atomicMin(X* p, X x) { X old = *p; if (x < old) *p = x; return old; }
 
