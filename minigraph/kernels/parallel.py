@@ -7,14 +7,13 @@ other cores: a scheduler may leave both on one for longer than the work takes.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
-from threading import Lock, Thread
+from threading import Lock, Thread, local
 
 Body = Callable[[int, int], None]
 
@@ -27,12 +26,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _other_cores() -> set[int]:
-    """The cores of this process without the one that runs the caller; none where the system does not say."""
-    return os.sched_getaffinity(0) - {_this_core()} if _this_core is not None else set()
+class _Caller(local):
+    """A thread that asks for help, and the core it runs on."""
 
+    def __init__(self) -> None:
+        path = "/proc/thread-self/stat"  # stays that of the thread that opened it
+        self.stat = open(path, "rb", buffering=0) if os.path.exists(path) else None  # noqa: SIM115
 
-_this_core = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+    def other_cores(self) -> set[int]:
+        """The cores of this process without the caller's; none where the system does not say."""
+        if self.stat is None:
+            return set()
+        numbers = os.pread(self.stat.fileno(), 1024, 0).rpartition(b")")[2].split()
+        return os.sched_getaffinity(0) - {int(numbers[36])}  # field 39 of proc_pid_stat(5)
 
 
 def for_blocks(size: int, block: int, body: Body) -> None:
@@ -82,7 +88,7 @@ def _run(blocks: Sequence[tuple[int, int]], threads: int, body: Body) -> None:
     if threads <= 1:
         return work()
     # a copy of the context for each: np.errstate of the caller holds in helpers too
-    tasks, others = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)], _other_cores()
+    tasks, others = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)], _caller.other_cores()
     for helper, task in zip(_hired(len(tasks)), tasks, strict=False):
         helper.begin(task, others)
     try:
@@ -151,6 +157,7 @@ class _Helper(Thread):
             task.ended.release()
 
 
+_caller = _Caller()
 _idle: list[_Helper] = []
 _helpers: list[_Helper] = []
 
@@ -170,8 +177,10 @@ def _hired(wanted: int) -> list[_Helper]:
 
 
 def _forget() -> None:
+    global _caller
     _idle.clear()
     _helpers.clear()
+    _caller = _Caller()
 
 
 if hasattr(os, "register_at_fork"):
