@@ -7,14 +7,15 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from .errors import MinigraphError
-from .kernels.cuda.binder import Binder, Call, Copy, Device, HostCall
+from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer
+from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
@@ -23,6 +24,7 @@ from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
 from .types import TensorType
 
+AS_RECORDED = Settling()
 SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
 
 
@@ -44,14 +46,14 @@ class BoundProgram:
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
         device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
-        settle: Callable[[Sequence[Call]], list[Call]] = list, tf32: bool = False,
+        settling: Settling = AS_RECORDED, tf32: bool = False,
     ) -> None:  # fmt: skip
-        """`settle` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
-        self.program, self.options, self.settle = program, options, settle
+        """`settling` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
+        self.program, self.options, self.settle = program, options, settling.settle
         self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
         self.binder = Binder(
             device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
-            autotune=options.autotune,
+            autotune=options.autotune, sure=settling.sure,
         )  # fmt: skip
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []

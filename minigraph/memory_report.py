@@ -154,9 +154,9 @@ def _bound(
     if not cuda.is_available() or place.device_id >= cuda.device_count():
         return BoundProgram(program, feeds, fetches, options=options, tf32=tf32)
     runtime = cuda.runtime(place)
-    settle = runtime.settling(tf32, options.autotune)
+    settling = runtime.settling(tf32, options.autotune)
     return BoundProgram(
-        program, feeds, fetches, device=runtime.device, options=options, settle=settle, tf32=tf32
+        program, feeds, fetches, device=runtime.device, options=options, settling=settling, tf32=tf32
     )
 
 

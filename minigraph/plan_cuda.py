@@ -65,8 +65,8 @@ class CudaPlan:
         seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
-        settle = runtime.settling(tf32, options.autotune)
-        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settle, tf32)
+        settling = runtime.settling(tf32, options.autotune)
+        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
         self.schedule, self.program = self.bound.schedule, program
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take

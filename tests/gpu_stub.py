@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,18 @@ import cuda_host
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.binder import Binder, Call, Choice, Device, Foreign, Gemm, HostCall, Part
+from minigraph.kernels.cuda.binder import (
+    Binder,
+    Call,
+    Choice,
+    Device,
+    Foreign,
+    Gemm,
+    HostCall,
+    Part,
+)
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import Algorithm, settled
+from minigraph.kernels.cuda.workspace import Algorithm, Settling, settled, settling
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, float64
@@ -107,7 +116,7 @@ class StubRuntime:
             whole[:nbytes].view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
         )
 
-    def settling(self, tf32: bool, autotune: bool = False) -> Callable[[Sequence[Call]], list[Call]]:
+    def settling(self, tf32: bool, autotune: bool = False) -> Settling:
         """Products of NumPy need no workspace; some is reserved to see that nobody writes there."""
 
         def chosen(call: Gemm | Foreign) -> Algorithm:
@@ -115,7 +124,7 @@ class StubRuntime:
                 return Algorithm(call.graph.planned(self.device.index).nbytes)
             return Algorithm(64, b"NumPy")
 
-        return partial(settled, chosen=chosen, every=bool(self.variant))
+        return Settling(partial(settled, chosen=chosen, every=True)) if self.variant else settling(chosen)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         binder.write_tables(self)

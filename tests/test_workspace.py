@@ -12,7 +12,7 @@ from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.kernels.cuda.workspace import Algorithm, settled
+from minigraph.kernels.cuda.workspace import Algorithm, Settling, settled, settling
 from minigraph.memory_report import memory_report
 from minigraph.options import DEFAULT
 from minigraph.program import Program
@@ -103,8 +103,8 @@ def product_of_rows():
 
 def test_the_layout_has_no_more_than_is_needed():
     full, fitted = (
-        BoundProgram(*product_of_rows(), [], settle=settle)
-        for settle in (list, partial(settled, chosen=lambda call: Algorithm(3 * MIB, b"")))
+        BoundProgram(*product_of_rows(), [], settling=own)
+        for own in (Settling(), settling(lambda call: Algorithm(3 * MIB, b"")))
     )
     assert full.arena_bytes - fitted.arena_bytes == (32 - 3) * MIB
     assert all(isinstance(c, Gemm) for c in fitted.binder.calls)
@@ -118,8 +118,8 @@ def test_scratch_of_variants_that_do_not_run_has_no_memory():
     out, _ = g.fused_gemm_epilogue(x, w, b, activation="none")
     g.fused_gemm_epilogue_grad(out, x, w, needs={"DX", "DY", "DBias"})
     types = {v.name: v.type for v in (x, w, b)}
-    settle = partial(settled, chosen=lambda call: Algorithm(0, b""))
-    bound = BoundProgram(program, types, [], settle=settle)
+    own = Settling(partial(settled, chosen=lambda call: Algorithm(0, b"")))
+    bound = BoundProgram(program, types, [], settling=own)
     assert not any(isinstance(c, Choice) for c in bound.binder.calls)
     values = {id(buffer) for buffer in bound.buffers}
     touched = {id(b) for call in bound.binder.calls for b in order.touched(call)}

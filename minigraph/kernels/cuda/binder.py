@@ -183,6 +183,7 @@ class Binder:
     number: int = 0  # of the operator among those of its program
     reference: Callable[..., Any] | None = None  # its NumPy definition
     workspace: Buffer | None = None  # of the products that are recorded now, if they share one
+    sure: Callable[[Sequence[Call]], bool] = lambda calls: False  # whether calls will run: workspace.py
 
     def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
@@ -278,12 +279,14 @@ class Binder:
         self.calls.append(Foreign(graph, operands, self.scratch((0,), np.uint8)))
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
-        """Record several ways to compute the same; one of them must suit every shape."""
+        """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""
         choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
         self.workspace = workspace or self.scratch((0,), np.uint8)  # of the one that runs
         for name, record in variants.items():
             self.calls = choice.variants[name] = []
             record()
+            if self.sure(self.calls):
+                break
         self.calls, self.workspace = calls, workspace
         self.calls.append(choice)
 

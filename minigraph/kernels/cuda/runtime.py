@@ -32,8 +32,8 @@ from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
-from .tune import Tuner, described, lies_as_assumed, unplaced
-from .workspace import Algorithm, settled
+from .tune import Tuner, lies_as_assumed, question, unplaced
+from .workspace import Algorithm, Settling, settled, settling
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
@@ -90,10 +90,10 @@ class Runtime:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
-    def settling(self, tf32: bool, autotune: bool = False) -> Callable[[Sequence[Call]], list[Call]]:
-        """A function that chooses variants, algorithms and workspaces of recorded calls, see workspace.py."""
+    def settling(self, tf32: bool, autotune: bool = False) -> Settling:
+        """What chooses variants, algorithms and workspaces of recorded calls, see workspace.py."""
         tuner = Tuner(Lab(self, tf32)) if autotune else None
-        known: dict[str, Algorithm | None] = {}
+        known: dict[Any, Algorithm | None] = {}
 
         def chosen(call: Gemm | Foreign) -> Algorithm | None:
             if isinstance(call, Foreign):
@@ -101,10 +101,10 @@ class Runtime:
                     return Algorithm(self.planned(call.graph).nbytes)
                 except PlaceError:
                     return None
-            twin = unplaced(call)
-            key = str(described(twin))
+            key = question(call)
             if key not in known:
                 try:
+                    twin = unplaced(call)
                     plan = LtPlan(self.handle, twin, tf32, tuner.algorithm(twin) if tuner else None)
                     found = Algorithm(plan.needed, plan.algorithm)
                     if call.epilogue == "RELU_BIAS" and not plan.accepted:  # the first that keeps a NaN will run
@@ -119,9 +119,11 @@ class Runtime:
             for call in found:
                 if isinstance(call, Foreign):
                     self.planned(call.graph)  # where it cannot be, the error names the operator
-            return found if tuner is None else [tuner.decided(c, self.planned) for c in found]
+            if tuner is None:
+                return found
+            return settled([tuner.decided(c, self.planned) for c in found], chosen, every=True)
 
-        return settle
+        return Settling(settle) if autotune else settling(chosen)._replace(settle=settle)
 
     def planned(self, graph: Any) -> Any:
         """A graph of another library, planned for this GPU; a PlaceError where it cannot be."""

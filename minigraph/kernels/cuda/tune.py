@@ -119,11 +119,11 @@ class Tuner:
         return times[0][0], "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
 
     def decided(self, choice: Call, planned: Callable[[Any], Any]) -> Call:
-        """Of a choice with another library's graphs its fastest variant alone, so that none keeps memory for others.
+        """Of a choice its fastest variant alone, so that none keeps memory for others; of choices inside, too.
 
-        planned   plans a graph, or raises a PlaceError
+        planned   plans another library's graph, or raises a PlaceError
         """
-        if not isinstance(choice, Choice) or not any(isinstance(c, Foreign) for c in every_call([choice])):
+        if not isinstance(choice, Choice):
             return choice
         names, remarks = [], []
         for name, calls in choice.variants.items():
@@ -131,14 +131,19 @@ class Tuner:
                 for call in calls:
                     if isinstance(call, Foreign):
                         planned(call.graph)
+                    elif isinstance(call, Gemm):
+                        self.algorithm(unplaced(call))
                 names.append(name)
-            except PlaceError as why:
-                remarks.append(f"not by {name}: {why.fact}")
+            except (PlaceError, Unsupported) as why:
+                remarks.append(f"not by {name}: {getattr(why, 'fact', why)}")
+        if not names:
+            return choice
         best = names[0]
         if len(names) > 1:
             best, timed = self.variant(unplaced(choice), names)
             remarks.append(timed)
-        return replace(choice, variants={best: choice.variants[best]}, remark="; ".join(remarks))
+        calls = [self.decided(call, planned) for call in choice.variants[best]]
+        return replace(choice, variants={best: calls}, remark="; ".join(remarks))
 
     def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
         with self.lab.twins([choice]) as (twin,):
@@ -255,12 +260,30 @@ def unplaced(call: Any) -> Any:
     return moved(call, {id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
+def question(call: Gemm) -> tuple[Any, ...]:
+    """What the library's answer about a product depends on: sizes, types and how operands lie in `unplaced`."""
+    room = call.workspace.nbytes if call.workspace else 0
+    return (
+        call.m, call.n, call.k, call.trans_a, call.trans_b, call.epilogue, call.aux_ld, call.beta, call.batch,
+        call.strides, room, *((b.dtype, _assumed(b)) for b in _operands(call)),
+    )  # fmt: skip
+
+
 def lies_as_assumed(call: Gemm) -> bool:
     """Whether operands lie as well as those of `unplaced`: what was chosen then can run."""
-    operands, assumed = (
-        [alignment(b.address) for b in (c.a, c.b, c.c, c.bias, c.aux) if b is not None] for c in (call, unplaced(call))
-    )
-    return all(a >= b for a, b in zip(operands, assumed, strict=True))
+    return all(alignment(b.address) >= _assumed(b) for b in _operands(call))
+
+
+def _operands(call: Gemm) -> list[Buffer]:
+    return [b for b in (call.a, call.b, call.c, call.bias, call.aux) if b is not None]
+
+
+def _assumed(buffer: Buffer) -> int:
+    """The alignment of a buffer whose owner lies as well as any."""
+    offset = 0
+    while buffer.owner is not None:
+        offset, buffer = offset + buffer.offset, buffer.owner
+    return alignment(ANYWHERE + offset)
 
 
 # on disk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from .binder import Call, Choice, Foreign, Gemm, every_call
@@ -19,6 +20,28 @@ class Algorithm(NamedTuple):
 Product = Gemm | Foreign
 Chosen = Callable[[Product], Algorithm | None]
 UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
+
+
+class Settling(NamedTuple):
+    """What a BoundProgram asks about the calls of an operator; by default they stay as they are recorded.
+
+    settle   which of them will run: `settled`
+    sure     whether these will, so that no other way to compute the same needs to be recorded
+    """
+
+    settle: Callable[[Sequence[Call]], list[Call]] = list
+    sure: Callable[[Sequence[Call]], bool] = lambda calls: False
+
+
+def settling(chosen: Chosen) -> Settling:
+    """By the algorithms that a library chooses, where nothing is timed."""
+    return Settling(partial(settled, chosen=chosen), partial(will_run, chosen=chosen))
+
+
+def will_run(calls: Sequence[Call], chosen: Chosen) -> bool:
+    """Whether a variant that comes first is the one that runs: the library has all that it needs."""
+    products = [c for c in every_call(calls) if isinstance(c, Product)]
+    return all(getattr(c, "epilogue", "") not in UNSURE and chosen(c) is not None for c in products)
 
 
 def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[Call]:
