@@ -95,7 +95,8 @@ class GraphBuilder(GradNeeds):
             scope_name=self.like.scope_name, rewriter=self.rewriter,
         )  # fmt: skip
         problem = self.graph.order_problem(op.rank, op.input_vars)
-        require(not problem, f"{op_type} cannot stand here: {problem}")
+        if problem:
+            raise Refused(f"{op_type} cannot stand here: {problem}")
         self.emitted.append(self.graph.add_op(op))
         results = [
             (outputs.get(s.name, []) if s.variadic else outputs.get(s.name, [None])[0]) for s in opdef.outputs
@@ -198,11 +199,13 @@ class _Rewrite:
         inside = {*self.old, *self.grads}
         inner = [v for op in ops for v in op.output_vars if not any(v is k for k in kept)]
         for v in inner:
-            require(v.pinned is None, f"{v.name} is {v.pinned}, the fused operator would not produce it")
+            if v.pinned is not None:
+                raise Refused(f"{v.name} is {v.pinned}, the fused operator would not produce it")
             for reader in v.consumers:
-                if reader not in inside:
-                    require(not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}")
-            require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+                if reader not in inside and reader.reads_values_of(v):
+                    raise Refused(f"{v.name} is also read by {reader.label()}")
+            if v.version or v.next_version is not None:
+                raise Refused(f"{v.name} is updated in place")
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
@@ -251,24 +254,22 @@ class _Rewrite:
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:
                             continue
-                        require(
-                            v not in outgoing, f"{v.name} enters {self.rule.name} twice or is differentiated twice"
-                        )
+                        if v in outgoing:
+                            raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
                         outgoing[v] = out_grad
         entering = [v for op in self.old for v in op.input_vars]
         for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
-            once = sum(x is v for x in entering) == 1
-            require(once, f"{v.name} enters {self.rule.name} twice or is differentiated twice")
+            if sum(x is v for x in entering) != 1:
+                raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
         result = self.kept[0]
         require(len(incoming) == 1, f"{len(incoming)} gradients flow into {result.name}, wanted one")
         for grad in self.grads:
-            require(
-                grad.forward is result.producer or incoming.isdisjoint(grad.input_vars),
-                f"{next(iter(incoming)).name} is the gradient of an inner value, not of {result.name}",
-            )
+            if grad.forward is not result.producer and not incoming.isdisjoint(grad.input_vars):
+                inner = next(iter(incoming)).name
+                raise Refused(f"{inner} is the gradient of an inner value, not of {result.name}")
         return min(incoming, key=lambda v: v.name), outgoing  # the only one
 
     def _differentiate(
@@ -308,11 +309,12 @@ class _Rewrite:
                 require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
             writer, before = a.producer, b.previous_version
             assert writer is not None
-            for c in b.consumers:
-                if c not in self.old and c not in self.grads:
-                    require(c.rank > writer.rank, f"{b.name} is read earlier by {c.label()}")
-            for c in (*before.written_by, *before.consumers) if before is not None else ():
-                require(c.rank <= writer.rank, f"{b.name} would be overwritten before {c.label()}")
+            for c in b.read_by:
+                if c.rank <= writer.rank and c not in self.old and c not in self.grads:
+                    raise Refused(f"{b.name} is read earlier by {c.label()}")
+            for c in (*before.written_by, *before.read_by) if before is not None else ():
+                if c.rank > writer.rank:
+                    raise Refused(f"{b.name} would be overwritten before {c.label()}")
 
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""
