@@ -56,10 +56,11 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
 
 def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
     """Take out an operator of whose outputs others want the shapes only, which inputs have, too."""
+    for v in op.output_vars:
+        if any(c.reads_values_of(v) for c in v.read_by) or v.pinned is not None:
+            return
     outputs = [v for v in op.output_vars if v.read_by]
-    if not outputs or "side_effect" in op.opdef.traits or any(v.pinned is not None for v in op.output_vars):
-        return
-    if any(c.reads_values_of(v) for v in outputs for c in v.read_by):
+    if not outputs or "side_effect" in op.opdef.traits:
         return
     likes = [next((x for x in op.input_vars if x.type == v.type and shapes.same(x, v)), None) for v in outputs]
     try:

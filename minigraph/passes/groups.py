@@ -123,24 +123,32 @@ def _is_update(v: VarNode) -> bool:
 
 def joined(a: Group, b: Group) -> Group:
     """Both groups as one; refuses where they do not fit or nothing is saved."""
-    here, there = a.ops[-1].label(), b.ops[-1].label()
-    updates = "optimize" in (a.role, b.role)
-    require(a.role == b.role or not updates, f"{here} is part of {a.role}, {there} of {b.role}")
+    if a.role != b.role and "optimize" in (a.role, b.role):
+        raise _refused("{} is part of {role}, {} of {other}", a, b, role=a.role, other=b.role)
     require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, f"a kernel has at most {MOST_MEMBERS} members")
     layout = _common_layout(a.layout, b.layout)
-    require(layout is not None, f"{here} works on {list(a.layout.shape)}, {there} on {list(b.layout.shape)}")
-    assert layout is not None
+    if layout is None:
+        raise _refused("{} works on {shape}, {} on {other}", a, b, shape=[*a.layout.shape], other=[*b.layout.shape])
     group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars}:
-        require(_fits(layout, v, inside), f"{v.name} is one element for each row or column to one member only")
+        if not _fits(layout, v, inside):
+            raise Refused(f"{v.name} is one element for each row or column to one member only")
     require(len(group.reads) <= MOST_INPUTS, f"a kernel has at most {MOST_INPUTS} inputs")
     require(len(group.written) <= MOST_OUTPUTS, f"a kernel has at most {MOST_OUTPUTS} outputs")
     before, after = span(group)
-    require(before < after, f"others run between {here} and {there}")
-    require(group.saved > a.saved + b.saved, f"no bytes are saved by {here} with {there}")
-    require(a.role == b.role or _meet(a, b, group), f"{here} runs long before {there}, what it reads would be kept")
+    if not before < after:
+        raise _refused("others run between {} and {}", a, b)
+    if group.saved <= a.saved + b.saved:
+        raise _refused("no bytes are saved by {} with {}", a, b)
+    if a.role != b.role and not _meet(a, b, group):
+        raise _refused("{} runs long before {}, what it reads would be kept", a, b)
     return group
+
+
+def _refused(text: str, a: Group, b: Group, **more: object) -> Refused:
+    """A reason with the names of the last operators of two groups."""
+    return Refused(text.format(a.ops[-1].label(), b.ops[-1].label(), **more))
 
 
 def _meet(a: Group, b: Group, both: Group) -> bool:
