@@ -378,7 +378,7 @@ def test_the_faster_one_is_all_that_is_left_before_memory_is_laid_out(installed,
         choice, lab = rivals(asked, ours=2), Lab(library, times)
         left = tune.Tuner(lab).decided(choice, ByNumPy)
         assert list(left.variants) == [best]
-        assert left.variants[best] is choice.variants[best]
+        assert left.variants[best] == choice.variants[best]
         assert left.remark.startswith(f"timed: {best} ")
         again = Lab(library)
         assert tune.Tuner(again).decided(choice, ByNumPy).variants == left.variants

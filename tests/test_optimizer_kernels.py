@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,6 +228,40 @@ def test_error_state_of_the_caller_holds_in_every_thread(monkeypatch):
         parallel.for_blocks(640, 64, lambda start, stop: np.divide(1.0, np.zeros(1)))
     with np.errstate(all="ignore"):
         parallel.for_blocks(640, 64, lambda start, stop: np.divide(1.0, np.zeros(1)))
+
+
+def test_helpers_stay_off_the_callers_core(monkeypatch):
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system does not say which cores a thread may use")
+    mine = os.sched_getaffinity(0)
+    others = parallel._caller.other_cores()
+    assert others < mine, "all but one"
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    for allowed in ({max(mine)}, mine, {min(mine)}):
+        monkeypatch.setattr(parallel, "_caller", SimpleNamespace(other_cores=lambda allowed=allowed: allowed))
+        found, barrier = {}, threading.Barrier(2)
+
+        def look(start, stop, found=found, barrier=barrier):
+            barrier.wait(20)
+            found[threading.get_native_id()] = os.sched_getaffinity(0)
+
+        parallel.for_blocks(128, 64, look)
+        assert found.pop(threading.get_native_id()) == mine
+        assert list(found.values()) == [allowed]
+
+
+def test_a_helper_that_comes_too_late_has_nothing_to_do():
+    ran = []
+    task = parallel._Task(lambda: ran.append("late"))
+    assert task.outcome() is None
+    (helper,) = parallel._hired(1)
+    helper.begin(task, set())
+    deadline = time.monotonic() + 20
+    while helper not in parallel._idle and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert ran == []
+    assert helper in parallel._idle
+    assert helper.task is None, "what it would have worked on can be freed"
 
 
 def test_blocks_within_blocks(monkeypatch):

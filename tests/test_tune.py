@@ -198,6 +198,40 @@ def test_the_fastest_variant_is_taken_and_said(library, tune):
     assert again.trials == 0
 
 
+def test_one_variant_is_left_of_a_choice_and_of_those_inside(library, tune):
+    inner, lab = variants(), Lab(library, {"first": 1.0, 1: 2.0, 2: 1.5, 3: 1.0})
+    outer = Choice({"one": [Fill(gemm(5, 7, 3).c)], "three": [inner, *inner.variants["other"]]}, step=0)
+    left = tune.Tuner(lab).decided(outer, None)
+    (calls,) = left.variants.values()
+    assert left.remark.startswith("timed: three 1.0000 ms, one")
+    assert calls[0].variants == {"other": inner.variants["other"]}
+    assert calls[1:] == inner.variants["other"]
+    assert list(outer.variants) == ["one", "three"], "the choice itself stays as it was"
+
+
+def test_a_variant_with_a_product_that_the_library_lacks_is_not_timed(library, tune):
+    choice, lab = variants(), Lab(library, {1: 1.0})
+    choice.variants["kernel"] = [Fill(gemm(5, 7, 3).c)]
+    library.algorithms = {None: []}
+    left = tune.Tuner(lab).decided(choice, None)
+    assert list(left.variants) == ["kernel"]
+    assert "not by one: cuBLASLt has no" in left.remark
+    assert lab.trials == 0
+    del choice.variants["kernel"]
+    assert tune.Tuner(lab).decided(choice, None) is choice, "the error comes where it is bound"
+
+
+def test_questions_are_equal_where_the_library_would_say_the_same(tune):
+    calls = [gemm(5, 7, 3), gemm(5, 7, 3), gemm(5, 7, 3), gemm(5, 7, 4), gemm(7, 5, 3)]
+    calls.append(gemm(5, 7, 3, epilogue="BIAS", bias=operand(7)))
+    calls[1].a.ptr += 16  # addresses are not known yet
+    calls[2].b = operand(31).view((21,), offset=16)
+    told = [str(tune.described(tune.unplaced(c))) for c in calls]
+    asked = [tune.question(c) for c in calls]
+    assert len(set(told)) == 5
+    assert [[a == b for b in asked] for a in asked] == [[a == b for b in told] for a in told]
+
+
 DAMAGE = {
     "not json": lambda text: text[:20],
     "not text": lambda text: b"\xff\xfe",

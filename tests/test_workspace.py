@@ -21,9 +21,9 @@ from minigraph.types import CUDAPlace, float32
 MIB = 1 << 20
 
 
-def recorded(*variants, epilogue="DEFAULT"):
+def recorded(*variants, epilogue="DEFAULT", **facts):
     """A Binder with one product, and a Choice whose variants are lists of numbers of columns; 0 is a copy."""
-    binder = Binder()
+    binder = Binder(**facts)
     binder.begin(0)
     operands = [Buffer((64, 64), float32) for _ in range(3)]
 
@@ -79,6 +79,22 @@ def test_a_choice_is_the_variant_that_will_run_where_that_is_sure(variants, need
     found = settled(binder.calls, chosen(needs), **facts)
     kinds = [None if isinstance(c, Choice) else 0 if isinstance(c, Copy) else c.n for c in found]
     assert kinds == opened
+
+
+@pytest.mark.parametrize(
+    ("needs", "epilogue", "ways"),
+    [
+        ({1: 0, 2: 0, 3: 0, 4: 0}, "DEFAULT", ["0"]),
+        ({1: 0, 2: 0, 3: None, 4: 0}, "DEFAULT", ["0", "1"]),  # the library lacks a product of the first
+        ({1: 0, 2: 0, 3: None, 4: None}, "DEFAULT", ["0", "1", "2"]),
+        ({1: 0, 2: 0, 3: 0, 4: 0}, "RELU_BIAS", ["0", "1", "2"]),  # nobody has tried NaN yet; a copy can run
+    ],
+)
+def test_what_comes_after_a_variant_that_will_run_is_not_recorded(needs, epilogue, ways):
+    _, choice = recorded([2, 3], [4], [0], [4], epilogue=epilogue, sure=settling(chosen(needs)).sure).calls
+    assert list(choice.variants) == ways
+    _, choice = recorded([2, 3], [4], [0], [4], epilogue=epilogue).calls
+    assert list(choice.variants) == ["0", "1", "2", "3"], "nobody is asked"
 
 
 def test_a_choice_inside_a_variant_is_opened_too():
