@@ -18,6 +18,23 @@ constexpr int LDS = CHUNK + W, LDP = BN + W;  // rows of `stage`, of p
 __device__ __forceinline__ bool is_finite(float x) { return x - x == 0; }
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 
+// The columns that each of the block's rows meets, as see(row) tells, into lo and hi.
+template <class See> __device__ __forceinline__ void look(int (&lo)[BM], int (&hi)[BM], const See& see) {
+    if (threadIdx.x < BM) {
+        const Interval seen = see(threadIdx.x);
+        lo[threadIdx.x] = seen.lo;
+        hi[threadIdx.x] = seen.hi;
+    }
+}
+// Where these intervals lie; empty ones say nothing. Columns are below `count`.
+__device__ __forceinline__ Interval reach(const int (&lo)[BM], const int (&hi)[BM], int count) {
+    Interval all = {count, 0};
+    for (int r = 0; r < BM; ++r)
+        if (lo[r] < hi[r]) all.lo = min(all.lo, lo[r]), all.hi = max(all.hi, hi[r]);
+    return all;
+}
+__device__ __forceinline__ int tiles_of(Interval all) { return all.lo < all.hi ? (all.hi - all.lo + BN - 1) / BN : 0; }
+
 // rows x width elements (VEC at a time) into shared memory; zeros beyond `valid` rows and `limit` columns.
 template <int ROWS, int WIDTH, int LD>
 __device__ __forceinline__ bool load_rows(C* to, const T* from, i64 step, int valid, int limit) {

@@ -60,20 +60,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     const Place at = place_of(m, z, b, h);
 
     if (threadIdx.x == 0) odd = 0;
-    if (threadIdx.x < BM) {
-        const Interval seen = interval(first + threadIdx.x, queries, keys, lengths_q, lengths_k, count, before, after,
-                                       bottom_right != 0);
-        lo[threadIdx.x] = seen.lo;
-        hi[threadIdx.x] = seen.hi;
-    }
+    look(lo, hi, [&](int row) { return sight.of_query(first + row); });
     load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
     load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
         own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
     __syncthreads();
-    int begin = keys, end = 0;
-    for (int r = 0; r < BM; ++r)
-        if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-    const int steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const Interval all = reach(lo, hi, keys);
+    const int steps = tiles_of(all), split = blockIdx.y;
     const int last = i64(steps) * (split + 1) / splits;
 
     C acc[RM][CHUNKS_D][PER], factor[RM], row_lse[RM], row_delta[RM];
@@ -87,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     }
 #pragma unroll 1
     for (int n = i64(steps) * split / splits; n < last; ++n) {
-        const int k0 = begin + n * BN;
+        const int k0 = all.lo + n * BN;
         C s[RM][RN], dp[RM][RN];
         dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
         dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
@@ -128,22 +121,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
 
     if (threadIdx.x == 0) odd = 0;
-    if (threadIdx.x < BM) {
-        const Interval seen = interval(first + threadIdx.x, keys, queries, lengths_k, lengths_q, count, after, before,
-                                       bottom_right != 0);
-        lo[threadIdx.x] = seen.lo;
-        hi[threadIdx.x] = seen.hi;
-    }
+    look(lo, hi, [&](int row) { return sight.of_key(first + row); });
     load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(own, K + k_rows.at + first * k_rows.step, k_rows.step, valid, d);
     load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
         own_value, V + v_rows.at + first * v_rows.step, v_rows.step, valid, dv);
     __syncthreads();
-    int begin = queries, end = 0;
-    for (int r = 0; r < BM; ++r)
-        if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-    const i64 steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const i64 all = i64(steps) * groups;
-    const int last = int(all * (split + 1) / splits);
+    const Interval all = reach(lo, hi, queries);
+    const i64 steps = tiles_of(all), split = blockIdx.y, whole = steps * groups;
+    const int last = int(whole * (split + 1) / splits);
 
     C to_k[RM][CHUNKS_D][PER], to_v[RM][CHUNKS_V][PER], factor_k[RM], factor_v[RM];
     clear(to_k);
@@ -151,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
 #pragma unroll
     for (int i = 0; i < RM; ++i) factor_k[i] = m.scale, factor_v[i] = 1;
 #pragma unroll 1
-    for (int n = int(all * split / splits); n < last; ++n) {
-        const int h = kv * groups + n / steps, q0 = begin + n % steps * BN;
+    for (int n = int(whole * split / splits); n < last; ++n) {
+        const int h = kv * groups + n / steps, q0 = all.lo + n % steps * BN;
         const i64 row = i64(b * heads + h) * queries;
         const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         const Place at = place_of(m, z, b, h);
@@ -163,8 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
             lse[c] = q0 + c < queries ? C(sums[row + q0 + c]) : C(0);
             row_delta[c] = q0 + c < queries ? delta[row + q0 + c] : C(0);
             if (lse[c] == infinity<C>()) {
-                const Interval seen =
-                    interval(q0 + c, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+                const Interval seen = sight.of_query(q0 + c);
                 share[c] = C(1) / C(seen.hi - seen.lo);
             }
         }
@@ -178,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
                 const int k = first + ty * RM + i, q = q0 + c;
                 const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i];
                 const Slope x = slope(s[i][j], dp[i][j], seen, lse[c], row_delta[c], q, k, m, z, at);
-                const bool whole = seen && lse[c] == infinity<C>();
-                p[(ty * RM + i) * LDP + c] = whole ? share[c] * kept(q, k, m, z, at) : x.p;
+                const bool hidden = seen && lse[c] == infinity<C>();
+                p[(ty * RM + i) * LDP + c] = hidden ? share[c] * kept(q, k, m, z, at) : x.p;
                 s[i][j] = x.ds;
             }
         if (dV) accumulate<CHUNKS_V>(to_v, p, o_tile, o_rows.step, queries - q0, dv, stage, &odd);
@@ -248,22 +232,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
                 const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
                 const Place at = place_of(m, z, b, h);
                 __syncthreads();
-                if (threadIdx.x < BM) {
-                    const Interval seen = interval(first + threadIdx.x, queries, keys, lengths_q, lengths_k, count,
-                                                   before, after, bottom_right != 0);
-                    lo[threadIdx.x] = seen.lo;
-                    hi[threadIdx.x] = seen.hi;
-                }
+                look(lo, hi, [&](int row) { return sight.of_query(first + row); });
                 load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(
                     own, Q + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
                 load_rows<BM, CHUNKS_V * CHUNK, CHUNKS_V * CHUNK + W>(
                     own_grad, dO + o_rows.at + first * o_rows.step, o_rows.step, valid, dv);
                 __syncthreads();
-                int begin = keys, end = 0;
-                for (int r = 0; r < BM; ++r)
-                    if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
+                const Interval all = reach(lo, hi, keys);
                 for (int k0 = k_first; k0 < k_last; k0 += BN) {
-                    if (k0 >= end || k0 + BN <= begin) continue;  // the same for all threads
+                    if (k0 >= all.hi || k0 + BN <= all.lo) continue;  // the same for all threads
                     C s[RM][RN], dp[RM][RN];
                     dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
                     dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);

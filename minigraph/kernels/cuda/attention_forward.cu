@@ -33,18 +33,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     const Place at = place_of(m, z, b, h);
 
     if (threadIdx.x == 0) odd = 0;
-    if (threadIdx.x < BM) {
-        const Interval seen = interval(first + threadIdx.x, queries, keys, lengths_q, lengths_k, count, before, after,
-                                       bottom_right != 0);
-        lo[threadIdx.x] = seen.lo;
-        hi[threadIdx.x] = seen.hi;
-    }
+    look(lo, hi, [&](int row) { return sight.of_query(first + row); });
     load_rows<BM, CHUNKS_D * CHUNK, CHUNKS_D * CHUNK + W>(own, Q + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
     __syncthreads();
-    int begin = keys, end = 0;
-    for (int r = 0; r < BM; ++r)
-        if (lo[r] < hi[r]) begin = min(begin, lo[r]), end = max(end, hi[r]);
-    const int steps = begin < end ? (end - begin + BN - 1) / BN : 0, split = blockIdx.y;
+    const Interval all = reach(lo, hi, keys);
+    const int steps = tiles_of(all), split = blockIdx.y;
     const int last = i64(steps) * (split + 1) / splits;
 
     C largest[RM], total[RM], acc[RM][CHUNKS_V][PER];
@@ -59,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     }
 #pragma unroll 1
     for (int n = i64(steps) * split / splits; n < last; ++n) {
-        const int k0 = begin + n * BN;
+        const int k0 = all.lo + n * BN;
         C s[RM][RN];
         dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
 #pragma unroll
@@ -95,16 +88,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     C factor[RM];
 #pragma unroll
     for (int i = 0; i < RM; ++i) {
-        const C all = row_sum(total[i]);
+        const C sum = row_sum(total[i]);
         const int q = first + ty * RM + i;
-        factor[i] = all == 0 ? C(0) : C(1) / all;
+        factor[i] = sum == 0 ? C(0) : C(1) / sum;
         if (tx == 0 && q < queries) {
             const i64 row = i64(head) * queries + q;
             if (part) {
-                part_sums[2 * split * rows_of_all + row] = all;
+                part_sums[2 * split * rows_of_all + row] = sum;
                 part_sums[(2 * split + 1) * rows_of_all + row] = largest[i];
             } else if (sums) {
-                sums[row] = ST(log_sum(all, largest[i], mask != nullptr, C(masked_score)));
+                sums[row] = ST(log_sum(sum, largest[i], mask != nullptr, C(masked_score)));
             }
         }
     }

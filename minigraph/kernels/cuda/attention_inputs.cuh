@@ -51,6 +51,21 @@ __device__ __forceinline__ Interval interval(
     return {int(lo), int(max(lo, hi))};
 }
 
+// Which keys a query sees, which queries see a key.
+struct Sight {
+    const L *lengths_q, *lengths_k;
+    int queries, keys;
+    i64 count, before, after;
+    bool bottom_right;
+
+    __device__ __forceinline__ Interval of_query(i64 q) const {
+        return interval(q, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right);
+    }
+    __device__ __forceinline__ Interval of_key(i64 k) const {
+        return interval(k, keys, queries, lengths_k, lengths_q, count, after, before, bottom_right);
+    }
+};
+
 __device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.4426950408889634f); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
@@ -105,6 +120,7 @@ __device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes&
         i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale
 #define READ_INPUTS                                                                                                  \
     const Sizes z = {heads, groups, queries, keys, d, dv, bshd != 0};                                                \
+    const Sight sight = {lengths_q, lengths_k, queries, keys, count, before, after, bottom_right != 0};              \
     const Modifiers m = {bias, mask, bias_b, bias_h, bias_q, bias_k, mask_b, mask_h, mask_q, mask_k, C(scale),       \
                          C(masked_score), threshold ? u64(key[0]) : 0, threshold ? key[1] : 0,                       \
                          threshold ? key[2] : 0, threshold, C(keep_scale)};
