@@ -32,7 +32,8 @@ def slots(queries=100, keys=77, heads=4, groups=2, width=64, dtype=BF16, layout=
 
 
 def test_plain_calls_are_taken():
-    for dtype, width, layout in itertools.product(("float16", "bfloat16"), (8, 64, 72, 128, 200, 256), ("bshd", "bhsd")):
+    widths = 8, 64, 72, 128, 200, 256
+    for dtype, width, layout in itertools.product(("float16", "bfloat16"), widths, ("bshd", "bhsd")):
         ins = slots(width=width, dtype=as_dtype(dtype), layout=layout)
         attrs = {**ATTRS, "layout": layout, "causal": True, "window": (5, 0)}
         assert attention_hopper.reasons(ins, attrs, "sm_90a") == []
@@ -102,6 +103,38 @@ def test_a_tensor_map_is_an_argument_of_128_bytes():
     assert made.buffers == [made.buffer]
     with pytest.raises(AssertionError):
         TensorMap(Buffer((2, 4, 2, 9), BF16), (9, 4, 2, 2), (18, 9, 72), 64)  # rows must be multiples of 16 bytes
+
+
+@pytest.mark.parametrize(("tiles", "lines", "together"), [(32, 64, 8), (1, 5, 1), (22, 64, 16), (7, 3, 2), (1, 1, 1)])
+def test_every_tile_of_queries_stands_in_one_list_and_lists_take_equally_long(tiles, lines, together):
+    costs, blocks = tuple(1.7 + tile for tile in range(tiles)), 132
+    made = attention_hopper.schedule(costs, lines, together, blocks)
+    assert made.shape[1] == min(blocks, tiles * lines)
+    assert sorted(made[made >= 0]) == list(range(tiles * lines))
+    counts = (made >= 0).sum(axis=0)
+    assert counts.min() >= 1 and counts.max() < len(made)  # every list ends
+    assert all((column[:n] >= 0).all() for column, n in zip(made.T, counts, strict=True))
+    loads = [sum(costs[item % tiles] for item in column if item >= 0) for column in made.T]
+    assert max(loads) - min(loads) <= max(costs)
+
+
+def test_tiles_that_see_most_keys_begin_and_heads_take_turns():
+    made = attention_hopper.schedule((1.0, 2.0, 3.0), 4, 2, 100)
+    assert made[0].tolist() == [2, 5, 1, 4, 0, 3, 8, 11, 7, 10, 6, 9]  # line * 3 + tile
+
+
+@pytest.mark.parametrize("width", [192, 256])
+def test_wide_heads_have_a_kernel_for_each_gradient_that_is_wanted(width):
+    ins = slots(width=width)
+    whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 4, 100), np.dtype("float32"))}
+    for wanted in ({"Q"}, {"K"}, {"V"}, {"Q", "K", "V"}):
+        binder = Binder(Device())
+        binder.begin(0)
+        outs = {f"{s}_grad": ins[s] if s in wanted else None for s in "QKV"}
+        attention_hopper.backward(binder, whole, outs, ATTRS)
+        kernels = ["attention_wide_prepare", *["attention_wide_backward"] * len(wanted)]
+        assert [call.function for call in binder.calls] == kernels
+        assert all(call.shared <= Device().shared for call in binder.calls)
 
 
 @pytest.mark.parametrize("width", [64, 128])
