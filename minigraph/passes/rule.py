@@ -199,13 +199,11 @@ class _Rewrite:
         inside = {*self.old, *self.grads}
         inner = [v for op in ops for v in op.output_vars if not any(v is k for k in kept)]
         for v in inner:
-            if v.pinned is not None:
-                raise Refused(f"{v.name} is {v.pinned}, the fused operator would not produce it")
+            require(v.pinned is None, f"{v.name} is {v.pinned}, the fused operator would not produce it")
             for reader in v.consumers:
-                if reader not in inside and reader.reads_values_of(v):
-                    raise Refused(f"{v.name} is also read by {reader.label()}")
-            if v.version or v.next_version is not None:
-                raise Refused(f"{v.name} is updated in place")
+                if reader not in inside:
+                    require(not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}")
+            require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
@@ -267,9 +265,10 @@ class _Rewrite:
         result = self.kept[0]
         require(len(incoming) == 1, f"{len(incoming)} gradients flow into {result.name}, wanted one")
         for grad in self.grads:
-            if grad.forward is not result.producer and not incoming.isdisjoint(grad.input_vars):
-                inner = next(iter(incoming)).name
-                raise Refused(f"{inner} is the gradient of an inner value, not of {result.name}")
+            require(
+                grad.forward is result.producer or incoming.isdisjoint(grad.input_vars),
+                f"{next(iter(incoming)).name} is the gradient of an inner value, not of {result.name}",
+            )
         return min(incoming, key=lambda v: v.name), outgoing  # the only one
 
     def _differentiate(
