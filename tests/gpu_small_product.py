@@ -1,4 +1,4 @@
-"""GPU checks of the kernel for small products: exact sums, errors against float64, NaN, eager and captured runs."""
+"""GPU checks of our kernels for TF32 products: exact sums, errors against float64, NaN, eager and captured runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import opcheck
 from gpucheck import Check, GpuExecutor, each
 
 from minigraph import cuda
-from minigraph.kernels.cuda import small_product
+from minigraph.kernels.cuda import hopper_tf32, small_product
 from minigraph.kernels.cuda.binder import Binder
 from minigraph.ops.gemm_epilogue import pack_mask
 from minigraph.types import float32
@@ -22,46 +22,51 @@ SHAPES = [
     (256, 1024, 1024), (1024, 1024, 256), (784, 1024, 256), (200, 332, 356), (1, 20, 4), (68, 132, 1028), (129, 20, 36),
     (64, 64, 32), (37, 24, 1024), (3000, 64, 64),
 ]  # fmt: skip
+LARGER = [
+    (768, 768, 2052), (200, 332, 356), (1, 20, 4), (700, 544, 1236), (129, 288, 36), (3000, 64, 96), (384, 512, 512),
+]  # fmt: skip
+KERNELS = {"small product": (small_product.NAME, SHAPES), "hopper product": (hopper_tf32.NAME, LARGER)}
 RUNS = 4  # eager, captured, then twice the graph
 ROUNDED = 6e-4  # ||difference|| / ||result|| of TF32
 Arrays = dict[str, np.ndarray]
 
 
 def checks() -> Iterator[Check]:
-    for trans in itertools.product((False, True), repeat=2):
+    for kernel, trans in itertools.product(KERNELS, itertools.product((False, True), repeat=2)):
         title = f"{'T' if trans[0] else 'N'}{'T' if trans[1] else 'N'}"
-        yield Check(f"small product/matmul/{title}", partial(_matmuls, trans), product=True)
-        yield Check(f"small product/forward/{title}", partial(_forwards, trans), product=True)
-        yield Check(f"small product/backward/{title}", partial(_backwards, trans), product=True)
-    yield Check("small product/not a number", _nan_stays, product=True)
-    yield Check("small product/few", _few, sanitize=True)
+        yield Check(f"{kernel}/matmul/{title}", partial(_matmuls, kernel, trans), product=True)
+        yield Check(f"{kernel}/forward/{title}", partial(_forwards, kernel, trans), product=True)
+        yield Check(f"{kernel}/backward/{title}", partial(_backwards, kernel, trans), product=True)
+    for kernel in KERNELS:
+        yield Check(f"{kernel}/not a number", partial(_nan_stays, kernel), product=True)
+        yield Check(f"{kernel}/few", partial(_few, kernel), sanitize=True)
 
 
 @contextmanager
-def _this_kernel() -> Iterator[None]:
+def _this_kernel(kernel: str) -> Iterator[None]:
     """TF32 is allowed, and where this kernel is offered nothing else is."""
-    choose, columns, name = Binder.choose, small_product.COLUMNS, small_product.NAME
+    choose, columns, least, name = Binder.choose, small_product.COLUMNS, hopper_tf32.LEAST, KERNELS[kernel][0]
 
     def record(binder: Binder, variants: Mapping[str, Any]) -> None:
         choose(binder, {name: variants[name]} if name in variants else variants)
 
-    Binder.choose, small_product.COLUMNS = record, 0
+    Binder.choose, small_product.COLUMNS, hopper_tf32.LEAST = record, 0, 0
     cuda.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        Binder.choose, small_product.COLUMNS = choose, columns
+        Binder.choose, small_product.COLUMNS, hopper_tf32.LEAST = choose, columns, least
         cuda.set_float32_matmul_precision("highest")
 
 
-def _run(op_type: str, arrays: Arrays, needs: tuple[str, ...], **attrs: Any) -> Arrays:
+def _run(kernel: str, op_type: str, arrays: Arrays, needs: tuple[str, ...], **attrs: Any) -> Arrays:
     """Outputs of one operator by this kernel; all runs of the plan must give the same bits."""
     block = opcheck.Program().global_block()
     typed = {s: a if a.dtype == np.uint8 else a.astype(float32) for s, a in arrays.items()}
     variables = {s: block.create_var(s, type=opcheck.type_of(a), is_data=True) for s, a in typed.items()}
     opcheck.Builder(block).emit(op_type, needs=needs, **variables, **attrs)
     outputs = {slot: vs[0] for slot, vs in block.ops[-1].outputs.items() if slot in needs}
-    with _this_kernel():
+    with _this_kernel(kernel):
         executor, scope = GpuExecutor(), opcheck.Scope()
         runs = [executor.run(block.program, typed, list(outputs.values()), scope=scope) for _ in range(RUNS)]
     for later in runs[1:]:
@@ -93,25 +98,25 @@ def _compare(found: Arrays, exact: Arrays, whole: bool) -> None:
         assert error <= ROUNDED, f"{slot} errs by {error:.2g}"
 
 
-def _cases(trans: tuple[bool, bool]) -> Iterator[tuple[tuple[int, int, int], bool]]:
-    for (m, n, k), whole in itertools.product(SHAPES, (True, False)):
+def _cases(kernel: str, trans: tuple[bool, bool]) -> Iterator[tuple[tuple[int, int, int], bool]]:
+    for (m, n, k), whole in itertools.product(KERNELS[kernel][1], (True, False)):
         if not (trans[0] and m % 4):  # refused, the library computes it
             yield (m, n, k), whole
 
 
-def _matmuls(trans: tuple[bool, bool]) -> None:
+def _matmuls(kernel: str, trans: tuple[bool, bool]) -> None:
     def one(shape: tuple[int, int, int], whole: bool) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         x, y = numbers(m, k, seed=1), numbers(k, n, seed=2)
         arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1])}
-        found = _run("matmul", arrays, ("Out",), trans_x=trans[0], trans_y=trans[1])
+        found = _run(kernel, "matmul", arrays, ("Out",), trans_x=trans[0], trans_y=trans[1])
         _compare(found, {"Out": x @ y}, whole)
 
-    each((f"{shape} {whole}", partial(one, shape, whole)) for shape, whole in _cases(trans))
+    each((f"{shape} {whole}", partial(one, shape, whole)) for shape, whole in _cases(kernel, trans))
 
 
-def _forwards(trans: tuple[bool, bool]) -> None:
+def _forwards(kernel: str, trans: tuple[bool, bool]) -> None:
     def one(shape: tuple[int, int, int], whole: bool, activation: str, approximate: bool, keep: bool) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
@@ -119,7 +124,7 @@ def _forwards(trans: tuple[bool, bool]) -> None:
         arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1]), "Bias": bias}
         attrs = {"activation": activation, "approximate": approximate, "trans_x": trans[0], "trans_y": trans[1]}
         needs = ("Out", "ReserveSpace") if keep else ("Out",)
-        found = _run("fused_gemm_epilogue", arrays, needs, **attrs)
+        found = _run(kernel, "fused_gemm_epilogue", arrays, needs, **attrs)
         z = x @ y + bias
         exact = {"none": z, "relu": np.maximum(z, 0)}
         if activation == "gelu":
@@ -135,11 +140,11 @@ def _forwards(trans: tuple[bool, bool]) -> None:
     forms += [("gelu", tanh, keep) for tanh in (False, True) for keep in (False, True)]
     each(
         (f"{shape} {whole} {form}", partial(one, shape, whole, *form))
-        for shape, whole in _cases(trans) for form in forms
+        for shape, whole in _cases(kernel, trans) for form in forms
     )  # fmt: skip
 
 
-def _backwards(trans: tuple[bool, bool]) -> None:
+def _backwards(kernel: str, trans: tuple[bool, bool]) -> None:
     """Of a layer whose forward product is m x n x k; DX's is m x k x n, DY's k x n x m."""
 
     def one(shape: tuple[int, int, int], whole: bool, kind: str) -> None:
@@ -156,23 +161,23 @@ def _backwards(trans: tuple[bool, bool]) -> None:
             dx = dx * opcheck.OPS["gelu_grad"].reference(z, np.ones_like(z), approximate=kind == "tanh")
         attrs = {"activation_grad": "gelu_grad" if kind in ("erf", "tanh") else kind, "approximate": kind == "tanh"}
         attrs |= {"trans_x": trans[0], "trans_y": trans[1]}
-        found = _run("fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), **attrs)
+        found = _run(kernel, "fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), **attrs)
         _compare(found, {"DY": _turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole)
         _compare(found, {"DX": _turned(dx, trans[0])}, whole and kind in ("none", "relu_grad"))
 
     each(
         (f"{shape} {whole} {kind}", partial(one, shape, whole, kind))
-        for shape, whole in _cases(trans) for kind in ("none", "relu_grad", "erf", "tanh")
+        for shape, whole in _cases(kernel, trans) for kind in ("none", "relu_grad", "erf", "tanh")
     )  # fmt: skip
 
 
-def _nan_stays() -> None:
+def _nan_stays(kernel: str) -> None:
     """A NaN in X, Y or Bias reaches Out, infinity stays what it is."""
 
     def one(where: str, activation: str, value: float) -> None:
         arrays = {"X": _whole(68, 132, seed=1) + 5, "Y": _whole(132, 84, seed=2) + 5, "Bias": _whole(84, seed=3)}
         arrays[where].reshape(-1)[0] = value
-        out = _run("fused_gemm_epilogue", arrays, ("Out",), activation=activation)["Out"]
+        out = _run(kernel, "fused_gemm_epilogue", arrays, ("Out",), activation=activation)["Out"]
         hit = np.zeros((68, 84), bool)
         hit[(0,) if where == "X" else (slice(None), 0)] = True
         assert np.array_equal(np.isnan(out) if np.isnan(value) else np.isposinf(out), hit)
@@ -183,14 +188,14 @@ def _nan_stays() -> None:
     )  # fmt: skip
 
 
-def _few() -> None:
+def _few(kernel: str) -> None:
     """One tile and a bit, a sum shared by blocks, hardly anything; for compute-sanitizer."""
     for m, n, k in ((68, 84, 36), (64, 64, 516), (4, 20, 4)):
         d, x, y, bias = (_whole(*s, seed=i) for i, s in enumerate(((m, n), (m, k), (k, n), (n,))))
         arrays = {"X": x, "Y": y, "Bias": bias}
         z = x @ y + bias
-        found = _run("fused_gemm_epilogue", arrays, ("Out", "ReserveSpace"), activation="relu")
+        found = _run(kernel, "fused_gemm_epilogue", arrays, ("Out", "ReserveSpace"), activation="relu")
         _compare(found, {"Out": np.maximum(z, 0), "ReserveSpace": pack_mask(z > 0)}, True)
         arrays = {"DOut": d, "X": x, "Y": y, "ReserveSpace": pack_mask(x > 0)}
-        found = _run("fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), activation_grad="relu_grad")
+        found = _run(kernel, "fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), activation_grad="relu_grad")
         _compare(found, {"DX": (d @ y.T) * (x > 0), "DY": x.T @ d, "DBias": d.sum(axis=0)}, True)

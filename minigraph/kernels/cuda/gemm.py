@@ -63,9 +63,11 @@ def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) 
     m, n, k, batch = facts["m"], facts["n"], facts["k"], facts.get("batch", 1)
     if a.dtype in FLOATS:
         variants: dict[str, Callable[[], None]] = {"product": partial(binder.gemm, a, b, c, **facts)}
+        trans = facts.get("trans_a", False), facts["trans_b"]
+        if batch == 1 and facts["beta"] in (0.0, 1.0):
+            add = facts["beta"] == 1.0
+            variants = small_product.with_kernel(variants, binder, a, b, c, (m, n, k), *trans, add=add)
         if batch == 1 and not facts["beta"]:
-            trans = facts.get("trans_a", False), facts["trans_b"]
-            variants = small_product.with_kernel(variants, binder, a, b, c, (m, n, k), *trans)
             own = skinny.product_variants(binder, a, b, c, m, n, k, *trans)
             if own is not None:
                 kernel = {f"kernel for {min(m, n, k)} columns": own[0]}

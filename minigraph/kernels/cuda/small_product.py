@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...types import float32
+from . import hopper_tf32
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .compile import read_source
@@ -70,10 +71,13 @@ def with_kernel(
 ) -> dict[str, Callable[[], None]]:  # fmt: skip
     """The variants and this kernel; it comes first where the product is small and the library's tiles are too few.
 
-    around   what `bind` does beside the product
+    Large products meet the one of hopper_tf32.py.
+
+    around   what `bind` does beside the product, or `add`, which only large ones do
     """
     m, n, k = shape
-    if not binder.tf32 or a.dtype != float32 or m * n * k > MOST or min(n, k) <= COLUMNS:
+    variants = hopper_tf32.with_kernel(variants, binder, a, b, out, shape, trans_a, trans_b, **around)
+    if around.pop("add", False) or not binder.tf32 or a.dtype != float32 or m * n * k > MOST or min(n, k) <= COLUMNS:
         return variants
     if _capability(binder) < TENSOR_CORES:
         return variants

@@ -1,0 +1,162 @@
+"""Products of float32 as TF32 on Hopper's wgmma, with all that happens around them in one kernel: hopper_tf32.cu.
+
+Where the user allows TF32. Of the layouts of a linear layer, cuBLASLt has kernels for wgmma only where k is
+contiguous in both operands, the input's gradient; this one has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...types import float32
+from .binder import Binder, blocks_for, i32, i64
+from .buffer import Buffer
+from .hopper import TensorMap, hopper_source, wgmma
+from .reduce import bind_sum_to
+
+NAME = "kernel for TF32 on Hopper"
+LEAST, FIRST = 1 << 29, 1 << 31  # multiply-adds from which it is tried, from which it runs where nothing was measured
+WIDE, STEP = 256, 32  # columns of a block, k of a step
+ROWS = 192, 160, 128, 96, 64  # of a block
+MOST_PARTS, LEAST_STEPS = 16, 4  # blocks that share a sum, steps of each
+THREADS = 384
+PAIRS = 32  # columns that B stored [n, k] must be a multiple of
+FILES = "tensor_cores.cuh", "hopper_tf32.cu"
+
+Shape = tuple[int, int, int]
+
+
+class Form(NamedTuple):
+    """How a product is cut: blocks of `rows` x 256, `cluster` of them load together, `split` of them share a sum.
+
+    stages   steps of 32 along the sum that are on their way to shared memory
+    """
+
+    rows: int = 192
+    cluster: int = 1
+    split: int = 1
+    stages: int = 4
+
+    @property
+    def shared(self) -> int:
+        """Bytes of stages with their barriers, and room to align them."""
+        return 1024 + self.stages * _stage(self.rows)
+
+
+def _stage(rows: int) -> int:
+    return 128 * (rows + WIDE) + 24
+
+
+def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool) -> Form:
+    """The form that should take least time, by what an H200 took for 8192 x 768 x 768; `whole` sums are not shared."""
+    m, n, k = shape
+    steps = blocks_for(k, STEP)
+
+    def microseconds(form: Form) -> float:
+        blocks = blocks_for(m, form.rows) * blocks_for(n, WIDE) * form.split
+        step = 0.12 + 0.006 * form.rows if trans_a else 0.23 + 0.0036 * form.rows
+        waves = blocks_for(blocks, binder.device.multiprocessors)
+        joined = 2 + form.split * m * n * 8e-7 if form.split > 1 else 0
+        return waves * (blocks_for(steps, form.split) * step + 0.025 * form.rows) + joined
+
+    parts = range(1, 2 if whole else min(MOST_PARTS, max(steps // LEAST_STEPS, 1)) + 1)
+    room = binder.device.shared - 1024
+    return min(
+        (Form(rows, split=split, stages=min(room // _stage(rows), 5)) for rows in ROWS for split in parts),
+        key=microseconds,
+    )
+
+
+def with_kernel(
+    variants: dict[str, Callable[[], None]], binder: Binder, a: Buffer, b: Buffer, out: Buffer, shape: Shape,
+    trans_a: bool, trans_b: bool, **around: Any,
+) -> dict[str, Callable[[], None]]:  # fmt: skip
+    """The variants and this kernel, where the product is large enough for it; it comes first from `FIRST` on.
+
+    around   what `bind` does beside the product
+    """
+    m, n, k = shape
+    if not binder.tf32 or a.dtype != float32 or not binder.device.arch.startswith("sm_90") or m * n * k < LEAST:
+        return variants
+    why = refusal(a, b, out, shape, trans_a, trans_b, of_a=around.pop("of_a", False), sums=around.get("sums"))
+    if why is not None:
+        if m * n * k >= FIRST:
+            binder.note(f"the {NAME} is left out: {why}")
+        return variants
+    own = {NAME: partial(bind, binder, a, b, out, shape, trans_a, trans_b, **around)}
+    return own | variants if m * n * k >= FIRST else variants | own
+
+
+def refusal(
+    a: Buffer, b: Buffer, out: Buffer, shape: Shape, trans_a: bool, trans_b: bool, of_a: bool = False,
+    sums: Buffer | None = None,
+) -> str | None:  # fmt: skip
+    """Why this kernel cannot compute out = op(a) @ op(b) of float32, or None."""
+    m, n, k = shape
+    if min(shape) == 0 or max(shape) >= 1 << 30:
+        return f"{m} x {n} x {k} is empty or too large"
+    for name, buffer, row in (("A", a, m if trans_a else k), ("B", b, k if trans_b else n), ("the result", out, n)):
+        if row % 4:
+            return f"rows of {name} have {row} elements, which is no multiple of 4"
+        if buffer.alignment % 16:
+            return f"{name} begins between multiples of 16 bytes"
+    if trans_b and n % PAIRS:
+        return f"B is stored as its transpose and has {n} columns, which is no multiple of {PAIRS}"
+    if sums is not None and (of_a or trans_b):
+        return "sums are wanted of another operand than B, stored as it is"
+    return None
+
+
+def bind(
+    binder: Binder, a: Buffer, b: Buffer, out: Buffer, shape: Shape, trans_a: bool, trans_b: bool,
+    bias: Buffer | None = None, relu: bool = False, bits: Buffer | None = None, where: Buffer | None = None,
+    gelu: str = "", slope: str = "", aux: Buffer | None = None, sums: Buffer | None = None, add: bool = False,
+    form: Form | None = None,
+) -> None:  # fmt: skip
+    """out = op(a) @ op(b), `shape` is (m, n, k); then in this order, each where given:
+
+    add          + what out holds
+    bias         + bias
+    relu, bits   max(., 0), and the bit mask of what is positive is written
+    where        0 where the bit of this mask is not set
+    gelu         the value of an expression of X; `aux` is X
+    slope        times the value of an expression of X, which `aux` holds
+    sums         beside it: sums over k of b, which is stored [k, n]
+    """
+    m, n, k = shape
+    mask = bits or where
+    whole = add or bias is not None or relu or mask is not None or bool(gelu or slope)
+    form = form or form_of(binder, shape, trans_a, whole)
+    registers = 240 if not trans_a else 224 if trans_b else 232  # 504 for one thread of each warpgroup
+    defines = {
+        "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows, "CLUSTER": form.cluster,
+        "SPLIT": form.split, "STAGES": form.stages, "REGISTERS": registers,
+        "LOADER_REGISTERS": 504 - 2 * registers, "FRAGMENTS": 1 if trans_a or sums is not None else 2, "ADD": int(add),
+        "BIAS": int(bias is not None), "RELU": int(relu), "MASK": int(bits is not None),
+        "DRELU": int(where is not None), "COLUMNS": int(sums is not None), "KEEP": int(aux is not None and not slope),
+    }  # fmt: skip
+    defines |= {name: f"({text})" for name, text in (("GELU", gelu), ("SLOPE", slope)) if text}
+    instruction = wgmma(form.rows, "tf32", a_in_registers=not trans_b)
+    source = hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
+    a_map = (
+        TensorMap(a, (m, k, 1, 1), (m, k * m, k * m), STEP, exact=False) if trans_a
+        else TensorMap(a, (k, m, 1, 1), (k, k * m, k * m), form.rows, exact=False)
+    )  # fmt: skip
+    b_map = (
+        TensorMap(b, (k, 8, 4, n // PAIRS), (4 * k, k, PAIRS * k), (8, 2, 4), exact=False) if trans_b
+        else TensorMap(b, (n, k, 1, 1), (n, k * n, k * n), STEP, exact=sums is not None)
+    )  # fmt: skip
+    grid = blocks_for(n, WIDE) * form.cluster, blocks_for(m, form.rows * form.cluster), form.split
+    parts = out if form.split == 1 else binder.scratch((form.split, m * n), out.dtype)
+    part_sums = sums if form.split == 1 or sums is None else binder.scratch((form.split, n), out.dtype)
+    binder.launch_source(
+        source, "product", grid, THREADS, a_map, b_map, parts, bias or parts, aux or parts, mask or parts,
+        part_sums or parts, i32(m), i32(n), i32(k), i64(mask.shape[-1] if mask is not None else 0),
+        shared=form.shared,
+    )  # fmt: skip
+    if form.split > 1:
+        bind_sum_to(binder, parts, out, (m * n,))
+        if sums is not None and part_sums is not None:
+            bind_sum_to(binder, part_sums, sums, (n,))
