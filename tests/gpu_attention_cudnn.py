@@ -68,7 +68,7 @@ def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
     for layout in ("bshd", "bhsd"):
         for attrs in ({}, {"causal": True}, {"window": (20, 5)}, {"scale": 0.3}):
             yield f"{layout} {attrs}", qkv(hk=2, layout=layout), {**attrs, "layout": layout}
-    for sizes in ((1, 300), (5, 2), (77, 131), (256, 256), (200, 100), (300, 513)):
+    for sizes in ((2, 300), (5, 2), (77, 131), (256, 256), (200, 100), (300, 513)):
         yield f"sizes {sizes}", qkv(*sizes, d=128), {}
         yield f"causal, sizes {sizes}", qkv(*sizes, d=128), {"causal": True}
     for attrs in ({"causal": True}, {"causal": True, "window": (30, 0)}, {"window": (30, 20)}):

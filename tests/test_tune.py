@@ -8,6 +8,7 @@ import json
 import sys
 from contextlib import contextmanager
 
+import gpu_stub
 import numpy as np
 import pytest
 from test_lt_plan import gemm, library, named, operand
@@ -286,6 +287,23 @@ def test_twins_keep_views_sizes_and_what_is_shared(tune):
     assert twin.variants["one"][1].source is places[id(y)]
     assert twin.variants["other"][0].bias is places[id(y)]
     assert choice.variants["one"][0].args[1] is shown, "the call itself changed"
+
+
+def test_constants_keep_their_content_and_are_no_scratch(tune):
+    binder, x = Binder(), operand(64)
+    _, numbers = binder.table([], np.arange(5, dtype=np.int32))
+    _, sizes = binder.table([x], np.arange(3))
+    constant, pointers = (t.buffer for t in binder.tables)
+    launch = Launch("source", "f", (1, 1, 1), (32, 1, 1), (x, numbers, sizes))
+    assert tune.owners([launch]) == [x, pointers]
+    assert tune.constants([launch]) == [constant]
+    assert constant.ptr is None
+    assert tune.described(numbers) == ["int32", [5], 256], "known before it has an address"
+    twin = tune.unplaced(launch)
+    assert twin.args[1].owner is constant
+    assert twin.args[2].owner is not pointers
+    constant.table.write(gpu_stub.StubRuntime())
+    assert gpu_stub._seen(twin.args[1], 5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_tensor_maps_move_with_their_buffers_and_are_part_of_the_key(tune):

@@ -77,6 +77,8 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
         found.append("its dropout has other random numbers")
     if 0 in (c.rows, c.keys, c.dv):
         return [*found, "a size is 0"]
+    if c.queries == 1:
+        found.append("with one query its LogSumExp changes from run to run")
     if max(x.size for x in ins.values() if x is not None) >= LARGEST:
         found.append("an array has 2^31 elements or more")
     low, high = (int(n) for n in window_of(attrs, shape_of(ins["Q"], ins["K"], attrs)))

@@ -243,9 +243,7 @@ class Binder:
         Calls that were bound before, for other addresses, go on reading their own.
         """
         for table in self.tables:
-            table.memory = memory = runtime.allocate(table.buffer.nbytes)
-            table.buffer.ptr = memory.data.ptr
-            runtime.upload(table.packed(), table.buffer)
+            table.write(runtime)
 
     def copy(self, destination: Buffer, source: Buffer) -> None:
         """Copy all bytes; nothing to do where both are one buffer or empty."""

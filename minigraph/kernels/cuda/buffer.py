@@ -109,12 +109,22 @@ class Arena:
             member.owner, member.offset = self.base, offset
 
 
+class Constant(Buffer):
+    """The buffer of a Table without words, which can be written before any address is known."""
+
+    __slots__ = ("table",)
+    table: Table
+
+
 class Table:
     """Words and constant arrays in device memory, written when addresses are known, read by every run."""
 
     def __init__(self, words: Words, arrays: Sequence[np.ndarray]) -> None:
         self.words, self.arrays = words, [np.ascontiguousarray(a) for a in arrays]
-        self.buffer = Buffer((words.nbytes + sum(-(-a.nbytes // 8) * 8 for a in self.arrays),), uint8)
+        nbytes = words.nbytes + sum(-(-a.nbytes // 8) * 8 for a in self.arrays)
+        self.buffer = Buffer((nbytes,), uint8) if words.words else Constant((nbytes,), uint8)
+        if isinstance(self.buffer, Constant):
+            self.buffer.table = self
         self.memory: object = None  # whoever holds the bytes
 
     def parts(self) -> list[Buffer]:
@@ -124,6 +134,12 @@ class Table:
             found.append(self.buffer.view((a.size,), a.dtype, at))
             at += -(-a.nbytes // 8) * 8
         return found
+
+    def write(self, runtime: Any) -> None:
+        """Put all into new memory of the runtime; what was bound to the memory before goes on reading that."""
+        self.memory = memory = runtime.allocate(self.buffer.nbytes)
+        self.buffer.ptr = memory.data.ptr
+        runtime.upload(self.packed(), self.buffer)
 
     def packed(self) -> np.ndarray:
         """All bytes."""

@@ -14,7 +14,7 @@ from ...types import FLOATS, bfloat16, float16, float32, float64
 from .binder import Call
 from .buffer import Buffer
 from .lt import LtPlan
-from .tune import Steps, Tuner, moved, owners
+from .tune import Steps, Tuner, constants, moved, owners
 
 ALIGNED = 256  # bytes
 PERIOD = 65521  # random numbers, repeated: a prime, so that rows differ
@@ -41,6 +41,8 @@ class Lab:
     @contextmanager
     def twins(self, calls: Sequence[Call]) -> Iterator[list[Any]]:
         """The calls on memory of their own that holds random numbers and lies like theirs."""
+        for constant in constants(calls):
+            constant.table.write(self.runtime)
         roots = owners(calls)
         sizes = [-(-r.nbytes // ALIGNED) * ALIGNED + ALIGNED for r in roots]
         memory = self.runtime.allocate(sum(sizes) + ALIGNED)

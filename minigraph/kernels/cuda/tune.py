@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import PlaceError
 from . import compile
 from .binder import Call, Choice, Copy, Fill, Foreign, Gemm, Launch, every_call, workspace_of
-from .buffer import Buffer, Words
+from .buffer import Buffer, Constant, Words
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 
 FORMAT = 2  # of the files
@@ -187,7 +187,8 @@ def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[
 def described(what: Any) -> Any:
     """Calls as plain data: sizes, types and how operands lie, no addresses."""
     if isinstance(what, Buffer):
-        return [str(what.dtype), list(what.shape), alignment(what.address)]
+        lies = _assumed(what) if isinstance(_root(what), Constant) else alignment(what.address)
+        return [str(what.dtype), list(what.shape), lies]
     if isinstance(what, Words):
         return [type(what).__name__, described(what.facts)]
     if isinstance(what, Launch):
@@ -209,12 +210,17 @@ def described(what: Any) -> Any:
 
 
 def owners(calls: Iterable[Call]) -> list[Buffer]:
-    """The buffers whose memory the calls touch, each once."""
-    found: dict[int, Buffer] = {}
-    for call in every_call(calls):
-        for root in map(_root, _buffers(call)):
-            found[id(root)] = root
-    return list(found.values())
+    """The buffers whose memory the calls touch, each once, but for constants."""
+    return [root for root in _roots(calls) if not isinstance(root, Constant)]
+
+
+def constants(calls: Iterable[Call]) -> list[Constant]:
+    """The constants that the calls read, which keep their content wherever calls are moved."""
+    return [root for root in _roots(calls) if isinstance(root, Constant)]
+
+
+def _roots(calls: Iterable[Call]) -> list[Buffer]:
+    return list({id(root): root for call in every_call(calls) for root in map(_root, _buffers(call))}.values())
 
 
 def _buffers(call: Call) -> list[Buffer]:
@@ -249,7 +255,7 @@ def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
     if not isinstance(value, Buffer):
         return value
     if value.owner is None:
-        return places[id(value)]
+        return value if isinstance(value, Constant) else places[id(value)]
     shown = Buffer(value.shape, value.dtype, alignment=value.alignment)
     shown.owner, shown.offset = _moved(value.owner, places), value.offset
     return shown
