@@ -6,9 +6,11 @@ Its frontend is taken as it is where it is installed with libcudnn, and else a d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
+import sys
 import types
 from typing import Any
 
@@ -266,6 +268,151 @@ def test_the_real_frontend_accepts_the_graphs(layout, sizes, attrs):
         graph.validate()
         graph.build_operation_graph()
         assert sorted(graph._variant_pack_uids()) == list(range(1, count + 1))
+
+
+class Frontend:
+    """A double of the frontend that remembers what it is told; its second plan is the library's own."""
+
+    cudnnGraphNotSupportedError = type("cudnnGraphNotSupportedError", (Exception,), {})
+    data_type = types.SimpleNamespace(HALF="half", BFLOAT16="bfloat16", FLOAT="float")
+    heur_mode = types.SimpleNamespace(A="a", FALLBACK="b")
+    diagonal_alignment = frontend().diagonal_alignment
+
+    def __init__(self, engines=("own", None), missing=""):
+        self.engines, self.missing, self.told = engines, missing, []
+
+    def backend_version(self):
+        if self.missing == "library":
+            raise RuntimeError("Unable to find symbol cudnnGetVersion")
+        return 91900
+
+    def create_handle(self):
+        return "handle"
+
+    def set_stream(self, handle, stream):
+        self.told.append(("set_stream", handle, stream))
+
+    def pygraph(self, **facts):
+        self.told.append(("pygraph", facts))
+        return _Graph(self)
+
+
+class _Tensor:
+    def __init__(self, **facts):
+        self.facts = facts
+
+    def __getattr__(self, name):
+        def setter(value):
+            self.facts[name.removeprefix("set_")] = value
+            return self
+
+        return setter
+
+
+class _Graph:
+    def __init__(self, frontend):
+        self.frontend, self.plans, self.number, self.outputs = frontend, frontend.engines, 0, []
+
+    @property
+    def selected_engine(self):
+        return self.frontend.engines[self.number]
+
+    def select_plan(self, number):
+        self.number = number
+
+    def tensor(self, **facts):
+        return _Tensor(**facts)
+
+    def sdpa(self, **facts):
+        return self.made("sdpa", facts, 2 if facts["generate_stats"] else 1, 2)
+
+    def sdpa_backward(self, **facts):
+        return self.made("sdpa_backward", facts, 3, 3)
+
+    def made(self, name, facts, count, of):
+        self.frontend.told.append((name, facts))
+        self.outputs = [_Tensor() for _ in range(count)]
+        return [*self.outputs, *[None] * (of - count)]
+
+    def get_workspace_size(self):
+        return 77
+
+    def execute(self, operands, workspace, handle):
+        self.frontend.told.append(("execute", operands, workspace, handle))
+
+    def check_support(self):
+        if self.frontend.missing == "engine":
+            raise self.frontend.cudnnGraphNotSupportedError("no engine\n")
+
+    def __getattr__(self, name):
+        return lambda *args: self.frontend.told.append((name, *args))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    class OneDevice:
+        def Device(self, index):
+            return contextlib.nullcontext()
+
+    def use(**facts):
+        made = Frontend(**facts)
+        monkeypatch.setitem(sys.modules, "cudnn", made)
+        return made
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=OneDevice()))
+    for cached in (attention_cudnn_graph.planned, attention_cudnn_graph._handle):
+        cached.cache_clear()
+    yield use
+    for cached in (attention_cudnn_graph.planned, attention_cudnn_graph._handle):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_forward_is_planned_by_the_library_and_runs_at_addresses_on_a_stream(fake, statistics):
+    library = fake()
+    ins, attrs = slots(), {**ATTRS, "causal": True, "scale": 0.25}
+    plan = attention_cudnn.asked(ins, attrs, False, statistics).planned(3)
+    assert attention_cudnn.asked(ins, attrs, False, statistics).planned(3) is plan, "planned once"
+    assert plan.nbytes == 77
+    assert plan.graph.number == 1, "the first plan is not the library's"
+    plan.run([10, 20, 30], 40, 50)
+    facts = dict((name, more) for name, *more in library.told)
+    (sdpa,) = facts["sdpa"]
+    assert (sdpa["attn_scale"], sdpa["diagonal_band_right_bound"], sdpa["generate_stats"]) == (0.25, 0, statistics)
+    assert [sdpa[n].facts["uid"] for n in "qkv"] == [1, 2, 3]
+    assert sdpa["k"].facts["dim"] == [2, 2, 77, 64]
+    assert sdpa["k"].facts["stride"] == [77 * 2 * 64, 64, 2 * 64, 1]
+    found = [t.facts for t in plan.graph.outputs]
+    assert [f["uid"] for f in found] == [4, 5][: 1 + statistics]
+    assert [f["data_type"] for f in found] == ["half", "float"][: 1 + statistics]
+    names = [name for name, *_ in library.told]
+    order = ["pygraph", "sdpa", "validate", "build_operation_graph", "create_execution_plans", "build_plans"]
+    assert names == [*order, "set_stream", "execute"]
+    assert facts["set_stream"] == ["handle", 50]
+    assert facts["execute"] == [{1: 10, 2: 20, 3: 30}, 40, "handle"]
+
+
+def test_backward_has_nine_operands(fake):
+    library = fake()
+    plan = attention_cudnn.asked(slots(layout="bhsd"), {**ATTRS, "layout": "bhsd"}, True, True).planned(0)
+    ((given,),) = [more for name, *more in library.told if name == "sdpa_backward"]
+    uids = [given[n].facts["uid"] for n in ("q", "k", "v", "o", "stats", "dO")]
+    assert uids + [t.facts["uid"] for t in plan.graph.outputs] == list(range(1, 10))
+    assert given["stats"].facts["dim"] == [2, 4, 100, 1]
+    assert [t.facts["dim"][1] for t in plan.graph.outputs] == [4, 2, 2]
+    assert plan.graph.outputs[0].facts["stride"] == [4 * 100 * 64, 100 * 64, 64, 1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [({"missing": "library"}, r"cannot be used: Unable to find symbol.*\n(.*\n)*  hint: pip install nvidia-cudnn"),
+     ({"missing": "engine"}, "cannot compute this: no engine"),
+     ({"engines": ("own", "another")}, "cannot compute this: the library has no plan")],
+)  # fmt: skip
+def test_what_is_missing_is_said(fake, facts, said):
+    fake(**facts)
+    with pytest.raises(PlaceError, match=said):
+        attention_cudnn.asked(slots(), ATTRS, False, True).planned(0)
 
 
 # how it runs

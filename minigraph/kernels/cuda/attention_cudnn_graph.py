@@ -46,8 +46,12 @@ def planned(asked: Any, device: int) -> Planned:
     """The graph for an `Sdpa`, planned for a GPU; a PlaceError with the library's reason where it cannot be."""
     try:
         import cudnn
-    except ImportError as problem:
-        raise PlaceError(f"the package cudnn cannot be imported: {problem}") from None
+
+        cudnn.backend_version()
+    except (ImportError, RuntimeError) as problem:
+        raise PlaceError(
+            f"cuDNN cannot be used: {problem}", hint="pip install nvidia-cudnn-cu13, or -cu12, besides its frontend"
+        ) from None
     import cupy
 
     try:
