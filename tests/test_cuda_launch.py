@@ -130,7 +130,8 @@ def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, a
         assert defined(call, "ALIGNED") == aligned
         across, down, batch = int(defined(call, "TILE")), int(defined(call, "DOWN")), math.prod(shape[:-2])
         halo = 0 if aligned == "1" else 7  # words of a sector that may belong to the tile before
-        assert call.grid[0] == batch * -(-shape[-1] // across) * -(-(shape[-2] + halo) // down)
+        room = across if aligned == "1" else across + 1
+        assert call.grid[0] == batch * -(-shape[-1] // room) * -(-(shape[-2] + halo) // down)
 
 
 def test_an_inner_axis_of_one_word_is_moved_as_words():
@@ -153,8 +154,8 @@ def test_places_beside_a_boundary_are_not_aligned():
 
 
 def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_banks():
-    for aligned, table in ((True, movement.TILES), (False, movement.UNALIGNED)):
-        for word, (across, down) in table.items():
+    for aligned in (True, False):
+        for word, (across, down) in movement.TILES.items():
             pack = movement.PACK_BYTES // word
             if pack == 1 and not aligned:
                 continue  # a word of 16 bytes lies on a boundary
@@ -165,6 +166,19 @@ def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_ban
             assert max(places) + lines <= movement.tile_bytes(word, aligned) // movement.PACK_BYTES
             for first in range(rows - 8 * pack + 1):  # eight lines that a warp reads at once
                 assert {p % 8 for p in places[first : first + 8 * pack : pack]} == set(range(8))
+
+
+@pytest.mark.parametrize("dtype", [int8, float16, float32, float64], ids=str)
+@pytest.mark.parametrize("across", [33, 65, 129, 130, 1033])
+def test_tiles_of_odd_rows_are_alike_and_fit_whatever_lies_before_them(across, dtype):
+    (call,) = calls(
+        movement.transpose, {"X": ((2, 131, across), dtype)}, {"Out": ((2, across, 131), dtype)}, {"perm": (0, 2, 1)}
+    )
+    pack = movement.PACK_BYTES // dtype.itemsize
+    tiles, wide = int(call.args[9]), int(call.args[11])
+    assert (tiles - 1) * wide < across <= tiles * wide
+    lines = movement.TILES[dtype.itemsize][0] // pack + 1
+    assert wide + pack - 1 <= lines * pack
 
 
 EMPTY = [

@@ -3,11 +3,11 @@
 // copy   every thread moves 4 words; the last axis varies fastest. Words are as wide as the innermost
 //        run of elements and the addresses allow, up to 16 bytes. At most 8 axes: extents e, steps s
 //        in the source and d in the destination, in words.
-// tiles  the source's fastest axis is not the destination's: TILE x DOWN words go through shared memory, read along
+// tiles  the source's fastest axis is not the destination's: `wide` x DOWN words go through shared memory, read along
 //        one axis and written along the other, a line of 16 bytes at once. Sizes and addresses may be any (unless
-//        ALIGNED): rows stand there as they lie in memory, from a 16-byte boundary on, and what is written begins and
-//        ends with a sector, the 32 bytes that the L2 cache writes at once. It stays out of the L1 cache. At most 6
-//        more axes.
+//        ALIGNED): rows stand there as they lie in memory, from a 16-byte boundary on, with what lies beside them, and
+//        what is written begins and ends with a sector, the 32 bytes that the L2 cache writes at once. It stays out
+//        of the L1 cache. At most 6 more axes.
 //
 // Both read and write every word once. W is the word, I the type that holds every offset of `copy`,
 // U its unsigned twin.
@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(256) copy(
 
 #ifdef TILE
 extern "C" __global__ void __launch_bounds__(256) tiles(
-    const W* __restrict__ source, W* __restrict__ destination, i64 start, i64 to,
-    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down,
+    const W* __restrict__ source, W* __restrict__ destination, i64 words, i64 start, i64 to,
+    i64 across, i64 down, i64 source_pitch, i64 destination_pitch, i64 tiles_across, i64 tiles_down, i64 wide,
     i64 e0, i64 e1, i64 e2, i64 e3, i64 e4, i64 e5, i64 s0, i64 s1, i64 s2, i64 s3, i64 s4, i64 s5,
     i64 d0, i64 d1, i64 d2, i64 d3, i64 d4, i64 d5)
 {
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
     const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};
     const i64 row = i64(blockIdx.x % u32(tiles_down)) * DOWN;
     u32 rest = blockIdx.x / u32(tiles_down);
-    const i64 column = i64(rest % u32(tiles_across)) * TILE;
+    const i64 column = i64(rest % u32(tiles_across)) * wide;
     rest /= u32(tiles_across);
 #pragma unroll
     for (int a = AXES - 1; a >= 0; --a) {
@@ -73,20 +73,21 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
         start += i * source_step[a];
         to += i * destination_step[a];
     }
-    const W* from = source + start + (row - HALO) * source_pitch + column;
-    const u32 skew = u32(u64(from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step
-    const int right = int(min(across - column, i64(TILE + V))), bottom = int(min(down - row, i64(DOWN + HALO)));
+    const i64 from = start + (row - HALO) * source_pitch + column;
+    const u32 skew = u32(u64(source + from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step
+    const int right = int(min(across - column, wide)), bottom = int(min(down - row, i64(DOWN + HALO)));
     auto fetch = [&](int y, int x) {  // line x of row y
         if ((row == 0 && y < HALO) || y >= bottom + HALO) return;
         const int place = x * V - (ALIGNED ? 0 : (skew + y * skew_step) % V);  // behind a boundary
-        const W* line = from + y * source_pitch + place;
+        if (place >= right) return;
+        const i64 line = from + y * source_pitch + place;
         W* goal = tile + (y * LINES + y / V + x) * V;
-        if (ALIGNED ? place < right : (place >= 0 || column > 0) && place + V <= right)
-            copy_ahead<true>(goal, line);
-        else if (!ALIGNED)
+        if (ALIGNED || u64(line) <= u64(words - V))
+            copy_ahead<true>(goal, source + line);
+        else  // at the ends of the array
 #pragma unroll 1
             for (int j = 0; j < V; ++j)
-                if (place + j >= 0 && place + j < right) goal[j] = line[j];
+                if (place + j >= 0 && place + j < right) goal[j] = source[line + j];
     };
 #pragma unroll 4
     for (int y = threadIdx.x / ACROSS; y < ROWS; y += READ) fetch(y, threadIdx.x % ACROSS);
@@ -108,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
         const u32 y = HALO + place + j;
         at[j] = tile + (y * LINES + y / V) * V + (ALIGNED ? 0 : (skew + y * skew_step) % V) + x0;
     }
-#pragma unroll 4
-    for (int x = 0; x < TILE && x0 + x < right; x += WRITTEN, into += WRITTEN * destination_pitch) {
+#pragma unroll(V > 8 ? 2 : 4)
+    for (int x = 0; x0 + x < right; x += WRITTEN, into += WRITTEN * destination_pitch) {
         Line line;
 #pragma unroll
         for (int j = 0; j < V; ++j) line.v[j] = at[j][x];

@@ -21,7 +21,6 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: (128, 128), 2: (128, 128), 4: (64, 64), 8: (32, 32), 16: (32, 32)}  # words across and down, by bytes of one
-UNALIGNED = TILES | {2: (128, 64)}
 SECTOR_BYTES = 32
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
@@ -156,22 +155,26 @@ def _bind_tiles(
     pack = PACK_BYTES // word
     aligned = min(source.alignment, destination.alignment) % PACK_BYTES == 0
     aligned = aligned and not any(k % pack for k in (across.extent, down.extent, to, start, *steps))
-    sides = (TILES if aligned else UNALIGNED)[word]
-    halo = 0 if aligned else SECTOR_BYTES // word  # words before a boundary belong to the tile behind it
-    tiles = blocks_for(across.extent, sides[0]), blocks_for(down.extent + max(halo - 1, 0), sides[1])
-    padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
+    wide, deep = TILES[word]
     defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "ALIGNED": int(aligned)}
+    defines |= {"TILE": wide, "DOWN": deep}
+    halo = 0 if aligned else SECTOR_BYTES // word  # words before a boundary belong to the tile behind it
+    if not aligned:  # a tile has room for one more word, whatever lies before the first; all are made alike
+        wide = blocks_for(across.extent, blocks_for(across.extent, wide + 1))
+    tiles = blocks_for(across.extent, wide), blocks_for(down.extent + max(halo - 1, 0), deep)
+    padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
     binder.launch(
         "movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
-        i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source), i64(across.destination),
-        *(i64(n) for n in tiles), *(i64(n) for column in zip(*padded, strict=True) for n in column),
-        defines=defines | {"TILE": sides[0], "DOWN": sides[1]}, shared=tile_bytes(word, aligned),
+        i64(source.nbytes // word), i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source),
+        i64(across.destination), *(i64(n) for n in tiles), i64(wide),
+        *(i64(n) for column in zip(*padded, strict=True) for n in column), defines=defines,
+        shared=tile_bytes(word, aligned),
     )  # fmt: skip
 
 
 def tile_bytes(word: int, aligned: bool) -> int:
     """Shared memory of a tile: rows of lines, and a line after every so many rows as a line has words."""
-    pack, (across, down) = PACK_BYTES // word, (TILES if aligned else UNALIGNED)[word]
+    pack, (across, down) = PACK_BYTES // word, TILES[word]
     rows, lines = down + (0 if aligned else SECTOR_BYTES // word), across // pack + (0 if aligned else 1)
     return (rows * lines + rows // pack) * PACK_BYTES
 
