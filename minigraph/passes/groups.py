@@ -152,13 +152,20 @@ def _refused(text: str, a: Group, b: Group, **more: object) -> Refused:
 
 
 def _meet(a: Group, b: Group, both: Group) -> bool:
-    """Whether forward and backward touch here, as at the loss: what runs between writes less than is saved."""
+    """Whether forward and backward touch here, as at the loss, so that one kernel needs no more memory than two.
+
+    What runs between writes less than is saved; and what others read before `b`, and would be free by then, is no
+    more than what `b` reads of `a`, which nobody has to keep until then.
+    """
     ops, written = next(a.ops[0].output_vars).graph.ops, 0
     at, end = bisect.bisect_right(ops, a.ops[-1].rank, key=_rank), b.ops[0].rank
     while written <= both.saved and ops[at].rank < end:
         written += sum(map(nbytes, ops[at].output_vars)) if ops[at] not in both.inside else 0
         at += 1
-    return written <= both.saved
+    outer, made = {*both.written}, [v for op in a.ops for v in op.output_vars if v.pinned is None]
+    beside = [v for v in made if v in outer and all(c.rank < end for c in v.read_by if c.reads_values_of(v))]
+    kept = [v for v in made if v not in outer and not b.inside.isdisjoint(v.read_by)]
+    return written <= both.saved and sum(map(nbytes, beside)) <= sum(map(nbytes, kept))
 
 
 def _common_layout(a: Layout, b: Layout) -> Layout | None:
