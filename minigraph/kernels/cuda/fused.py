@@ -17,7 +17,15 @@ from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .fused_code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
 from .fused_rows import bind_rows
-from .pointwise import THREADS, merged_axes, offsets, pack_size
+from .pointwise import (
+    THREADS,
+    merged_axes,
+    offsets,
+    pack_size,
+    walk_arguments,
+    walk_parameters,
+    walks,
+)
 
 Slots = Mapping[str, Any]
 
@@ -92,12 +100,13 @@ def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> No
     operands = [buffers[n] for n in names]
     extents, strides = merged_axes(shape, [b.shape for b in operands])
     pack = pack_size(operands, extents, strides)
-    inner = {n: s[-1] for n, s in zip(names, strides, strict=True)}
+    steps = dict(zip(names, walks(extents, strides), strict=True))
     code = Code(found.types, found.layout.kinds)
     for n in inputs:
-        b, packed = buffers[n], pack > 1 and inner[n] != 0
+        b, whole = buffers[n], steps[n][-1] != "0"
+        packed = pack > 1 and whole
         t, source = CUDA_TYPES[b.dtype], f"p_{n} + o_{n}"
-        variable = code.declare(n, inner[n] != 0)
+        variable = code.declare(n, whole)
         if packed:
             code.lines.append(f"const Pack<{t}, {pack}> q_{n} = *(const Pack<{t}, {pack}>*)({source});")
         value = f"q_{n}.v[i]" if packed else f"*({source})"
@@ -110,21 +119,18 @@ def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> No
             f"Pack<{t}, {pack}> r_{n};", f"ALL r_{n}.v[i] = down<{t}>({code.at(n)});",
             f"*(Pack<{t}, {pack}>*)(p_{n} + o_{n}) = r_{n};",
         ]  # fmt: skip
-    axes, size = len(extents), math.prod(shape)
+    size = math.prod(shape)
     index = "u64" if size >= 2**31 else "u32"
     parameters = [*operand_parameters(inputs, found.outputs, buffers), *code.parameters, "i64 packs"]
-    parameters += [f"i64 extent{a}" for a in range(1, axes)]
-    if axes > 1:
-        parameters += [f"i64 step_{n}_{a}" for a in range(axes) for n in names]
-    steps = [i64(s) for axis in zip(*strides, strict=True) for s in axis] if axes > 1 else []
+    parameters += walk_parameters(steps)
     body = [
         "const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;", "if (at >= packs) return;",
         f"const auto element = [&](int) {{ return at * {pack}; }};",
-        *offsets(names, axes, pack, index, [inner[n] for n in names]), *code.lines,
+        *offsets(steps, pack, index), *code.lines,
     ]  # fmt: skip
     source = kernel_source("fused", {"WIDTH": pack, "PACKS": 1}, parameters, body, THREADS)
     packs = size // pack
     binder.launch_source(
         source, "fused", blocks_for(packs, THREADS), THREADS, *operands, *code.arguments, i64(packs),
-        *(i64(e) for e in extents[1:]), *steps,
+        *walk_arguments(extents, strides),
     )  # fmt: skip

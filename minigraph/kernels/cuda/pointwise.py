@@ -3,8 +3,9 @@
     relu      "X > 0 ? X : C(0)"        variables are named like the slots, C is the type computed in
 
 Operands broadcast to the shape of the output. Axes along which all operands step alike are merged,
-so most calls have one axis and no index arithmetic. Where rows are long enough, an element pack of
-16 bytes is loaded and stored at once. Reads every operand and writes every output once.
+so most calls have one axis and no index arithmetic; an operand that lies as the output does needs none in any
+call. Where rows are long enough, an element pack of 16 bytes is loaded and stored at once. Reads every operand and
+writes every output once.
 """
 
 from __future__ import annotations
@@ -53,12 +54,11 @@ def bind_pointwise(
     pack = pack_size(operands, extents, strides)
     scalars = {name: _scalar(value) for name, value in (scalars or {}).items()}
     wide = size >= 2**31
-    source = pointwise_source(outputs, inputs, expressions, scalars, len(extents), pack, _inner(strides), wide)
-    steps = [i64(s) for axis in zip(*strides, strict=True) for s in axis] if len(extents) > 1 else []
+    source = pointwise_source(outputs, inputs, expressions, scalars, walks(extents, strides), pack, wide)
     packs = size // pack
     binder.launch_source(
         source, "pointwise", blocks_for(packs, THREADS), THREADS, *inputs.values(), *outputs.values(),
-        *scalars.values(), i64(packs), *(i64(e) for e in extents[1:]), *steps,
+        *scalars.values(), i64(packs), *walk_arguments(extents, strides),
     )  # fmt: skip
 
 
@@ -94,10 +94,6 @@ def _strides(shape: Shape, ndim: int) -> list[int]:
     return [0] * (ndim - len(shape)) + strides[::-1]
 
 
-def _inner(strides: Sequence[Sequence[int]]) -> list[int]:
-    return [s[-1] for s in strides]
-
-
 def pack_size(operands: Sequence[Buffer], extents: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
     """Elements per access: 16 bytes of the widest operand, where rows and addresses allow it."""
     pack = PACK_BYTES // max(b.dtype.itemsize for b in operands)
@@ -114,22 +110,21 @@ def pack_size(operands: Sequence[Buffer], extents: Sequence[int], strides: Seque
 
 def pointwise_source(
     outputs: Mapping[str, Buffer], inputs: Mapping[str, Buffer], expressions: Mapping[str, str],
-    scalars: Mapping[str, np.generic], axes: int, pack: int, inner: Sequence[int], wide: bool,
+    scalars: Mapping[str, np.generic], steps: tuple[str, ...], pack: int, wide: bool,
 ) -> str:  # fmt: skip
-    """The kernel's text. It depends on types, number of axes and pack size only, never on names of users."""
+    """The kernel's text. It depends on types, walks and pack size only, never on names of users."""
     updated = {id(b) for b in outputs.values()}  # an operand that is updated in place must not be read ahead
     return _source(
         tuple((n, b.dtype) for n, b in outputs.items()),
         tuple((n, b.dtype, id(b) in updated) for n, b in inputs.items()), tuple(expressions[n] for n in outputs),
-        tuple((n, _ctype(v)) for n, v in scalars.items()), axes, pack, tuple(inner), wide,
+        tuple((n, _ctype(v)) for n, v in scalars.items()), steps, pack, wide,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=KEPT)
 def _source(
     outputs: tuple[tuple[str, np.dtype], ...], inputs: tuple[tuple[str, np.dtype, bool], ...],
-    expressions: tuple[str, ...], scalars: tuple[tuple[str, str], ...], axes: int, pack: int, inner: tuple[int, ...],
-    wide: bool,
+    expressions: tuple[str, ...], scalars: tuple[tuple[str, str], ...], steps: tuple[str, ...], pack: int, wide: bool,
 ) -> str:  # fmt: skip
     operands = [(n, dtype) for n, dtype, *_ in (*inputs, *outputs)]
     computed = _computed([dtype for _, dtype in operands])
@@ -138,25 +133,24 @@ def _source(
     parameters = [f"const {CUDA_TYPES[d]}* {'' if updated else '__restrict__ '}p_{n}" for n, d, updated in inputs]
     parameters += [f"{CUDA_TYPES[d]}* p_{n}" for n, d in outputs]
     parameters += [f"{ctype} s_{n}" for n, ctype in scalars]
-    parameters += ["i64 packs"] + [f"i64 extent{a}" for a in range(1, axes)]
-    if axes > 1:
-        parameters += [f"i64 step_{n}_{a}" for a in range(axes) for n in names]
+    own = dict(zip(names, steps, strict=True))
+    parameters += ["i64 packs", *walk_parameters(own)]
     body = [
         "u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;",
         "if (at >= packs) return;",
-        *offsets(names, axes, pack, index, inner),
+        *offsets(own, pack, index),
     ]
-    for (n, dtype, _), step in zip(inputs, inner, strict=False):
+    for n, dtype, _ in inputs:
         t = CUDA_TYPES[dtype]
-        if pack == 1 or step == 0:
+        if pack == 1 or own[n][-1] == "0":
             body.append(f"const {t} v_{n} = p_{n}[o_{n}];")
         else:
             body.append(f"const Pack<{t}, {pack}> v_{n} = *(const Pack<{t}, {pack}>*)(p_{n} + o_{n});")
     for n, dtype in outputs:
         body.append(f"Pack<{CUDA_TYPES[dtype]}, {pack}> r_{n};")
     body += ["#pragma unroll", f"for (int i = 0; i < {pack}; ++i) {{"]
-    for (n, dtype, _), step in zip(inputs, inner, strict=False):
-        value = f"v_{n}" if pack == 1 or step == 0 else f"v_{n}.v[i]"
+    for n, dtype, _ in inputs:
+        value = f"v_{n}" if pack == 1 or own[n][-1] == "0" else f"v_{n}.v[i]"
         body.append(f"    const {compute_type(dtype)} {n} = up({value});")
     body += [f"    const C {n} = C(s_{n});" for n, _ in scalars]
     for (n, dtype), expression in zip(outputs, expressions, strict=True):
@@ -174,16 +168,48 @@ def _source(
     )
 
 
-def offsets(names: Sequence[str], axes: int, pack: int, index: str, inner: Sequence[int]) -> list[str]:
+# A walk says how an operand steps along the merged axes: a letter for each, 0, 1, or n where the step is an argument of
+# the kernel; FLAT where elements lie as those of the output do.
+FLAT = "flat"
+
+
+def walks(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """The walk of each operand."""
+    flat = [math.prod(extents[a + 1 :]) for a in range(len(extents))]
+    return tuple(FLAT if list(s) == flat else "".join("01n"[min(step, 2)] for step in s) for s in strides)
+
+
+def walk_parameters(steps: Mapping[str, str]) -> list[str]:
+    """What a kernel must be told of sizes: extents of the axes but the first, and steps."""
+    axes = max((len(walk) for walk in steps.values() if walk != FLAT), default=1)
+    return [f"i64 extent{a}" for a in range(1, axes)] + [
+        f"i64 step_{n}_{a}" for n, walk in steps.items() if walk != FLAT for a, c in enumerate(walk) if c == "n"
+    ]
+
+
+def walk_arguments(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> list[np.int64]:
+    """The numbers for `walk_parameters`."""
+    own = list(zip(walks(extents, strides), strides, strict=True))
+    sizes = extents[1:] if any(walk != FLAT for walk, _ in own) else ()
+    steps = [s for walk, found in own if walk != FLAT for s, c in zip(found, walk, strict=True) if c == "n"]
+    return [i64(n) for n in (*sizes, *steps)]
+
+
+def offsets(steps: Mapping[str, str], pack: int, index: str) -> list[str]:
     """Where each operand's elements of this thread begin."""
-    if axes == 1:
-        return [f"const u64 o_{n} = at * {pack if step else 0};" for n, step in zip(names, inner, strict=True)]
-    lines = [f"{index} rest = {index}(at * {pack});"]
-    for a in range(axes - 1, 0, -1):
-        lines += [f"const {index} i{a} = rest % {index}(extent{a});", f"rest /= {index}(extent{a});"]
-    lines.append(f"const {index} i0 = rest;")
-    for n in names:
-        lines.append(f"const u64 o_{n} = " + " + ".join(f"u64(i{a}) * step_{n}_{a}" for a in range(axes)) + ";")
+    axes = max((len(walk) for walk in steps.values() if walk != FLAT), default=1)
+    lines = []
+    if axes > 1:
+        lines.append(f"{index} rest = {index}(at * {pack});")
+        for a in range(axes - 1, 0, -1):
+            lines += [f"const {index} i{a} = rest % {index}(extent{a});", f"rest /= {index}(extent{a});"]
+        lines.append(f"const {index} i0 = rest;")
+    for n, walk in steps.items():
+        if walk == FLAT:
+            lines.append(f"const u64 o_{n} = at * {pack};")
+            continue
+        terms = [f"i{a}" + f" * {index}(step_{n}_{a})" * (c == "n") for a, c in enumerate(walk) if c != "0"]
+        lines.append(f"const u64 o_{n} = {' + '.join(terms) or 0};")
     return lines
 
 
