@@ -150,6 +150,14 @@ def test_what_does_not_repeat_itself_or_fails_is_passed_over(library, tune):
     assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"first")
 
 
+@pytest.mark.parametrize(("second", "taken"), [(1.005, b"second"), (1.02, b"first")])
+def test_of_what_is_as_fast_the_smallest_workspace_is_taken(library, tune, second, taken):
+    library.algorithms = {None: [b"first", b"second", b"third"]}
+    library.workspaces = {b"first": 4096, b"second": 1024, b"third": 0}
+    lab = Lab(library, {"first": 1.0, "second": second, "third": 9.0})
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(taken)
+
+
 def test_none_that_can_be_trusted_is_unsupported(library, tune):
     lab = Lab(library, {"first": 1.0}, lies=[b"first"])
     with pytest.raises(tune.Unsupported, match="keeps NaN"):
