@@ -89,11 +89,11 @@ __device__ __forceinline__ Places prepared(u32* tickets) {
         barrier_init(at.own_full, 1);
         for (int i = 0; i < Q_STAGES; i++) {
             barrier_init(at.q_full + 8 * i, 1);
-            barrier_init(at.q_empty + 8 * i, 8);  // one arrival for each warp that computes
+            barrier_init(at.q_empty + 8 * i, 256);  // all that compute: each has read numbers of the stage
         }
         for (int i = 0; i < DOUT_STAGES; i++) {
             barrier_init(at.dout_full + 8 * i, 1);
-            barrier_init(at.dout_empty + 8 * i, 8);
+            barrier_init(at.dout_empty + 8 * i, 8);  // one arrival for each warp that computes
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(at.slopes_full + 8 * i, 8);
@@ -299,8 +299,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                 wgmma_wait<0>();
                 keep(ds);
                 keep(dk_sum);
-                __syncwarp();
-                if (lane == 0) barrier_arrive(at.q_empty + i % Q_STAGES * 8);
+                barrier_arrive(at.q_empty + i % Q_STAGES * 8);
                 give_sums(i);
                 values(i + 1);
                 wgmma_wait<1>();

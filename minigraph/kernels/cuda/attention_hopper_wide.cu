@@ -66,11 +66,11 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_wide_backward(
         barrier_init(own_full, 1);
         for (int i = 0; i < LATE; i++) {
             barrier_init(late_full + 8 * i, 1);
-            barrier_init(late_empty + 8 * i, 8);  // one arrival for each warp that computes
+            barrier_init(late_empty + 8 * i, 256);  // all that compute: each has read numbers of the stage
         }
         for (int i = 0; i < OTHER; i++) {
             barrier_init(other_full + 8 * i, 1);
-            barrier_init(other_empty + 8 * i, 8);
+            barrier_init(other_empty + 8 * i, 8);  // one arrival for each warp that computes
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -187,8 +187,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_wide_backward(
                 wgmma_wait<0>();
                 keep(weights);
                 keep(sum);
-                __syncwarp();
-                if (lane == 0) barrier_arrive(late_empty + 8 * ((i - 1) % LATE));
+                barrier_arrive(late_empty + 8 * ((i - 1) % LATE));
                 to_weights();
             }
             add(steps - 1);

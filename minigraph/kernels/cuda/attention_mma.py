@@ -130,7 +130,8 @@ def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: S
         "LEAST": t.blocks, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
-    return start + "".join(map(read_source, ("attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", file)))
+    files = "attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", "attention_mma_rows.cuh", file
+    return start + "".join(map(read_source, files))
 
 
 def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

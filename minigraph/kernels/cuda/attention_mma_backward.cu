@@ -8,8 +8,6 @@
 // added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis among
 // blockIdx.y, and add_parts of attention_backward.cu adds up.
 
-constexpr int BM = 16 * MT * WARPS;
-
 // Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
 // where Mask hides all n keys: no gradient flows to their scores.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
@@ -72,70 +70,9 @@ __device__ __forceinline__ void add_rows(
         for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one, false);
     }
 }
-// Products of the own rows with rows 32 j to 32 j + 31 of `tile`.
-template <int WIDTH, int HELD>
-__device__ __forceinline__ void scores(
-    float (&s)[MT][4][4], Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
-{
-    Sums found[MT], rest[MT];
+__device__ __forceinline__ void fill(float (&to)[MT][2], float x) {
 #pragma unroll
-    for (int c = 0; c < WIDTH / 32; ++c) {
-        if ((SINGLE && !WIDE) || c == 0) {
-#pragma unroll
-            for (int i = 0; i < MT; ++i) found[i].clear(), rest[i].clear();
-        }
-        multiply(found, SINGLE && WIDE ? rest : found, [&](int k, Left (&left)[MT], Right& right) {
-            right.load_rows<WIDTH>(tile, 32 * j, 2 * c + k);
-#pragma unroll
-            for (int i = 0; i < MT; ++i)
-                if (OWN_HELD) left[i] = held[OWN_HELD ? 2 * c + k : 0][i];
-                else left[i].load<WIDTH>(own, own_row + 16 * i, 2 * c + k);
-        });
-#pragma unroll
-        for (int i = 0; i < MT; ++i)
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) s[i][t][e] = settled(s[i][t][e], found[i].v[t][e], rest[i].v[t][e], c);
-    }
-}
-template <int WIDTH, int HELD>
-__device__ __forceinline__ void hold(Left (&held)[HELD][MT], const Byte* own, int own_row) {
-    if (!OWN_HELD) return;
-#pragma unroll
-    for (int k = 0; k < WIDTH / 16; ++k)
-#pragma unroll
-        for (int i = 0; i < MT; ++i) held[OWN_HELD ? k : 0][i].template load<WIDTH>(own, own_row + 16 * i, k);
-}
-template <int WIDTH> __device__ __forceinline__ void clear(float (&sum)[MT][WIDTH][4]) {
-#pragma unroll
-    for (int i = 0; i < MT; ++i)
-#pragma unroll
-        for (int c = 0; c < WIDTH; ++c)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum[i][c][e] = 0;
-}
-// factor * the sums of the own rows, those below `valid`, to rows of memory.
-template <int WIDTH, class U>
-__device__ __forceinline__ void store_sums(
-    const float (&sum)[MT][WIDTH / 8][4], float factor, U* to, i64 step, int own_row, int valid, int width)
-{
-#pragma unroll
-    for (int i = 0; i < MT; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = own_row + 16 * i + threadIdx.x % 32 / 4 + 8 * half;
-            if (row >= valid) continue;
-#pragma unroll
-            for (int c = 0; c < WIDTH / 32; ++c) {
-                float x[4][2];
-#pragma unroll
-                for (int t = 0; t < 4; ++t)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) x[t][e] = sum[i][4 * c + t][2 * half + e] * factor;
-                store_results(to + row * step + 32 * c, x, width - 32 * c);
-            }
-        }
+    for (int i = 0; i < MT; ++i) to[i][0] = to[i][1] = x;
 }
 
 #ifdef QUERY_GRAD
@@ -162,13 +99,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     load_tile<BM, HEAD_V>(own_grad, dO + o_rows.at + first * o_rows.step, int(o_rows.step), queries - first, dv);
     for (int r = threadIdx.x; r < BM; r += THREADS) {
         own_numbers[r] = first + r < queries ? numbers[i64(head) * queries + first + r] : float2{infinity<float>(), 0};
-        seen[r] = interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+        seen[r] = sight.of_query(first + r);
     }
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
-    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const int last = i64(steps) * (split + 1) / splits;
-    int n = i64(steps) * split / splits;
+    const Steps steps = steps_of(all, 1, splits);
+    const int last = steps.last, split = blockIdx.y;
+    int n = steps.first;
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
@@ -194,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
             const int k0 = all.begin + n * BN + 32 * j;
             if (k0 >= mine.end || k0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
-            scores<HEAD>(s, q, own, own_row, k_tile, j);
-            scores<HEAD_V>(dp, grad, own_grad, own_row, v_tile, j);
+            scores<HEAD>(s, 0, q, own, own_row, k_tile, j);
+            scores<HEAD_V>(dp, 0, grad, own_grad, own_row, v_tile, j);
             const bool edge = k0 < mine.full_begin || k0 + 32 > mine.full_end;
 #pragma unroll
             for (int i = 0; i < MT; ++i)
@@ -220,8 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
         __syncthreads();
     }
     const i64 place = q_rows.at + first * q_rows.step;
-    if (part) store_sums<HEAD>(sum, m.scale, part + split * elements + place, q_rows.step, own_row, queries - first, d);
-    else store_sums<HEAD>(sum, m.scale, dQ + place, q_rows.step, own_row, queries - first, d);
+    float factor[MT][2];
+    fill(factor, m.scale);
+    if (part) store_sums<HEAD>(sum, factor, part + split * elements + place, q_rows.step, own_row, queries - first, d);
+    else store_sums<HEAD>(sum, factor, dQ + place, q_rows.step, own_row, queries - first, d);
 }
 #endif
 
@@ -247,13 +186,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, int(k_rows.step), keys - first, d);
     load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, int(v_rows.step), keys - first, dv);
     for (int r = threadIdx.x; r < BM; r += THREADS)
-        seen[r] = interval(first + r, keys, queries, lengths_k, lengths_q, count, after, before, bottom_right != 0);
+        seen[r] = sight.of_key(first + r);
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
-    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const int last = i64(steps) * groups * (split + 1) / splits;
-    int n = i64(steps) * groups * split / splits;
-    int h = kv * groups + n / max(steps, 1), q_step = n % max(steps, 1);  // of step n: head, tile of its queries
+    const Steps steps = steps_of(all, groups, splits);
+    const int last = steps.last, split = blockIdx.y;
+    int n = steps.first;
+    int h = kv * groups + n / max(steps.count, 1), q_step = n % max(steps.count, 1);  // of step n: head, tile of queries
     auto load_stage = [&](int step, int h, int q_step) {
         Byte* const to = stages + step % 2 * BYTES;
         const int q0 = all.begin + q_step * BN;
@@ -280,15 +219,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
         const Byte* const q_tile = stages + n % 2 * BYTES;
         const Byte* const o_tile = q_tile + Q_BYTES;
         const Place at = place_of(m, z, b, h);
-        const int next_step = q_step + 1 < steps ? q_step + 1 : 0, next_h = next_step ? h : h + 1;
+        const int next_step = q_step + 1 < steps.count ? q_step + 1 : 0, next_h = next_step ? h : h + 1;
         if (n + 1 < last) load_stage(n + 1, next_h, next_step);
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
             const int q0 = all.begin + q_step * BN + 32 * j;
             if (q0 >= mine.end || q0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
-            scores<HEAD>(s, own_keys, own, own_row, q_tile, j);
-            if (FOR_K) scores<HEAD_V>(dp, own_values, own_value, own_row, o_tile, j);
+            scores<HEAD>(s, 0, own_keys, own, own_row, q_tile, j);
+            if (FOR_K) scores<HEAD_V>(dp, 0, own_values, own_value, own_row, o_tile, j);
             else clear(dp);
             no_load_moves();
             const bool edge = q0 < mine.full_begin || q0 + 32 > mine.full_end;
@@ -316,9 +255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     float *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
     const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
     const int valid = keys - first;
-    if (FOR_K && part) store_sums<HEAD>(to_k, m.scale, part_k + at_k, k_rows.step, own_row, valid, d);
-    else if (FOR_K) store_sums<HEAD>(to_k, m.scale, dK + at_k, k_rows.step, own_row, valid, d);
-    if (FOR_V && part) store_sums<HEAD_V>(to_v, 1, part_v + at_v, v_rows.step, own_row, valid, dv);
-    else if (FOR_V) store_sums<HEAD_V>(to_v, 1, dV + at_v, v_rows.step, own_row, valid, dv);
+    float factor[MT][2], one[MT][2];
+    fill(factor, m.scale);
+    fill(one, 1);
+    if (FOR_K && part) store_sums<HEAD>(to_k, factor, part_k + at_k, k_rows.step, own_row, valid, d);
+    else if (FOR_K) store_sums<HEAD>(to_k, factor, dK + at_k, k_rows.step, own_row, valid, d);
+    if (FOR_V && part) store_sums<HEAD_V>(to_v, one, part_v + at_v, v_rows.step, own_row, valid, dv);
+    else if (FOR_V) store_sums<HEAD_V>(to_v, one, dV + at_v, v_rows.step, own_row, valid, dv);
 }
 #endif

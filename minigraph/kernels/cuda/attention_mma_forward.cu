@@ -7,7 +7,6 @@
 // tensor cores cut off what they add. Where blocks are few, blockIdx.y takes its part of the keys; `join` of
 // attention_forward.cu joins the parts in order.
 
-constexpr int BM = 16 * MT * WARPS;
 constexpr bool FULL = !SINGLE && HEAD + HEAD_V > 384;  // registers are: none is left for which tiles a warp may skip
 
 __device__ __forceinline__ float log_sum(float total, float largest, bool whole) {
@@ -38,14 +37,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
 
     load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
     for (int r = threadIdx.x; r < BM; r += THREADS)
-        seen[r] = first + r < queries ? interval(first + r, queries, keys, lengths_q, lengths_k, count, before, after,
-                                                 bottom_right != 0)
-                                      : Interval{0, 0};
+        seen[r] = sight.of_query(first + r);
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
-    const int steps = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0, split = blockIdx.y;
-    const int last = i64(steps) * (split + 1) / splits;
-    int n = i64(steps) * split / splits;
+    const Steps steps = steps_of(all, 1, splits);
+    const int last = steps.last, split = blockIdx.y;
+    int n = steps.first;
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
@@ -57,19 +54,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     __syncthreads();
 
     Left q[OWN_HELD ? HEAD / 16 : 1][MT];
-    if (OWN_HELD) {
-#pragma unroll
-        for (int k = 0; k < HEAD / 16; ++k)
-#pragma unroll
-            for (int i = 0; i < MT; ++i) q[k][i].load<HEAD>(own, own_row + 16 * i, k);
-    }
+    hold<HEAD>(q, own, own_row);
     float out[MT][HEAD_V / 8][4], largest[MT][2], total[MT][2];
+    clear(out);
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int c = 0; c < HEAD_V / 8; ++c)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) out[i][c][e] = 0;
         largest[i][0] = largest[i][1] = -infinity<float>();
         total[i][0] = total[i][1] = 0;
     }
@@ -82,32 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         if (FULL || (k0 < mine.end && k0 + BN > mine.begin)) {
             float s[MT][BN / 8][4];
 #pragma unroll
-            for (int j = 0; j < BN / 32; ++j) {
-                Sums found[MT], rest[MT];
-#pragma unroll
-                for (int c = 0; c < HEAD / 32; ++c) {
-                    if ((SINGLE && !WIDE) || c == 0) {
-#pragma unroll
-                        for (int i = 0; i < MT; ++i) found[i].clear(), rest[i].clear();
-                    }
-                    multiply(found, SINGLE && WIDE ? rest : found, [&](int k, Left (&left)[MT], Right& right) {
-                        right.load_rows<HEAD>(k_tile, 32 * j, 2 * c + k);
-#pragma unroll
-                        for (int i = 0; i < MT; ++i)
-                            if (OWN_HELD) left[i] = q[OWN_HELD ? 2 * c + k : 0][i];
-                            else left[i].load<HEAD>(own, own_row + 16 * i, 2 * c + k);
-                    });
-#pragma unroll
-                    for (int i = 0; i < MT; ++i)
-#pragma unroll
-                        for (int t = 0; t < 4; ++t)
-#pragma unroll
-                            for (int e = 0; e < 4; ++e) {
-                                float& y = s[i][4 * j + t][e];
-                                y = settled(y, found[i].v[t][e], rest[i].v[t][e], c);
-                            }
-                }
-            }
+            for (int j = 0; j < BN / 32; ++j) scores<HEAD>(s, 4 * j, q, own, own_row, k_tile, j);
             const bool edge = k0 < mine.full_begin || k0 + BN > mine.full_end;
             float shrink[MT][2];
 #pragma unroll
@@ -181,37 +145,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         wait_for_copies();
         __syncthreads();
     }
-    const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
+    float factor[MT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float all_of_row = over_quad_sum(total[i][half]);
             const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
-            if (q_row >= queries) continue;
-            const float factor = all_of_row == 0 ? 0.0f : 1.0f / all_of_row;
+            factor[i][half] = all_of_row == 0 ? 0.0f : 1.0f / all_of_row;
+            if (q_row >= queries || lane % 4 != 0) continue;
             const bool hidden =
                 GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && largest[i][half] == masked_unit;
             const float natural = hidden ? m.masked_score : __fmul_rn(largest[i][half], unit) * LN2;
-            if (lane % 4 == 0) {
-                const i64 row = i64(head) * queries + q_row;
-                if (part) {
-                    part_sums[2 * split * rows_of_all + row] = all_of_row;
-                    part_sums[(2 * split + 1) * rows_of_all + row] = natural;
-                } else if (sums) {
-                    sums[row] = log_sum(all_of_row, natural, hidden);
-                }
-            }
-            const i64 place = o_rows.at + q_row * o_rows.step;
-#pragma unroll
-            for (int c = 0; c < HEAD_V / 32; ++c) {
-                float x[4][2];
-#pragma unroll
-                for (int t = 0; t < 4; ++t)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) x[t][e] = out[i][4 * c + t][2 * half + e] * factor;
-                if (part) store_results(part + split * elements + place + 32 * c, x, dv - 32 * c);
-                else store_results(Out + place + 32 * c, x, dv - 32 * c);
+            const i64 row = i64(head) * queries + q_row;
+            if (part) {
+                part_sums[2 * split * rows_of_all + row] = all_of_row;
+                part_sums[(2 * split + 1) * rows_of_all + row] = natural;
+            } else if (sums) {
+                sums[row] = log_sum(all_of_row, natural, hidden);
             }
         }
+    const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
+    const i64 place = o_rows.at + first * o_rows.step;
+    if (part) store_sums<HEAD_V>(out, factor, part + split * elements + place, o_rows.step, own_row, queries - first, dv);
+    else store_sums<HEAD_V>(out, factor, Out + place, o_rows.step, own_row, queries - first, dv);
 }
