@@ -29,21 +29,6 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-// The same, into the shared memory of each block of the cluster whose bit is set, at the same place; each gets its bytes
-// counted by its own barrier.
-__device__ __forceinline__ void load_box_for(
-    u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w, unsigned short blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
-        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
-}
-// At the barrier that lies at this place in the block of this rank of the cluster, by a thread that has only read.
-__device__ __forceinline__ void barrier_arrive_at(u32 barrier, int rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
-                 : "memory");
-}
 
 // A matrix in shared memory whose rows of 128 bytes are swizzled (the copy engine's 128-byte mode), by its start
 // address / 16, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.

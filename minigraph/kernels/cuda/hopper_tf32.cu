@@ -5,9 +5,8 @@
 //   B        stored [n, k]: from shared memory, rows permuted on their way so that a thread's 4 columns are neighbours.
 //            Stored [k, n]: 16 bytes of a thread are its 4 columns, as fragments in registers
 //   A        wgmma wants k contiguous. Stored [k, m]: three warps turn each box of 32 x 32 around where it lies
-//   cluster  of CLUSTER blocks along m, each loads a part of B for all of them
 //   SPLIT    blocks that share a sum; each writes its part of it, out[SPLIT, m, n], columns[SPLIT, n]
-//   memory   reads A once for each 256 columns, B once for each CLUSTER * ROWS rows; writes out once
+//   memory   reads A once for each 256 columns, B once for each ROWS rows; writes out once, SPLIT times with its parts
 //   BIAS     + bias[n]                     RELU, MASK  max(., 0) and the bits of what is > 0, rows of `width` bytes
 //   DRELU    0 where the mask's bit is 0   GELU, SLOPE expressions of X, the result, which aux keeps (KEEP), or of aux
 //   ADD      + what out holds              COLUMNS     sums over k of B, stored [k, n], by the blocks of the first rows
@@ -16,10 +15,8 @@ typedef Pack<float, 4> Quad;
 typedef float C;
 constexpr int BK = 32, WIDE = 256, ACROSS = ROWS / 8;  // steps of k; columns of a block; groups of 8 rows
 constexpr u32 B_BYTES = 128 * WIDE, STAGE = B_BYTES + 128 * ROWS;
-constexpr unsigned short EVERYBODY = (1 << CLUSTER) - 1;
-static_assert(ROWS % 32 == 0 && ROWS <= 192 && (CLUSTER == 1 || CLUSTER == 2) && !(COLUMNS && B_BY_K) && !(ADD && SPLIT > 1), "");
-
-constexpr u32 FULL = STAGES * STAGE, TURNED = FULL + 8 * STAGES, EMPTY = TURNED + 8 * STAGES;  // barriers, behind the stages
+constexpr u32 FULL = STAGES * STAGE, TURNED = FULL + 8 * STAGES, EMPTY = TURNED + 8 * STAGES;  // barriers, after them
+static_assert(ROWS % 32 == 0 && ROWS <= 192 && !(COLUMNS && B_BY_K) && !(ADD && SPLIT > 1), "");
 
 // A stage, and the parity of its phase: how often the ring went around.
 struct Turn {
@@ -57,8 +54,8 @@ struct Transposer {
     }
 };
 
-// This block's steps of BK along k; the first parts have one more. Each role of warps asks for itself: what several hold
-// on to would be kept in memory, for the sake of those with few registers.
+// This block's steps of BK along k; the first parts have one more. Each role of warps asks for itself: what several
+// hold on to would be kept in memory, for the sake of those with few registers.
 struct Steps {
     int part, begin, count;
     __device__ __forceinline__ Steps(int inner) {
@@ -71,7 +68,8 @@ struct Steps {
 // Four numbers that no kernel writes meanwhile: such loads pass stores.
 __device__ __forceinline__ Quad load_unchanged(const float* from) {
     Quad x;
-    asm("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3]) : "l"(from));
+    asm("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+        : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3]) : "l"(from));
     return x;
 }
 
@@ -99,30 +97,24 @@ __device__ __forceinline__ u32 exchanged(u32 word, int p) {
     return word;
 }
 
-#if CLUSTER > 1
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define IN_CLUSTERS
-#endif
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
+extern "C" __global__ void __launch_bounds__(384, 1) product(
     const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, float* out,
     const float* __restrict__ bias, float* aux, Byte* mask, float* columns, int m, int n, int inner, i64 width)
 {
     extern __shared__ Byte raw[];
     const u32 memory = (shared_address(raw) + 1023) & ~1023u;
-    const int rank = blockIdx.x % CLUSTER, n0 = blockIdx.x / CLUSTER * WIDE, m0 = (blockIdx.y * CLUSTER + rank) * ROWS;
+    const int n0 = blockIdx.x * WIDE, m0 = blockIdx.y * ROWS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(memory + FULL + 8 * i, 1);
-            barrier_init(memory + TURNED + 8 * i, 3);           // warps
-            barrier_init(memory + EMPTY + 8 * i, 8 * CLUSTER);  // warps that multiply
+            barrier_init(memory + TURNED + 8 * i, 3);  // warps
+            barrier_init(memory + EMPTY + 8 * i, 8);   // warps that multiply
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // nobody sends to a block that has not begun
 
     if (warp >= 8) {
         fewer_registers<LOADER_REGISTERS>();
@@ -134,20 +126,14 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
                 const u32 barrier = memory + FULL + 8 * turn.stage;
                 barrier_wait(memory + EMPTY + 8 * turn.stage, turn.parity ^ 1);
                 barrier_expect(barrier, STAGE);
-                // the transposed operand first: it has the longer way
                 if (A_BY_K) load_box(a_box, a_map, barrier, k, m0, 0, 0);
                 else
 #pragma unroll 1
-                    for (int i = 0; i < ROWS / 32; i++) load_box(a_box + i * 4096, a_map, barrier, m0 + 32 * i, k, 0, 0);
-                constexpr int BOXES = B_BY_K ? 4 : 8, OWN = BOXES / CLUSTER;
+                    for (int i = 0; i < ROWS; i += 32) load_box(a_box + i * 128, a_map, barrier, m0 + i, k, 0, 0);
 #pragma unroll 1
-                for (int i = rank * OWN; i < rank * OWN + OWN; i++) {
-                    const u32 to = b_box + i * (B_BYTES / BOXES);
-                    const int x = B_BY_K ? k : n0 + 32 * i, y = B_BY_K ? 0 : k;
-                    const int z = B_BY_K ? i % 2 * 2 : 0, w = B_BY_K ? n0 / 32 + i / 2 * 4 : 0;
-                    if (CLUSTER > 1) load_box_for(to, b_map, barrier, x, y, z, w, EVERYBODY);
-                    else load_box(to, b_map, barrier, x, y, z, w);
-                }
+                for (int i = 0; i < (B_BY_K ? 4 : 8); i++)
+                    if (B_BY_K) load_box(b_box + i * 8192, b_map, barrier, k, 0, i % 2 * 2, n0 / 32 + i / 2 * 4);
+                    else load_box(b_box + i * 4096, b_map, barrier, n0 + 32 * i, k, 0, 0);
             }
         } else if (!A_BY_K && warp > 8) {
             const Transposer transpose(lane);
@@ -162,12 +148,10 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
                 if (lane == 0) barrier_arrive(memory + TURNED + 8 * turn.stage);
             }
         }
-        __syncwarp();
-        if (CLUSTER > 1) cluster_arrive();
     } else {
         more_registers<REGISTERS>();
         const Steps steps(inner);
-        float d[2][4 * ACROSS];  // 8 rows after the other, four numbers of each: rows 2 q and 2 q + 1, first column; second
+        float d[2][4 * ACROSS];  // of every 8 rows: rows 2 q and 2 q + 1 of a first column, then of a second
 #pragma unroll
         for (int i = 0; i < 4 * ACROSS; i++) d[0][i] = d[1][i] = 0;
         auto wait_for = [&](Turn t) {
@@ -175,8 +159,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
             if (!A_BY_K) barrier_wait(memory + TURNED + 8 * t.stage, t.parity);
         };
         auto release = [&](int stage) {
-            if (CLUSTER > 1 && lane < CLUSTER) barrier_arrive_at(memory + EMPTY + 8 * stage, lane);
-            if (CLUSTER == 1 && lane == 0) barrier_arrive(memory + EMPTY + 8 * stage);
+            if (lane == 0) barrier_arrive(memory + EMPTY + 8 * stage);
         };
         Turn turn;
         int before = -1;  // the stage that was multiplied before this one
@@ -200,27 +183,24 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
 #else
         const bool sums = COLUMNS && m0 == 0;
         float total[2][2] = {};
-        u32 f[FRAGMENTS][2][4];  // of 8 of k; where there are two, one is read while the other is multiplied
+        u32 f[2][4];  // 8 of k for either half of d: one is read while the other is multiplied
         const Place at(lane);
         const u32 own = memory + warp * 4096 + at.q * 128 + ((at.p ^ at.q) << 4) + at.other * 8;
-        auto read = [&](int stage, int i) {
+        auto read = [&](int stage, int i, int t) {
             const u32 first = own + stage * STAGE + i * 1024;  // row q of k; row q + 4 is swizzled by 4 chunks more
+            u32(&x)[4] = f[t];
+            load_two(x[0], x[1], first ^ 8 * t);
+            load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
+            if (COLUMNS) {
+                if (sums)
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
-                u32(&x)[4] = f[i % FRAGMENTS][t];
-                load_two(x[0], x[1], first ^ 8 * t);
-                load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
-                if (COLUMNS) {
-                    if (sums)
+                    for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
 #pragma unroll
-                        for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
-                }
+                for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
             }
         };
         wait_for(turn);
-        read(0, 0);
+        read(0, 0, 0);
         for (int left = steps.count; left > 0; left--) {
             const u64 a = descriptor((memory + turn.stage * STAGE + B_BYTES) >> 4, 16, 1024);
             const int now = turn.stage;
@@ -228,17 +208,20 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 wgmma_fence();
-                wgmma_rs(d[0], f[i % FRAGMENTS][0], a + 2 * i);
-                wgmma_rs(d[1], f[i % FRAGMENTS][1], a + 2 * i);
+                wgmma_rs(d[0], f[0], a + 2 * i);
+                wgmma_commit();
+                wgmma_wait<1>();
+                keep(f[1]);
+                if (i == 0 && before >= 0) release(before);
+                read(now, i, 1);
+                wgmma_fence();
+                wgmma_rs(d[1], f[1], a + 2 * i);
                 wgmma_commit();
                 if (i == 3 && left > 1) wait_for(turn);
-                wgmma_wait<FRAGMENTS - 1>();
-                keep(f[(i + 1) % FRAGMENTS][0]);
-                keep(f[(i + 1) % FRAGMENTS][1]);
-                if (FRAGMENTS == 2 && i == 0 && before >= 0) release(before);
-                if (FRAGMENTS == 1 && i == 3) release(now);
-                if (i < 3) read(now, i + 1);
-                else if (left > 1) read(turn.stage, 0);
+                wgmma_wait<1>();
+                keep(f[0]);
+                if (i < 3) read(now, i + 1, 0);
+                else if (left > 1) read(turn.stage, 0, 0);
             }
             before = now;
         }
@@ -260,9 +243,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
         wgmma_wait<0>();
         keep(d[0]);
         keep(d[1]);
-        if (CLUSTER > 1) cluster_arrive();
 #if !B_BY_K
-        keep(f[0][0]), keep(f[0][1]), keep(f[FRAGMENTS - 1][0]), keep(f[FRAGMENTS - 1][1]);
+        keep(f[0]), keep(f[1]);
         if (COLUMNS && sums) {
 #pragma unroll
             for (int t = 0; t < 2; t++) {
@@ -279,7 +261,16 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
         const i64 place = (i64(steps.part) * m + m0 + 2 * q) * n + c;
         float *to = out + place, *beside = aux + place;
         const int rows = c < n ? m - m0 - 2 * q : 0;  // that are left from this lane's first one on
-        Quad ahead[4];                                // what out holds, of 16 rows
+        Quad held[4];                                 // what out holds of 16 rows, ahead where registers are free
+        auto look = [&](const float* from, int first) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int down = 8 * (i / 2) + i % 2;
+                held[i] = first + down < rows ? *(const Quad*)(from + down * i64(n)) : Quad{};
+            }
+        };
+        constexpr bool AHEAD = A_BY_K && B_BY_K;
+        if (ADD && AHEAD) look(to, 0);
 #pragma unroll
         for (int some = 0; some < ACROSS / 4; some++) {  // 32 rows
             u32 bits = 0;
@@ -288,12 +279,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
             for (int i = 0; i < 8; i++) {
                 const int j = 4 * some + i / 2, e = i % 2, at = 4 * j + e;
                 const bool inside = 8 * j + e < rows;
-                if (ADD && i % 4 == 0)
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        ahead[k] = {};
-                        if (8 * (j + k / 2) + k % 2 < rows) ahead[k] = *(const Quad*)(to + (8 * (k / 2) + k % 2) * i64(n));
-                    }
+                if (ADD && !AHEAD && i % 4 == 0) look(to, 8 * j);
                 Quad v = other ? Quad{d[1][at], d[1][at + 2], d[0][at], d[0][at + 2]}
                                : Quad{d[0][at], d[0][at + 2], d[1][at], d[1][at + 2]};
                 Quad kept = {};
@@ -304,7 +290,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
                 for (int o = 0; o < 4; o++) {
                     float& z = v.v[o];
                     const u32 bit = 1u << (4 * i + o);
-                    if (ADD) z += ahead[i % 4].v[o];
+                    if (ADD) z += held[i % 4].v[o];
                     if (BIAS) z += added.v[o];
                     if (RELU) z = max_nan(z, 0.0f);
                     if (MASK && z > 0) bits |= bit;
@@ -319,7 +305,17 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
 #endif
                 }
                 if (KEEP && inside) *(Quad*)(beside + e * n) = kept;
-                if (inside) *(Quad*)(to + e * n) = v;
+                if (!ADD && inside) *(Quad*)(to + e * n) = v;
+                if (ADD) held[i % 4] = v;
+                if (ADD && i % 4 == 3) {
+                    const Quad sums[4] = {held[0], held[1], held[2], held[3]};
+                    if (AHEAD && j + 1 < ACROSS) look(to + 8 * i64(n), 8 * j + 8);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        const int down = 8 * (k / 2) + k % 2 - 8;
+                        if (8 * j + down < rows) *(Quad*)(to + down * i64(n)) = sums[k];
+                    }
+                }
                 if (e == 1) to += 8 * i64(n), beside += 8 * i64(n);
             }
             if (MASK) {
@@ -329,5 +325,27 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(384, 1) product(
             }
         }
     }
-    if (CLUSTER > 1) cluster_wait();  // the other block's last arrivals come here
 }
+
+#if SPLIT > 1
+// out[size] and columns[n] are the sums of their parts, in one order; a thread takes 4 numbers.
+extern "C" __global__ void __launch_bounds__(256) join(
+    const float* __restrict__ parts, const float* __restrict__ part_columns, float* out, float* columns, i64 size,
+    int n)
+{
+    i64 at = (i64(blockIdx.x) * 256 + threadIdx.x) * 4;
+    const bool beside = COLUMNS && at >= size;
+    if (beside) at -= size;
+    const i64 pitch = beside ? n : size;
+    if (at >= pitch) return;
+    const float* const from = (beside ? part_columns : parts) + at;
+    Quad x[SPLIT];
+#pragma unroll
+    for (int i = 0; i < SPLIT; i++) x[i] = load_unchanged(from + i * pitch);
+#pragma unroll
+    for (int i = 1; i < SPLIT; i++)
+#pragma unroll
+        for (int o = 0; o < 4; o++) x[0].v[o] += x[i].v[o];
+    *(Quad*)((beside ? columns : out) + at) = x[0];
+}
+#endif

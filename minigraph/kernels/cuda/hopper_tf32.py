@@ -14,28 +14,26 @@ from ...types import float32
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .hopper import TensorMap, hopper_source, wgmma
-from .reduce import bind_sum_to
 
 NAME = "kernel for TF32 on Hopper"
-LEAST, FIRST = 1 << 29, 1 << 31  # multiply-adds from which it is tried, from which it runs where nothing was measured
+LEAST, FIRST = 1 << 29, 9 << 27  # multiply-adds from which it is tried, from which it runs where nothing was measured
 WIDE, STEP = 256, 32  # columns of a block, k of a step
 ROWS = 192, 160, 128, 96, 64  # of a block
 MOST_PARTS, LEAST_STEPS = 16, 4  # blocks that share a sum, steps of each
 THREADS = 384
 PAIRS = 32  # columns that B stored [n, k] must be a multiple of
-FILES = "tensor_cores.cuh", "hopper_tf32.cu"
+FILES = ("hopper_tf32.cu",)
 
 Shape = tuple[int, int, int]
 
 
 class Form(NamedTuple):
-    """How a product is cut: blocks of `rows` x 256, `cluster` of them load together, `split` of them share a sum.
+    """How a product is cut: blocks of `rows` x 256, `split` of them share a sum.
 
     stages   steps of 32 along the sum that are on their way to shared memory
     """
 
     rows: int = 192
-    cluster: int = 1
     split: int = 1
     stages: int = 4
 
@@ -56,10 +54,10 @@ def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool) -> Form:
 
     def microseconds(form: Form) -> float:
         blocks = blocks_for(m, form.rows) * blocks_for(n, WIDE) * form.split
-        step = 0.12 + 0.006 * form.rows if trans_a else 0.23 + 0.0036 * form.rows
+        step = 0.35 + 0.0038 * form.rows if trans_a else 0.2 + 0.004 * form.rows
         waves = blocks_for(blocks, binder.device.multiprocessors)
         joined = 2 + form.split * m * n * 8e-7 if form.split > 1 else 0
-        return waves * (blocks_for(steps, form.split) * step + 0.025 * form.rows) + joined
+        return waves * (blocks_for(steps, form.split) * step + 3 + 0.025 * form.rows) + joined
 
     parts = range(1, 2 if whole else min(MOST_PARTS, max(steps // LEAST_STEPS, 1)) + 1)
     room = binder.device.shared - 1024
@@ -73,20 +71,26 @@ def with_kernel(
     variants: dict[str, Callable[[], None]], binder: Binder, a: Buffer, b: Buffer, out: Buffer, shape: Shape,
     trans_a: bool, trans_b: bool, **around: Any,
 ) -> dict[str, Callable[[], None]]:  # fmt: skip
-    """The variants and this kernel, where the product is large enough for it; it comes first from `FIRST` on.
+    """The variants and this kernel, where the product is large enough for it.
+
+    It comes first from `FIRST` on. Where k is contiguous in both operands and nothing is done beside the product,
+    the library is as fast in one wave of blocks and faster in several: 115 against 132 us for 8192 x 3072 x 768.
 
     around   what `bind` does beside the product
     """
     m, n, k = shape
     if not binder.tf32 or a.dtype != float32 or not binder.device.arch.startswith("sm_90") or m * n * k < LEAST:
         return variants
+    rows = form_of(binder, shape, trans_a, True).rows
+    several = blocks_for(m, rows) * blocks_for(n, WIDE) > binder.device.multiprocessors
+    first = m * n * k >= FIRST and (trans_a or not trans_b or any(around.values()) or not several)
     why = refusal(a, b, out, shape, trans_a, trans_b, of_a=around.pop("of_a", False), sums=around.get("sums"))
     if why is not None:
-        if m * n * k >= FIRST:
+        if first:
             binder.note(f"the {NAME} is left out: {why}")
         return variants
     own = {NAME: partial(bind, binder, a, b, out, shape, trans_a, trans_b, **around)}
-    return own | variants if m * n * k >= FIRST else variants | own
+    return own | variants if first else variants | own
 
 
 def refusal(
@@ -129,11 +133,11 @@ def bind(
     mask = bits or where
     whole = add or bias is not None or relu or mask is not None or bool(gelu or slope)
     form = form or form_of(binder, shape, trans_a, whole)
-    registers = 240 if not trans_a else 224 if trans_b else 232  # 504 for one thread of each warpgroup
+    registers = 232 if trans_a else 240  # a thread of each of the three warpgroups has 504 in all
     defines = {
-        "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows, "CLUSTER": form.cluster,
+        "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows,
         "SPLIT": form.split, "STAGES": form.stages, "REGISTERS": registers,
-        "LOADER_REGISTERS": 504 - 2 * registers, "FRAGMENTS": 1 if trans_a or sums is not None else 2, "ADD": int(add),
+        "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(add),
         "BIAS": int(bias is not None), "RELU": int(relu), "MASK": int(bits is not None),
         "DRELU": int(where is not None), "COLUMNS": int(sums is not None), "KEEP": int(aux is not None and not slope),
     }  # fmt: skip
@@ -148,15 +152,17 @@ def bind(
         TensorMap(b, (k, 8, 4, n // PAIRS), (4 * k, k, PAIRS * k), (8, 2, 4), exact=False) if trans_b
         else TensorMap(b, (n, k, 1, 1), (n, k * n, k * n), STEP, exact=sums is not None)
     )  # fmt: skip
-    grid = blocks_for(n, WIDE) * form.cluster, blocks_for(m, form.rows * form.cluster), form.split
-    parts = out if form.split == 1 else binder.scratch((form.split, m * n), out.dtype)
-    part_sums = sums if form.split == 1 or sums is None else binder.scratch((form.split, n), out.dtype)
+    parts, part_sums = out, sums or out
+    if form.split > 1:
+        parts = binder.scratch((form.split, m * n), out.dtype)
+        part_sums = binder.scratch((form.split, n), out.dtype) if sums is not None else parts
     binder.launch_source(
-        source, "product", grid, THREADS, a_map, b_map, parts, bias or parts, aux or parts, mask or parts,
-        part_sums or parts, i32(m), i32(n), i32(k), i64(mask.shape[-1] if mask is not None else 0),
-        shared=form.shared,
+        source, "product", (blocks_for(n, WIDE), blocks_for(m, form.rows), form.split), THREADS, a_map, b_map, parts,
+        bias or parts, aux or parts, mask or parts, part_sums, i32(m), i32(n), i32(k),
+        i64(mask.shape[-1] if mask is not None else 0), shared=form.shared,
     )  # fmt: skip
     if form.split > 1:
-        bind_sum_to(binder, parts, out, (m * n,))
-        if sums is not None and part_sums is not None:
-            bind_sum_to(binder, part_sums, sums, (n,))
+        elements = m * n + (n if sums is not None else 0)
+        binder.launch_source(
+            source, "join", blocks_for(elements, 4 * 256), 256, parts, part_sums, out, sums or out, i64(m * n), i32(n)
+        )
