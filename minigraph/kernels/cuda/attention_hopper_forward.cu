@@ -1,7 +1,7 @@
 // Flash attention, forward, on Hopper (FlashAttention-3's division of work): one warpgroup loads tiles of keys and
 // values, GROUPS compute 64 queries each, in turns: scores of the next tile are multiplied while those of this one
-// become probabilities. Blocks stay: each goes through its column of `order`, so that what a tile of queries begins
-// and ends with runs beside the products of the others.
+// become probabilities. Blocks stay: each works through its column of `order`, numbers of tiles of queries with -1 behind
+// the last, so that what a tile begins and ends with runs beside the products of the next. BANDED: a window or causal.
 struct Barriers {
     u64 q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
@@ -81,7 +81,8 @@ extern "C" __global__ __launch_bounds__(GROUPS * 128 + 128, 1) void attention_fo
 
         // products of one warpgroup run under the exponentials of the others
         auto take_turn = [&]() { asm volatile("bar.sync %0, 256;" ::"r"(8 + part) : "memory"); };
-        auto give_turn = [&]() { asm volatile("bar.arrive %0, 256;" ::"r"(part == GROUPS - 1 ? 8 : 9 + part) : "memory"); };
+        const int next_turn = part == GROUPS - 1 ? 8 : 9 + part;
+        auto give_turn = [&]() { asm volatile("bar.arrive %0, 256;" ::"r"(next_turn) : "memory"); };
         auto scores = [&](u32 n) {
             barrier_wait(k_full + 8 * (n % STAGES), n / STAGES & 1);
             multiply(s, own_q, k_tile + n % STAGES * STEP_BYTES);
@@ -197,7 +198,8 @@ extern "C" __global__ __launch_bounds__(GROUPS * 128 + 128, 1) void attention_fo
                 total[h] = sum == 0 ? 0.0f : 1 / sum;
                 const int r = row + 8 * h;
                 if (lse != nullptr && lane % 4 == 0 && r < queries)
-                    lse[(i64(work.batch) * heads + work.head) * queries + r] = sum == 0 ? EMPTY_LSE : top[h] * scale + logf(sum);
+                    lse[(i64(work.batch) * heads + work.head) * queries + r] =
+                        sum == 0 ? EMPTY_LSE : top[h] * scale + logf(sum);
             }
             T* to = out + work.batch * out_batch + work.head * out_head + row * out_row;
             store_results(o, total, to, out_row, queries - row, width);
