@@ -1,4 +1,5 @@
-"""GPU checks of fuse_elementwise: random chains of several shapes as one kernel, against float64 on a CPU."""
+"""GPU checks of fuse_elementwise against float64 on a CPU: random chains of several shapes as one kernel, and what
+meets at a loss, forward and backward in one."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ from typing import Any
 
 import numpy as np
 from gpucheck import Check, GpuExecutor, each
-from random_chains import random_chain
+from random_chains import Chain, random_chain
 
+import minigraph as mg
 from minigraph.compiler import CompiledProgram
 from minigraph.executor import Executor
 from minigraph.scope import Scope
 from minigraph.strategy import BuildStrategy
-from minigraph.types import float64
+from minigraph.types import as_dtype, float64
 
 SHAPES = ((37, 1024), (3, 11, 768), (700, 48), (5, 4096), (2, 9, 50), (1, 300))
 SEEDS = 12
+ALONE, EVERY = BuildStrategy(fuse_elementwise=True), BuildStrategy.all()
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -27,11 +30,14 @@ def checks() -> Iterator[Check]:
         yield Check(f"fusion/float64/{name}", partial(_exact, shape), sanitize=shape == SHAPES[4])
         for dtype in UNIT:
             yield Check(f"fusion/{dtype}/{name}", partial(_rounded, dtype, shape))
+    for kind in LOSSES:
+        for dtype in ("float64", *UNIT):
+            yield Check(f"fusion/loss/{kind}/{dtype}", partial(_loss, kind, dtype), sanitize=dtype == "float32")
 
 
-def _runs(chain: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The fetched values on the GPU, without the pass and with it."""
-    after = CompiledProgram(chain.program, BuildStrategy(fuse_elementwise=True)).program_for(chain.fetches)
+def _runs(chain: Any, strategy: BuildStrategy = ALONE) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The fetched values on the GPU, without passes and with them."""
+    after = CompiledProgram(chain.program, strategy).program_for(chain.fetches)
     return tuple(
         GpuExecutor().run(program, chain.feeds, chain.fetches, scope=Scope()) for program in (chain.program, after)
     )  # type: ignore[return-value]
@@ -42,9 +48,12 @@ def _exact(shape: tuple[int, ...]) -> None:
 
 
 def _exact_seed(seed: int, shape: tuple[int, ...]) -> None:
-    chain = random_chain(seed, "float64", shape)
+    _agrees(random_chain(seed, "float64", shape))
+
+
+def _agrees(chain: Any, strategy: BuildStrategy = ALONE) -> None:
     right = Executor().run(chain.program, chain.feeds, chain.fetches, scope=Scope())
-    for who, found in zip(("unfused", "fused"), _runs(chain), strict=True):
+    for who, found in zip(("unfused", "fused"), _runs(chain, strategy), strict=True):
         for name, a, b in zip(chain.fetches, right, found, strict=True):
             error = np.abs(a.astype(float) - b.astype(float)).max(initial=0)
             assert error <= 1e-10 * max(1.0, np.abs(a).max(initial=0)), f"{who} {name} differs by {error:.3g}"
@@ -55,14 +64,52 @@ def _rounded(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def _rounded_seed(seed: int, dtype: str, shape: tuple[int, ...]) -> None:
+    _no_worse(*(random_chain(seed, d, shape, smooth=True) for d in (dtype, "float64")), dtype)
+
+
+def _no_worse(chain: Any, exact: Any, dtype: str, strategy: BuildStrategy = ALONE) -> None:
     """Errors are at most twice those of the unfused run on the GPU."""
-    chain, exact = (random_chain(seed, d, shape, smooth=True) for d in (dtype, "float64"))
     exact.feeds = {name: x.astype(float64) if x.dtype.kind in "fV" else x for name, x in chain.feeds.items()}
     right = Executor().run(exact.program, exact.feeds, exact.fetches, scope=Scope())
-    unfused, fused = _runs(chain)
+    unfused, fused = _runs(chain, strategy)
     for name, r, a, b in zip(chain.fetches, right, unfused, fused, strict=True):
         peak = np.abs(r).max(initial=0)
         if r.size < 40 or peak < 1e-9:
             continue  # the largest of many errors tells something, one is luck; so is what is 0 but for rounding
         before, after = (np.abs(v.astype(float) - r).max() for v in (a, b))
         assert after <= 2 * max(before, UNIT[dtype] * peak), f"{name}: error {after:.3g}, unfused {before:.3g}"
+
+
+LOSSES = {
+    "squares": lambda f, v: v["x"] - v["y"],
+    "layer_norm": lambda f, v: f.layer_norm(v["x"] + v["y"], [v["x"].shape[-1]], v["scale"], v["bias"]) - v["y"],
+    "softmax": lambda f, v: f.softmax(v["x"]) - v["y"],
+    "dropout": lambda f, v: f.dropout(f.layer_norm(f.gelu(v["x"]), [v["x"].shape[-1]], v["scale"]), 0.1) + v["y"],
+}
+
+
+def _loss(kind: str, dtype: str) -> None:
+    for shape in ((70, 1024), (1500, 48)):  # small constants are folded, and then nothing meets
+        step = loss_step(kind, dtype, shape)
+        after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+        assert [op.type for op in after.ops].count("fused_elementwise") == 1, f"they do not meet: {after}"
+        if dtype == "float64":
+            _agrees(step, EVERY)
+        else:
+            _no_worse(step, loss_step(kind, "float64", shape), dtype, EVERY)
+
+
+def loss_step(kind: str, dtype: str, shape: tuple[int, int]) -> Chain:
+    """The mean of squares of what LOSSES computes, and gradients of all that is fed."""
+    main, rng = mg.static.Program(kind), np.random.default_rng(3)
+    main.random_seed = 5
+    sizes = {"x": shape, "y": shape, "scale": shape[1:], "bias": shape[1:]}
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        data = {name: mg.static.data(name, size, dtype) for name, size in sizes.items()}
+        for v in data.values():
+            v.stop_gradient = False
+        loss = mg.mean(mg.square(LOSSES[kind](mg.nn.functional, data)))
+        used = [v for v in data.values() if any(v.name in op.input_arg_names for op in main.ops)]
+        fetches = [loss.name, *(g.name for g in mg.static.gradients([loss], used))]
+    feeds = {v.name: rng.normal(size=sizes[v.name]).astype(as_dtype(dtype)) for v in used}
+    return Chain(main, feeds, fetches)
