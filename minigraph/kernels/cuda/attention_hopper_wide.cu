@@ -43,8 +43,8 @@ struct Barriers {
 extern "C" __global__ __launch_bounds__(384, 1) void attention_wide_backward(
     const __grid_constant__ TensorMap own_map, const __grid_constant__ TensorMap own_slope_map,
     const __grid_constant__ TensorMap late_map, const __grid_constant__ TensorMap other_map, const float* numbers,
-    T* to, int own_count, int count, int padded, int heads, int group, int width, float scale, int low, int high, int blocks,
-    int lines, int together, i64 to_batch, i64 to_head, i64 to_row) {
+    T* to, int own_count, int count, int padded, int heads, int group, int width, float scale, int low, int high,
+    int blocks, int lines, int together, i64 to_batch, i64 to_head, i64 to_row) {
     extern __shared__ __align__(1024) unsigned char raw[];
     const u32 own = shared_address(raw), own_slope = own + TILE_BYTES, late = own + (SLOPES ? 2 : 1) * TILE_BYTES;
     const u32 other = late + LATE * STEP_BYTES, stage_numbers = other + OTHER * STEP_BYTES;
