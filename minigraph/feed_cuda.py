@@ -21,7 +21,7 @@ PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 SLOTS, STAGED = 64, 1 << 20  # runs that may be on their way: as many as fit into so many bytes, at least two
 PLACES_KEPT, PLACES_SEEN = 8, 64  # sets of addresses with a binding of their own; that are remembered
 OFTEN = 3  # times that feeds lay at the same places before these get a binding
-HELD = 4  # runs on their way that read feeds where they lie
+HELD = SLOTS  # runs on their way that read feeds where they lie; what they keep alive are arrays of few places
 
 Places = tuple[int, ...]  # for each feed its address, 0 where it is copied
 
