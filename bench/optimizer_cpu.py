@@ -37,7 +37,7 @@ def minigraph_arm(flag: str | None) -> tuple[Callable[[], Any], Callable[[], Any
 
     rate = variable("rate", np.array([RATE], np.float32))
     for i, (p, grad) in enumerate(values()):
-        states = {s: variable(f"{s}{i}", np.zeros_like(p)) for s in ("Moment1", "Moment2")}
+        states = {s: variable(f"{s}{i}", np.full_like(p, 0)) for s in ("Moment1", "Moment2")}  # written, as by startup
         states |= {s: variable(f"{s}{i}", np.array([b])) for s, b in (("Beta1Pow", 0.9), ("Beta2Pow", 0.999))}
         param = variable(f"p{i}", p)
         out = {"ParamOut": param, **{f"{s}Out": v for s, v in states.items()}}

@@ -59,14 +59,14 @@ def for_blocks(size: int, block: int, body: Body) -> None:
 def for_shares(size: int, body: Body) -> None:
     """Likewise for a body that is as fast on any number of elements.
 
-    Helpers begin late and cores differ: seven eighths are dealt out first, the rest in smaller shares, so that all end
-    together. More of them would cost more than they gain: each begins with some 10 us of Python.
+    Helpers begin late and cores differ: most is dealt out first, the rest in smaller shares, so that all end together.
+    More of them would cost more than they gain: each begins with some 10 us of Python.
     """
     threads = min(cores(), -(-size // SMALLEST))
     if threads <= 1:
         return body(0, size) if size else None
     large = size * 7 // (8 * threads) // 64 * 64
-    small = max(SMALLEST, size // (16 * threads) // 64 * 64)
+    small = max(SMALLEST, size // (12 * threads) // 64 * 64)
     starts = [large * i for i in range(threads)]
     starts += [*range(large * threads, size, small), size]
     _run(list(itertools.pairwise(starts)), threads, body)
