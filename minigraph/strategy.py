@@ -192,7 +192,7 @@ class BuildStrategy:
                               "auto" takes struct32k where one launch is enough, else a table
     attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's
                               "cudnn", which adds up gradients in no fixed order; an error where it cannot. "auto" takes
-                              the best of the first three; with autotune cudnn, too, where its forward is faster
+                              the best of the first three
 
     verify               "structure" checks the graph's invariants after all passes, and where one is broken or
                          a pass fails after each of them, to name it; "off" does not; "each_pass" always does so

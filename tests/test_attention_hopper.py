@@ -60,7 +60,7 @@ def test_other_calls_are_refused_and_go_to_other_kernels(changes, attrs, arch, r
     assert reason in why
     binder = Binder(Device(arch))
     binder.begin(0)
-    assert attention.chosen(binder, ins, attrs)[0].name != "wgmma"
+    assert attention.chosen(binder, ins, attrs).name != "wgmma"
     assert f"not by wgmma: {why}" in binder.notes[-1][1]
 
 
