@@ -22,6 +22,9 @@ def checks() -> Iterator[Check]:
         for dtype in TYPES:
             for name in CASES:
                 yield Check(f"shapes/{name}/{shape}/{dtype}", partial(_case, name, shape, dtype))
+    for dtype in (*TYPES, "float64"):
+        yield Check(f"shapes/spread/{dtype}", partial(_spread, dtype, 20000, 15000))
+    yield Check("shapes/spread/few", partial(_spread, "float32", 400, 300), sanitize=True)
 
 
 def _case(name: str, shape: str, dtype: str) -> None:
@@ -203,6 +206,20 @@ def rows_by_index(x: np.ndarray, dtype: str) -> Cases:
         )
         grads = {"Ids": ids, "W": w, "Out_grad": table}
         yield _one(f"gradient of {rows}", dtype, "embedding_grad", grads, scale)
+
+
+def _spread(dtype: str, n: int, rows: int) -> None:
+    """Gradients of embeddings whose tables have about as many rows as there are ids, however these are spread."""
+    rng = np.random.default_rng(5)
+    power = np.minimum(rng.zipf(1.2, n) - 1, rows - 1)
+    spread = {"even": rng.integers(0, rows, n), "skewed": rng.permutation(rows)[power], "sorted": np.sort(power),
+              "one": np.full(n, 7), "two": rng.integers(0, 2, n)}  # fmt: skip
+    for name, ids in spread.items():
+        for width in (64, 328):
+            grads = {"Ids": ids, "W": np.zeros((rows, width)), "Out_grad": normal(n, width, seed=2)}
+            scale = 16 * float(np.bincount(ids).max()) ** 0.5
+            title, check = _one(f"{name} {width}", dtype, "embedding_grad", grads, scale, padding_idx=3)
+            each(iter([(title, check)]))
 
 
 def drops(x: np.ndarray, dtype: str) -> Cases:

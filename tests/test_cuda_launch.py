@@ -25,6 +25,7 @@ from minigraph.kernels.cuda.binder import Binder, Copy, Device, Fill, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source
 from minigraph.kernels.cuda.movement import Axis
+from minigraph.kernels.cuda.pointwise import bind_pointwise
 from minigraph.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64
 
 HUGE = 2**31 + 64  # elements
@@ -151,6 +152,20 @@ def test_places_beside_a_boundary_are_not_aligned():
         binder.begin(0)
         movement.bind_copy(binder, y, x, axes, to=to, start=start)
         assert defined(binder.calls[-1], "ALIGNED") == aligned
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "columns", "pack"),
+    [(float32, bfloat16, 64, 8), (float32, bool_, 64, 16), (float32, bool_, 24, 8), (int64, bool_, 64, 8),
+     (bfloat16, float32, 64, 4), (float32, float32, 64, 4), (bfloat16, float32, 63, 1)],
+)  # fmt: skip
+def test_a_thread_writes_16_bytes_and_reads_at_most_64_of_an_operand(read, written, columns, pack):
+    binder = Binder()
+    binder.begin(0)
+    x, y = Buffer((columns,), read), Buffer((columns,), written)
+    bind_pointwise(binder, {"Out": y}, {"X": x}, {"Out": "X"})
+    (call,) = binder.calls
+    assert int(call.args[2]) * pack == x.size and f", {pack}> r_Out;" in call.source
 
 
 def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_banks():

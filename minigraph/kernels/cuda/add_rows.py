@@ -10,7 +10,7 @@ import numpy as np
 from ...types import bfloat16, float16, float32, int32, int64, uint8
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
-from .movement import WORDS
+from .movement import WORDS, lanes_for
 from .pointwise import compute_type, pack_size
 
 THREADS = 256
@@ -34,7 +34,7 @@ class Sorted(NamedTuple):
 def bind_add_rows(
     binder: Binder, index: Buffer, rows: Buffer, out: Buffer, axis: int, low: int, padding: int = -1
 ) -> None:
-    """out[..., v, ...] = the sum of rows[..., i, ...] over all i with index[i] == v, in the order of i.
+    """out[..., v, ...] = the sum of rows[..., i, ...] over all i with index[i] == v, the same bits in every run.
 
     axis     of `out`, in whose place `rows` has the shape of `index`
     index    integers in [low, size along axis), negative ones count from the back
@@ -66,16 +66,6 @@ def bind_add_rows(
         "add_rows.cu", "long_sums", (min(n // TILE, LONG_BLOCKS), min(outer * pieces, LONG_PARTS)), THREADS,
         found.items, rows, tiles, out, *sizes, defines=defines,
     )  # fmt: skip
-
-
-def lanes_for(accesses: int) -> int:
-    """Threads that share a row of so many accesses: a power of two, at most a warp."""
-    return min(32, 1 << (accesses - 1).bit_length())
-
-
-def numbering(items: int) -> str:
-    """The type that numbers so many items, and those that the last block has beyond them."""
-    return "u32" if items < 2**31 else "u64"
 
 
 def bind_sort(binder: Binder, index: Buffer, out: Buffer, pack: int, low: int, padding: int) -> Sorted:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .add_rows import bind_add_rows, numbering
+from .add_rows import bind_add_rows
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
-from .movement import WORDS, Axis, bits, word_bytes
+from .movement import WORDS, Axis, bits, lanes_for, numbering, word_bytes
 from .pointwise import pack_size
 
 THREADS = 256
@@ -39,11 +39,6 @@ def bind_take(
             "J": numbering(outer * index.size * pieces),
         },
     )  # fmt: skip
-
-
-def lanes_for(words: int) -> int:
-    """Threads that share a row of so many words: a power of two, at most a warp."""
-    return min(32, 1 << (words - 1).bit_length())
 
 
 def gather(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

@@ -146,6 +146,16 @@ def is_wide(axes: Sequence[Axis], to: int, start: int) -> bool:
     return max(source, destination, math.prod(a.extent for a in axes), start, to) >= 2**31
 
 
+def numbering(items: int) -> str:
+    """The type that numbers so many items, and those that the last block has beyond them."""
+    return "u32" if items < 2**31 else "u64"
+
+
+def lanes_for(accesses: int) -> int:
+    """Threads that share a row of so many accesses: a power of two, at most a warp."""
+    return min(32, 1 << (accesses - 1).bit_length())
+
+
 def _bind_tiles(
     binder: Binder, destination: Buffer, source: Buffer, axes: list[Axis], fastest: int, word: int, to: int, start: int
 ) -> None:

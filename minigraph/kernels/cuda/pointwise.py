@@ -51,7 +51,9 @@ def bind_pointwise(
     operands = [*inputs.values(), *outputs.values()]
     seen = [shapes.get(name, b.shape) for name, b in inputs.items()] + [shape] * len(outputs)
     extents, strides = merged_axes(shape, seen)
-    pack = pack_size(operands, extents, strides)
+    written, widest = (max(b.dtype.itemsize for b in some) for some in (outputs.values(), operands))
+    most = min(PACK_BYTES // written, 4 * PACK_BYTES // widest)  # a wider input takes up to four accesses
+    pack = pack_size(operands, extents, strides, most)
     scalars = {name: _scalar(value) for name, value in (scalars or {}).items()}
     wide = size >= 2**31
     source = pointwise_source(outputs, inputs, expressions, scalars, walks(extents, strides), pack, wide)
@@ -94,9 +96,11 @@ def _strides(shape: Shape, ndim: int) -> list[int]:
     return [0] * (ndim - len(shape)) + strides[::-1]
 
 
-def pack_size(operands: Sequence[Buffer], extents: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """Elements per access: 16 bytes of the widest operand, where rows and addresses allow it."""
-    pack = PACK_BYTES // max(b.dtype.itemsize for b in operands)
+def pack_size(
+    operands: Sequence[Buffer], extents: Sequence[int], strides: Sequence[Sequence[int]], most: int = 0
+) -> int:
+    """Elements per access: `most`, else 16 bytes of the widest operand, where rows and addresses allow it."""
+    pack = most or PACK_BYTES // max(b.dtype.itemsize for b in operands)
     while pack > 1:
         packed = [(b, s) for b, s in zip(operands, strides, strict=True) if s[-1] != 0]  # others: one element a row
         whole = extents[-1] % pack == 0
