@@ -16,6 +16,7 @@ from . import (
     gpu_mlp_gemm,
     gpu_optimizers,
     gpu_steps_run,
+    gpu_tf32,
     mlp_cpu,
     optimizer_cpu,
 )
@@ -24,7 +25,7 @@ from .harness import Bench, compare
 BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
-        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
+        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
         gpu_steps_run, gpu_attention, optimizer_cpu,
     )
 }

@@ -129,11 +129,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
                 if (A_BY_K) load_box(a_box, a_map, barrier, k, m0, 0, 0);
                 else
 #pragma unroll 1
-                    for (int i = 0; i < ROWS; i += 32) load_box(a_box + i * 128, a_map, barrier, m0 + i, k, 0, 0);
+                    for (int i = 0; i < ROWS / 32; i++)
+                        load_box(a_box + i * 4096, a_map, barrier, m0 + 32 * i, k, 0, 0);
 #pragma unroll 1
-                for (int i = 0; i < (B_BY_K ? 4 : 8); i++)
-                    if (B_BY_K) load_box(b_box + i * 8192, b_map, barrier, k, 0, i % 2 * 2, n0 / 32 + i / 2 * 4);
-                    else load_box(b_box + i * 4096, b_map, barrier, n0 + 32 * i, k, 0, 0);
+                for (int i = 0; i < (B_BY_K ? 4 : 8); i++) {
+                    const u32 to = b_box + i * (B_BY_K ? 8192 : 4096);
+                    const int x = B_BY_K ? k : n0 + 32 * i, y = B_BY_K ? 0 : k;
+                    const int z = B_BY_K ? i % 2 * 2 : 0, w = B_BY_K ? n0 / 32 + i / 2 * 4 : 0;
+                    load_box(to, b_map, barrier, x, y, z, w);
+                }
             }
         } else if (!A_BY_K && warp > 8) {
             const Transposer transpose(lane);
@@ -148,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
                 if (lane == 0) barrier_arrive(memory + TURNED + 8 * turn.stage);
             }
         }
+        __syncwarp();
     } else {
         more_registers<REGISTERS>();
         const Steps steps(inner);
@@ -183,24 +188,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #else
         const bool sums = COLUMNS && m0 == 0;
         float total[2][2] = {};
-        u32 f[2][4];  // 8 of k for either half of d: one is read while the other is multiplied
+        u32 f[FRAGMENTS][2][4];  // of 8 of k; where there are two, one is read while the other is multiplied
         const Place at(lane);
         const u32 own = memory + warp * 4096 + at.q * 128 + ((at.p ^ at.q) << 4) + at.other * 8;
-        auto read = [&](int stage, int i, int t) {
+        auto read = [&](int stage, int i) {
             const u32 first = own + stage * STAGE + i * 1024;  // row q of k; row q + 4 is swizzled by 4 chunks more
-            u32(&x)[4] = f[t];
-            load_two(x[0], x[1], first ^ 8 * t);
-            load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
-            if (COLUMNS) {
-                if (sums)
 #pragma unroll
-                    for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
+            for (int t = 0; t < 2; t++) {
+                u32(&x)[4] = f[i % FRAGMENTS][t];
+                load_two(x[0], x[1], first ^ 8 * t);
+                load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
+                if (COLUMNS) {
+                    if (sums)
 #pragma unroll
-                for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
+                        for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
+                }
             }
         };
         wait_for(turn);
-        read(0, 0, 0);
+        read(0, 0);
         for (int left = steps.count; left > 0; left--) {
             const u64 a = descriptor((memory + turn.stage * STAGE + B_BYTES) >> 4, 16, 1024);
             const int now = turn.stage;
@@ -208,20 +216,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 wgmma_fence();
-                wgmma_rs(d[0], f[0], a + 2 * i);
-                wgmma_commit();
-                wgmma_wait<1>();
-                keep(f[1]);
-                if (i == 0 && before >= 0) release(before);
-                read(now, i, 1);
-                wgmma_fence();
-                wgmma_rs(d[1], f[1], a + 2 * i);
+                wgmma_rs(d[0], f[i % FRAGMENTS][0], a + 2 * i);
+                wgmma_rs(d[1], f[i % FRAGMENTS][1], a + 2 * i);
                 wgmma_commit();
                 if (i == 3 && left > 1) wait_for(turn);
-                wgmma_wait<1>();
-                keep(f[0]);
-                if (i < 3) read(now, i + 1, 0);
-                else if (left > 1) read(turn.stage, 0, 0);
+                wgmma_wait<FRAGMENTS - 1>();
+                keep(f[(i + 1) % FRAGMENTS][0]);
+                keep(f[(i + 1) % FRAGMENTS][1]);
+                if (FRAGMENTS == 2 && i == 0 && before >= 0) release(before);
+                if (FRAGMENTS == 1 && i == 3) release(now);
+                if (i < 3) read(now, i + 1);
+                else if (left > 1) read(turn.stage, 0);
             }
             before = now;
         }
@@ -244,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         keep(d[0]);
         keep(d[1]);
 #if !B_BY_K
-        keep(f[0]), keep(f[1]);
+        keep(f[0][0]), keep(f[0][1]), keep(f[FRAGMENTS - 1][0]), keep(f[FRAGMENTS - 1][1]);
         if (COLUMNS && sums) {
 #pragma unroll
             for (int t = 0; t < 2; t++) {
@@ -261,16 +266,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         const i64 place = (i64(steps.part) * m + m0 + 2 * q) * n + c;
         float *to = out + place, *beside = aux + place;
         const int rows = c < n ? m - m0 - 2 * q : 0;  // that are left from this lane's first one on
-        Quad held[4];                                 // what out holds of 16 rows, ahead where registers are free
-        auto look = [&](const float* from, int first) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int down = 8 * (i / 2) + i % 2;
-                held[i] = first + down < rows ? *(const Quad*)(from + down * i64(n)) : Quad{};
-            }
-        };
-        constexpr bool AHEAD = A_BY_K && B_BY_K;
-        if (ADD && AHEAD) look(to, 0);
+        Quad ahead[4];                                // what out holds, of 16 rows
 #pragma unroll
         for (int some = 0; some < ACROSS / 4; some++) {  // 32 rows
             u32 bits = 0;
@@ -279,7 +275,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
             for (int i = 0; i < 8; i++) {
                 const int j = 4 * some + i / 2, e = i % 2, at = 4 * j + e;
                 const bool inside = 8 * j + e < rows;
-                if (ADD && !AHEAD && i % 4 == 0) look(to, 8 * j);
+                if (ADD && i % 4 == 0)
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        ahead[k] = {};
+                        if (8 * (j + k / 2) + k % 2 < rows)
+                            ahead[k] = *(const Quad*)(to + (8 * (k / 2) + k % 2) * i64(n));
+                    }
                 Quad v = other ? Quad{d[1][at], d[1][at + 2], d[0][at], d[0][at + 2]}
                                : Quad{d[0][at], d[0][at + 2], d[1][at], d[1][at + 2]};
                 Quad kept = {};
@@ -290,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
                 for (int o = 0; o < 4; o++) {
                     float& z = v.v[o];
                     const u32 bit = 1u << (4 * i + o);
-                    if (ADD) z += held[i % 4].v[o];
+                    if (ADD) z += ahead[i % 4].v[o];
                     if (BIAS) z += added.v[o];
                     if (RELU) z = max_nan(z, 0.0f);
                     if (MASK && z > 0) bits |= bit;
@@ -305,17 +307,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #endif
                 }
                 if (KEEP && inside) *(Quad*)(beside + e * n) = kept;
-                if (!ADD && inside) *(Quad*)(to + e * n) = v;
-                if (ADD) held[i % 4] = v;
-                if (ADD && i % 4 == 3) {
-                    const Quad sums[4] = {held[0], held[1], held[2], held[3]};
-                    if (AHEAD && j + 1 < ACROSS) look(to + 8 * i64(n), 8 * j + 8);
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        const int down = 8 * (k / 2) + k % 2 - 8;
-                        if (8 * j + down < rows) *(Quad*)(to + down * i64(n)) = sums[k];
-                    }
-                }
+                if (inside) *(Quad*)(to + e * n) = v;
                 if (e == 1) to += 8 * i64(n), beside += 8 * i64(n);
             }
             if (MASK) {
@@ -326,26 +318,3 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         }
     }
 }
-
-#if SPLIT > 1
-// out[size] and columns[n] are the sums of their parts, in one order; a thread takes 4 numbers.
-extern "C" __global__ void __launch_bounds__(256) join(
-    const float* __restrict__ parts, const float* __restrict__ part_columns, float* out, float* columns, i64 size,
-    int n)
-{
-    i64 at = (i64(blockIdx.x) * 256 + threadIdx.x) * 4;
-    const bool beside = COLUMNS && at >= size;
-    if (beside) at -= size;
-    const i64 pitch = beside ? n : size;
-    if (at >= pitch) return;
-    const float* const from = (beside ? part_columns : parts) + at;
-    Quad x[SPLIT];
-#pragma unroll
-    for (int i = 0; i < SPLIT; i++) x[i] = load_unchanged(from + i * pitch);
-#pragma unroll
-    for (int i = 1; i < SPLIT; i++)
-#pragma unroll
-        for (int o = 0; o < 4; o++) x[0].v[o] += x[i].v[o];
-    *(Quad*)((beside ? columns : out) + at) = x[0];
-}
-#endif

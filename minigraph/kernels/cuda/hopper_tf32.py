@@ -14,6 +14,7 @@ from ...types import float32
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .hopper import TensorMap, hopper_source, wgmma
+from .reduce import bind_sum_to
 
 NAME = "kernel for TF32 on Hopper"
 LEAST, FIRST = 1 << 29, 9 << 27  # multiply-adds from which it is tried, from which it runs where nothing was measured
@@ -99,7 +100,7 @@ def refusal(
 ) -> str | None:  # fmt: skip
     """Why this kernel cannot compute out = op(a) @ op(b) of float32, or None."""
     m, n, k = shape
-    if min(shape) == 0 or max(shape) >= 1 << 30:
+    if min(shape) == 0 or max(shape) >= 1 << 30 or blocks_for(m, min(ROWS)) >= 1 << 16:
         return f"{m} x {n} x {k} is empty or too large"
     for name, buffer, row in (("A", a, m if trans_a else k), ("B", b, k if trans_b else n), ("the result", out, n)):
         if row % 4:
@@ -133,11 +134,11 @@ def bind(
     mask = bits or where
     whole = add or bias is not None or relu or mask is not None or bool(gelu or slope)
     form = form or form_of(binder, shape, trans_a, whole)
-    registers = 232 if trans_a else 240  # a thread of each of the three warpgroups has 504 in all
+    registers = 240 if not trans_a else 224 if trans_b else 232  # threads of the three warpgroups have 504
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows,
         "SPLIT": form.split, "STAGES": form.stages, "REGISTERS": registers,
-        "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(add),
+        "LOADER_REGISTERS": 504 - 2 * registers, "FRAGMENTS": 1 if trans_a or sums is not None else 2, "ADD": int(add),
         "BIAS": int(bias is not None), "RELU": int(relu), "MASK": int(bits is not None),
         "DRELU": int(where is not None), "COLUMNS": int(sums is not None), "KEEP": int(aux is not None and not slope),
     }  # fmt: skip
@@ -145,24 +146,21 @@ def bind(
     instruction = wgmma(form.rows, "tf32", a_in_registers=not trans_b)
     source = hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
     a_map = (
-        TensorMap(a, (m, k, 1, 1), (m, k * m, k * m), STEP, exact=False) if trans_a
-        else TensorMap(a, (k, m, 1, 1), (k, k * m, k * m), form.rows, exact=False)
+        TensorMap(a, (m, k, 1, 1), (m, m, m), STEP, exact=False) if trans_a
+        else TensorMap(a, (k, m, 1, 1), (k, k, k), form.rows, exact=False)
     )  # fmt: skip
     b_map = (
         TensorMap(b, (k, 8, 4, n // PAIRS), (4 * k, k, PAIRS * k), (8, 2, 4), exact=False) if trans_b
-        else TensorMap(b, (n, k, 1, 1), (n, k * n, k * n), STEP, exact=sums is not None)
+        else TensorMap(b, (n, k, 1, 1), (n, n, n), STEP, exact=sums is not None)
     )  # fmt: skip
-    parts, part_sums = out, sums or out
-    if form.split > 1:
-        parts = binder.scratch((form.split, m * n), out.dtype)
-        part_sums = binder.scratch((form.split, n), out.dtype) if sums is not None else parts
+    parts = out if form.split == 1 else binder.scratch((form.split, m * n), out.dtype)
+    part_sums = sums if form.split == 1 or sums is None else binder.scratch((form.split, n), out.dtype)
     binder.launch_source(
         source, "product", (blocks_for(n, WIDE), blocks_for(m, form.rows), form.split), THREADS, a_map, b_map, parts,
-        bias or parts, aux or parts, mask or parts, part_sums, i32(m), i32(n), i32(k),
+        bias or parts, aux or parts, mask or parts, part_sums or parts, i32(m), i32(n), i32(k),
         i64(mask.shape[-1] if mask is not None else 0), shared=form.shared,
     )  # fmt: skip
     if form.split > 1:
-        elements = m * n + (n if sums is not None else 0)
-        binder.launch_source(
-            source, "join", blocks_for(elements, 4 * 256), 256, parts, part_sums, out, sums or out, i64(m * n), i32(n)
-        )
+        bind_sum_to(binder, parts, out, (m * n,))
+        if sums is not None and part_sums is not None:
+            bind_sum_to(binder, part_sums, sums, (n,))
