@@ -34,6 +34,7 @@ import gpu_attention
 import gpu_capture
 import gpu_edges
 import gpu_fusion
+import gpu_hopper_product
 import gpu_huge
 import gpu_linear_cross_entropy
 import gpu_ops
@@ -61,8 +62,8 @@ def all_checks() -> list[Check]:
     checks = [
         c
         for m in (
-            gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_programs, gpu_capture, gpu_fusion,
-            gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_edges,
+            gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
+            gpu_capture, gpu_fusion, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_edges,
         )
         for c in m.checks()
     ]

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ...types import FLOATS, bfloat16, float16, float32
-from . import skinny, small_product
+from . import hopper_product, skinny, small_product
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .pointwise import bind_pointwise, merged_axes
@@ -66,7 +66,7 @@ def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) 
         trans = facts.get("trans_a", False), facts["trans_b"]
         if batch == 1 and facts["beta"] in (0.0, 1.0):
             add = facts["beta"] == 1.0
-            variants = small_product.with_kernel(variants, binder, a, b, c, (m, n, k), *trans, add=add)
+            variants = with_kernels(variants, binder, a, b, c, (m, n, k), *trans, add=add)
         if batch == 1 and not facts["beta"]:
             own = skinny.product_variants(binder, a, b, c, m, n, k, *trans)
             if own is not None:
@@ -79,6 +79,16 @@ def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) 
         i32(facts.get("trans_a", False)), i32(facts["trans_b"]), *(i64(s) for s in facts.get("strides", (0, 0, 0))),
         defines={"T": CUDA_TYPES[a.dtype]},
     )  # fmt: skip
+
+
+def with_kernels(
+    variants: dict[str, Callable[[], None]], binder: Binder, a: Buffer, b: Buffer, c: Buffer,
+    shape: tuple[int, int, int], trans_a: bool, trans_b: bool, **around: Any,
+) -> dict[str, Callable[[], None]]:  # fmt: skip
+    """The variants of a product and our kernels for it, in the order in which they are preferred."""
+    for kernels in (small_product, hopper_product):
+        variants = kernels.with_kernel(variants, binder, a, b, c, shape, trans_a, trans_b, **around)
+    return variants
 
 
 def matmul(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:

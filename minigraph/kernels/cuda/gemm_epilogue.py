@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import skinny, small_product
+from . import hopper_product, hopper_tf32, skinny, small_product
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
-from .gemm import HALVES, matmul_grad, product
+from .gemm import HALVES, matmul_grad, product, with_kernels
 from .pointwise import bind_pointwise
 from .reduce import bind_column_sum
 
@@ -24,6 +24,8 @@ GELU_SLOPE = {False: "normal_cdf(X) + X * normal_pdf(X)", True: "gelu_tanh_slope
 # Measured on an H200 from 256 x 1024 x 1024 to 65536 x 768 x 768, bfloat16 and TF32:
 SMALL = 4 << 20  # bytes of DOut up to which its sum is cheaper in a product's epilogue (BGRADA) than by a kernel
 CACHED = 16 << 20  # bytes of DX up to which gelu's derivative is cheaper by a kernel, from the cache, than by DGELU
+
+KERNELS = small_product.NAME, hopper_tf32.NAME, hopper_product.NAME  # which do all that is around a product
 
 Variants = dict[str, Callable[[], None]]
 
@@ -61,7 +63,7 @@ def fused_gemm_epilogue(
         binder.gemm(x, y, z, epilogue="BIAS", **facts)
         _activate(binder, z, out, reserve, activation, tanh)
 
-    def with_kernels() -> None:
+    def by_kernels() -> None:
         product(binder, x, y, z, (x.shape, y.shape, out.shape), attrs["trans_x"], attrs["trans_y"])
         bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": bias}, {"Out": "X + Bias"})
         _activate(binder, z, out, reserve, activation, tanh)
@@ -76,17 +78,17 @@ def fused_gemm_epilogue(
         activation == "gelu" and tanh and x.dtype in HALVES and (reserve is None or n % 8 == 0)
     )
     if k == 0:
-        return with_kernels()
+        return by_kernels()
     variants: Variants = {f"epilogue of bias and {activation}": with_epilogue} if library else {}
-    variants |= {"epilogue of bias": with_bias, "product and kernels": with_kernels}
+    variants |= {"epilogue of bias": with_bias, "product and kernels": by_kernels}
     around = (
         {"relu": True, "bits": reserve} if activation == "relu"
         else {"gelu": GELU[tanh], "aux": reserve} if activation == "gelu" else {}
     )  # fmt: skip
-    variants = small_product.with_kernel(
+    variants = with_kernels(
         variants, binder, x, y, out, (facts["m"], n, k), attrs["trans_x"], attrs["trans_y"], bias=bias, **around
     )
-    if activation == "gelu" and not library and next(iter(variants)) != small_product.NAME:
+    if activation == "gelu" and not library and next(iter(variants)) not in KERNELS:
         binder.note("gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(tanh, n, x))
     binder.choose(_with_skinny(variants, with_skinny, x, y, out, attrs))
 
@@ -148,7 +150,7 @@ def _input_gradient(
         binder.gemm(d, y, dx, m=math.prod(dx.shape[:-1]), n=columns, k=inner, trans_b=not attrs["trans_y"],
                     epilogue="DGELU", aux=reserve, aux_ld=columns)  # fmt: skip
 
-    def with_kernels() -> None:
+    def by_kernels() -> None:
         matmul_grad(binder, {"X": x, "Y": y, "Out_grad": d}, {"X_grad": dx}, attrs)
         if kind == "relu_grad":
             _apply_mask(binder, dx, reserve)
@@ -160,7 +162,7 @@ def _input_gradient(
         shape = d.size // inner, columns, inner
         skinny.bind_input_gradient(binder, d, y, reserve, dx, shape, attrs["trans_y"])
 
-    variants: Variants = {"product and kernel": with_kernels}
+    variants: Variants = {"product and kernel": by_kernels}
     gelu = kind == "gelu_grad" and attrs["approximate"] and columns % 8 == 0 and d.dtype in HALVES
     offered = gelu and not attrs["trans_x"] and inner > 1 and d.size > 0
     if offered:
@@ -170,8 +172,8 @@ def _input_gradient(
         slope = {"slope": GELU_SLOPE[attrs["approximate"]], "aux": reserve}
         around = {"where": reserve} if kind == "relu_grad" else slope
         shape = math.prod(dx.shape[:-1]), columns, inner
-        variants = small_product.with_kernel(variants, binder, d, y, dx, shape, False, not attrs["trans_y"], **around)
-    if kind == "gelu_grad" and not offered and next(iter(variants)) != small_product.NAME:
+        variants = with_kernels(variants, binder, d, y, dx, shape, False, not attrs["trans_y"], **around)
+    if kind == "gelu_grad" and not offered and next(iter(variants)) not in KERNELS:
         why = _why_no_library_gelu(attrs["approximate"], columns, d)
         binder.note(
             f"gelu_grad is a kernel after the product: {'X is transposed or DOut is narrow' if gelu else why}"
@@ -180,7 +182,7 @@ def _input_gradient(
         variants = _with_skinny(variants, with_skinny, x, y, d, attrs)
     if len(variants) > 1:
         return binder.choose(variants)
-    with_kernels()
+    by_kernels()
 
 
 def _weight_gradient(
@@ -197,7 +199,7 @@ def _weight_gradient(
             binder.gemm(x, d, dy, m=dy.shape[0], n=n, k=rows, trans_a=not attrs["trans_x"],
                         epilogue="BGRADA", bias=dbias)  # fmt: skip
 
-    def with_kernels() -> None:
+    def by_kernels() -> None:
         matmul_grad(binder, {"X": x, "Y": dy, "Out_grad": d}, {"Y_grad": dy}, attrs)
         if dbias is not None:
             bind_column_sum(binder, d, dbias)
@@ -206,14 +208,14 @@ def _weight_gradient(
         skinny.bind_weight_gradient(binder, x, d, dy, dbias, (rows, x.shape[-1], n), attrs["trans_y"])
 
     if dbias is None or rows <= 1 or dy.size == 0:
-        return with_kernels()
-    variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": with_kernels}
+        return by_kernels()
+    variants: Variants = {"epilogue of the bias gradient": with_epilogue, "product and column sum": by_kernels}
     variants = variants if d.nbytes <= SMALL else dict(reversed(variants.items()))
     if attrs["trans_y"]:
         a, b, flags, shape = d, x, (True, attrs["trans_x"]), (n, dy.shape[1], rows)
     else:
         a, b, flags, shape = x, d, (not attrs["trans_x"], False), (dy.shape[0], n, rows)
-    variants = small_product.with_kernel(variants, binder, a, b, dy, shape, *flags, sums=dbias, of_a=attrs["trans_y"])
+    variants = with_kernels(variants, binder, a, b, dy, shape, *flags, sums=dbias, of_a=attrs["trans_y"])
     binder.choose(_with_skinny(variants, with_skinny, x, dy, d, attrs, weight_gradient=True))
 
 

@@ -29,6 +29,26 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+// A box of a matrix into the shared memory of each block of the cluster whose bit is set, at the same place; each gets its
+// bytes counted by its own barrier.
+__device__ __forceinline__ void load_box_for(
+    u32 to, const TensorMap& map, u32 barrier, int x, int y, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5, %5}], [%2], %6;"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(0), "h"(blocks) : "memory");
+}
+// At the barrier that lies at this place in the block of this rank of the cluster, by a thread that has only read.
+__device__ __forceinline__ void barrier_arrive_at(u32 barrier, int rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+// Barriers that were initialised are there for the copy engine and the other blocks of the cluster.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // A matrix in shared memory whose rows of 128 bytes are swizzled (the copy engine's 128-byte mode), by its start
 // address / 16, the distance between chunks of 64 columns (read where rows run along N) and between groups of 8 rows.
@@ -71,8 +91,15 @@ __device__ __forceinline__ void add_bytes(void* to, u32 from, u32 bytes) {
     asm volatile("fence.proxy.async;\ncp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-// Until this thread's store_bytes and add_bytes have read shared memory; until they are done.
-__device__ __forceinline__ void bulk_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// A box of rows of 128 swizzled bytes from shared memory, after async_fence(); what lies outside the tensor is left out.
+__device__ __forceinline__ void store_box(const TensorMap& map, u32 from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %4}], [%1];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(&map), "r"(from), "r"(x), "r"(y), "r"(0) : "memory");
+}
+// Until all but the last PENDING of this thread's stores and additions have read shared memory; until all are done.
+template <int PENDING = 0> __device__ __forceinline__ void bulk_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 __device__ __forceinline__ void bulk_done() {
     asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
 }
@@ -87,6 +114,20 @@ __device__ __forceinline__ void load_two(u32& x, u32& y, u32 from) {
 }
 __device__ __forceinline__ void store_quad(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// Four matrices of 8 x 8 16-bit numbers, as accumulators lie in registers; lane l gives the address of row l % 8 of l / 8.
+__device__ __forceinline__ void store_matrices(u32 to, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ u32 load_word(u32 from) {
+    u32 x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
 }
 __device__ __forceinline__ void load_pair(float (&x)[2], u32 from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));

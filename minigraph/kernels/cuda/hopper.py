@@ -76,12 +76,15 @@ def hopper_source(instructions: Sequence[str], defines: Sequence[tuple[str, str]
     return "".join([*texts, *map(read_source, files)])
 
 
-def wgmma(n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False) -> str:
+def wgmma(
+    n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False, a_by_columns: bool = False
+) -> str:
     """d[64, n] = A[64, k] B[k, n] (+ d where `add`) of a warpgroup, as a function wgmma_ss, wgmma_rs or wgmma_rs_bt.
 
     dtype           bf16 or f16, k is 16, or tf32, k is 8; summed in float32
     a_in_registers  A is a fragment of 4 registers a thread, else a descriptor
     b_by_rows       B's rows run along n in shared memory (values), else along the summed axis (keys); 16 bits only
+    a_by_columns    A's columns do, in shared memory; 16 bits only: wgmma_ss_at, wgmma_ss_at_bt
     """
     count, k = n // 2, 8 if dtype == "tf32" else 16
     listed = ", ".join(f"%{i}" for i in range(count))
@@ -91,7 +94,8 @@ def wgmma(n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = Fa
         a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
         ins, used, major = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])', 4, f"{int(b_by_rows)}"
     else:
-        name, parameter, a, ins, used, major = "wgmma_ss", "u64 a", f"%{count}", '"l"(a)', 1, f"0, {int(b_by_rows)}"
+        name, parameter, a, ins, used = "wgmma_ss" + "_at" * a_by_columns, "u64 a", f"%{count}", '"l"(a)', 1
+        major = f"{int(a_by_columns)}, {int(b_by_rows)}"
     major = "" if dtype == "tf32" else f", {major}"
     b, add = f"%{count + used}", f"%{count + used + 1}"
     name += "_bt" * b_by_rows
