@@ -101,6 +101,13 @@ def test_few_tiles_share_sums():
     assert form.split > 1 and 0.9 * Device().multiprocessors < blocks <= Device().multiprocessors
 
 
+def test_sums_of_columns_leave_no_registers_for_the_most_rows():
+    shape = 4096, 4096, 4096
+    assert form_of(binder_of(), shape, True, False).rows == max(ROWS)
+    form = form_of(binder_of(), shape, True, False, sums=True)
+    assert form.rows < max(ROWS)
+
+
 def chosen_first(calls):
     """The calls that run where nothing is measured."""
     found = []
@@ -156,7 +163,7 @@ def test_sums_are_those_of_exact_numbers():
     bind(binder, *operands(shape, True), shape, True, False, sums=floats(768))
     a_map, b_map = (x for x in binder.calls[0].args if isinstance(x, TensorMap))
     assert b_map.exact and not a_map.exact
-    split = form_of(binder, shape, True, False).split
+    split = form_of(binder, shape, True, False, sums=True).split
     assert "#define COLUMNS 1" in binder.calls[0].source
     assert [b.shape for b in binder.scratches[0]][:2] == [(split, 768 * 768), (split, 768)]
 
@@ -177,6 +184,7 @@ def test_compiles_without_spills(kind, trans, form):
     if (kind == "sums" and trans[1]) or (form.rows < 192 and kind not in ("plain", "sums")):
         pytest.skip("refused, or registers are plenty")
     binder, shape = binder_of(), (512, 512, 512)
+    form = form._replace(rows=160) if kind == "sums" and form.rows == 192 else form  # as form_of chooses
     bind(binder, *operands(shape, *trans), shape, *trans, form=form, **KINDS[kind])
     launch = next(c for c in every_call(binder.calls) if c.function == "product")
     launch.check()

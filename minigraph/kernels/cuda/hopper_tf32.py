@@ -48,8 +48,12 @@ def _stage(rows: int) -> int:
     return 128 * (rows + WIDE) + 24
 
 
-def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool) -> Form:
-    """The form that should take least time, by what an H200 took for 8192 x 768 x 768; `whole` sums are not shared."""
+def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, sums: bool = False) -> Form:
+    """The form that should take least time, by what an H200 took for 8192 x 768 x 768.
+
+    whole   sums are not shared by blocks
+    sums    of columns are wanted too: they leave too few registers for the most rows
+    """
     m, n, k = shape
     steps = blocks_for(k, STEP)
 
@@ -62,10 +66,8 @@ def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool) -> Form:
 
     parts = range(1, 2 if whole else min(MOST_PARTS, max(steps // LEAST_STEPS, 1)) + 1)
     room = binder.device.shared - 1024
-    return min(
-        (Form(rows, split=split, stages=min(room // _stage(rows), 5)) for rows in ROWS for split in parts),
-        key=microseconds,
-    )
+    rows = ROWS[1:] if sums else ROWS
+    return min((Form(r, split, min(room // _stage(r), 5)) for r in rows for split in parts), key=microseconds)
 
 
 def with_kernel(
@@ -133,7 +135,7 @@ def bind(
     m, n, k = shape
     mask = bits or where
     whole = add or bias is not None or relu or mask is not None or bool(gelu or slope)
-    form = form or form_of(binder, shape, trans_a, whole)
+    form = form or form_of(binder, shape, trans_a, whole, sums is not None)
     registers = 240 if not trans_a else 224 if trans_b else 232  # threads of the three warpgroups have 504
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows,
