@@ -22,7 +22,7 @@ SHAPES = [  # m, n, k: one tile, parts of tiles at all edges, several tiles for 
 ]  # fmt: skip
 ODD = [(333, 264, 520), (264, 264, 777)]  # which sizes may be odd depends on how operands lie
 RUNS = 4  # eager, captured, then twice the graph
-ROUNDED = {"bfloat16": 2.5e-3, "float16": 4e-4}  # ||difference|| / ||result|| of one rounding, or two
+ROUNDED = {"bfloat16": 3.3e-3, "float16": 4.1e-4}  # ||difference|| / ||result||: twice that of one rounding
 Arrays = dict[str, np.ndarray]
 
 
