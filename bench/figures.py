@@ -19,6 +19,7 @@ PEERS = ("torch", "compile", "jax")
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
+LATER = ("gpu_steps_again", "gpu_multifc_tf32")  # our arms on later trees than that of gpu_steps, the latest last
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
 
@@ -72,19 +73,21 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
 
 
 def steps() -> Iterator[Figure]:
-    """Times of whole steps, what they need in memory beside inputs, parameters and states, and the host's time."""
+    """Times of whole steps, and what they need in memory beside inputs, parameters and states."""
     rows = results("gpu_steps").get("rows", ())
-    yield from from_times("gpu_steps", {}, "captured")
+    later = {f.title: f for file in LATER for f in from_times(file, {}, "captured")}
+    for f in from_times("gpu_steps", {}, "captured"):
+        again = later.pop(f.title, None)
+        if again is not None:
+            f = f._replace(ours=again.ours, tuned=again.tuned, file=f"{again.file}`, peer `{f.file}")
+        yield f
+    yield from later.values()
     for row in rows:
         mib = {arm: x for arm, x in row.get("peak_with_workspaces_mib", {}).items() if x is not None}
         peer, name = best_peer(mib)
         if "captured" in mib and peer is not None:
             title = f"{row['title']}: peak of a step"
             yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", "gpu_steps.json")
-    hosts = [row["host_microseconds"]["captured"] for row in rows if "captured" in row.get("host_microseconds", {})]
-    if hosts:
-        title = "host's time of one run(), the longest of these"
-        yield Figure(title, max(hosts), None, None, "-", 20, "us", "gpu_steps.json")
 
 
 def attention() -> Iterator[Figure]:
