@@ -44,16 +44,24 @@ class GpuSteps:
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/gpu_steps.json."""
         wanted = tuple(only.split(",")) if only else ("",)
-        rows = [measured(row, list(peers), rounds) for row in ROWS if row.name.startswith(wanted)]
-        first = cold_steps(list(peers)) if "cold".startswith(wanted) or not only else {}
-        report = {
+        report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": Gpu().facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows, "first_step_seconds": first,
+            "versions": versions(), "rounds": rounds, "rows": [], "first_step_seconds": {},
         }  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+        def keep() -> None:  # minutes go by: what is measured stays, whatever ends the next row
+            RESULTS.mkdir(exist_ok=True)
+            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+        for row in ROWS:
+            if row.name.startswith(wanted):
+                report["rows"].append(measured(row, list(peers), rounds))
+                keep()
+        if "cold".startswith(wanted) or not only:
+            report["first_step_seconds"] = cold_steps(list(peers))
+            keep()
         print(table(report))
         print(f"written to {path}")
 
