@@ -1,8 +1,7 @@
-"""Attention by cuDNN without a GPU: what it is asked for, which calls it gets, how it runs in a plan, what is timed.
+"""Attention by cuDNN without a GPU: what it is asked for, which calls it gets, how it runs in a plan.
 
 Its frontend is taken as it is where it is installed with libcudnn, and else a double of it that draws nothing.
 """
-# ruff: noqa: F811, F401 - `library` and `tune` are fixtures of other files
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ from typing import Any
 import gpu_stub
 import numpy as np
 import pytest
-from test_lt_plan import library
-from test_tune import Lab, tune
 
 import minigraph as mg
 from minigraph import cuda
@@ -26,7 +23,7 @@ from minigraph.builder import Builder
 from minigraph.errors import AttrError, PlaceError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda import attention, attention_cudnn, attention_cudnn_graph
-from minigraph.kernels.cuda.binder import Binder, Choice, Device, Fill, Foreign, every_call
+from minigraph.kernels.cuda.binder import Binder, Device, Foreign, every_call
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.ops.attention import memory_efficient_attention, seen_positions
 from minigraph.ops.attention_grad import memory_efficient_attention_grad
@@ -42,7 +39,6 @@ F16 = as_dtype("float16")
 @pytest.fixture
 def installed(monkeypatch):
     monkeypatch.setattr(attention_cudnn, "is_installed", lambda: True)
-    monkeypatch.setattr(attention_cudnn_graph, "version", lambda: "of this test")
 
 
 def slots(queries=100, keys=77, heads=4, groups=2, d=64, dv=0, dtype=F16, layout="bshd"):
@@ -492,46 +488,3 @@ def test_what_cudnn_cannot_plan_is_an_error_that_names_the_operator(stub, monkey
     compiled = CompiledProgram(main, build_strategy=BuildStrategy(attention_kernel="cudnn"))
     with pytest.raises(PlaceError, match=r"attention\(Q=x.*no engine\n  built at .*test_attention_cudnn"):
         Executor(mg.CUDAPlace(0)).run(compiled, feed, fetches, scope=Scope())
-
-
-# what is timed
-
-
-def rivals(asked, ours=1):
-    out, workspace = Buffer((4,), F16), Buffer((0,), np.dtype("uint8"))
-    return Choice({"wgmma": [Fill(out)] * ours, "cudnn": [Foreign(asked, (out,), workspace)]}, step=3)
-
-
-def test_the_faster_one_is_all_that_is_left_before_memory_is_laid_out(installed, library, tune):
-    asked = attention_cudnn.asked(slots(), ATTRS, False, True)
-    for times, best in (({1: 2.0, 2: 3.0}, "cudnn"), ({1: 2.0, 2: 1.0}, "wgmma")):
-        tune.compile.CACHE = tune.compile.CACHE.with_name(best)
-        choice, lab = rivals(asked, ours=2), Lab(library, times)
-        left = tune.Tuner(lab).decided(choice, ByNumPy)
-        assert list(left.variants) == [best]
-        assert left.variants[best] == choice.variants[best]
-        assert left.remark.startswith(f"timed: {best} ")
-        again = Lab(library)
-        assert tune.Tuner(again).decided(choice, ByNumPy).variants == left.variants
-        assert again.trials == 0
-    assert tune.Tuner(Lab(library)).decided(choice.variants["wgmma"][0], ByNumPy) is choice.variants["wgmma"][0]
-
-
-def test_the_version_of_cudnn_is_part_of_the_key(installed, library, tune, monkeypatch):
-    choice = rivals(attention_cudnn.asked(slots(), ATTRS, False, True), ours=2)
-    lab = Lab(library, {1: 2.0, 2: 3.0})
-    for version in ("1", "1", "2"):
-        monkeypatch.setattr(attention_cudnn_graph, "version", lambda version=version: version)
-        tune.Tuner(lab).decided(choice, ByNumPy)
-    assert lab.trials == 4
-
-
-def test_what_cudnn_cannot_plan_is_passed_over_with_its_reason(installed, library, tune):
-    def planned(asked):
-        raise PlaceError("cuDNN cannot compute this: no engine")
-
-    choice, lab = rivals(attention_cudnn.asked(slots(), ATTRS, False, True)), Lab(library)
-    left = tune.Tuner(lab).decided(choice, planned)
-    assert list(left.variants) == ["wgmma"]
-    assert left.remark == "not by cudnn: cuDNN cannot compute this: no engine"
-    assert lab.trials == 0

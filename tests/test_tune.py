@@ -210,7 +210,7 @@ def test_the_fastest_variant_is_taken_and_said(library, tune):
 def test_one_variant_is_left_of_a_choice_and_of_those_inside(library, tune):
     inner, lab = variants(), Lab(library, {"first": 1.0, 1: 2.0, 2: 1.5, 3: 1.0})
     outer = Choice({"one": [Fill(gemm(5, 7, 3).c)], "three": [inner, *inner.variants["other"]]}, step=0)
-    left = tune.Tuner(lab).decided(outer, None)
+    left = tune.Tuner(lab).decided(outer)
     (calls,) = left.variants.values()
     assert left.remark.startswith("timed: three 1.0000 ms, one")
     assert calls[0].variants == {"other": inner.variants["other"]}
@@ -222,12 +222,12 @@ def test_a_variant_with_a_product_that_the_library_lacks_is_not_timed(library, t
     choice, lab = variants(), Lab(library, {1: 1.0})
     choice.variants["kernel"] = [Fill(gemm(5, 7, 3).c)]
     library.algorithms = {None: []}
-    left = tune.Tuner(lab).decided(choice, None)
+    left = tune.Tuner(lab).decided(choice)
     assert list(left.variants) == ["kernel"]
     assert "not by one: cuBLASLt has no" in left.remark
     assert lab.trials == 0
     del choice.variants["kernel"]
-    assert tune.Tuner(lab).decided(choice, None) is choice, "the error comes where it is bound"
+    assert tune.Tuner(lab).decided(choice) is choice, "the error comes where it is bound"
 
 
 def test_questions_are_equal_where_the_library_would_say_the_same(tune):

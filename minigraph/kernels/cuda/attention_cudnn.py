@@ -44,11 +44,6 @@ class Sdpa(NamedTuple):
     backward: bool
     statistics: bool
 
-    @property
-    def key(self) -> list[str]:
-        """What times depend on."""
-        return [str(self), attention_cudnn_graph.version()]
-
     def planned(self, device: int) -> Any:
         """The graph made ready for a GPU; a PlaceError where cuDNN has nothing for it."""
         return attention_cudnn_graph.planned(self, device)

@@ -19,13 +19,6 @@ KEPT = 64  # planned graphs
 FIRST = 1  # number of the first operand; those after it count on
 
 
-def version() -> str:
-    """The version of libcudnn."""
-    import cudnn
-
-    return str(cudnn.backend_version())
-
-
 class Planned:
     """A graph that is ready to run, with `nbytes` of workspace."""
 

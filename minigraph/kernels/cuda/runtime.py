@@ -121,7 +121,7 @@ class Runtime:
                     self.planned(call.graph)  # where it cannot be, the error names the operator
             if tuner is None:
                 return found
-            return settled([tuner.decided(c, self.planned) for c in found], chosen, every=True)
+            return settled([tuner.decided(c) for c in found], chosen, every=True)
 
         return Settling(settle) if autotune else settling(chosen)._replace(settle=settle)
 

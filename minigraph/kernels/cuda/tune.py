@@ -22,9 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ...errors import PlaceError
 from . import compile
-from .binder import Call, Choice, Copy, Fill, Foreign, Gemm, Launch, every_call, workspace_of
+from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call, workspace_of
 from .buffer import Buffer, Constant, Words
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 
@@ -120,31 +119,26 @@ class Tuner:
         times = sorted(record["milliseconds"].items(), key=lambda item: item[1])
         return times[0][0], "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
 
-    def decided(self, choice: Call, planned: Callable[[Any], Any]) -> Call:
-        """Of a choice its fastest variant alone, so that none keeps memory for others; of choices inside, too.
-
-        planned   plans another library's graph, or raises a PlaceError
-        """
+    def decided(self, choice: Call) -> Call:
+        """Of a choice its fastest variant alone, so that none keeps memory for others; of choices inside, too."""
         if not isinstance(choice, Choice):
             return choice
         names, remarks = [], []
         for name, calls in choice.variants.items():
             try:
                 for call in calls:
-                    if isinstance(call, Foreign):
-                        planned(call.graph)
-                    elif isinstance(call, Gemm):
+                    if isinstance(call, Gemm):
                         self.algorithm(unplaced(call))
                 names.append(name)
-            except (PlaceError, Unsupported) as why:
-                remarks.append(f"not by {name}: {getattr(why, 'fact', why)}")
+            except Unsupported as why:
+                remarks.append(f"not by {name}: {why}")
         if not names:
             return choice
         best = names[0]
         if len(names) > 1:
             best, timed = self.variant(unplaced(choice), names)
             remarks.append(timed)
-        calls = [self.decided(call, planned) for call in choice.variants[best]]
+        calls = [self.decided(call) for call in choice.variants[best]]
         return replace(choice, variants={best: calls}, remark="; ".join(remarks))
 
     def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
@@ -199,8 +193,6 @@ def described(what: Any) -> Any:
     if isinstance(what, (Gemm, Copy, Fill)):
         known = [f.name for f in fields(what) if f.name not in ("workspace", "algorithm")]  # which follow from these
         return [type(what).__name__, {name: described(getattr(what, name)) for name in known}]
-    if isinstance(what, Foreign):
-        return ["foreign", what.graph.key, described(what.operands)]
     if isinstance(what, Choice):
         return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
     if isinstance(what, (list, tuple)):
@@ -228,8 +220,6 @@ def _roots(calls: Iterable[Call]) -> list[Buffer]:
 def _buffers(call: Call) -> list[Buffer]:
     if isinstance(call, Launch):
         return [b for a in call.args for b in (a.buffers if isinstance(a, Words) else [a]) if isinstance(b, Buffer)]
-    if isinstance(call, Foreign):
-        return [*call.operands, call.workspace]
     return [b for f in fields(call) if isinstance(b := getattr(call, f.name), Buffer)]
 
 
@@ -245,9 +235,6 @@ def moved(call: Any, places: Mapping[int, Buffer]) -> Any:
         return replace(call, variants={n: [moved(c, places) for c in cs] for n, cs in call.variants.items()})
     if isinstance(call, Launch):
         return replace(call, args=tuple(_moved(a, places) for a in call.args))
-    if isinstance(call, Foreign):
-        operands = tuple(_moved(b, places) for b in call.operands)
-        return replace(call, operands=operands, workspace=_moved(call.workspace, places))
     return replace(call, **{f.name: _moved(getattr(call, f.name), places) for f in fields(call)})
 
 
