@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import opcheck
-from gpucheck import Check, GpuExecutor, each
+from gpucheck import Check, each, repeated, turned
 
 from minigraph.kernels.cuda import hopper_product
 from minigraph.kernels.cuda.binder import Binder
@@ -21,7 +21,6 @@ SHAPES = [  # m, n, k: one tile, parts of tiles at all edges, several tiles for 
     (520, 776, 1024), (2568, 1800, 520), (2568, 1800, 1032),
 ]  # fmt: skip
 ODD = [(333, 264, 520), (264, 264, 777)]  # which sizes may be odd depends on how operands lie
-RUNS = 4  # eager, captured, then twice the graph
 ROUNDED = {"bfloat16": 3.3e-3, "float16": 4.1e-4}  # ||difference|| / ||result||: twice that of one rounding
 Arrays = dict[str, np.ndarray]
 
@@ -61,19 +60,11 @@ def _this_kernel() -> Iterator[tuple[list[bool], list[int]]]:
 
 def _run(op_type: str, arrays: Arrays, dtype: str, needs: tuple[str, ...], **attrs: Any) -> Arrays:
     """Outputs of one operator, computed by this kernel; all runs of the plan must give the same bits."""
-    block = opcheck.Program().global_block()
     typed = {s: a if a.dtype == float32 else a.astype(as_dtype(dtype)) for s, a in arrays.items()}
-    variables = {s: block.create_var(s, type=opcheck.type_of(a), is_data=True) for s, a in typed.items()}
-    opcheck.Builder(block).emit(op_type, needs=needs, **variables, **attrs)
-    outputs = {slot: vs[0] for slot, vs in block.ops[-1].outputs.items() if slot in needs}
     with _this_kernel() as (asked, taken):
-        executor, scope = GpuExecutor(), opcheck.Scope()
-        runs = [executor.run(block.program, typed, list(outputs.values()), scope=scope) for _ in range(RUNS)]
+        found = repeated(op_type, typed, needs, **attrs)
     assert asked and (taken or not asked[0]), "another kernel was taken"
-    for later in runs[1:]:
-        for slot, first, again in zip(outputs, runs[0], later, strict=True):
-            assert first.tobytes() == again.tobytes(), f"{slot} differs from run to run"
-    return dict(zip(outputs, runs[0], strict=True))
+    return found
 
 
 def _whole(*shape: int, seed: int) -> np.ndarray:
@@ -83,10 +74,6 @@ def _whole(*shape: int, seed: int) -> np.ndarray:
 
 def _normal(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(as_dtype("bfloat16")).astype(float)
-
-
-def _turned(x: np.ndarray, turn: bool) -> np.ndarray:
-    return np.ascontiguousarray(x.T) if turn else x
 
 
 def _times(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -114,7 +101,7 @@ def _matmuls(trans: tuple[bool, bool], dtype: str) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         x, y = numbers(m, k, seed=1), numbers(k, n, seed=2)
-        arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1])}
+        arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1])}
         found = _run("matmul", arrays, dtype, ("Out",), trans_x=trans[0], trans_y=trans[1])
         _compare(found, {"Out": _times(x, y)}, whole, dtype)
 
@@ -126,7 +113,7 @@ def _forwards(trans: tuple[bool, bool], dtype: str) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         x, y, bias = numbers(m, k, seed=1), numbers(k, n, seed=2) / (1 if whole else 16), numbers(n, seed=3)
-        arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1]), "Bias": bias}
+        arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1]), "Bias": bias}
         attrs = {"activation": activation, "approximate": approximate, "trans_x": trans[0], "trans_y": trans[1]}
         needs = ("Out", "ReserveSpace") if keep else ("Out",)
         found = _run("fused_gemm_epilogue", arrays, dtype, needs, **attrs)
@@ -150,16 +137,16 @@ def _backwards(trans: tuple[bool, bool], dtype: str) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         d, x, y, z = (numbers(*s, seed=i) for i, s in enumerate(((m, n), (m, k), (k, n), (m, k))))
-        arrays = {"DOut": d, "X": _turned(x, trans[0]), "Y": _turned(y, trans[1])}
+        arrays = {"DOut": d, "X": turned(x, trans[0]), "Y": turned(y, trans[1])}
         dx, dy = d @ y.T, x.T @ d
         if kind != "none":
-            arrays["ReserveSpace"] = _turned(z, trans[0])
+            arrays["ReserveSpace"] = turned(z, trans[0])
             dx = dx * opcheck.OPS["gelu_grad"].reference(z, np.ones_like(z), approximate=kind == "tanh")
         attrs = {"activation_grad": "none" if kind == "none" else "gelu_grad", "approximate": kind == "tanh"}
         attrs |= {"trans_x": trans[0], "trans_y": trans[1]}
         found = _run("fused_gemm_epilogue_grad", arrays, dtype, ("DX", "DY", "DBias"), **attrs)
-        _compare(found, {"DY": _turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole, dtype)
-        _compare(found, {"DX": _turned(dx, trans[0])}, whole and kind == "none", dtype)
+        _compare(found, {"DY": turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole, dtype)
+        _compare(found, {"DX": turned(dx, trans[0])}, whole and kind == "none", dtype)
 
     each(
         (f"{shape} {whole} {kind}", partial(one, shape, whole, kind))

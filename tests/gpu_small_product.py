@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import opcheck
-from gpucheck import Check, GpuExecutor, each
+from gpucheck import Check, each, repeated, turned
 
 from minigraph import cuda
 from minigraph.kernels.cuda import hopper_tf32, small_product
@@ -26,7 +26,6 @@ LARGER = [
     (768, 768, 2052), (200, 332, 356), (1, 20, 4), (700, 544, 1236), (129, 288, 36), (3000, 64, 96), (384, 512, 512),
 ]  # fmt: skip
 KERNELS = {"small product": (small_product.NAME, SHAPES), "hopper product": (hopper_tf32.NAME, LARGER)}
-RUNS = 4  # eager, captured, then twice the graph
 ROUNDED = 6e-4  # ||difference|| / ||result|| of TF32
 Arrays = dict[str, np.ndarray]
 
@@ -61,18 +60,9 @@ def _this_kernel(kernel: str) -> Iterator[None]:
 
 def _run(kernel: str, op_type: str, arrays: Arrays, needs: tuple[str, ...], **attrs: Any) -> Arrays:
     """Outputs of one operator by this kernel; all runs of the plan must give the same bits."""
-    block = opcheck.Program().global_block()
     typed = {s: a if a.dtype == np.uint8 else a.astype(float32) for s, a in arrays.items()}
-    variables = {s: block.create_var(s, type=opcheck.type_of(a), is_data=True) for s, a in typed.items()}
-    opcheck.Builder(block).emit(op_type, needs=needs, **variables, **attrs)
-    outputs = {slot: vs[0] for slot, vs in block.ops[-1].outputs.items() if slot in needs}
     with _this_kernel(kernel):
-        executor, scope = GpuExecutor(), opcheck.Scope()
-        runs = [executor.run(block.program, typed, list(outputs.values()), scope=scope) for _ in range(RUNS)]
-    for later in runs[1:]:
-        for slot, first, again in zip(outputs, runs[0], later, strict=True):
-            assert first.tobytes() == again.tobytes(), f"{slot} differs from run to run"
-    return dict(zip(outputs, runs[0], strict=True))
+        return repeated(op_type, typed, needs, **attrs)
 
 
 def _whole(*shape: int, seed: int) -> np.ndarray:
@@ -82,10 +72,6 @@ def _whole(*shape: int, seed: int) -> np.ndarray:
 
 def _normal(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(float32).astype(float)
-
-
-def _turned(x: np.ndarray, turn: bool) -> np.ndarray:
-    return np.ascontiguousarray(x.T) if turn else x
 
 
 def _compare(found: Arrays, exact: Arrays, whole: bool) -> None:
@@ -109,7 +95,7 @@ def _matmuls(kernel: str, trans: tuple[bool, bool]) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         x, y = numbers(m, k, seed=1), numbers(k, n, seed=2)
-        arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1])}
+        arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1])}
         found = _run(kernel, "matmul", arrays, ("Out",), trans_x=trans[0], trans_y=trans[1])
         _compare(found, {"Out": x @ y}, whole)
 
@@ -121,7 +107,7 @@ def _forwards(kernel: str, trans: tuple[bool, bool]) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         x, y, bias = numbers(m, k, seed=1), numbers(k, n, seed=2), numbers(n, seed=3)
-        arrays = {"X": _turned(x, trans[0]), "Y": _turned(y, trans[1]), "Bias": bias}
+        arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1]), "Bias": bias}
         attrs = {"activation": activation, "approximate": approximate, "trans_x": trans[0], "trans_y": trans[1]}
         needs = ("Out", "ReserveSpace") if keep else ("Out",)
         found = _run(kernel, "fused_gemm_epilogue", arrays, needs, **attrs)
@@ -151,19 +137,19 @@ def _backwards(kernel: str, trans: tuple[bool, bool]) -> None:
         m, n, k = shape
         numbers = _whole if whole else _normal
         d, x, y, z = (numbers(*s, seed=i) for i, s in enumerate(((m, n), (m, k), (k, n), (m, k))))
-        arrays = {"DOut": d, "X": _turned(x, trans[0]), "Y": _turned(y, trans[1])}
+        arrays = {"DOut": d, "X": turned(x, trans[0]), "Y": turned(y, trans[1])}
         dx, dy = d @ y.T, x.T @ d
         if kind == "relu_grad":
-            arrays["ReserveSpace"] = pack_mask(_turned(z, trans[0]) > 0)
+            arrays["ReserveSpace"] = pack_mask(turned(z, trans[0]) > 0)
             dx = dx * (z > 0)
         elif kind != "none":
-            arrays["ReserveSpace"] = _turned(z, trans[0])
+            arrays["ReserveSpace"] = turned(z, trans[0])
             dx = dx * opcheck.OPS["gelu_grad"].reference(z, np.ones_like(z), approximate=kind == "tanh")
         attrs = {"activation_grad": "gelu_grad" if kind in ("erf", "tanh") else kind, "approximate": kind == "tanh"}
         attrs |= {"trans_x": trans[0], "trans_y": trans[1]}
         found = _run(kernel, "fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), **attrs)
-        _compare(found, {"DY": _turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole)
-        _compare(found, {"DX": _turned(dx, trans[0])}, whole and kind in ("none", "relu_grad"))
+        _compare(found, {"DY": turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole)
+        _compare(found, {"DX": turned(dx, trans[0])}, whole and kind in ("none", "relu_grad"))
 
     each(
         (f"{shape} {whole} {kind}", partial(one, shape, whole, kind))

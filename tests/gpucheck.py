@@ -285,6 +285,28 @@ def assert_like_cpu(
     )
 
 
+Arrays = dict[str, np.ndarray]
+
+
+def repeated(op_type: str, arrays: Arrays, needs: tuple[str, ...], **attrs: Any) -> Arrays:
+    """{slot: output} of one operator on the GPU; eager, captured and two later runs must agree in bits."""
+    block = opcheck.Program().global_block()
+    variables = {s: block.create_var(s, type=opcheck.type_of(a), is_data=True) for s, a in arrays.items()}
+    opcheck.Builder(block).emit(op_type, needs=needs, **variables, **attrs)
+    outputs = {slot: vs[0] for slot, vs in block.ops[-1].outputs.items() if slot in needs}
+    executor, scope = GpuExecutor(), opcheck.Scope()
+    runs = [executor.run(block.program, arrays, list(outputs.values()), scope=scope) for _ in range(4)]
+    for later in runs[1:]:
+        for slot, first, again in zip(outputs, runs[0], later, strict=True):
+            assert first.tobytes() == again.tobytes(), f"{slot} differs from run to run"
+    return dict(zip(outputs, runs[0], strict=True))
+
+
+def turned(x: np.ndarray, turn: bool) -> np.ndarray:
+    """A matrix as an operand that may be stored as its transpose."""
+    return np.ascontiguousarray(x.T) if turn else x
+
+
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     """Normal numbers, others for each shape and seed."""
     return np.random.default_rng([seed, *shape]).normal(size=shape)
