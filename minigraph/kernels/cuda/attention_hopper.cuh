@@ -27,6 +27,19 @@ __device__ __forceinline__ float over_quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// sum(x * y) of a row that LANES threads share, in each of them: 8 elements from x and y on, none where they are not inside.
+template <int LANES> __device__ __forceinline__ float row_product(const T* x, const T* y, bool inside) {
+    float sum = 0;
+    if (inside) {
+        const Pack<T, 8> a = *reinterpret_cast<const Pack<T, 8>*>(x), b = *reinterpret_cast<const Pack<T, 8>*>(y);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += up(a.v[i]) * up(b.v[i]);
+    }
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum;
+}
+
 // Address of a piece of 16 bytes of a row.
 __device__ __forceinline__ u32 piece_address(u32 tile, int rows, int row, int piece) {
     return tile + piece / 8 * rows * 128 + row * 128 + ((piece % 8 ^ row % 8) * 16);

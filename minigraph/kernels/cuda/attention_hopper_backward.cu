@@ -33,16 +33,8 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
     constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
     const int head = blockIdx.y, batch = blockIdx.z;
-    float sum = 0;
-    if (row < queries && piece < width) {
-        const T* o = out + batch * out_batch + head * out_head + row * out_row + piece;
-        const T* d = dout + batch * dout_batch + head * dout_head + row * dout_row + piece;
-        const Pack<T, 8> x = *reinterpret_cast<const Pack<T, 8>*>(o), y = *reinterpret_cast<const Pack<T, 8>*>(d);
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum += up(x.v[i]) * up(y.v[i]);
-    }
-#pragma unroll
-    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    const float sum = row_product<LANES>(out + batch * out_batch + head * out_head + row * out_row + piece,
+        dout + batch * dout_batch + head * dout_head + row * dout_row + piece, row < queries && piece < width);
     if (piece == 0) {
         const i64 line = i64(batch) * heads + head;
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;

@@ -18,16 +18,8 @@ extern "C" __global__ void attention_wide_prepare(const T* out, const T* dout, c
     i64 dout_head, i64 dout_row) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, piece = threadIdx.x % 32 * 8;
     const int head = blockIdx.y, batch = blockIdx.z;
-    float sum = 0;
-    if (row < queries && piece < width) {
-        const T* o = out + batch * out_batch + head * out_head + row * out_row + piece;
-        const T* d = dout + batch * dout_batch + head * dout_head + row * dout_row + piece;
-        const Pack<T, 8> x = *reinterpret_cast<const Pack<T, 8>*>(o), y = *reinterpret_cast<const Pack<T, 8>*>(d);
-#pragma unroll
-        for (int i = 0; i < 8; i++) sum += up(x.v[i]) * up(y.v[i]);
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    const float sum = row_product<32>(out + batch * out_batch + head * out_head + row * out_row + piece,
+        dout + batch * dout_batch + head * dout_head + row * dout_row + piece, row < queries && piece < width);
     if (piece == 0 && row < padded) {
         const i64 line = i64(batch) * heads + head;
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
