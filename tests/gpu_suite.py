@@ -21,9 +21,9 @@ import os
 import queue
 import re
 import shlex
-import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -40,6 +40,7 @@ import gpu_linear_cross_entropy
 import gpu_ops
 import gpu_products
 import gpu_programs
+import gpu_sanitizer
 import gpu_shapes
 import gpu_small_product
 import gpu_updates
@@ -49,11 +50,8 @@ from gpucheck import Check
 import minigraph
 from minigraph import cuda
 
-Running = tuple[subprocess.Popen[bytes], Any, Path]  # a tool's process, what its checks print, what it reports
 ROOT = Path(__file__).parent.parent
 LIMIT = 120  # seconds for one check
-SANITIZER_LIMIT = 280  # seconds for one tool
-TOOLS = {"memcheck": 5, "racecheck": 2, "initcheck": 2, "synccheck": 2}  # processes for each
 SHOWN = 40  # failures in the printed summary
 
 
@@ -303,85 +301,44 @@ def run_suite(checks: list[Check], options: argparse.Namespace, command: str) ->
 # compute-sanitizer
 
 
-def run_inline(checks: list[Check]) -> int:
-    """The sanitizer's set in this process, every buffer in an allocation of its own."""
+def run_inline(checks: list[Check], claims: Path, end: float) -> int:
+    """The checks that no other process has claimed, in this one, every buffer in an allocation of its own."""
     gpucheck.apart = True
     if "gpu_stub" not in sys.modules:
         importlib.import_module("cupy").cuda.set_allocator(
             None
         )  # no pool: exact sizes, nothing is reused
-    failed = 0
-    for check in checks:
-        result = run_check(check)
-        failed += result["error"] is not None
-        if result["error"]:
-            print(f"FAILED {check.name}: {result['error'][:300]}", flush=True)
+    for check in gpu_sanitizer.claimed(checks, claims, end):
+        print(gpu_sanitizer.RESULT + json.dumps(run_check(check)), flush=True)
         gc.collect()  # plans stand in cycles; without a pool each keeps tens of megabytes until then
-    print(f"{len(checks) - failed} passed, {failed} failed", flush=True)
     return 0
 
 
-def sanitize(options: argparse.Namespace, command: str) -> int:
+def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> int:
     """Each tool over the small set, all at the same time; nothing may be reported."""
-    tool_path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     facts, start = header(command), time.perf_counter()
+    checks = [c for c in checks if c.sanitize]
+    stub = ["--stub"] if options.stub else []
+    limit = min(options.seconds, gpu_sanitizer.SECONDS)
+    inner = [sys.executable, str(Path(__file__)), *stub, "--only", options.only, "--seconds", str(limit)]
+    plain = run_all(checks, sum(gpu_sanitizer.TOOLS.values()), stub, start + limit)  # compiles kernels, too
+    failed = [r for r in plain if r["error"]]
+    print(f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {time.perf_counter() - start:.0f} s")
     options.out.mkdir(parents=True, exist_ok=True)
-    running: dict[str, list[Running]] = {}
-    for tool, parts in ((t, TOOLS[t]) for t in options.tools):
-        for part in range(parts):
-            inner = [sys.executable, str(Path(__file__)), "--inline", tool, "--part", f"{part}/{parts}"]
-            inner += ["--only", options.only, *(["--stub"] if options.stub else [])]
-            log = options.out / f"sanitizer_{tool}_{part}.txt"
-            outer = [tool_path, "--tool", tool, "--report-api-errors", "no", "--print-limit", "30"]
-            text = log.with_suffix(".checks").open("w+")
-            command_line = [*outer, "--log-file", str(log), *inner]
-            process = subprocess.Popen(command_line, stdout=text, stderr=subprocess.STDOUT, cwd=ROOT)
-            running.setdefault(tool, []).append((process, text, log))
-    end = start + SANITIZER_LIMIT
-    results = {tool: joined([_sanitized(*part, end) for part in parts]) for tool, parts in running.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        running = {t: gpu_sanitizer.begin(t, Path(folder), options.out, inner, limit) for t in options.tools}
+        results = {}
+        for tool, parts in running.items():
+            names = [c.name for c in checks if c.judged_by(tool)]
+            results[tool] = gpu_sanitizer.joined([gpu_sanitizer.ended(*part) for part in parts], names)
     for tool, r in results.items():
-        print(f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']} checks passed")
-    report = {**facts, "seconds": round(time.perf_counter() - start, 1), "tools": results}
-    write(options.out, "gpu_sanitizer.json", report)
-    return 0 if all(r["clean"] for r in results.values()) else 1
-
-
-def _sanitized(process: subprocess.Popen[bytes], text: Any, log: Path, end: float) -> dict[str, Any]:
-    """What one process of a tool reported, and whether all of its checks ran."""
-    try:
-        process.wait(max(1, end - time.perf_counter()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    text.seek(0)
-    printed = text.read().strip().splitlines()
-    text.close()
-    Path(text.name).unlink()
-    said = log.read_text(errors="replace") if log.exists() else ""
-    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
-    clean = bool(found) and all(re.match(r"0 (errors|hazards)", line) for line in found)
-    ran = re.fullmatch(r"(\d+) passed, 0 failed", printed[-1] if printed else "")
-    lines = [line.strip("= ") for line in said.splitlines() if "=====" in line and "COMPUTE-SANITIZER" not in line]
-    if clean and ran:
-        log.unlink()  # it says nothing
-    return {
-        "clean": clean and ran is not None,
-        "summary": "; ".join(found) or f"no summary, ended with {process.returncode}",
-        "checks": int(ran[1]) if ran else 0,
-        "first": [] if clean else lines[:6],
-        "failed": [line for line in printed if line.startswith("FAILED")][:20] or ([] if ran else printed[-1:]),
-    }  # fmt: skip
-
-
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result of a tool from those of its processes."""
-    return {
-        "clean": all(p["clean"] for p in parts) and any(p["checks"] for p in parts),
-        "summary": "; ".join(dict.fromkeys(p["summary"] for p in parts)),
-        "checks": sum(p["checks"] for p in parts),
-        "first": [line for p in parts for line in p["first"]],
-        "failed": [line for p in parts for line in p["failed"]],
-    }
+        print(
+            f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']} checks passed,"
+            f" {len(r['not_run'])} not run"
+        )
+    seconds = round(time.perf_counter() - start, 1)
+    write(options.out, "gpu_sanitizer.json", {**facts, "seconds": seconds, "failed": failed, "tools": results})
+    return 0 if all(r["clean"] for r in results.values()) and not failed else 1
 
 
 def main() -> int:
@@ -400,13 +357,14 @@ def main() -> int:
     parser.add_argument(
         "--sanitize", action="store_true", help="the small set under compute-sanitizer"
     )
-    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS, help="compute-sanitizer's tools")
+    tools = tuple(gpu_sanitizer.TOOLS)
+    parser.add_argument("--tools", nargs="*", choices=tools, default=tools, help="compute-sanitizer's tools")
     parser.add_argument(
         "--stub", action="store_true", help="a CPU in place of the GPU, see gpu_stub.py"
     )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--inline", metavar="TOOL", help=argparse.SUPPRESS)
-    parser.add_argument("--part", default="0/1", help=argparse.SUPPRESS)
+    parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.stub:
         importlib.import_module("gpu_stub").install()
@@ -426,11 +384,11 @@ def main() -> int:
     if cuda.why_not():
         raise SystemExit(f"no GPU: {cuda.why_not()}")
     if options.inline:
-        part, parts = map(int, options.part.split("/"))
-        return run_inline([c for c in checks if c.judged_by(options.inline)][part::parts])
+        judged = [c for c in checks if c.judged_by(options.inline)]
+        return run_inline(judged[::-1], options.claims, time.time() + options.seconds)  # the long ones stand last
     command = f"python tests/gpu_suite.py {shlex.join(sys.argv[1:])}".strip()
     if options.sanitize:
-        return sanitize(options, command)
+        return sanitize(checks, options, command)
     return run_suite(checks, options, command)
 
 
