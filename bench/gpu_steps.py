@@ -13,6 +13,10 @@ PyTorch's high-water mark above what was allocated before, without gradients of 
 temporaries and outputs, which it takes as one. The workspaces of products are apart: `peak_mib` has none of
 them, `peak_with_workspaces_mib` has, PyTorch's being freed before that step so that the step takes them
 again. XLA's figure cannot be taken without.
+
+Host time is what one step keeps the host while the GPU is not the bottleneck: bursts of as many steps as its queue
+takes (64 graphs; 8 steps where kernels are launched one by one), each from an idle GPU. Feeds lie on the GPU, but for
+"host feeds", where a step waits for its staging memory, too.
 """
 
 from __future__ import annotations

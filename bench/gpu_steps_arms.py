@@ -12,12 +12,18 @@ import numpy as np
 
 from .gpu_steps import BETAS, DECAY, EPSILON, RATE, Row
 
+ONE_BY_ONE = 8  # steps of tens of launches that fit into the GPU's queue
+
 
 class Arm:
-    """step() gives work to the GPU, wait() until it is done."""
+    """step() gives work to the GPU, wait() until it is done.
+
+    queued  steps that fit into the GPU's queue, so that the host need not wait for it
+    """
 
     step: Callable[[], Any]
     wait: Callable[[], Any]
+    queued: int = 64
 
     def peaks(self) -> tuple[float | None, float | None]:
         """MiB that a step needs beside inputs, parameters, states: without and with workspaces of products."""
@@ -72,6 +78,8 @@ class Minigraph(Arm):
             assert p.shape == value.shape, (p, value.shape)
             self.scope.write(p.name, value.astype(dtype))
         self.program = main
+        if flags is not None and not flags.get("allow_cuda_graph_capture", True):
+            self.queued = ONE_BY_ONE
         if flags is not None:
             every = flags.pop("all", True)
             strategy = mg.static.BuildStrategy.all(**flags) if every else mg.static.BuildStrategy(**flags)
@@ -127,6 +135,7 @@ class Torch(Arm):
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         self.row, self.wait, self.mode = row, torch.cuda.synchronize, mode
+        self.queued = self.queued if mode == "graph" else ONE_BY_ONE
         dtype = getattr(torch, row.dtype)
         kept = torch.float32 if masters else dtype
         self.parameters = [
@@ -312,12 +321,31 @@ def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callabl
         yield "jax", lambda: Jax(row, drop, row.masters)
 
 
-def timed(arm: Arm, steps: int) -> tuple[float, float]:
-    """(milliseconds per step, microseconds of the host per step)"""
+def timed(arm: Arm, steps: int) -> float:
+    """Milliseconds per step."""
     arm.wait()
     start = time.perf_counter()
     for _ in range(steps):
         arm.step()
-    given = time.perf_counter()
     arm.wait()
-    return (time.perf_counter() - start) / steps * 1e3, (given - start) / steps * 1e6
+    return (time.perf_counter() - start) / steps * 1e3
+
+
+def host_time(arm: Arm, bursts: int = 8) -> dict[str, float]:
+    """Microseconds that `step` keeps the host, while the GPU's queue has room for all that it is given.
+
+    Each burst begins when the GPU has nothing to do, and has `queued` steps. Of all steps of all bursts the
+    median, the 90th percentile and the mean, which tells how many steps a second the host can give.
+    """
+    found = []
+    for _ in range(bursts):
+        arm.wait()
+        stamps = [time.perf_counter()]
+        for _ in range(arm.queued):
+            arm.step()
+            stamps.append(time.perf_counter())
+        found += np.diff(stamps).tolist()
+    arm.wait()
+    us = np.array(found) * 1e6
+    shown = {"median": np.median(us), "p90": np.percentile(us, 90), "mean": us.mean()}
+    return {**{name: round(float(x), 2) for name, x in shown.items()}, "steps_in_a_burst": arm.queued}

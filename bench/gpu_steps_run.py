@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .gpu_steps import ROWS, Row
-from .gpu_steps_arms import Arm, Minigraph, arms, timed
+from .gpu_steps_arms import Arm, Minigraph, arms, host_time, timed
 from .gpu_timing import Gpu
 from .harness import RESULTS, summarized, versions
 from .turns import in_turns, without_rest
@@ -25,7 +25,6 @@ from .turns import in_turns, without_rest
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
 
 TURN_MS = 25.0  # what an arm runs in one turn
-HOST_STEPS = 40  # launches that certainly fit into the GPU's queue
 REPEATS = 20  # of one call, when its time inside a graph is measured
 
 
@@ -120,12 +119,11 @@ def _times(made: Mapping[str, Arm], rounds: int) -> dict[str, Any]:
     for title, arm in made.items():
         for _ in range(5):
             arm.step()
-        ms, _ = timed(arm, 10)
-        turns[title] = partial(timed, arm, max(5, min(400, int(TURN_MS / ms))))
+        turns[title] = partial(timed, arm, max(5, min(400, int(TURN_MS / timed(arm, 10)))))
     return {
-        "milliseconds": {t: summarized([ms for ms, _ in found]) for t, found in in_turns(turns, rounds).items()},
-        "milliseconds_without_rest": {t: round(ms, 5) for t, (ms, _) in without_rest(turns).items()},
-        "host_microseconds": {t: round(min(timed(arm, HOST_STEPS)[1] for _ in range(5)), 2) for t, arm in made.items()},
+        "milliseconds": {t: summarized(found) for t, found in in_turns(turns, rounds).items()},
+        "milliseconds_without_rest": {t: round(ms, 5) for t, ms in without_rest(turns).items()},
+        "host_microseconds_per_run": {t: host_time(arm) for t, arm in made.items()},
     }
 
 
@@ -241,7 +239,8 @@ def table(report: Mapping[str, Any]) -> str:
             without, whole = ("" if p[name] is None else f"{p[name]:.2f}"
                               for p in (r["peak_mib"], r["peak_with_workspaces_mib"]))  # fmt: skip
             shown = f"{without:>9} {whole:>15}"
-            figures = f"{r['milliseconds_without_rest'][name]:8.4f} {r['host_microseconds'][name]:8.1f}"
+            host = r["host_microseconds_per_run"][name]["median"]
+            figures = f"{r['milliseconds_without_rest'][name]:8.4f} {host:8.1f}"
             lines.append(f"    {name:26} {value:8.4f} {value / first:6.2f} {figures} {shown}")
         lines += [f"    FAILED {name}: {why}" for name, why in r["failed"].items()]
         for p in r.get("profile", [])[:14]:

@@ -50,11 +50,13 @@ def _seed_of(program: Program) -> int:
 class Latest(NamedTuple):
     """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
 
-    source, version   the Program or CompiledProgram, and how often its Program had been changed
-    feeds             name, array class, type and shape of each feed
+    source        the Program or CompiledProgram
+    own, version  the user's Program in it, and how often that had been changed
+    feeds         name, array class, type and shape of each feed
     """
 
     source: Any
+    own: Program
     version: int
     fetches: tuple[str, ...]
     prune: bool
@@ -66,11 +68,12 @@ class Latest(NamedTuple):
 
     def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
-        if source is not self.source or fetches != self.fetches or prune is not self.prune:
-            return False
-        if _own(source).version != self.version or self.tf32 is not cuda.allows_tf32():
-            return False
-        if type(feed) is not dict or len(feed) != len(self.feeds) or _seed_of(self.program) != self.seed:
+        if (
+            source is not self.source or fetches != self.fetches or prune is not self.prune
+            or self.own.version != self.version or self.tf32 is not cuda.allows_tf32()
+            or type(feed) is not dict or len(feed) != len(self.feeds)
+            or (self.program.random_seed or _seed) != self.seed
+        ):  # fmt: skip
             return False
         for name, kind, dtype, shape in self.feeds:
             array: Any = feed.get(name)
@@ -166,7 +169,8 @@ class Executor:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
-        self._latest = Latest(source, _own(source).version, fetches, prune, seed, tf32, feeds, program, plan)
+        own = source if isinstance(source, Program) else source.before
+        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, feeds, program, plan)
         return self._latest, arrays
 
     def _make_plan(
@@ -201,11 +205,6 @@ class Executor:
             self._plans.clear()
             self._made.clear()
             self._latest, self._arenas = None, Arenas()
-
-
-def _own(source: Any) -> Program:
-    """The user's Program of a Program or CompiledProgram."""
-    return source if isinstance(source, Program) else source.before
 
 
 def _fetch_names(fetch_list: Any) -> tuple[str, ...]:

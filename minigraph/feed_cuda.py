@@ -6,10 +6,10 @@ the plan has a binding for these addresses (PLACES_KEPT at the most). Others are
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,30 +18,54 @@ from .kernels.cuda.buffer import Buffer
 from .order import owner
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
-SLOTS, STAGED = 64, 1 << 20  # runs that may be on their way: as many as fit into so many bytes, at least two
+SLOTS, STAGED = 80, 1 << 20  # runs that have staging memory: as many as fit into so many bytes, at least two
+SHARES = 5  # groups of a Ring: of 80 runs 64 may be on their way, and only every 16th asks the driver
 PLACES_KEPT, PLACES_SEEN = 8, 64  # sets of addresses with a binding of their own; that are remembered
 OFTEN = 3  # times that feeds lay at the same places before these get a binding
 HELD = SLOTS  # runs on their way that read feeds where they lie; what they keep alive are arrays of few places
 
 Places = tuple[int, ...]  # for each feed its address, 0 where it is copied
+Thing = TypeVar("Thing")
+
+
+class Route(NamedTuple):
+    """The feeds of a binding that are copied into the plan's memory, and those that are read where they lie."""
+
+    copied: tuple[tuple[str, Buffer], ...]
+    read: tuple[str, ...]
+
+
+class Ring(Generic[Thing]):
+    """Things that runs use in turn; one comes again when the GPU has done what it was used for.
+
+    They lie in SHARES groups, where there are enough. Whoever leaves a group records an event, whoever enters one waits
+    for that of its latest use, so that all groups but one may be on their way.
+    """
+
+    def __init__(self, things: Sequence[Thing], runtime: Any) -> None:
+        self.things, self.stream, self.at = things, runtime.stream, -1
+        self.size = max(1, len(things) // SHARES)
+        self.events = [runtime.event() for _ in range(-(-len(things) // self.size))]
+
+    def next(self) -> Thing:
+        """The thing that was used longest ago."""
+        self.at = (self.at + 1) % len(self.things)
+        if self.at % self.size == 0:
+            group = self.at // self.size
+            self.events[group - 1].record(self.stream)
+            self.events[group].synchronize()
+        return self.things[self.at]
 
 
 class Slot:
     """Staging memory of one run: what it fills while those of earlier runs may still be on their way."""
 
-    def __init__(self, memory: np.ndarray, sent: Any, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
-        self.address, self.sent = memory.ctypes.data, sent
+    def __init__(self, memory: np.ndarray, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
+        self.address = memory.ctypes.data
         self.counter = memory[:8].view(np.int64)
         self.feeds = {
             name: memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape) for name, (at, b) in feeds.items()
         }
-
-
-def _next(slots: deque[Slot]) -> Slot:
-    """The slot that was filled longest ago, once the copy from it has ended."""
-    slots.rotate(-1)
-    slots[0].sent.synchronize()
-    return slots[0]
 
 
 class Feeding:
@@ -63,28 +87,31 @@ class Feeding:
                 self.targets[name] = buffer
                 if id(buffer) in at:
                     letters[name] = at[id(buffer)], buffer
-        self.inbox = self._slots(self.nbytes, letters) if letters or counts_runs else deque()
-        self.letters, self.large = letters.keys(), dict[str, deque[Slot]]()
+        self.inbox = self._slots(self.nbytes, letters)
+        self.letters, self.large = letters.keys(), dict[str, Ring[Slot]]()
         self.own = {name: buffer.ptr for name, buffer in self.targets.items()}  # addresses in the plan's memory
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
         fixed = bound.not_captured() is not None  # the host reads values at addresses that are known now
         self.movable = {name for name, b in self.targets.items() if id(b) not in fetched and not fixed}
+        self.asked = [(name, name in self.movable) for name in self.targets]
         self.seen: OrderedDict[Any, int] = OrderedDict()
-        self.held: deque[tuple[Any, list[Any]]] = deque((runtime.event(), []) for _ in range(HELD))
+        self.held: Ring[list[Any]] = Ring([[] for _ in range(HELD)], runtime)
 
-    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> deque[Slot]:
+    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> Ring[Slot]:
         count = min(SLOTS, max(2, STAGED // nbytes))
         memory = self.runtime.pinned(count * nbytes)
-        parts = [memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]
-        return deque(Slot(part, self.runtime.event(), feeds) for part in parts)
+        return Ring([Slot(memory[i * nbytes : (i + 1) * nbytes], feeds) for i in range(count)], self.runtime)
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
-        return tuple([
-            0 if isinstance(feeds[name], np.ndarray) or name not in self.movable else self.runtime.lies_at(feeds[name])
-            for name in self.targets
-        ])  # fmt: skip
+        lies_at = self.runtime.lies_at
+        return tuple([lies_at(feeds[name]) if movable else 0 for name, movable in self.asked])
+
+    def route(self, places: Places) -> Route:
+        """How feeds reach calls that are bound for these places."""
+        pairs = list(zip(self.targets.items(), places, strict=True))
+        return Route(tuple(own for own, place in pairs if not place), tuple(own[0] for own, place in pairs if place))
 
     def come_often(self, key: Any) -> bool:
         """Whether this was asked for the same key a few times lately."""
@@ -105,43 +132,36 @@ class Feeding:
             for name, buffer in self.targets.items():
                 buffer.ptr = self.own[name]
 
-    def send(self, feeds: Mapping[str, Any], runs: int, places: Places) -> None:
+    def send(self, feeds: Mapping[str, Any], runs: int, route: Route) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream; `end` must follow the calls."""
-        slot = _next(self.inbox) if self.counts_runs else None
+        slot = self.inbox.next() if self.counts_runs else None
         taken = []
-        for (name, buffer), place in zip(self.targets.items(), places, strict=True):
+        for name, buffer in route.copied:
             array = feeds[name]
-            if place:
-                continue
             if not isinstance(array, np.ndarray):
                 taken.append((array, buffer))
             elif name in self.letters:
-                slot = slot or _next(self.inbox)
+                slot = slot or self.inbox.next()
                 np.copyto(slot.feeds[name], array)
             elif buffer.nbytes > PINNED:
                 self.runtime.upload(array, buffer)
             else:
-                if name not in self.large:
-                    self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
-                self._send_large(_next(self.large[name]), name, array, buffer)
+                self._send_large(name, array, buffer)
         if slot is not None:
             slot.counter[0] = runs
             self.runtime.send(self.mailbox, slot.address, self.nbytes)
-            slot.sent.record(self.runtime.stream)
-        if taken or any(places):
-            self.runtime.take(taken, stay=any(places))
+        if taken or route.read:
+            self.runtime.take(taken, stay=bool(route.read))
 
-    def _send_large(self, slot: Slot, name: str, array: np.ndarray, buffer: Buffer) -> None:
+    def _send_large(self, name: str, array: np.ndarray, buffer: Buffer) -> None:
+        if name not in self.large:
+            self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
+        slot = self.large[name].next()
         np.copyto(slot.feeds[name], array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
-        slot.sent.record(self.runtime.stream)
 
-    def end(self, feeds: Mapping[str, Any], places: Places) -> None:
+    def end(self, feeds: Mapping[str, Any], route: Route) -> None:
         """The calls have been given to the stream: nobody overwrites what they read before they have."""
-        if any(places):
+        if route.read:
             self.runtime.leave()
-            self.held.rotate(-1)
-            done, arrays = self.held[0]
-            done.synchronize()
-            arrays[:] = [feeds[name] for name, place in zip(self.targets, places, strict=True) if place]
-            done.record(self.runtime.stream)
+            self.held.next()[:] = [feeds[name] for name in route.read]

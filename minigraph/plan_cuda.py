@@ -20,7 +20,7 @@ import numpy as np
 
 from .bound import BoundProgram
 from .errors import KernelError, UninitializedError
-from .feed_cuda import PLACES_KEPT, Feeding, Places
+from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
 from .kernels.cuda.buffer import Buffer
 from .options import DEFAULT, RunOptions
@@ -51,8 +51,8 @@ class Arenas:
 class Binding:
     """The calls for one set of the Scope's arrays and places of feeds, the tables that they read, and their graph."""
 
-    def __init__(self, steps: Sequence[Any], tables: Sequence[Any] = (), places: Places = ()) -> None:
-        self.steps, self.tables, self.places = steps, tables, places
+    def __init__(self, steps: Sequence[Any], route: Route, tables: Sequence[Any] = ()) -> None:
+        self.steps, self.route, self.tables = steps, route, tables
         self.launch: Callable[[], None] | None = None
         self.ran = False
 
@@ -94,7 +94,7 @@ class CudaPlan:
         self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
         self._prepare_fetches()
         self.bindings: dict[tuple[int, Places], Binding] = {}
-        self.binding = Binding(())  # that of the latest run
+        self.binding = Binding((), Route((), ()))  # that of the latest run
         self.turn = {position: i for i, position in enumerate(self.bound.order)}
         self.numbers: OrderedDict[tuple[int, ...], int] = OrderedDict()  # short names for addresses of outside buffers
         self.number = -1  # that of the latest run
@@ -151,13 +151,14 @@ class CudaPlan:
                 self._fill(scope)
             if self.bound_to() is not scope or self.bound_version != scope.version:
                 self._connect(scope)
-            binding = self.binding = self._binding(self.feeding.places(feeds))
-            self.feeding.send(feeds, scope.steps[self.program.origin], binding.places)
+            places = self.feeding.places(feeds)
+            binding = self.binding = self.bindings.get((self.number, places)) or self._binding(places)
+            self.feeding.send(feeds, scope.steps[self.program.origin], binding.route)
             if binding.launch is not None:
                 binding.launch()
             else:
                 self._first_runs(binding)
-            self.feeding.end(feeds, binding.places)
+            self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
             results = self._receive(return_numpy) if self.fetched else []
@@ -241,7 +242,7 @@ class CudaPlan:
         self.constants_are_computed = True
         steps = sorted((s for s in steps if s.position in self.turn), key=lambda s: self.turn[s.position])
         self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
-        return Binding(steps, [t.memory for t in self.bound.binder.tables], places)
+        return Binding(steps, self.feeding.route(places), [t.memory for t in self.bound.binder.tables])
 
     def _gather(self, scope: Scope) -> None:
         """Bring the Scope's arrays together that kernels want side by side, unless they are."""

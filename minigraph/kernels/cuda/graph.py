@@ -9,6 +9,8 @@ import cupy
 
 from .binder import Part
 
+graph_launch = cupy.cuda.runtime.graphLaunch
+
 
 class CaptureError(Exception):
     """The calls cannot be captured; the message says why."""
@@ -17,13 +19,13 @@ class CaptureError(Exception):
 class Graph:
     """Captured parts; those of different lanes run beside each other unless one waits for the other.
 
-    target   whose `ptr` is the stream that calls go to; set back afterwards
+    target   whose `ptr` is the stream that calls go to, then the graph; set back after the capture
     lanes    streams of its own: nobody else's work can get into the graph
     Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
     """
 
     def __init__(self, parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
-        outside = target.ptr
+        outside = self.stream = target.ptr
         lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         problem: Exception | None = None
         try:
@@ -35,9 +37,9 @@ class Graph:
             self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
 
-    def launch(self, stream: int) -> None:
-        """Run all calls in the order of `stream`; does not wait."""
-        cupy.cuda.runtime.graphLaunch(self.executable, stream)
+    def __call__(self) -> None:
+        """Run all calls in the order of the target's stream; does not wait."""
+        graph_launch(self.executable, self.stream)
 
 
 def _capture(parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:

@@ -37,6 +37,7 @@ from .workspace import Algorithm, Settling, settled, settling
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
+event_record, stream_wait_event = cupy.cuda.runtime.eventRecord, cupy.cuda.runtime.streamWaitEvent
 STATIC_SHARED = 40 * 1024  # more must be asked for, what a kernel declares included
 
 
@@ -251,7 +252,7 @@ class Runtime:
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
-            return partial(Graph(parts, self.target, self.lanes).launch, self.stream.ptr)
+            return Graph(parts, self.target, self.lanes)
         except CaptureError as why:
             return str(why)
 
@@ -305,7 +306,7 @@ class Runtime:
 
     def holds(self, array: Any) -> bool:
         """Whether this is an array of this GPU as kernels want it: rows one after the other, on a multiple of 16."""
-        here = isinstance(array, cupy.ndarray) and array.device.id == self.device.index
+        here = isinstance(array, cupy.ndarray) and array.data.device_id == self.device.index
         return here and array.flags.c_contiguous and array.data.ptr % 16 == 0
 
     def upload(self, array: np.ndarray, buffer: Buffer) -> None:
@@ -324,7 +325,7 @@ class Runtime:
         """Bytes of the GPU to the host; there after the stream is synchronised."""
         cupy.cuda.runtime.memcpyAsync(host, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
 
-    def lies_at(self, array: cupy.ndarray) -> int:
+    def lies_at(self, array: Any) -> int:
         """The address of an array that kernels can read as it is; 0 of others."""
         return array.data.ptr if self.holds(array) else 0
 
@@ -333,10 +334,8 @@ class Runtime:
 
         stay   what the caller's stream does later waits for more than the copies: until `leave`
         """
-        theirs = cupy.cuda.get_current_stream()
         sources = [cupy.ascontiguousarray(a) for a, _ in arrays]
-        self._fences[0].record(theirs)
-        self.stream.wait_event(self._fences[0])
+        self._wait(self.stream.ptr, self._fences[0].ptr, cupy.cuda.get_current_stream(self.device.index).ptr)
         for source, (_, buffer) in zip(sources, arrays, strict=True):
             cupy.cuda.runtime.memcpyAsync(
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
@@ -346,8 +345,13 @@ class Runtime:
 
     def leave(self) -> None:
         """What the caller's stream does from now on comes after all that was given to this one."""
-        self._fences[1].record(self.stream)
-        cupy.cuda.get_current_stream().wait_event(self._fences[1])
+        self._wait(cupy.cuda.get_current_stream(self.device.index).ptr, self._fences[1].ptr, self.stream.ptr)
+
+    @staticmethod
+    def _wait(stream: int, fence: int, other: int) -> None:
+        """What is given to a stream from now on comes after all that another one has been given."""
+        event_record(fence, other)
+        stream_wait_event(stream, fence)
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""
