@@ -8,20 +8,12 @@ from typing import Any
 
 import fuzz
 import gpu_attention_cudnn
+import gpu_attention_small
 import numpy as np
 import opcheck
 from attention_programs import attention_program
-from gpucheck import (
-    DTYPES,
-    Check,
-    GpuExecutor,
-    assert_near,
-    call_of,
-    check_call,
-    each,
-    normal,
-    on_gpu,
-)
+from gpu_attention_small import Inputs, both, qkv
+from gpucheck import DTYPES, Check, GpuExecutor, assert_near, call_of, each, normal, on_gpu
 
 import minigraph as mg
 from minigraph import unique_name
@@ -36,22 +28,21 @@ from minigraph.validate import distance
 ODD = (1, 2, 3, 15, 31, 32, 34, 68, 72, 90, 132, 136)
 HEADS = (1, 2, 3, 31, 34, 36, 38, 40, 64, 80, 128, 160, 258, 264, 512)
 PROGRAMS, CHUNK, RANDOM = 120, 20, 40
-Inputs = dict[str, Any]
 
 
 def checks() -> Iterator[Check]:
     for dtype in DTYPES:
         yield Check(f"attention/odd sizes/{dtype}", partial(_odd_sizes, dtype))
         yield Check(f"attention/head sizes/{dtype}", partial(_head_sizes, dtype))
-        small = dtype in ("float32", "bfloat16")
-        yield Check(f"attention/features/{dtype}", partial(_features, dtype), small, copied=dtype == "bfloat16")
+        yield Check(f"attention/features/{dtype}", partial(_features, dtype))
         yield Check(f"attention/random/{dtype}", partial(_random, dtype))
         yield Check(f"attention/large/{dtype}", partial(_large, dtype))
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
         if "16" in dtype:
-            yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype), sanitize=True)
+            yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
+    yield from gpu_attention_small.checks()
     yield from gpu_attention_cudnn.checks()
     yield Check("attention/strides", _wide_strides)
     yield Check("attention/faults", _faults)
@@ -59,22 +50,6 @@ def checks() -> Iterator[Check]:
     yield Check("attention/layer", _layer, product=True)
     for first in range(0, PROGRAMS, CHUNK):
         yield Check(f"attention/programs/{first:03}", partial(_programs, first), product=True)
-
-
-def qkv(b: int = 2, sq: int = 5, sk: int = 7, h: int = 2, hk: int = 0, d: int = 4, dv: int = 0) -> Inputs:
-    shapes = {"Q": (b, sq, h, d), "K": (b, sk, hk or h, d), "V": (b, sk, hk or h, dv or d)}
-    return {slot: normal(*shape, seed=i) for i, (slot, shape) in enumerate(shapes.items())}
-
-
-def both(inputs: Inputs, dtype: str, **attrs: Any) -> None:
-    """Forward and backward of one call against the dense reference."""
-    given = {slot: x for slot, x in inputs.items() if x is not None}
-    call = call_of("memory_efficient_attention", given, **attrs)
-    check_call(call, dtype)
-    typed = call.as_dtype(dtype).as_dtype("float64")
-    out, sums = (opcheck.reference(typed)[slot][0] for slot in ("Out", "LogSumExp"))
-    more = {"Out": out, "LogSumExp": sums, "Out_grad": normal(*out.shape, seed=9)}
-    check_call(call_of("memory_efficient_attention_grad", {**given, **more}, **attrs), dtype)
 
 
 def _odd_sizes(dtype: str) -> None:

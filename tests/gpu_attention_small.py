@@ -1,0 +1,111 @@
+"""GPU checks of attention that are small enough for compute-sanitizer; together they launch every kernel of it.
+
+test_attention_small.py holds that they do, and that each call goes to the kernels that its check is named after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import opcheck
+from gpucheck import Check, call_of, check_call, each, normal
+
+Inputs = dict[str, Any]
+KEY = np.array([9, 2**33, 5])
+
+
+def qkv(b: int = 2, sq: int = 5, sk: int = 7, h: int = 2, hk: int = 0, d: int = 4, dv: int = 0) -> Inputs:
+    shapes = {"Q": (b, sq, h, d), "K": (b, sk, hk or h, d), "V": (b, sk, hk or h, dv or d)}
+    return {slot: normal(*shape, seed=i) for i, (slot, shape) in enumerate(shapes.items())}
+
+
+def calls(inputs: Inputs, dtype: str, **attrs: Any) -> Iterator[opcheck.Call]:
+    """Forward, and backward from what forward is in float64."""
+    given = {slot: x for slot, x in inputs.items() if x is not None}
+    call = call_of("memory_efficient_attention", given, **attrs)
+    yield call
+    typed = call.as_dtype(dtype).as_dtype("float64")
+    out, sums = (opcheck.reference(typed)[slot][0] for slot in ("Out", "LogSumExp"))
+    more = {"Out": out, "LogSumExp": sums, "Out_grad": normal(*out.shape, seed=9)}
+    yield call_of("memory_efficient_attention_grad", {**given, **more}, **attrs)
+
+
+def both(inputs: Inputs, dtype: str, **attrs: Any) -> None:
+    """Forward and backward of one call against the dense reference."""
+    for call in calls(inputs, dtype, **attrs):
+        check_call(call, dtype)
+
+
+class Case(NamedTuple):
+    """One call, forward and backward, and the name of the kernels in the registry that compute it."""
+
+    kernel: str
+    dtype: str
+    inputs: Inputs
+    attrs: dict[str, Any]
+
+
+def changed(d: int, dv: int = 0, rows: int = 40) -> Iterator[tuple[Inputs, dict[str, Any]]]:
+    """Calls whose scores are changed: biases and masks that broadcast in several ways, dropout, packed sequences."""
+    base = qkv(2, rows, 70, 4, 2, d, dv)
+    mask = np.random.default_rng(4).random((2, 1, rows, 70)) < 0.5
+    mask[:, :, 7:9] = False
+    yield {**base, "Bias": normal(1, 4, rows, 70)}, {"causal": True}
+    yield {**base, "Bias": normal(2, 1, 1, 70), "Mask": mask, "Key": KEY}, {"masked_score": -1e9, "dropout": 0.3}
+    packed = {"CuSeqlensQ": np.array([0, 3, 3, 50, 69]), "CuSeqlensK": np.array([0, 30, 35, 35, 80])}
+    yield {**qkv(1, 70, 80, 4, 2, d, dv), **packed}, {"causal": True, "bottom_right": True}
+
+
+def exact(dtype: str) -> Iterator[Case]:
+    """Heads that are too wide for tensor cores in float32; all in float64."""
+    d, dv = (136, 132) if dtype == "float32" else (6, 5)
+    yield Case("exact", dtype, qkv(2, 20, 40, 4, 2, d, dv), {"window": (9, 3)})
+    yield Case("exact", dtype, qkv(1, 10, 300, 2, 1, d), {})  # keys and queries are split among blocks
+    yield Case("exact", dtype, qkv(1, 300, 10, 2, 1, d), {"causal": True})
+    yield from (Case("exact", dtype, *call) for call in changed(d, dv))
+
+
+def mma(dtype: str) -> Iterator[Case]:
+    """Narrow and wide heads, of sizes that are no pieces of 16 bytes, too; splits of keys and of queries."""
+    if dtype == "float32":
+        for d, dv in ((16, 16), (64, 64), (80, 96), (3, 5)):
+            yield Case("mma", dtype, qkv(2, 40, 70, 4, 2, d, dv), {"causal": True, "bottom_right": True})
+    else:
+        yield Case("mma", dtype, qkv(2, 40, 70, 4, 2, 3, 5), {"window": (9, 3)})
+        yield Case("mma", dtype, qkv(2, 40, 70, 4, 2, 160, 96), {"causal": True})
+    d = 32 if dtype == "float32" else 36
+    yield Case("mma", dtype, qkv(1, 20, 300, 2, 1, d), {})
+    yield Case("mma", dtype, qkv(1, 300, 20, 2, 1, d), {"causal": True})
+    yield from (Case("mma", dtype, *call) for call in changed(24))
+    yield Case("mma", dtype, *next(changed(96)))
+
+
+def wgmma(dtype: str, widths: tuple[int, ...], odd: int) -> Iterator[Case]:
+    """Several tiles of queries and keys; groups of heads, windows and a width that does not fill a tile."""
+    for d in widths:
+        yield Case("wgmma", dtype, qkv(1, 300, 260, 4, 2, d), {})
+        yield Case("wgmma", dtype, qkv(2, 70, 300, 2, 2, d), {"causal": True, "bottom_right": True})
+    yield Case("wgmma", dtype, qkv(1, 150, 170, 2, 1, odd), {"window": (70, 30)})
+
+
+def groups() -> dict[str, list[Case]]:
+    """The cases of each check."""
+    found = {f"exact/{dtype}": list(exact(dtype)) for dtype in ("float64", "float32")}
+    found |= {f"mma/{dtype}": list(mma(dtype)) for dtype in ("float32", "bfloat16")}
+    for dtype in ("float16", "bfloat16"):
+        found[f"wgmma/{dtype}"] = list(wgmma(dtype, (64, 128), 40))
+        found[f"wgmma wide/{dtype}"] = list(wgmma(dtype, (192, 256), 136))
+    return found
+
+
+def checks() -> Iterator[Check]:
+    for name, cases in groups().items():
+        copied = name.startswith("wgmma/")  # sums of dQ are written by the copy engine
+        yield Check(f"attention/small/{name}", partial(_all, cases), sanitize=True, copied=copied)
+
+
+def _all(cases: list[Case]) -> None:
+    each((f"{c.inputs['Q'].shape} {c.attrs}", partial(both, c.inputs, c.dtype, **c.attrs)) for c in cases)

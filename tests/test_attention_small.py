@@ -1,0 +1,58 @@
+"""The small GPU checks of attention launch all of its kernels, as their names say. No GPU is needed to see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+
+import gpu_attention_small
+import opcheck
+import pytest
+from gpu_attention_small import Case
+
+from minigraph.bound import BoundProgram
+from minigraph.kernels.cuda.binder import Launch, every_call
+from minigraph.kernels.cuda.compile import read_source
+
+GROUPS = gpu_attention_small.groups()
+
+
+def bound(case: Case) -> Iterator[BoundProgram]:
+    for call in gpu_attention_small.calls(case.inputs, case.dtype, **case.attrs):
+        program, _, outputs = opcheck.built(call.as_dtype(case.dtype))
+        types = {name: opcheck.type_of(x) for name, x in opcheck.feed_of(call.as_dtype(case.dtype)).items()}
+        yield BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_cases_go_to_the_kernels_that_they_are_named_after(name):
+    for case in GROUPS[name]:
+        for program in bound(case):
+            assert any(note.startswith(f"computed by {case.kernel}") for _, note in program.binder.notes), case.attrs
+
+
+KERNEL = re.compile(r'extern "C" __global__ (?:void )?(?:__launch_bounds__\([^)]*\) )?(?:void )?(\w+)\(')
+
+
+def test_every_kernel_is_launched_and_every_split():
+    names = [f.name for f in files("minigraph.kernels.cuda").iterdir() if re.match(r"attention.*\.cu$", f.name)]
+    texts = [read_source(name) for name in names]
+    launches = [
+        c for cases in GROUPS.values() for case in cases for program in bound(case)
+        for c in every_call(program.binder.calls) if isinstance(c, Launch)
+    ]  # fmt: skip
+    assert len(names) == 7
+    for name, text in zip(names, texts, strict=True):
+        kernels = KERNEL.findall(text)
+        assert len(kernels) == text.count("__global__")
+        own = [c for c in launches if text in c.source]
+        assert set(kernels) == {c.function for c in own}, name
+        for kernel in (k for k in kernels if "hopper" not in name and re.search("forward|query_grad|key_grad", k)):
+            assert any(c.function == kernel and c.grid[1] > 1 for c in own), kernel
+
+
+def test_they_are_the_checks_of_attention_for_the_sanitizer():
+    checks = list(gpu_attention_small.checks())
+    assert len(checks) == len(GROUPS)
+    assert all(c.sanitize for c in checks)
