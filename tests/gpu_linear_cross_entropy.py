@@ -1,13 +1,19 @@
-"""GPU checks of the last layer with its loss: options in all types against plain runs, long rows, chunks, labels."""
+"""GPU checks of the last layer with its loss: options in all types against plain runs, long rows, chunks, labels.
+
+"own kernels" are the same with NumPy's products in the place of cuBLASLt's, so that all that runs is our own and what
+compute-sanitizer's tools say means something.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
-from gpucheck import DTYPES, Check, GpuExecutor, each
+from gpucheck import DTYPES, PLACE, Check, GpuExecutor, each
 from linear_heads import (
     EVERYTHING,
     SPELLINGS,
@@ -21,14 +27,23 @@ from linear_heads import (
 )
 
 import minigraph as mg
+from minigraph import cuda
 from minigraph.errors import MinigraphError
 from minigraph.executor import Executor
+from minigraph.kernels.cuda.binder import Gemm
 from minigraph.kernels.linear_cross_entropy import chunk_rows
 from minigraph.scope import Scope
 
 SHAPES = {"small": (4, 47, 31, 123), "even": (5, 24, 64, 256), "one": (1, 8, 1), "tall": (700, 16, 40)}
 LONG = ((5, 16, 131072), (3, 16, 50257), (2, 8, 200001), (3, 8, 24577))  # beyond shared memory, odd, unaligned
 LIGER = (8, 128, 1024, 4096)
+TRACED = ((2, 13, 31, 123), (40, 64, 256), (2, 8, 131072))  # for the sanitizer: odd, in packs, beyond shared memory
+OPTIONS = (
+    {}, {"bias": True, "smoothing": 0.1, "ignore_index": 42}, {"bias": True, "softcap": 30.0, "reduction": "none"},
+    {"transposed": True, "class_weight": True, "z_loss": 1e-3, "reduction": "sum"},
+    {"bias": True, "token_weight": True, "ignored": 0.9}, {"bias": True, "trains": False},
+    {"bias": True, "transposed": True, **EVERYTHING},
+)  # fmt: skip
 
 
 def checks() -> Iterator[Check]:
@@ -38,19 +53,89 @@ def checks() -> Iterator[Check]:
             title = f"linear_cross_entropy/{shape}/{dtype}"
             yield Check(title, partial(_options, SHAPES[shape], dtype), small, product=True)
         yield Check(f"linear_cross_entropy/long/{dtype}", partial(_long_rows, dtype), product=True)
+        yield Check(f"linear_cross_entropy/own kernels/{dtype}", partial(_own_kernels, dtype), sanitize=True)
     for dtype in ("float32", "bfloat16", "float16"):
         yield Check(f"linear_cross_entropy/liger/{dtype}", partial(_liger, dtype), product=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
+    yield Check("linear_cross_entropy/own kernels/side outputs", _own_side_outputs, sanitize=True)
 
 
-def _near(shape: tuple[int, ...], dtype: str, o: Options, spellings: tuple[str, ...] = SPELLINGS) -> None:
+@contextmanager
+def _products_by_numpy() -> Iterator[None]:
+    """Whatever is bound in here computes on the host what cuBLASLt would: only kernels of our own run on the GPU."""
+    runtime = cuda.runtime(PLACE)
+    bound = getattr(runtime, "steps_of", None)
+    if bound is None:  # a stand-in for a GPU: it has no others
+        yield
+        return
+
+    def steps_of(call: Any, *rest: Any) -> Any:
+        found = bound(call, *rest)
+        if isinstance(call, Gemm):
+            found[0].run = partial(_product, runtime, call)
+        return found
+
+    runtime.steps_of = steps_of
+    try:
+        yield
+    finally:
+        del runtime.steps_of
+
+
+def _product(runtime: Any, call: Gemm) -> None:
+    """epilogue(op(A) @ op(B) + beta * C) -> C by NumPy, in float32 at least."""
+    assert call.batch == 1 and call.epilogue in ("DEFAULT", "BIAS"), call.epilogue
+    real = np.float64 if call.c.dtype == np.float64 else np.float32
+
+    def values_of(buffer: Any, *shape: int) -> np.ndarray:
+        found = runtime.fetch(buffer, True)
+        runtime.stream.synchronize()
+        return found.astype(real).reshape(shape)
+
+    a = values_of(call.a, call.k, call.m).T if call.trans_a else values_of(call.a, call.m, call.k)
+    b = values_of(call.b, call.n, call.k).T if call.trans_b else values_of(call.b, call.k, call.n)
+    z = a @ b
+    if call.beta:
+        z += real(call.beta) * values_of(call.c, call.m, call.n)
+    if call.bias is not None:
+        z += values_of(call.bias, call.n)
+    runtime.upload(np.ascontiguousarray(z.astype(call.c.dtype)), call.c)
+    runtime.stream.synchronize()
+
+
+def _own_kernels(dtype: str) -> None:
+    """Several chunks with every option. A run for each: a CUDA graph cannot hold what the host computes."""
+
+    def cases():
+        for shape in TRACED:
+            classes = shape[-1]
+            for extra in OPTIONS if classes < 1000 else OPTIONS[-1:]:
+                fitting = {"ignore_index": min(42, classes - 1)} if "ignore_index" in extra else {}
+                o = Options(chunk_bytes=3 * classes * np.dtype("f4").itemsize, **{**extra, **fitting})
+                yield f"{shape} {o}", partial(_near, shape, dtype, o, ("rewritten", "operator"), 1)
+
+    with _products_by_numpy():
+        each(cases())
+
+
+def _own_side_outputs() -> None:
+    """z-loss, accuracy, labels out of range, all labels ignored."""
+    with _products_by_numpy():
+        _side_outputs()
+        _ignored()
+        _labels()
+
+
+def _near(
+    shape: tuple[int, ...], dtype: str, o: Options, spellings: tuple[str, ...] = SPELLINGS, times: int = 3
+) -> None:
     """float64 to rounding; other types err at most twice as much as the plain program on the GPU, and two steps."""
     arrays = values(shape, o, dtype)
     right = exact(arrays, o)
     plain = results("plain", arrays, o, GpuExecutor)
     for spelling in spellings:
-        found = results(spelling, arrays, o, GpuExecutor, times=3)
+        found = results(spelling, arrays, o, GpuExecutor, times=times)
         if dtype == "float64":
             for name, a in right.items():
                 np.testing.assert_allclose(found[name], a, rtol=1e-9, atol=1e-11 * max(1, np.abs(a).max(initial=0)))
