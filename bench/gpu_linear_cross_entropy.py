@@ -4,15 +4,19 @@ Arms: minigraph is the operator that gives loss and gradients at once, weight gr
 default chunks; "chunk N" takes N rows at a time; "bfloat16 sums" adds the weight gradient up in bfloat16; "program" is
 matmul and cross_entropy as a user writes them, with fuse_linear_cross_entropy, weight gradient cast to
 bfloat16 at the end; "unfused" is the same program without the pass; "tuned" is the operator with autotune.
-torch is eager, compile is torch.compile, for the first case only.
-Work: 6 * rows * H * V FLOP for the three products. Memory: what an arm has beyond inputs, loss and gradients.
+torch is eager, compile is torch.compile, for the first case only. liger is Liger-Kernel's function, weight gradient
+summed in bfloat16, or in float32 and cast to bfloat16 at the end; what it needs for that counts as beyond.
+Work: 6 * rows * H * V FLOP for the three products. Memory: what an arm has beyond inputs, loss and gradients; by rows
+both planned and measured, as what the card has less of.
 "the step" is the pull request's: dW += dlogits^T x for one chunk of rows, bfloat16 into float32.
 """
 
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib
+import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,11 +24,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .gpu_linear_cross_entropy_peers import PEERS, functions
 from .gpu_timing import Gpu, Input
 from .harness import RESULTS, summarized, versions
 from .turns import in_turns, without_rest
 
 TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
+OF_LIGER = 5e-2  # the same where a gradient is rounded to bfloat16 after each of many small chunks
 CHECKED = 64  # classes whose weight gradients are compared
 MEMORY_ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MIB = 2**20
@@ -146,20 +152,38 @@ def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
     return made
 
 
-def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], compiled: bool) -> Arm:
-    """PyTorch's linear layer and cross entropy of float32 scores."""
+def measured_memory(gpu: Gpu, torch: Any, head: Head) -> dict[str, float]:
+    """{rows: MiB beyond inputs, loss and gradients} that the card has less of while the operator runs once more."""
+    made: dict[str, float] = {}
+    for rows in (MEMORY_ROWS[0], *MEMORY_ROWS):  # the first one loads kernels
+        sized = head._replace(rows=rows)
+        arrays = {n: gpu.make(wanted, i) for i, (n, wanted) in enumerate(inputs(sized).items())}
+        gpu.cupy.cuda.Device().synchronize()
+        gpu.release(torch)
+        before, _ = gpu.cupy.cuda.runtime.memGetInfo()
+        found = arm(gpu, arrays, "operator")
+        gpu.stream.synchronize()
+        gpu.release(torch)  # the copies that its first run has returned
+        found.launch()
+        gpu.stream.synchronize()
+        after, _ = gpu.cupy.cuda.runtime.memGetInfo()
+        gradients = rows * head.inner * 2 + head.classes * head.inner * 4
+        made[str(rows)] = round((before - after - gradients) / MIB, 2)
+        del arrays, found
+        gc.collect()
+        gpu.release(torch)
+    return made
+
+
+def torch_arm(torch: Any, gpu: Gpu, arrays: dict[str, Any], function: Callable[..., Any]) -> Arm:
+    """Loss and gradients by PyTorch."""
     v = gpu.tensors(torch, arrays)
     x, w = v["x"].detach().requires_grad_(), v["w"].detach().requires_grad_()
-
-    def forward(x: Any, w: Any) -> Any:
-        return torch.nn.functional.cross_entropy((x @ w.t()).float(), v["label"])
-
-    function = torch.compile(forward) if compiled else forward
     kept: list[Any] = []
 
     def launch() -> None:
         x.grad = w.grad = None
-        loss = function(x, w)
+        loss = function(x, w, v["label"])
         loss.backward()
         kept[:] = [loss.detach()]
 
@@ -245,16 +269,16 @@ def measured(gpu: Gpu, torch: Any, peers: Sequence[str], head: Head, rounds: int
     arms["unfused"] = arm(gpu, arrays, "unfused")
     if torch is not None:
         with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
-            for peer in peers if head is HEADS[0] else peers[:1]:
-                arms[peer] = torch_arm(torch, gpu, arrays, compiled=peer == "compile")
+            for name, function in functions(torch, peers, head is HEADS[0]).items():
+                arms[name] = torch_arm(torch, gpu, arrays, function)
     exact = Exact(gpu, arrays)
     errors = {name: exact.errors(made.results()) for name, made in arms.items()}
     for name, found in errors.items():
-        if not max(found) <= TOLERANCE:
+        if not max(found) <= (OF_LIGER if name == "liger" else TOLERANCE):
             raise ArithmeticError(f"{name} is off by {found} relative to the norms of loss, DX, DW")
     times = timed(gpu, arms, rounds, torch)
     for name, made in arms.items():
-        if name not in peers and exact.errors(made.results()) != errors[name]:
+        if not name.startswith(PEERS) and exact.errors(made.results()) != errors[name]:
             raise ArithmeticError(f"{name}: results changed from run to run")
     return {
         "title": head.title, "flops": head.flops, "relative_errors_of_loss_dx_dw": errors,
@@ -305,7 +329,7 @@ class GpuHeads:
 
     name = "gpu_linear_cross_entropy"
     title = "last layer and its loss, bfloat16"
-    peers = ("torch", "compile")
+    peers = PEERS
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
@@ -315,6 +339,10 @@ class GpuHeads:
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all cases, print the table and write bench/results/<name>.json."""
         gpu = Gpu()
+        remarks = []
+        if "liger" in peers and importlib.util.find_spec("liger_kernel") is None:
+            remarks.append("liger is left out: pip install --no-deps liger_kernel")
+            peers = [p for p in peers if p != "liger"]
         torch = importlib.import_module("torch") if peers else None
         tasks: list[tuple[str, Callable[[], dict[str, Any]]]] = [
             (head.title, lambda head=head: measured(gpu, torch, peers, head, rounds)) for head in HEADS
@@ -332,8 +360,9 @@ class GpuHeads:
         report = {
             "bench": self.name, "title": self.title, "command": command,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows,
+            "versions": versions(), "rounds": rounds, "remarks": remarks, "rows": rows,
             "planned_mib_beyond_gradients_by_rows": planned_memory(gpu, HEADS[0]),
+            "measured_mib_beyond_gradients_by_rows": measured_memory(gpu, torch, HEADS[0]) if only in "memory" else {},
         }  # fmt: skip
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
@@ -354,8 +383,10 @@ def table(report: dict[str, Any]) -> str:
             rate, mib = row["flops"] / ms["median"] / 1e9, row["mib_beyond_gradients"][name]
             tired = row["milliseconds_without_rest"][name]
             lines.append(f"    {name:26} {ms['median']:9.3f} {rate:9.0f} {tired:9.3f} {mib:9.1f}")
-    by_rows = report["planned_mib_beyond_gradients_by_rows"]
-    lines.append("planned MiB by rows: " + ", ".join(f"{n}: {mib}" for n, mib in by_rows.items()))
+    for how in ("planned", "measured"):
+        by_rows = report[f"{how}_mib_beyond_gradients_by_rows"]
+        lines.append(f"{how} MiB by rows: " + ", ".join(f"{n}: {mib}" for n, mib in by_rows.items()))
+    lines += report["remarks"]
     return "\n".join(lines)
 
 

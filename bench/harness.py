@@ -183,7 +183,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Versions of the packages that this process has imported."""
     found = {}
-    for package in ("minigraph", "numpy", "numba", "torch", "jax", "cupy"):
+    for package in ("minigraph", "numpy", "numba", "torch", "jax", "cupy", "liger_kernel"):
         if package in sys.modules:
             module = sys.modules[package]
             found[package] = str(getattr(module, "__version__", None) or importlib.metadata.version(package))
