@@ -88,6 +88,7 @@ REFUSED = [
     ({}, {"dropout": 0.1}, "sm_90a", "other random numbers"),
     ({"queries": 0}, {}, "sm_90a", "a size is 0"),
     ({"keys": 0}, {}, "sm_90a", "a size is 0"),
+    ({}, {"deterministic": True}, "sm_90a", "do not repeat bit by bit"),
     ({"queries": 1}, {}, "sm_90a", "with one query"),
     ({"queries": 1 << 23}, {}, "sm_90a", "2^31 elements"),
     ({}, {"causal": True, "bottom_right": True}, "sm_90a", "some queries see no key"),

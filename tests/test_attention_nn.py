@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.dump import dump
 from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError
 from minigraph.executor import Executor
+from minigraph.ir.diff import first_difference
+from minigraph.ir.text import parse
 from minigraph.nn.attention import Cache, StaticCache
 from minigraph.scope import Scope
+from minigraph.static import BuildStrategy, CompiledProgram
 
 F = mg.nn.functional
 
@@ -65,6 +69,22 @@ def test_paddle_signatures():
     assert names[1:] == ["query", "key", "value", "attn_mask", "cache"]
     names = list(inspect.signature(mg.ops.memory_efficient_attention).parameters)
     assert names[:6] == ["query", "key", "value", "attn_bias", "p", "scale"]
+
+
+def test_deterministic_is_kept_by_gradients_texts_and_passes():
+    main = mg.static.Program()
+    with mg.static.program_guard(main):
+        q = mg.static.data("q", [2, 5, 4, 8])
+        q.stop_gradient = False
+        out = mg.ops.memory_efficient_attention(q, q, q, deterministic=True)
+        (grad,) = mg.static.gradients(mg.sum(out * out), [q])
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy.all())
+    again = parse(dump(main))
+    assert first_difference(again, main) is None
+    for program in (main, again, compiled.program_for([grad.name])):
+        ops = [op for op in program.global_block().ops if op.type.startswith("memory_efficient_attention")]
+        assert [op.attrs["deterministic"] for op in ops] == [True, True]
+    assert dump(main).count("{deterministic=true}") == 2
 
 
 def test_function_with_masks_and_grouped_heads(rng):

@@ -111,7 +111,7 @@ class Call:
     def __init__(
         self, Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any, Mask: Any, CuSeqlensQ: Any, CuSeqlensK: Any,
         Key: Any, *, layout: str, scale: float | None, causal: bool, bottom_right: bool,
-        window: tuple[int, ...] | None, masked_score: float, dropout: float, is_test: bool,
+        window: tuple[int, ...] | None, masked_score: float, dropout: float, is_test: bool, deterministic: bool = False,
     ) -> None:  # fmt: skip
         self.rank, self.layout = Q.ndim, layout
         self.scale = Q.dtype.type(scale_of(scale, Q.shape[-1]))

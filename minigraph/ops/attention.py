@@ -132,13 +132,16 @@ def dense(
 def memory_efficient_attention(
     Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Ints | None = None,
-    masked_score: float = -math.inf, dropout: float = 0.0, is_test: bool = False, needs=("Out", "LogSumExp"),
+    masked_score: float = -math.inf, dropout: float = 0.0, is_test: bool = False, deterministic: bool = False,
+    needs=("Out", "LogSumExp"),
 ):  # fmt: skip
     """softmax(scale * Q K^T + Bias) V over the keys that each query sees; see the top of this file.
 
     scale    1 / sqrt(D) for None
     dropout  the probability with which a probability is dropped; the others are divided by 1 - dropout
     is_test  inference: nothing is dropped
+    deterministic   no kernel may compute this or its gradient whose results do not repeat bit by bit. Those here
+             always do; cuDNN's do not, and naming it (BuildStrategy.attention_kernel) is an error then
     """
     d = dense(
         Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,
@@ -165,7 +168,7 @@ def statistics_type(dtype: np.dtype) -> np.dtype:
 @memory_efficient_attention.infer
 def _(
     Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, *, layout, scale, causal, bottom_right, window, masked_score,
-    dropout, is_test,
+    dropout, is_test, deterministic,
 ):  # fmt: skip
     check_types(Q, K, V, Bias, Mask)
     check_attributes(layout, scale, window, masked_score, dropout)
@@ -288,7 +291,7 @@ def calls(rng: np.random.Generator) -> Any:
     yield qkv(2, 5, 7, 2, 2, 4, 4), {}
     yield qkv(1, 3, 6, 4, 2, 4, 3), {"causal": True, "bottom_right": True}
     yield tuple(x.transpose(0, 2, 1, 3).copy() for x in qkv(2, 6, 4, 2, 1, 3, 5)), {"causal": True, "layout": "bhsd"}
-    yield (*qkv(2, 4, 5, 2, 2, 3, 3), normal(1, 2, 4, 5)), {"scale": 0.7}
+    yield (*qkv(2, 4, 5, 2, 2, 3, 3), normal(1, 2, 4, 5)), {"scale": 0.7, "deterministic": True}
     yield (*qkv(2, 4, 5, 2, 2, 3, 3), normal(2, 1, 1, 5), rng.random((4, 5)) < 0.6), {"masked_score": -3.0}
     yield (normal(3, 4, 5), normal(3, 6, 5), normal(3, 6, 2), normal(4, 1), rng.random((3, 4, 6)) < 0.4), {}
     yield (*qkv(1, 6, 7, 4, 2, 4, 4), normal(2 * 2, 1, 7), None, None, None, key), {"dropout": 0.4, "window": (2, 1)}

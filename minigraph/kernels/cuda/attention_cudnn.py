@@ -70,6 +70,8 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     found += [f"{slot} is given" for slot in ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK") if ins.get(slot) is not None]
     if drops(attrs):
         found.append("its dropout has other random numbers")
+    if attrs["deterministic"]:
+        found.append("its gradients do not repeat bit by bit, as deterministic=True demands")
     if 0 in (c.rows, c.keys, c.dv):
         return [*found, "a size is 0"]
     if c.queries == 1:

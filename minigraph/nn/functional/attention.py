@@ -25,7 +25,8 @@ def scaled_dot_product_attention(
     dropout_p  probabilities dropped while training; `program.clone(for_test=True)` turns that off
     is_causal  query i sees the keys j <= i
     A query that sees no key gives zeros. Forward and backward repeat bit by bit on every device; of the kernels that
-    `BuildStrategy.attention_kernel` can name only cuDNN's backward does not.
+    `BuildStrategy.attention_kernel` can name only cuDNN's backward does not, and `ops.memory_efficient_attention` with
+    `deterministic=True` refuses it.
     """
     return attend(
         "scaled_dot_product_attention", query, key, value, attn_mask, dropout=dropout_p, causal=is_causal,
@@ -37,7 +38,7 @@ def attend(
     call: str, query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, *,
     cu_seqlens: tuple[Variable | None, Variable | None] = (None, None), layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Sequence[int] | None = None,
-    dropout: float = 0.0, training: bool = True, name: str | None = None,
+    dropout: float = 0.0, training: bool = True, deterministic: bool = False, name: str | None = None,
 ) -> Variable:  # fmt: skip
     """The operator memory_efficient_attention; `attn_bias` is a Bias, or where it is bool a Mask."""
     q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
@@ -54,7 +55,8 @@ def attend(
     drawn: Any = g.random_key(name=prefix) if dropout and training else None
     out, _ = g.memory_efficient_attention(
         q, k, v, bias, mask, *cu_seqlens, drawn, layout=layout, scale=scale, causal=causal, bottom_right=bottom_right,
-        window=window, dropout=dropout, is_test=not training, needs=["LogSumExp"], name=prefix,
+        window=window, dropout=dropout, is_test=not training, deterministic=deterministic, needs=["LogSumExp"],
+        name=prefix,
     )  # fmt: skip
     return out
 
