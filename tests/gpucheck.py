@@ -36,7 +36,8 @@ class Check(NamedTuple):
 
     sanitize  part of the small set that compute-sanitizer runs
     product   runs cuBLASLt's kernels, which order their accesses in ways that racecheck and initcheck do not know
-    copied    reads memory that only Hopper's copy engine wrote, which initcheck does not see
+    unwritten reads memory that initcheck takes for unwritten: only Hopper's copy engine wrote it, or it is a gap in an
+              arena, and nobody reads what comes of it
     alone     needs much of the card's memory: nothing else runs beside it
     """
 
@@ -44,12 +45,12 @@ class Check(NamedTuple):
     run: Callable[[], None]
     sanitize: bool = False
     product: bool = False
-    copied: bool = False
+    unwritten: bool = False
     alone: bool = False
 
     def judged_by(self, tool: str) -> bool:
         """Whether what this tool of compute-sanitizer reports of the check means anything."""
-        blind = self.product * ("racecheck", "initcheck") + self.copied * ("initcheck",)
+        blind = self.product * ("racecheck", "initcheck") + self.unwritten * ("initcheck",)
         return self.sanitize and tool not in blind
 
 
