@@ -225,13 +225,18 @@ def gathers(dtype: str) -> Iterator[Case]:
         own, d = rows.whole("ids"), rows.whole("d")
         return [np.stack([d[own == row].sum(0) for row in rows.picked])]
 
-    yield case(
-        f"embedding gradient {TOKENS} to {VOCABULARY}x{WIDTH}", dtype, {"w": w, "ids": ids, "d": d},
-        lambda g, v: [g.embedding_grad(v["ids"], v["w"], v["d"])], exact,
-        lambda torch, t: lambda: torch.ops.aten.embedding_dense_backward(t["d"], t["ids"], VOCABULARY, -1, False),
-        VOCABULARY * WIDTH, rows_read,
-        jax=wide(lambda jax, w, ids, d: [jax.numpy.zeros(w.shape, "float32").at[ids].add(d, mode="promise_in_bounds")]),
-    )  # fmt: skip
+    for skew, spread in ((0.0, ""), (1.1, " skewed ids")):  # as in texts: 600 of the rows get three quarters of the ids
+        own = Input((TOKENS,), "int64", below=VOCABULARY, skew=skew)
+        yield case(
+            f"embedding gradient {TOKENS}{spread} to {VOCABULARY}x{WIDTH}", dtype, {"w": w, "ids": own, "d": d},
+            lambda g, v: [g.embedding_grad(v["ids"], v["w"], v["d"])], exact,
+            lambda torch, t: lambda: torch.ops.aten.embedding_dense_backward(t["d"], t["ids"], VOCABULARY, -1, False),
+            VOCABULARY * WIDTH, rows_read, jax=wide(_jax_embedding_grad),
+        )  # fmt: skip
+
+
+def _jax_embedding_grad(jax: Any, w: Any, ids: Any, d: Any) -> Sequence[Any]:
+    return [jax.numpy.zeros(w.shape, "float32").at[ids].add(d, mode="promise_in_bounds")]
 
 
 # movement

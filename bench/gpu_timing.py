@@ -40,12 +40,16 @@ Vars = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Input:
-    """An array that the arms read: normal numbers, or integers in [0, below)."""
+    """An array that the arms read: normal numbers, or integers in [0, below).
+
+    skew  an exponent: integer k comes (k + 1) ** -skew times as often as 0
+    """
 
     shape: tuple[int, ...]
     dtype: str
     below: int = 0
     scale: float = 1.0
+    skew: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -135,7 +139,11 @@ class Gpu:
         """Random numbers; a block of four million is repeated where more are wanted."""
         size = int(np.prod(wanted.shape))
         if wanted.below:
-            host = np.random.default_rng(seed).integers(0, wanted.below, size).astype(wanted.dtype)
+            rng = np.random.default_rng(seed)
+            host = rng.integers(0, wanted.below, size).astype(wanted.dtype)
+            if wanted.skew:
+                often = np.cumsum(np.arange(1, wanted.below + 1) ** -wanted.skew)
+                host = np.searchsorted(often[:-1], rng.uniform(0, often[-1], size)).astype(wanted.dtype)
             return self.cupy.asarray(host).reshape(wanted.shape)
         dtype = self.mg.types.as_dtype(wanted.dtype)
         block = (np.roll(self.base, 4099 * seed) * wanted.scale).astype(dtype)
