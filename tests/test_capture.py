@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from functools import partial
 
 import gpu_stub
@@ -135,32 +136,80 @@ class LateEvent(gpu_stub.Event):
             self.runtime.work(1)
 
 
-def run_late(monkeypatch, case) -> list:
+def run_late(monkeypatch, case, slots) -> list:
     late = LateRuntime()
     monkeypatch.setattr(cuda, "runtime", lambda place: late)
-    monkeypatch.setattr(feed_cuda, "SLOTS", 2)
+    monkeypatch.setattr(feed_cuda, "SLOTS", slots)
     exe, scope = gpu(), case.scope()
-    for i in range(6):
+    for i in range(3 * slots):
         feed = case.feed(i)
         exe.run(case.program, feed, scope=scope)
         feed["x"][...] = np.nan  # a run has taken its feeds when it returns
     return exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
 
 
-def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch):
+@pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
+def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch, slots):
     case = Case()
     exe, scope = gpu(), case.scope()
-    for i in range(6):
+    for i in range(3 * slots):
         exe.run(case.program, case.feed(i), scope=scope)
     expected = exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
-    assert same([run_late(monkeypatch, case)], [expected])
+    assert same([run_late(monkeypatch, case, slots)], [expected])
 
 
-def test_the_late_gpu_notices_a_missing_wait(monkeypatch):
+@pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
+def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots):
     case = Case()
-    expected = run_late(monkeypatch, case)
+    expected = run_late(monkeypatch, case, slots)
     monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
-    assert not same([run_late(monkeypatch, case)], [expected])
+    assert not same([run_late(monkeypatch, case, slots)], [expected])
+
+
+def test_of_a_ring_all_but_one_group_may_be_on_their_way(stub):
+    """Nothing that is in use comes again, and few uses ask the driver."""
+    done, given, asked = 0, 0, []
+
+    class Event:
+        when = 0
+
+        def record(self, stream):
+            self.when = given
+            asked.append("record")
+
+        def synchronize(self):
+            nonlocal done
+            asked.append("wait")
+            done = max(done, self.when)
+
+    stub.event = Event
+    ring = feed_cuda.Ring(list(range(feed_cuda.SLOTS)), stub)
+    latest = dict.fromkeys(ring.things, 0)
+    for _ in range(5 * feed_cuda.SLOTS):
+        thing = ring.next()
+        assert latest[thing] <= done, "the GPU is done with it"
+        given += 1
+        latest[thing] = given
+        assert given - done <= feed_cuda.SLOTS
+        assert done == 0 or given - done > 64 - 1, "no wait for the latest 64"
+    assert len(asked) == 2 * 5 * feed_cuda.SHARES
+
+
+def test_arrays_that_are_read_where_they_lie_live_until_they_have_been_read(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    shown = [{n: stub.to_device(x) for n, x in case.feed(0).items()} for _ in range(2)]
+    alive = [weakref.ref(feed["x"]) for feed in shown]
+    for i in range(4 * feed_cuda.OFTEN):
+        exe.run(case.program, shown[i % 2], scope=scope)
+    first = shown.pop(0)
+    del first, i
+    for _ in range(feed_cuda.SLOTS - feed_cuda.SLOTS // feed_cuda.SHARES):
+        assert alive[0]() is not None
+        exe.run(case.program, shown[0], scope=scope)
+    for _ in range(feed_cuda.SLOTS):
+        exe.run(case.program, shown[0], scope=scope)
+    assert alive[0]() is None
+    assert alive[1]() is not None
 
 
 def test_what_the_host_takes_part_in_is_not_captured_and_explain_says_so(stub, capsys):
