@@ -6,12 +6,15 @@ PyTorch's scaled_dot_product_attention. Results of all arms are compared first w
 
 Memory is what a call allocates at most beside its inputs (MiB), beside the gradients of its inputs, too, as PyTorch's
 peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
-`planned_memory` of the file has ours for longer and longer sequences, which needs no GPU.
+`planned_memory` of the file has ours for longer and longer sequences, which needs no GPU; `measured_memory` what the
+driver has less of while the same plans run, and PyTorch's peak by cuDNN. `--only memory` measures that alone.
+GRID is the grid of xFormers PR #281, float32, without the other kernels and peers.
 """
 
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +29,19 @@ from .turns import in_turns
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # ||found - exact|| / ||exact||
 NAMES = ("out", "dq", "dk", "dv")
-LENGTHS = tuple(1 << n for n in range(10, 17))  # of planned_memory
+LENGTHS = tuple(1 << n for n in range(10, 17))  # of planned_memory and measured_memory
+LAST = 64  # queries whose results are compared there
 LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left out
 
 
 @dataclass(frozen=True)
 class Row:
-    """Self-attention of [B, H, S, D]."""
+    """Self-attention of [B, H, S, D]; `few`: five turns at most, no other kernels of ours, no peers for 16 bits only."""
 
     dtype: str
     shape: tuple[int, int, int, int]
     causal: bool = False
+    few: bool = False
 
     @property
     def title(self) -> str:
@@ -70,6 +75,11 @@ ROWS = (
     Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (2, 8, 4096, 256)),
     Row("bfloat16", (2, 8, 4096, 256), True),
 )  # fmt: skip
+GRID = tuple(
+    Row("float32", (b, 1, m, k), few=True)
+    for k in (16, 32) for b in (1, 8, 32, 256) for m in (127, 128, 512, 513, 1023, 1024)
+    if Row("float32", (b, 1, m, k)) not in ROWS
+)  # fmt: skip
 
 
 class GpuAttention:
@@ -89,23 +99,27 @@ class GpuAttention:
         if torch is not None:
             torch.backends.cuda.matmul.allow_tf32 = False
         rows: list[dict[str, Any]] = []
-        for row in (r for r in ROWS if only in r.title):
+        for row in (r for r in (*ROWS, *GRID) if only in r.title):
             for training in (False, True):
                 try:
-                    rows.append(measured(gpu, torch, row, training, rounds))
+                    rows.append(measured(gpu, torch, row, training, min(rounds, 5) if row.few else rounds))
                 except Exception as problem:  # one row must not cost the others; it stands in the table
                     why = f"{type(problem).__name__}: {problem}"[:300]
                     rows.append({"title": row.title, "training": training, "failed": why})
                 gpu.release(torch)
+        memory = measured_memory(gpu, torch) if only in "memory" else []
         report = {
             "bench": self.name, "title": self.title, "command": command,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
             "versions": versions(), "rounds": rounds, "rows": rows, "planned_memory": planned_memory(),
+            "measured_memory": memory,
         }  # fmt: skip
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{self.name}.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(table(rows))
+        for r in memory:
+            print(f"{r['title']:34} MiB beside inputs and gradients, on the card:", r["beside_gradients_MiB"])
         print(f"written to {path}")
 
 
@@ -120,7 +134,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     left_out: dict[str, str] = {}
     kernels = [k.name for k in importlib.import_module("minigraph.kernels.cuda.attention").KERNELS]
     chosen = ""
-    for kernel in ("auto", *kernels):
+    for kernel in ("auto", *kernels * (not row.few)):
         if kernel == chosen or (row.slow and kernel == "exact"):
             continue
         name = {"auto": "minigraph", "cudnn": "cudnn*"}.get(kernel, kernel)
@@ -138,6 +152,8 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
         arms[name] = [gpu.captured([planned], 1) if several else planned]
     for name, backend in BACKENDS.items() if torch is not None else ():
         b, h, s, _ = row.shape
+        if row.few and name not in ("naive", "efficient"):
+            continue
         if name == "naive" and b * h * s * s * (2 if "16" in row.dtype else 4) > LARGEST_NAIVE:
             left_out[name] = "its scores need more than 8 GiB"
             continue
@@ -192,6 +208,47 @@ def planned_memory() -> list[dict[str, Any]]:
         peak = bound.BoundProgram(program, {}, results).arena_bytes / 2**20
         counted = {"MiB": peak, "beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(True)}
         found.append({"title": row.title, **counted})
+    return found
+
+
+def measured_memory(gpu: Gpu, torch: Any) -> list[dict[str, Any]]:
+    """MiB that the driver has less of with our plans at work, and that PyTorch's cuDNN needs, counted as above."""
+    found = []
+    for size in (LENGTHS[0], *LENGTHS):  # the first time kernels are loaded, too
+        row = Row("bfloat16", (4, 16, size, 128))
+        arrays = {n: gpu.make(Input(row.shape, row.dtype), 7 * i) for i, n in enumerate("qkvd")}
+        gc.collect()  # plans stand in cycles
+        gpu.release(torch)
+        before = gpu.cupy.cuda.runtime.memGetInfo()[0]
+        planned = _planned(gpu, arrays, row, True, "auto")
+        planned()
+        errors = _last_errors(gpu, arrays, planned, row)
+        planned.results.clear()  # copies
+        gpu.release(torch)
+        peaks = {"minigraph": (before - gpu.cupy.cuda.runtime.memGetInfo()[0]) / 2**20}
+        del planned
+        if torch is not None:
+            peaks["cudnn"] = _torch_arm(gpu, torch, arrays, row, True, BACKENDS["cudnn"])[2]
+        counted = {name: round(peak - 3 * row.one, 3) for name, peak in peaks.items()}
+        found.append({"title": row.title, "MiB": peaks, "beside_gradients_MiB": counted, "relative_error": errors})
+    return found[1:]
+
+
+def _last_errors(gpu: Gpu, arrays: Mapping[str, Any], planned: Planned, row: Row) -> dict[str, float]:
+    """Relative errors of Out and the gradient of Q in the last queries of the last head."""
+    q, d = (gpu.wide(arrays[n][-1, -1, -LAST:]) for n in "qd")
+    k, v = (gpu.wide(arrays[n][-1, -1]) for n in "kv")
+    scale = row.shape[3] ** -0.5
+    p = gpu.cupy.exp(q @ k.T * scale)
+    p /= p.sum(axis=1, keepdims=True)
+    exact = {"out": p @ v}
+    exact["dq"] = (p * (d @ v.T - (d * exact["out"]).sum(axis=1, keepdims=True))) @ k * scale
+    found = {}
+    for (name, e), r in zip(exact.items(), planned.results, strict=False):
+        part = gpu.wide(r.view(importlib.import_module("minigraph").types.as_dtype(row.dtype))[-1, -1, -LAST:])
+        found[name] = float(((part - e) ** 2).sum() ** 0.5 / (e**2).sum() ** 0.5)
+        if not found[name] <= NEAR[row.dtype]:
+            raise ArithmeticError(f"{name} is off by {found[name]:.2g} relative to its norm")
     return found
 
 
