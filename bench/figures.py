@@ -15,7 +15,8 @@ from .harness import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- figures: made by python -m bench.figures -->", "<!-- end of figures -->"
-PEERS = ("torch", "compile", "jax")
+PEERS = ("torch", "compile", "jax", "liger")
+HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
@@ -73,7 +74,7 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
 
 
 def steps() -> Iterator[Figure]:
-    """Times of whole steps, and what they need in memory beside inputs, parameters and states."""
+    """Times of whole steps, what they need in memory beside inputs, parameters and states, how long they keep the host."""
     rows = results("gpu_steps").get("rows", ())
     later = {f.title: f for file in LATER for f in from_times(file, {}, "captured")}
     for f in from_times("gpu_steps", {}, "captured"):
@@ -88,6 +89,10 @@ def steps() -> Iterator[Figure]:
         if "captured" in mib and peer is not None:
             title = f"{row['title']}: peak of a step"
             yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", "gpu_steps.json")
+        host = row.get("host_microseconds_per_run", {})
+        if "captured" in host:
+            title = f"{row['title']}: the host's time for a step"
+            yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", "gpu_steps.json")
 
 
 def attention() -> Iterator[Figure]:
