@@ -36,7 +36,7 @@ LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left ou
 
 @dataclass(frozen=True)
 class Row:
-    """Self-attention of [B, H, S, D]; `few`: five turns at most, no other kernels of ours, no peers for 16 bits only."""
+    """Self-attention of [B, H, S, D]; `few`: five turns at most, no other kernels of ours, no 16-bit peers."""
 
     dtype: str
     shape: tuple[int, int, int, int]
