@@ -18,6 +18,11 @@ from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
 from .types import TensorType
 
+AFTER_UPDATES = (
+    "the program updates its parameters already: minimize the sum of the losses, or call backward() of every optimizer"
+    " before the first apply_gradients()"
+)
+
 
 @whole
 def append_backward(
@@ -198,9 +203,11 @@ class _Differentiation:
         """What backward reads must still hold the value of the forward run."""
         last = self.producer.get(id(v))
         if last is not None and self.position[id(last)] > self.position[id(op)]:
+            updated = "optimizer" in last.opdef.traits
             raise ProgramError(
                 f"{v.name} is overwritten by {last.type} after {op.type} used it, its gradient would be wrong",
-                call=op.call(), site=op.site, hint="write to a new variable instead of in place",
+                call=op.call(), site=op.site, hint=AFTER_UPDATES if updated else "write to a new variable instead of"
+                " in place",
             )  # fmt: skip
 
     def _contribute(self, variable: Variable, grad: Variable) -> None:

@@ -21,9 +21,9 @@ from .ir.verify import verify, verify_changes
 from .memory_report import MemoryReport, feed_types, memory_report
 from .options import RunOptions
 from .passes.log import PassReport
-from .program import Program
+from .program import Program, Variable
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
-from .types import CUDAPlace, Place
+from .types import CPUPlace, CUDAPlace, Place
 from .validate import validate
 
 
@@ -108,10 +108,14 @@ class CompiledProgram:
         """
         fetch_list = [] if fetch_list is None else fetch_list
         targets = fetch_list if isinstance(fetch_list, (list, tuple)) else [fetch_list]
-        fetches = tuple(t if isinstance(t, str) else t.name for t in targets)
+        named = self._program.global_block().var
+        fetches = tuple(t.name if isinstance(t, Variable) else named(t).name for t in targets)
+        place = place if place is not None else CUDAPlace(0)
+        known = isinstance(place, (CPUPlace, CUDAPlace))
+        require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
         program = self.program_for(fetches)
         types = feed_types(program, feed or {})
-        return memory_report(program, types, fetches, place if place is not None else CUDAPlace(0), self.options)
+        return memory_report(program, types, fetches, place, self.options)
 
     def _latest_or_new(self) -> _Compilation:
         return self._latest if self._latest is not None else self._compiled(())

@@ -64,7 +64,9 @@ class Program:
 
     @random_seed.setter
     def random_seed(self, seed: int) -> None:
-        self._random_seed = as_seed(seed)
+        seed = as_seed(seed)
+        self.version += seed != self._random_seed
+        self._random_seed = seed
 
     @property
     def blocks(self) -> list[Block]:

@@ -288,7 +288,10 @@ class BuildStrategy:
         for step in PASSES:
             for other, why in step.conflicts.items():
                 both = getattr(self, step.flag) and getattr(self, other)
-                require(not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError)
+                require(
+                    not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError,
+                    f"set one of them to False; BuildStrategy.all() sets {step.flag if step.in_all else other}",
+                )  # fmt: skip
         self.__dict__["_compiled"] = True
 
     def run_options(self) -> RunOptions:

@@ -49,7 +49,8 @@ class LRScheduler:
         if epoch is not None:
             check("epoch", epoch, is_int(epoch, 0), "an int >= 0")
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self.last_lr = float(self.get_lr())
+        rate = self.get_lr()
+        self.last_lr = float(check(f"{type(self).__name__}.get_lr()", rate, is_rate(rate), "a number >= 0"))
         if self.verbose:
             log.info("epoch %d: %s sets the learning rate to %g", self.last_epoch, type(self).__name__, self.last_lr)
 

@@ -27,10 +27,18 @@ from ..program import (
     default_main_program,
     default_startup_program,
 )
-from ..scope import global_scope
+from ..scope import Scope, global_scope
 from ..types import TensorType, bfloat16, float16, float32, float64, tensor_type
 from .lr import LRScheduler
-from .settings import LOW_PRECISION, as_list, check_number, clip_rule, read_groups, regularizer
+from .settings import (
+    LOW_PRECISION,
+    as_list,
+    check_number,
+    clip_rule,
+    distinct,
+    read_groups,
+    regularizer,
+)
 
 ParamsGrads = list[tuple[Any, Any]]
 
@@ -141,7 +149,7 @@ class Optimizer:
         no_grad_set: Iterable[Any] | None = None, callbacks: Any = None,
     ) -> ParamsGrads:  # fmt: skip
         """Append the gradients only: [(parameter, gradient)], for `apply_gradients`."""
-        chosen = self.parameters if parameters is None else as_list("parameters", parameters)
+        chosen = self.parameters if parameters is None else distinct(as_list("parameters", parameters))
         if chosen is not None and isinstance(loss, Variable):
             chosen = [p if isinstance(p, Variable) else loss.block.var(p) for p in chosen]
             for p in chosen:
@@ -149,7 +157,7 @@ class Optimizer:
                     p.program is loss.program, f"parameter {p.name} belongs to program {p.program.name}, the loss to"
                     f" {loss.program.name}", ProgramError, "a name stands for the parameter of the loss's program",
                 )  # fmt: skip
-            chosen = list({id(p): p for p in chosen if not p.stop_gradient}.values())
+            chosen = [p for p in chosen if not p.stop_gradient]
         return append_backward(loss, chosen, no_grad_set, callbacks)
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
@@ -261,15 +269,15 @@ class Optimizer:
         """The learning rate of the next run."""
         return float(self.learning_rate()) if isinstance(self.learning_rate, LRScheduler) else self.learning_rate
 
-    def set_lr(self, value: float) -> None:
-        """Set the learning rate: in the global scope where it lives there, and in the startup program."""
+    def set_lr(self, value: float, scope: Scope | None = None) -> None:
+        """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""
         require(
             not isinstance(self.learning_rate, LRScheduler), "the learning rate follows an LRScheduler", ProgramError,
             "call the scheduler's step(), or make the optimizer with a number",
         )  # fmt: skip
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
-            rate.set(self.learning_rate)
+            rate.set(self.learning_rate, scope if scope is not None else global_scope())
 
 
 class _Rate:
@@ -285,8 +293,8 @@ class _Rate:
             self.scaled[factor] = g.scale(self.variable, scale=factor)
         return self.scaled[factor]
 
-    def set(self, value: float) -> None:
+    def set(self, value: float, scope: Scope) -> None:
         self.initial.attrs["value"] = value
         self.initial.block.program.version += 1
-        if global_scope().has(self.variable.name):
-            global_scope().fill(self.variable.name, value)
+        if scope.has(self.variable.name):
+            scope.fill(self.variable.name, value)

@@ -63,7 +63,7 @@ def check_number(name: str, value: Any, below: float = math.inf) -> float:
     return number
 
 
-def _distinct(parameters: list[Any]) -> list[Any]:
+def distinct(parameters: list[Any]) -> list[Any]:
     """Parameters of which none is listed twice."""
     names = [p if isinstance(p, str) else p.name for p in parameters]
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None) if len(set(names)) < len(names) else None
@@ -98,7 +98,7 @@ def read_groups(
         return None, {}
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, Variable, Mapping)) else []
     if not listed or not all(isinstance(group, Mapping) for group in listed):
-        return _distinct(as_list("parameters", given)), {}
+        return distinct(as_list("parameters", given)), {}
     checks = {**GROUP_CHECKS, **hyper}
     decay = "coeff" if "coeff" in hyper else "regularization"
     checks["weight_decay"] = check_number if decay == "coeff" else lambda name, value: regularizer(value)
@@ -114,4 +114,4 @@ def read_groups(
         members = as_list("params", group["params"])
         found += members
         groups |= {p if isinstance(p, str) else p.name: settings for p in members}
-    return _distinct(found), groups
+    return distinct(found), groups

@@ -1,0 +1,114 @@
+"""What was taken in silence or refused in foreign words, each with the error that says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import nn, static
+from minigraph import optimizer as opt
+from minigraph.errors import AttrError, ProgramError
+
+X = {"x": np.ones((2, 4), "float32")}
+
+
+class Net:
+    """mean(x @ w + b), not trained yet."""
+
+    def __init__(self) -> None:
+        self.main, self.startup = static.Program("net"), static.Program()
+        self.main.random_seed = self.startup.random_seed = 3
+        with mg.base.unique_name.guard(), static.program_guard(self.main, self.startup):
+            x = static.data("x", [None, 4])
+            self.layer = nn.Linear(4, 3)
+            self.dropped = nn.functional.dropout(x, 0.5)
+            self.loss = mg.mean(self.layer(x))
+
+    def minimize(self, optimizer: opt.Optimizer, **how: Any) -> None:
+        with static.program_guard(self.main, self.startup):
+            optimizer.minimize(self.loss, **how)
+
+
+def twice_variables(net: Net) -> list[object]:
+    return [net.layer.weight, net.layer.weight]
+
+
+def twice_by_name(net: Net) -> list[object]:
+    (weight, _) = net.main.all_parameters()
+    return [weight, weight.name]
+
+
+@pytest.mark.parametrize("parameters", [twice_variables, twice_by_name])
+def test_a_parameter_that_minimize_is_given_twice(parameters):
+    net = Net()
+    before = str(net.main)
+    with pytest.raises(AttrError, match=r"parameter linear_0.w_0 is listed twice\n  called at .*test_clear_errors"):
+        net.minimize(opt.SGD(0.1), parameters=parameters(net))
+    assert str(net.main) == before
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf"), "fast", None])
+def test_a_schedule_that_gives_no_rate(value):
+    class Schedule(opt.lr.LRScheduler):
+        def get_lr(self):
+            return value if self.last_epoch else 0.1
+
+    schedule = Schedule(0.1)
+    with pytest.raises(AttrError, match=r"Schedule.get_lr\(\) must be a number >= 0, is "):
+        schedule.step()
+    assert schedule() == 0.1
+    with pytest.raises(AttrError, match=r"LambdaDecay.get_lr\(\) must be a number >= 0, is -0.1"):
+        opt.lr.LambdaDecay(0.1, lambda epoch: -1)
+
+
+def test_two_optimizers_in_turn_on_the_same_parameters():
+    net = Net()
+    net.minimize(opt.SGD(0.1))
+    before = str(net.main)
+    with pytest.raises(ProgramError, match=r"overwritten by sgd(.|\n)*hint: the program updates its parameters alr"):
+        net.minimize(opt.Adam(0.1))
+    assert str(net.main) == before
+
+
+def test_a_rate_that_is_set_in_a_scope_of_its_own():
+    net, exe, scope, optimizer = Net(), static.Executor(), static.Scope(), opt.SGD(0.1)
+    net.minimize(optimizer)
+    exe.run(net.startup, scope=scope)
+    exe.run(net.startup)
+    for rate in (0.0, 0.25):
+        optimizer.set_lr(rate, scope)
+        here, there = scope.read("linear_0.b_0"), static.global_scope().read("learning_rate_0")
+        exe.run(net.main, X, scope=scope)
+        np.testing.assert_allclose(scope.read("linear_0.b_0"), here - rate / 3, atol=1e-7)
+        assert there == np.float32(0.1)
+
+
+def test_a_seed_that_is_set_after_compiling_is_refused():
+    net, exe = Net(), static.Executor()
+    exe.run(net.startup)
+    compiled = static.CompiledProgram(net.main)
+    exe.run(compiled, X, [net.dropped])
+    net.main.random_seed = 3  # what it is
+    exe.run(compiled, X, [net.dropped])
+    net.main.random_seed = 4
+    with pytest.raises(ProgramError, match="program net was changed after it was compiled"):
+        exe.run(compiled, X, [net.dropped])
+
+
+def test_what_a_memory_report_is_asked_for():
+    compiled = static.CompiledProgram(Net().main)
+    with pytest.raises(ProgramError, match=r"'mean_0.tmp' does not exist(.|\n)*did you mean 'mean_0.tmp_0'"):
+        compiled.memory_report(X, ["mean_0.tmp"])
+    with pytest.raises(ProgramError, match="net 3 does not exist"):
+        compiled.memory_report(X, [3])
+    with pytest.raises(ProgramError, match=r"a place is CPUPlace\(\) or CUDAPlace\(n\), not 'cpu'"):
+        compiled.memory_report(X, place="cpu")  # type: ignore[arg-type]
+
+
+def test_flags_that_exclude_each_other_say_what_to_do():
+    strategy = static.BuildStrategy.all(foreach_optimizer_ops=True)
+    with pytest.raises(AttrError, match=r"hint: set one of them to False; BuildStrategy.all\(\) sets fuse_all_optimiz"):
+        static.CompiledProgram(Net().main, strategy).explain()
