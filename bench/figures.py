@@ -74,7 +74,7 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
 
 
 def steps() -> Iterator[Figure]:
-    """Times of whole steps, what they need in memory beside inputs, parameters and states, how long they keep the host."""
+    """Times of whole steps, what they need in memory beside inputs, parameters and states, and the host's time."""
     rows = results("gpu_steps").get("rows", ())
     later = {f.title: f for file in LATER for f in from_times(file, {}, "captured")}
     for f in from_times("gpu_steps", {}, "captured"):
