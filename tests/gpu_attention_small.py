@@ -87,9 +87,9 @@ def mma(dtype: str) -> Iterator[Case]:
 def wgmma(dtype: str, widths: tuple[int, ...], odd: int) -> Iterator[Case]:
     """Several tiles of queries and keys; groups of heads, windows and a width that does not fill a tile."""
     for d in widths:
-        yield Case("wgmma", dtype, qkv(1, 300, 260, 4, 2, d), {})
-        yield Case("wgmma", dtype, qkv(2, 70, 300, 2, 2, d), {"causal": True, "bottom_right": True})
-    yield Case("wgmma", dtype, qkv(1, 150, 170, 2, 1, odd), {"window": (70, 30)})
+        yield Case("wgmma", dtype, qkv(1, 150, 170, 2, 1, d), {})
+        yield Case("wgmma", dtype, qkv(1, 70, 170, 1, 1, d), {"causal": True, "bottom_right": True})
+    yield Case("wgmma", dtype, qkv(2, 150, 70, 1, 1, odd), {"window": (70, 30)})
 
 
 def groups() -> dict[str, list[Case]]:
