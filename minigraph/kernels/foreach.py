@@ -22,7 +22,7 @@ def _binary(ufunc: np.ufunc) -> Callable[..., Any]:
         for i, (x, to) in enumerate(zip(X, _targets(X, out), strict=True)):
             number = x.dtype.type
             other: Any = number(y) if Y is None else Y[i % len(Y)]
-            if isinstance(other, np.ndarray) and other.shape != x.shape:
+            if isinstance(other, np.ndarray) and (other.shape, other.dtype) != (x.shape, x.dtype):
                 other = number(other.item())
             results.append(_applied(ufunc, (other, x) if reverse else (x, other), to))
         return results

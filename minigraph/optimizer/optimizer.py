@@ -83,6 +83,7 @@ class Optimizer:
         for key, value in hyper.items():
             setattr(self, key, self.hyper[key](key, value))
         self._auxiliary_vars: dict[str, Any] = {}
+        self._flags: dict[str, Any] = {}  # slots that all updates get, while they are appended
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
         self._rates: dict[int, _Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
@@ -105,9 +106,8 @@ class Optimizer:
             states[slot] = self.state(param, name, self.of(param, beta), number)
         if self.multi_precision and param.dtype in LOW_PRECISION:
             states["MasterParam"] = self._master(param)
-        flags = {slot: self._auxiliary_vars[key] for slot, key in FLAGS.items() if key in self._auxiliary_vars}
         g.emit(
-            self.op_type, param, grad, lr, **states, **flags, **self.attrs(param),
+            self.op_type, param, grad, lr, **states, **self._flags, **self.attrs(param),
             out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
             needs=["MasterParamOut", "Moment2MaxOut", "MeanGradOut"],
         )  # fmt: skip
@@ -116,7 +116,8 @@ class Optimizer:
         """Give all updates one number on the device, as Paddle's mixed precision does.
 
         found_inf   a bool variable: where it is true, a step changes neither parameters nor states
-        grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale
+        grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale: inside the update,
+                    or in the gradient's own type before it where they are clipped or decay
         """
         require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", AttrError)
         self._auxiliary_vars[key] = as_variable(var, key)
@@ -193,7 +194,9 @@ class Optimizer:
                 f" and {p.program.name}", ProgramError,
             )  # fmt: skip
         with program.emitting("optimize"):
-            pairs = [(p, self._regularized(p, grad)) for p, grad in self._clipped(pairs)]
+            given = self._auxiliary_vars
+            self._flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
+            pairs = [(p, self._regularized(p, grad)) for p, grad in self._clipped(self._scaled(pairs))]
             rate = self._rates[program.id] = self._create_rate(program, params)
             g, first = Builder(program.global_block()), len(program.ops)
             for p, grad in pairs:
@@ -207,9 +210,24 @@ class Optimizer:
             ProgramError, "call minimize once per program; for two losses minimize their sum or use two optimizers",
         )  # fmt: skip
 
+    def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
+        if "GradScale" not in self._flags or not any(self._clip_of(p) or self._regularizer_of(p) for p, _ in pairs):
+            return pairs
+        g = Builder(pairs[0][1].block)
+        scale = g.reshape(self._flags.pop("GradScale"), shape=())
+        typed = {scale.dtype: scale}
+        for _, grad in pairs:
+            if grad.dtype not in typed:
+                typed[grad.dtype] = g.cast(scale, dtype=grad.dtype)
+        return [(p, g.elementwise_mul(grad, typed[grad.dtype])) for p, grad in pairs]
+
+    def _clip_of(self, param: Parameter) -> Any:
+        return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)
+
     def _clipped(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients clipped by the optimizer's rule; groups with one of their own are clipped by themselves."""
-        rules = [self._groups.get(p.name, {}).get("grad_clip", self.grad_clip) for p, _ in pairs]
+        rules = [self._clip_of(p) for p, _ in pairs]
         clipped: dict[str, Any] = {}
         for rule in dict.fromkeys(id(rule) for rule in rules):
             part = [pair for pair, r in zip(pairs, rules, strict=True) if id(r) == rule]
@@ -217,8 +235,11 @@ class Optimizer:
             clipped |= {p.name: grad for p, grad in (clip(part) if clip is not None else part)}
         return [(p, clipped[p.name]) for p, _ in pairs]
 
+    def _regularizer_of(self, param: Parameter) -> Any:
+        return getattr(param, "regularizer", None) or self.of(param, "regularization")
+
     def _regularized(self, param: Parameter, grad: Variable) -> Variable:
-        regularizer = getattr(param, "regularizer", None) or self.of(param, "regularization")
+        regularizer = self._regularizer_of(param)
         return regularizer(param, grad, grad.block) if regularizer is not None else grad
 
     def state(

@@ -131,8 +131,11 @@ class _Expansion:
             new = {name: self.g.foreach_where(skip[0], old[name], value) for name, value in new.items()}
         value = new.pop("p")
         if self.low:
-            dtype = self.group.column("Param")[0].type.dtype
-            self._take_over(self.g.foreach_cast(value, dtype=dtype), self.group.results("ParamOut"))
+            param = self.group.column("Param")
+            rounded = self.g.foreach_cast(value, dtype=param[0].type.dtype)
+            if skip and master:  # the parameter need not be the rounding of its copy yet
+                rounded = self.g.foreach_where(skip[0], param, rounded)
+            self._take_over(rounded, self.group.results("ParamOut"))
         if master or not self.low:
             self._take_over(value, self.group.results("MasterParamOut" if master else "ParamOut"))
         for slot, value in new.items():

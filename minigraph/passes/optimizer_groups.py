@@ -172,7 +172,9 @@ def _source(op: OpNode, report: PassReport, rule: str) -> Source:
 def _decayed(op: OpNode, source: Source, reader: OpNode) -> OpNode | None:
     """sum(grad, scale(Param)) -> grad, with the factor as decay."""
     total, param = source.grad.producer, op.inputs["Param"][0]
-    if total is None or total.type != "sum" or len(total.inputs["X"]) != 2 or "MasterParam" in op.inputs:
+    if total is None or total.type != "sum" or len(total.inputs["X"]) != 2:
+        return None
+    if "MasterParam" in op.inputs or "GradScale" in op.inputs:  # decay of the rounded parameter; decay that is scaled
         return None
     grad, term = total.inputs["X"]
     scaled = term.producer
