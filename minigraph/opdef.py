@@ -88,6 +88,13 @@ class Rows(NamedTuple):
         return next((kind for kind, slots in named.items() if slot in slots), "whole")
 
 
+def _without_kernel(op_type: str, *_: Any) -> None:
+    raise PlaceError(
+        f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression in C++"'
+        " (see ops/unary.py) or gpu=",
+    )  # fmt: skip
+
+
 INFERRED_KEPT = 256  # answers of type inference for each operator type
 
 
@@ -212,8 +219,9 @@ class OpDef:
         if self.cuda is not None:
             bind = "bind_expression" if self.gpu is None else self.type
             return partial(getattr(_cuda_module(self.gpu or "elementwise"), bind), self.cuda)
-        require(self.gpu is not None, f"{self.type} has no kernel for CUDAPlace", PlaceError)
-        return getattr(_cuda_module(str(self.gpu)), self.type)
+        if self.gpu is None:
+            return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
+        return getattr(_cuda_module(self.gpu), self.type)
 
     @cached_property
     def grad_parameters(self) -> tuple[str, ...]:

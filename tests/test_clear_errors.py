@@ -10,7 +10,9 @@ import pytest
 import minigraph as mg
 from minigraph import nn, static
 from minigraph import optimizer as opt
-from minigraph.errors import AttrError, ProgramError
+from minigraph.builder import Builder
+from minigraph.errors import AttrError, PlaceError, ProgramError
+from minigraph.opdef import OPS, op
 
 X = {"x": np.ones((2, 4), "float32")}
 
@@ -112,3 +114,20 @@ def test_flags_that_exclude_each_other_say_what_to_do():
     strategy = static.BuildStrategy.all(foreach_optimizer_ops=True)
     with pytest.raises(AttrError, match=r"hint: set one of them to False; BuildStrategy.all\(\) sets fuse_all_optimiz"):
         static.CompiledProgram(Net().main, strategy).explain()
+
+
+def test_an_operator_without_a_kernel_for_the_gpu_is_named_with_its_line():
+    @op(traits={"elementwise"})
+    def softsign(X):
+        """X / (1 + |X|)"""
+        return X / (1 + np.abs(X))
+
+    try:
+        net = Net()
+        with static.program_guard(net.main):
+            softsigned = Builder(net.main.global_block()).softsign(net.dropped)
+        with pytest.raises(PlaceError, match=r"softsign\(X=.*: f32\[.*,4\]\): softsign has no kernel for CUDAP") as refused:
+            static.CompiledProgram(net.main).memory_report(X, [softsigned])
+        assert "test_clear_errors.py" in str(refused.value) and "hint: run it on CPUPlace()" in str(refused.value)
+    finally:
+        del OPS["softsign"]
