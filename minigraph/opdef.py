@@ -90,8 +90,8 @@ class Rows(NamedTuple):
 
 def _without_kernel(op_type: str, *_: Any) -> None:
     raise PlaceError(
-        f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression in C++"'
-        " (see ops/unary.py) or gpu=",
+        f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression'
+        ' in C++" (see ops/unary.py) or gpu=',
     )  # fmt: skip
 
 

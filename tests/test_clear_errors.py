@@ -126,7 +126,7 @@ def test_an_operator_without_a_kernel_for_the_gpu_is_named_with_its_line():
         net = Net()
         with static.program_guard(net.main):
             softsigned = Builder(net.main.global_block()).softsign(net.dropped)
-        with pytest.raises(PlaceError, match=r"softsign\(X=.*: f32\[.*,4\]\): softsign has no kernel for CUDAP") as refused:
+        with pytest.raises(PlaceError, match=r"softsign\(X=.*: f32\[.*,4\]\): softsign has no kernel") as refused:
             static.CompiledProgram(net.main).memory_report(X, [softsigned])
         assert "test_clear_errors.py" in str(refused.value) and "hint: run it on CPUPlace()" in str(refused.value)
     finally:
