@@ -150,8 +150,10 @@ class Feeding:
         if slot is not None:
             slot.counter[0] = runs
             self.runtime.send(self.mailbox, slot.address, self.nbytes)
-        if taken or route.read:
-            self.runtime.take(taken, stay=bool(route.read))
+        if taken:
+            self.runtime.take(taken)
+        if route.read:
+            self.runtime.follow()
 
     def _send_large(self, name: str, array: np.ndarray, buffer: Buffer) -> None:
         if name not in self.large:

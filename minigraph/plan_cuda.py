@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .bound import BoundProgram
+from .bound import SMALL, BoundProgram
 from .errors import KernelError, UninitializedError
 from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
@@ -100,6 +100,7 @@ class CudaPlan:
         self.number = -1  # that of the latest run
         self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope whose arrays these are
         self.bound_version = -1  # and its version
+        self.hosts: dict[tuple[tuple[int, ...], np.dtype], tuple[np.ndarray, int]] = {}
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
@@ -141,8 +142,18 @@ class CudaPlan:
             return
         array_then, value_then = scope.filled.get(name, (None, 0.0))
         if array_then is not array or value_then != value:
-            self.runtime.write(array, np.full(array.shape, value, array.dtype))
+            if array.nbytes > SMALL:
+                self.runtime.write(array, np.full(array.shape, value, array.dtype))
+            else:
+                host, address = self.hosts.get((array.shape, array.dtype)) or self._host(array.shape, array.dtype)
+                host[...] = value
+                self.runtime.send(array.data.ptr, address, host.nbytes)
             scope.filled[name] = array, value
+
+    def _host(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, int]:
+        """An array of the host with its address; it serves all that one number fills."""
+        host = np.empty(shape, dtype)
+        return self.hosts.setdefault((shape, dtype), (host, host.ctypes.data))
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""

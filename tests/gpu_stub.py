@@ -208,9 +208,12 @@ class StubRuntime:
     def receive(self, host: int, address: int, nbytes: int) -> None:
         ctypes.memmove(host, address, nbytes)
 
-    def take(self, arrays: list[tuple[StubArray, Buffer]], stay: bool = False) -> None:
+    def take(self, arrays: list[tuple[StubArray, Buffer]]) -> None:
         for array, buffer in arrays:
             ctypes.memmove(buffer.address, array.data.ptr, buffer.nbytes)
+
+    def follow(self) -> None:
+        """There is one stream."""
 
     def leave(self) -> None:
         """There is one stream."""

@@ -38,6 +38,7 @@ from .workspace import Algorithm, Settling, settled, settling
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
 event_record, stream_wait_event = cupy.cuda.runtime.eventRecord, cupy.cuda.runtime.streamWaitEvent
+current_stream = cupy.cuda.get_current_stream
 STATIC_SHARED = 40 * 1024  # more must be asked for, what a kernel declares included
 
 
@@ -306,8 +307,10 @@ class Runtime:
 
     def holds(self, array: Any) -> bool:
         """Whether this is an array of this GPU as kernels want it: rows one after the other, on a multiple of 16."""
-        here = isinstance(array, cupy.ndarray) and array.data.device_id == self.device.index
-        return here and array.flags.c_contiguous and array.data.ptr % 16 == 0
+        if not isinstance(array, cupy.ndarray):
+            return False
+        memory = array.data
+        return memory.device_id == self.device.index and memory.ptr % 16 == 0 and array.flags.c_contiguous
 
     def upload(self, array: np.ndarray, buffer: Buffer) -> None:
         """A host array into a buffer."""
@@ -318,7 +321,8 @@ class Runtime:
             self.send(address, host.ctypes.data, host.nbytes)
 
     def send(self, address: int, host: int, nbytes: int) -> None:
-        """Bytes of the host, given by their address, to the GPU; from pinned memory this does not wait."""
+        """Bytes of the host, given by their address, to the GPU; from pinned memory this does not wait, others are
+        staged before it returns."""
         cupy.cuda.runtime.memcpyAsync(address, host, nbytes, HOST_TO_DEVICE, self.stream.ptr)
 
     def receive(self, host: int, address: int, nbytes: int) -> None:
@@ -329,29 +333,27 @@ class Runtime:
         """The address of an array that kernels can read as it is; 0 of others."""
         return array.data.ptr if self.holds(array) else 0
 
-    def take(self, arrays: Sequence[tuple[Any, Buffer]], stay: bool = False) -> None:
-        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later.
-
-        stay   what the caller's stream does later waits for more than the copies: until `leave`
-        """
+    def take(self, arrays: Sequence[tuple[Any, Buffer]]) -> None:
+        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later."""
         sources = [cupy.ascontiguousarray(a) for a, _ in arrays]
-        self._wait(self.stream.ptr, self._fences[0].ptr, cupy.cuda.get_current_stream(self.device.index).ptr)
+        self.follow()
         for source, (_, buffer) in zip(sources, arrays, strict=True):
             cupy.cuda.runtime.memcpyAsync(
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
-        if not stay:
-            self.leave()
+        self.leave()
+
+    def follow(self) -> None:
+        """What is given to the stream from now on comes after all that was given to the caller's."""
+        fence = self._fences[0].ptr
+        event_record(fence, current_stream(self.device.index).ptr)
+        stream_wait_event(self.stream.ptr, fence)
 
     def leave(self) -> None:
-        """What the caller's stream does from now on comes after all that was given to this one."""
-        self._wait(cupy.cuda.get_current_stream(self.device.index).ptr, self._fences[1].ptr, self.stream.ptr)
-
-    @staticmethod
-    def _wait(stream: int, fence: int, other: int) -> None:
-        """What is given to a stream from now on comes after all that another one has been given."""
-        event_record(fence, other)
-        stream_wait_event(stream, fence)
+        """What is given to the caller's stream from now on comes after all that was given to this one."""
+        fence = self._fences[1].ptr
+        event_record(fence, self.stream.ptr)
+        stream_wait_event(current_stream(self.device.index).ptr, fence)
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""
