@@ -180,6 +180,11 @@ def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], att
     binder.launch_source(source, "attention_forward", blocks, 128 + 128 * groups, *args, shared=shared)
 
 
+def lines_together(tiles: int, multiprocessors: int) -> int:
+    """How many heads of K take tickets in turn, whose walks have so many tiles of queries."""
+    return min(blocks_for(4 * multiprocessors, tiles), MOST_TOGETHER)
+
+
 def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """Q_grad, K_grad and V_grad; what is not wanted is computed into scratch, or not at all."""
     Q, K, V, Out, grad = ins["Q"], ins["K"], ins["V"], ins["Out"], ins["Out_grad"]
@@ -205,7 +210,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         for slot, x in (("K_grad", K), ("V_grad", V))
     )
     scale = np.float32(scale_of(attrs, shape))
-    together = min(blocks_for(4 * binder.device.multiprocessors, tiles), MOST_TOGETHER)
+    together = lines_together(tiles, binder.device.multiprocessors)
     args = (
         _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers, sums,
         turns, k_grad, v_grad,
