@@ -1,4 +1,7 @@
-"""CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk."""
+"""CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
+
+They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -13,10 +17,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-CACHE = Path.home() / ".cache" / "minigraph" / "kernels"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user whom the system does not know, in a container for example
+        return Path(os.devnull)  # nothing can be written below it
+
+
+CACHE = _home() / ".cache" / "minigraph" / "kernels"
 THREADS = 8  # that compile at the same time
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
+_one_thread = threading.Lock()
 
 
 class Cubin(NamedTuple):
@@ -54,13 +68,43 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
 
     _, major, minor = nvrtc.nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
-    path, log = CACHE / f"{key}.cubin", CACHE / f"{key}.log"
-    if not (path.exists() and log.exists()):
-        code, report = _nvrtc(source, arch)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        write_whole(log, report.encode())
-        write_whole(path, code)
-    return Cubin(path, log.read_text(encoding="utf-8"))
+    found = _found(CACHE, key)
+    if found is None:
+        folder = _writable(CACHE)
+        found = _found(folder, key) or _kept(folder, key, *_nvrtc(source, arch))
+    return found
+
+
+def _found(folder: Path, key: str) -> Cubin | None:
+    path, log = folder / f"{key}.cubin", folder / f"{key}.log"
+    try:
+        return Cubin(path, log.read_text(encoding="utf-8")) if path.exists() else None
+    except OSError:
+        return None
+
+
+def _kept(folder: Path, key: str, code: bytes, report: str) -> Cubin:
+    path = folder / f"{key}.cubin"
+    write_whole(folder / f"{key}.log", report.encode())
+    write_whole(path, code)
+    return Cubin(path, report)
+
+
+@cache
+def _writable(wanted: Path) -> Path:
+    """`wanted`, made if need be; where nothing can be written there, a folder that goes with the process."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted
+    except OSError:
+        with _one_thread:  # a second folder in place of the first would remove that
+            return Path(_own_folder().name)
+
+
+@cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="minigraph-")
 
 
 def compile_all(sources: Iterable[str], arch: str) -> None:
