@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-
 def _home() -> Path:
     try:
         return Path.home()
