@@ -38,23 +38,27 @@ class Route(NamedTuple):
 class Ring(Generic[Thing]):
     """Things that runs use in turn; one comes again when the GPU has done what it was used for.
 
-    They lie in SHARES groups, where there are enough. Whoever leaves a group records an event, whoever enters one waits
-    for that of its latest use, so that all groups but one may be on their way.
+    They lie in SHARES groups, where there are enough. An event comes after the use of the last of a group, and whoever
+    needs its first one again waits for that: all groups but one may be on their way.
     """
 
     def __init__(self, things: Sequence[Thing], runtime: Any) -> None:
-        self.things, self.stream, self.at = things, runtime.stream, -1
         self.size = max(1, len(things) // SHARES)
-        self.events = [runtime.event() for _ in range(-(-len(things) // self.size))]
+        self.things = things[: len(things) // self.size * self.size]
+        self.events = [runtime.event() for _ in range(len(self.things) // self.size)]
+        self.stream, self.at = runtime.stream, -1
 
     def next(self) -> Thing:
-        """The thing that was used longest ago."""
+        """The thing that was used longest ago; `used` must follow."""
         self.at = (self.at + 1) % len(self.things)
         if self.at % self.size == 0:
-            group = self.at // self.size
-            self.events[group - 1].record(self.stream)
-            self.events[group].synchronize()
+            self.events[self.at // self.size].synchronize()
         return self.things[self.at]
+
+    def used(self) -> None:
+        """What the GPU does with the thing has been given to the stream."""
+        if (self.at + 1) % self.size == 0:
+            self.events[self.at // self.size].record(self.stream)
 
 
 class Slot:
@@ -150,6 +154,7 @@ class Feeding:
         if slot is not None:
             slot.counter[0] = runs
             self.runtime.send(self.mailbox, slot.address, self.nbytes)
+            self.inbox.used()
         if taken:
             self.runtime.take(taken)
         if route.read:
@@ -161,9 +166,11 @@ class Feeding:
         slot = self.large[name].next()
         np.copyto(slot.feeds[name], array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
+        self.large[name].used()
 
     def end(self, feeds: Mapping[str, Any], route: Route) -> None:
         """The calls have been given to the stream: nobody overwrites what they read before they have."""
         if route.read:
             self.runtime.leave()
             self.held.next()[:] = [feeds[name] for name in route.read]
+            self.held.used()
