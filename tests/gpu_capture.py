@@ -27,7 +27,7 @@ STEPS_IN_A_ROW = 300
 class Case:
     """A program with two products in its gradient, random numbers, a state and a rate."""
 
-    def __init__(self, shows: bool = False) -> None:
+    def __init__(self, shows: bool = False, drops: bool = True) -> None:
         self.program = Program()
         self.program.random_seed = 5
         block = self.program.global_block()
@@ -38,7 +38,8 @@ class Case:
         g = Builder(block)
         rows = g.embedding(self.ids, self.w)
         h = g.elementwise_add(g.matmul(self.x, self.w), rows)
-        h, _ = g.dropout(g.print(h) if shows else h, p=0.25, needs=["Mask"])
+        h = g.print(h) if shows else h
+        h = g.dropout(h, p=0.25, needs=["Mask"])[0] if drops else h
         self.x_grad, w_grad = g.matmul_grad(self.x, self.w, g.tanh(h), needs=["X_grad", "Y_grad"])
         g.elementwise_sub(self.w, g.elementwise_mul(w_grad, self.rate), out={"Out": self.w})
         self.total = g.reduce_sum(self.x_grad)

@@ -148,9 +148,11 @@ def run_late(monkeypatch, case, slots) -> list:
     return exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
 
 
+@pytest.mark.parametrize("small", [0, bound.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
-def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch, slots):
-    case = Case()
+def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch, slots, small):
+    monkeypatch.setattr(bound, "SMALL", small)
+    case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
     exe, scope = gpu(), case.scope()
     for i in range(3 * slots):
         exe.run(case.program, case.feed(i), scope=scope)
@@ -158,9 +160,11 @@ def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied
     assert same([run_late(monkeypatch, case, slots)], [expected])
 
 
+@pytest.mark.parametrize("small", [0, bound.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
-def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots):
-    case = Case()
+def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots, small):
+    monkeypatch.setattr(bound, "SMALL", small)
+    case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
     expected = run_late(monkeypatch, case, slots)
     monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
     assert not same([run_late(monkeypatch, case, slots)], [expected])
