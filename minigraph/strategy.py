@@ -18,6 +18,7 @@ from .passes.common_subexpression_elimination import common_subexpression_elimin
 from .passes.constant_folding import constant_folding
 from .passes.dead_code_elimination import dead_code_elimination
 from .passes.foreach_optimizer_ops import foreach_optimizer_ops
+from .passes.fuse_activation_grad import fuse_activation_grad
 from .passes.fuse_all_optimizer_ops import fuse_adamw, fuse_all_optimizer_ops
 from .passes.fuse_elementwise import fuse_elementwise
 from .passes.fuse_gemm_epilogue import fuse_gemm_epilogue
@@ -106,6 +107,13 @@ PASSES: tuple[Step, ...] = (
         },
     ),
     Step(
+        "fuse_activation_grad", fuse_activation_grad,
+        after={
+            "fuse_gemm_epilogue": "the mask is kept by the fused operator of the layer below",
+            "fuse_grad_accumulation": "the other gradient would stand behind a reshape",
+        },
+    ),
+    Step(
         "fuse_adamw", fuse_adamw, in_all=False,
         after={
             "dead_code_elimination": "a clipped gradient that only dead operators read besides can go",
@@ -175,6 +183,7 @@ class BuildStrategy:
                                       linear_cross_entropy_chunk_bytes of scores exist at a time
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
     fuse_grad_accumulation            gradients are added to others by the products that compute them
+    fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        likewise for updates of type adamw only
@@ -215,6 +224,7 @@ class BuildStrategy:
     linear_cross_entropy_chunk_bytes: int = 1 << 30
     fuse_gemm_epilogue: bool = False
     fuse_grad_accumulation: bool = False
+    fuse_activation_grad: bool = False
     fuse_elementwise: bool = False
     fuse_all_optimizer_ops: bool = False
     fuse_adamw: bool = False

@@ -64,6 +64,7 @@ REASONS = {
     "trans_x": r"trans_x needs X of rank 2",
     "Bias size": r"one element per column",
     "no ReserveSpace": r"so no ReserveSpace is kept",
+    "more axes than X": r"^X and Out_grad must have one rank",
     "its gradient is computed": r"computes its gradient$",
     "must be written": r"it must be written$",
     "cannot read instead": r"cannot read .* instead: .* updated in place before$",

@@ -21,6 +21,7 @@ from minigraph.passes import remove_redundant_cast as casts
 from minigraph.passes import remove_redundant_transpose as transposes
 from minigraph.passes import rule as engine
 from minigraph.passes.cache import ActivationCache
+from minigraph.passes.fuse_activation_grad import ReluGradMatmulGrad
 from minigraph.passes.fuse_gemm_epilogue import Linear, LinearGelu, LinearRelu, ReluGradLinearGrad
 from minigraph.passes.fuse_matmul_transpose import TransposedX
 from minigraph.passes.rule import GraphBuilder
@@ -29,7 +30,7 @@ GEMM: Flags = ("fuse_gemm_epilogue",)
 PROGRAMS, CHUNK = 2000, 500
 WITHIN = 300  # programs in which a planted defect must be seen
 SHARES = {  # of CHUNK programs each rule must change at least so many
-    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
+    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60, "ReluGradMatmulGrad": 5,
     "DeadCode": 75, "Constant": 150, "CommonSubexpression": 40, "Transposes": 25, "Casts": 10, "TransposedY": 10,
     "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20, "FuseUpdates": 150,
     "ForeachUpdates": 75,
@@ -411,6 +412,25 @@ def any_axes_may_move(patch):
     patch.setattr(products, "_require_matrices_transposed", lambda perm: None)
 
 
+def relu_is_forgotten_below_a_product(patch):
+    def rewrite(self, g, Out_grad, X, Y, *, trans_x, trans_y):
+        needs = [slot for slot, v in zip(("X_grad", "Y_grad"), g.replaced, strict=True) if v is not None]
+        return g.matmul_grad(X, Y, Out_grad, trans_x=trans_x, trans_y=trans_y, needs=needs)
+
+    patch.setattr(ReluGradMatmulGrad, "rewrite", rewrite)
+
+
+def mask_of_what_is_not_positive(patch):
+    original = ReluGradMatmulGrad.rewrite
+
+    def rewrite(self, g, Out_grad, X, Y, **product):
+        DX, DY = original(self, g, Out_grad, X, Y, **product)
+        whole, _ = g.matmul_grad(X, Y, Out_grad, **product, needs=["X_grad"])
+        return g.elementwise_sub(whole, DX), DY
+
+    patch.setattr(ReluGradMatmulGrad, "rewrite", rewrite)
+
+
 SMALL = [
     ("dead_code_elimination", dead_code_removes_states), ("dead_code_elimination", dead_code_forgets_updates),
     ("constant_folding", constants_lose_minus_zero), ("constant_folding", constants_are_all_alike),
@@ -428,6 +448,7 @@ SMALL = [
     ("remove_redundant_transpose", every_pair_of_transposes_is_nothing),
     ("remove_redundant_transpose", updates_between_a_pair_are_ignored),
     ("fuse_matmul_transpose", transposes_are_set_not_toggled), ("fuse_matmul_transpose", any_axes_may_move),
+    ("fuse_activation_grad", relu_is_forgotten_below_a_product), ("fuse_activation_grad", mask_of_what_is_not_positive),
 ]  # fmt: skip
 
 

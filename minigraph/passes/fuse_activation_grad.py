@@ -1,0 +1,57 @@
+"""fuse_activation_grad: relu's gradient moves into the matrix product of the gradient before it.
+
+    relu_grad(X, matmul_grad(X, Y, Out_grad).X_grad) -> fused_gemm_epilogue_grad(Out_grad, X, Y, ReserveSpace).DX
+
+The third equation of fuse_gemm_epilogue, for a product that has no bias and so is no fused operator itself. Y may
+have leading axes of size 1, as weights that are fed often have: a matrix in disguise. Saves one write and one read of
+the product and the read of X; the fused operator that wrote X keeps one bit for each element instead.
+"""
+
+from __future__ import annotations
+
+from ..ir.graph import Graph, VarNode
+from ..types import float32, float64
+from .cache import ActivationCache
+from .log import PassReport
+from .rule import GraphBuilder, Rule, apply_rule, require
+
+
+class ReluGradMatmulGrad(Rule):
+    """relu_grad(X, matmul_grad(X, Y, Out_grad).X_grad) -> fused_gemm_epilogue_grad(Out_grad, X, Y, ReserveSpace)"""
+
+    def __init__(self, cache: ActivationCache) -> None:
+        self.cache = cache
+
+    def pattern(self, p, Out_grad, X, Y, *, trans_x, trans_y):
+        grad = p.matmul_grad(X, Y, Out_grad, trans_x=trans_x, trans_y=trans_y)
+        return p.relu_grad(X, grad.X_grad), grad.Y_grad
+
+    def check(self, Out_grad: VarNode, X: VarNode, Y: VarNode, *, trans_x, **_) -> None:
+        rank = X.type.ndim
+        require(
+            X.type.dtype in (float32, float64),
+            f"X is {X.type}: products of 16 bits have no such epilogue, and writing the mask costs what reading X does",
+        )
+        require(Y.type.ndim >= 2 and set(Y.type.shape[:-2]) <= {1}, f"Y must be one matrix, is {Y.type}")
+        require(Y.type.ndim == 2 or Y.type.is_static, f"Y must be a matrix, or of known sizes, is {Y.type}")
+        require(rank == Out_grad.type.ndim >= 2, f"X and Out_grad must have one rank, are {X.type} and {Out_grad.type}")
+        require(not trans_x or rank == 2, f"trans_x needs X of rank 2, is {X.type}")
+        op = self.cache.producer(X)
+        require(
+            op is not None and op.attrs["activation"] == "relu",
+            f"{X.name} is not written by a fused relu, so no ReserveSpace is kept for it",
+        )
+
+    def rewrite(self, g: GraphBuilder, Out_grad, X, Y, *, trans_x, trans_y):
+        matrix = Y if Y.type.ndim == 2 else g.reshape(Y, shape=Y.type.shape[-2:])
+        both = g.replaced[1] is not None
+        DX, DY, _ = g.fused_gemm_epilogue_grad(
+            Out_grad, X, matrix, self.cache.reserve(X), trans_x=trans_x, trans_y=trans_y,
+            activation_grad="relu_grad", needs=["DX", "DY"] if both else ["DX"],
+        )  # fmt: skip
+        return DX, DY if DY is None or matrix is Y else g.reshape(DY, shape=Y.type.shape)
+
+
+def fuse_activation_grad(graph: Graph, report: PassReport) -> int:
+    """Apply the equation of this file."""
+    return apply_rule(graph, ReluGradMatmulGrad(ActivationCache(graph)), report)
