@@ -147,7 +147,9 @@ def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
     for rows in MEMORY_ROWS:
         types = {n: (i.shape, i.dtype) for n, i in inputs(head._replace(rows=rows)).items()}
         program, outputs = _program(gpu, types, "operator", None)
-        bound = importlib.import_module("minigraph.bound").BoundProgram(program, {}, outputs)
+        settling = gpu.runtime.settling(False)
+        make = importlib.import_module("minigraph.bound").BoundProgram
+        bound = make(program, {}, outputs, device=gpu.runtime.device, settling=settling)
         made[str(rows)] = round(_beyond(bound) / MIB, 2)
     return made
 
