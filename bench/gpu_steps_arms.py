@@ -331,7 +331,7 @@ def timed(arm: Arm, steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e3
 
 
-def host_time(arm: Arm, bursts: int = 8) -> dict[str, float]:
+def host_time(arm: Arm, bursts: int) -> dict[str, float]:
     """Microseconds that `step` keeps the host, while the GPU's queue has room for all that it is given.
 
     Each burst begins when the GPU has nothing to do, and has `queued` steps. Of all steps of all bursts the
