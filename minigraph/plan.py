@@ -9,7 +9,8 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from .errors import KernelError, MinigraphError, UninitializedError
 from .options import DEFAULT, RunOptions
 from .program import Program
-from .schedule import Schedule, Step, Value, each, shown_once
+from .schedule import Schedule, Step, Value, each, flat, shown_once
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
 
@@ -30,9 +31,25 @@ class BoundStep:
 
     step: Step
     kernel: Callable[..., Any]
-    inputs: list[Any]  # as in Step, with stand-in arrays for what is not read
+    inputs: list[Any]  # as in Step, with stand-in arrays for what is not read, _gathered
     attrs: dict[str, Any]
     out: list[Any] | None  # if the kernel takes `out`, per output slot: planned array, value that it updates, or None
+
+
+@dataclass
+class Found:
+    """What is known of a Scope until a name gets another array there.
+
+    env      persistables in the places of their values, and in those of what lasting calls make of them
+    lasting  number of a step: (call, made) where the step has the same arrays in every run: `call()` runs it on them,
+             `made` are those that steps before it have written, with their values; None where that cannot be
+    steady   whether a run has left all names their arrays
+    """
+
+    version: int
+    env: list[Any]
+    lasting: dict[int, tuple[Callable[[], None], list[tuple[int, np.ndarray]]] | None] = field(default_factory=dict)
+    steady: bool = False
 
 
 class Plan:
@@ -47,13 +64,11 @@ class Plan:
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
-        self.found_in: weakref.WeakKeyDictionary[Scope, tuple[int, list[tuple[int, np.ndarray]]]] = (
-            weakref.WeakKeyDictionary()  # the version of a Scope, and values with their arrays there
-        )
+        self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
         self.buffers = _assign_buffers(self.values, self.steps, options)
         for bound in self.steps:
             if bound.out is not None:
-                bound.out = [_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)]
+                bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
 
     def _bind(self, step: Step) -> BoundStep:
         opdef, attrs = step.op.opdef, dict(step.op.attrs)
@@ -65,13 +80,14 @@ class Plan:
             else _stand_in(s) if isinstance(s, TensorType) else s
             for s in step.inputs
         ]
+        kernel = opdef.cpu_kernel
         touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
         if any(dtype in LOW_PRECISION for dtype in touched):
-            kernel = _in_float32(opdef.cpu_kernel, [self.schedule.types(o) for o in step.outputs])
-            return BoundStep(step, kernel, inputs, attrs, None)
+            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
+            return BoundStep(step, kernel, _gathered(inputs), attrs, None)
         unplanned = [each(slot, lambda _: None) for slot in step.outputs]
         out = unplanned if "out" in opdef.injected else None
-        return BoundStep(step, opdef.cpu_kernel, inputs, attrs, out)
+        return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
     def set_scalar(self, scope: Scope, name: str, value: float) -> None:
         """Fill a persistable variable with one number."""
@@ -79,22 +95,48 @@ class Plan:
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
-        env: list[Any] = [None] * len(self.values)
+        found = self.found_in.get(scope)
+        if found is None or found.version != scope.version:
+            persistables = {i: self._from_scope(scope, name) for name, i in self.schedule.persistables.items()}
+            found = Found(scope.version, [persistables.get(i) for i in range(len(self.values))])
+            self.found_in[scope] = found
+        env = found.env.copy()
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
-        version, persistables = self.found_in.get(scope, (-1, []))
-        if version != scope.version:
-            persistables = [(i, self._from_scope(scope, n)) for n, i in self.schedule.persistables.items()]
-            self.found_in[scope] = scope.version, persistables
-        for index, array in persistables:
-            env[index] = array
         step_number = scope.steps[self.program.origin]
         with np.errstate(all="ignore"):
-            for bound in self.steps:
-                self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
+            for number, bound in enumerate(self.steps):
+                if found.steady and number not in found.lasting:
+                    found.lasting[number] = self._lasting(bound, env, found)
+                lasting = found.lasting.get(number)
+                if lasting is None or any(env[i] is not array for i, array in lasting[1]):
+                    self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
+                else:
+                    self._call(bound.step, lasting[0])
+        found.steady = scope.version == found.version
         self.checked = True
         scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return [self._fetch(env, i) for i in self.fetched]
+
+    def _lasting(self, bound: BoundStep, env: list[Any], found: Found) -> Any:
+        """What `Found.lasting` holds for a step; a kernel that knows how to use it has a function `for_arrays`."""
+        step, prepare = bound.step, getattr(bound.kernel, "for_arrays", None)
+        read = [(i, self.values[i]) for i in step.read]
+        known = all(v.buffer is not None or (v.persistable and v.producer < 0) for _, v in read)
+        if prepare is None or bound.out is None or not known:
+            return None
+        call = prepare(*_arrays_of(bound.inputs, env), out=tuple(_arrays_of(bound.out, env)), **bound.attrs)
+        if call is None:
+            return None
+        for output, source in zip(flat(step.outputs), flat(step.in_place), strict=True):
+            env[output] = found.env[output] = env[source]
+        return call, [(i, env[i]) for i, v in read if v.buffer is not None]
+
+    def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
+        try:
+            return kernel()
+        except Exception as problem:
+            raise self._failure(step, problem) from problem
 
     def _run_step(self, bound: BoundStep, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
         step = bound.step
@@ -103,10 +145,7 @@ class Plan:
             attrs = {**attrs, "out": tuple(_arrays_of(bound.out, env))}
         if "rng" in step.op.opdef.injected:
             attrs = {**attrs, "rng": rng}
-        try:
-            results = bound.kernel(*args, **attrs)
-        except Exception as problem:
-            raise self._failure(step, problem) from problem
+        results = self._call(step, partial(bound.kernel, *args, **attrs))
         if len(step.outputs) == 1 or not isinstance(results, tuple):
             results = (results,)
         for index, result in zip(step.outputs, results, strict=True):
@@ -117,9 +156,10 @@ class Plan:
                     env[i] = r
         if not self.checked:
             self._check_results(step, env, args)
+        found = scope.arrays.get
         for index, name in step.stored:
             array = env[index]
-            if array is not scope.arrays.get(name):
+            if array is not found(name):
                 owned = array.base is None and array.flags.writeable and not _is_input(array, args)
                 scope.write(name, array if owned else array.copy())
                 env[index] = scope.arrays[name]
@@ -225,12 +265,20 @@ def _target(planned: Any, in_place: Any) -> Any:
     return planned if in_place is None else in_place
 
 
-def _arrays_of(slots: Sequence[Any], env: Sequence[Any]) -> list[Any]:
-    """The slots of a step with arrays in the places of values."""
+def _gathered(slots: Sequence[Any]) -> list[Any]:
+    """The slots of a step, those that list nothing but values as tuples: many of them are taken from a run faster."""
+    return [tuple(s) if isinstance(s, list) and all(type(i) is int for i in s) else s for s in slots]
+
+
+def _arrays_of(slots: Sequence[Any], env: list[Any]) -> list[Any]:
+    """The slots of a step, as _gathered, with arrays in the places of values."""
     return [
-        env[i] if type(i) is int else [env[j] if type(j) is int else j for j in i] if type(i) is list else i
+        env[i] if type(i) is int
+        else list(map(env.__getitem__, i)) if type(i) is tuple
+        else [env[j] if type(j) is int else j for j in i] if type(i) is list
+        else i
         for i in slots
-    ]
+    ]  # fmt: skip
 
 
 def _inherited(

@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "garbage": "",
     "scope": "errors types",
     # kernels know arrays only, operators know kernels
-    "kernels.compiled": "",
-    "kernels.updates": "kernels.compiled",
+    "kernels.updates": "",
+    "kernels.parallel": "",
+    "kernels.compiled": "kernels.updates kernels.parallel",
     "kernels.trace": "",
     "kernels": "errors types",
     "ops": "errors types attr opdef body kernels",
@@ -89,7 +90,7 @@ FOREIGN = {
     "cudnn": "kernels/cuda/attention_cudnn_graph.py",
 }
 # inside functions: a CPU has none, and numba is optional
-LATE_IMPORTS = ("numba", "cupy", "nvmath", "cuda", "cudnn", "minigraph.kernels.cuda.runtime")
+LATE_IMPORTS = ("cupy", "nvmath", "cuda", "cudnn", "minigraph.kernels.cuda.runtime", "minigraph.kernels.compiled")
 
 LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})

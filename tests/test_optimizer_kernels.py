@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -9,16 +10,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import minigraph  # noqa: F401  (defines the operators)
+import minigraph as mg
+from minigraph.builder import Builder
 from minigraph.kernels import optimizer as kernels
 from minigraph.kernels import parallel, updates
-from minigraph.kernels.compiled import compiled, elements
-from minigraph.kernels.updates import slots_of, update_of
+from minigraph.kernels.updates import elements, slots_of, update_of
 from minigraph.opdef import OPS
 
 UPDATES = (*updates.PLAIN, "squared_l2_norm")
@@ -65,6 +65,8 @@ def out_of(name, inputs):
 @pytest.fixture(params=[1, 2, 5])
 def some_cores(request, monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: request.param)
+    if "numba" in sys.modules:
+        monkeypatch.setattr("minigraph.kernels.compiled.cores", lambda: request.param)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -139,43 +141,168 @@ def test_squared_norm_of_extreme_values():
 # loops as machine code
 
 
+@pytest.fixture
+def compiled():
+    pytest.importorskip("numba")
+    from minigraph.kernels import compiled
+
+    return compiled
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [n for n in UPDATES if n != "squared_l2_norm"])
-def test_machine_code_and_numpy_are_bit_equal(name, dtype, monkeypatch):
-    pytest.importorskip("numba")
-    inputs = inputs_of(name, (200003,), dtype)
-    inputs[0][:5] = 0, -0.0, np.inf, np.nan, 1e-38
-    found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
-    loops = [loop for loop in vars(updates).values() if isinstance(loop, compiled)]
-    assert [loop for loop in loops if loop.machine_code not in (None, loop.loop)]
-    for loop in loops:
-        monkeypatch.setattr(loop, "machine_code", loop.loop)
+def test_machine_code_and_numpy_are_bit_equal(name, dtype, compiled, some_cores, monkeypatch):
+    """Also where the gradient is scaled and decayed, and where one thread ends amid an array."""
+    fused = OPS[f"fused_{name}"]
+    sizes, given = (200003, 0, 1, 5, 70001), dict(zip(slots_of(name).inputs, inputs_of(name, ()), strict=False))
+    columns = [inputs_of(name, (n,), dtype, seed) for seed, n in enumerate(sizes)]
+    columns[0][0][:5] = 0, -0.0, np.inf, np.nan, 1e-38
+    columns[4][-1][:] = 0.5  # not the same numbers for all
+    inputs = [
+        a if a is None or slot == "LearningRate" else [c[i] for c in columns]
+        for i, (slot, a) in enumerate(given.items())
+    ]
+    inputs += [None] * (len(slots_of(name).inputs) - 1 - len(inputs)) + [np.array([0.5], dtype)]
+    plain = {**attrs_of(name), "regularization_coeff": 0.0}
+    calls = [(inputs[:-1], plain), (inputs, {**plain, "regularization_coeff": 0.25})]
+    ran, bound = [], compiled.bound
+    monkeypatch.setattr(compiled, "bound", lambda loop, columns: ran.append(loop) or bound(loop, columns))
+    found = [fused.cpu_kernel(*args, **attrs) for args, attrs in calls]
+    assert len(ran) >= 2
+    monkeypatch.setattr(kernels, "_compiled", lambda: None)
     with np.errstate(all="ignore"):
-        expected = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
-    for a, b in zip(found, expected, strict=True):
+        expected = [fused.cpu_kernel(*args, **attrs) for args, attrs in calls]
+    for a, b in zip(flattened(found), flattened(expected), strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(np.signbit(a)[a == a], np.signbit(b)[b == b])
 
 
-def test_a_loop_runs_without_numba_and_without_a_folder_for_its_code(monkeypatch):
-    def twice(x):
-        for i in elements(x):
-            x[i] = x[i] + x[i]
+def run(loop, x):
+    """What a loop writes that reads x."""
+    written = np.zeros_like(x)
+    kernels._bound(loop, [[x], [written]])(kernels.Numbers([()], [0]), kernels.UNCHANGED)
+    return written
+
+
+def flattened(results):
+    return [a for call in results for column in tuple_of(call) for a in column]
+
+
+def test_machine_code_without_a_folder_for_it(compiled, monkeypatch):
+    def twice(g, p):
+        for i in elements(g):
+            p[i] = g[i] + g[i]
 
     def fail(*args, **kwargs):
         raise RuntimeError("cannot cache function: no locator available")
 
-    numba = pytest.importorskip("numba")
-    njit = numba.njit
-    monkeypatch.setattr(numba, "njit", lambda cache=False, **options: fail() if cache else njit(**options))
-    x = np.arange(5.0)
-    compiled(twice)(x)
-    np.testing.assert_array_equal(x, 2 * np.arange(5.0))
+    njit = compiled.njit
+    monkeypatch.setattr(compiled, "njit", lambda *a, cache=False, **how: fail() if cache else njit(*a, **how))
+    np.testing.assert_array_equal(run(twice, np.arange(5.0)), 2 * np.arange(5.0))
+
+
+def test_without_numba_numpy_computes(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    loop = compiled(twice)
-    loop(x)
-    np.testing.assert_array_equal(x, 4 * np.arange(5.0))
-    assert loop.machine_code is twice
+    for module in ("numba", "minigraph.kernels.compiled"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delattr("minigraph.kernels.compiled", raising=False)
+    kernels._compiled.cache_clear()
+    try:
+        assert kernels._compiled() is None
+        inputs = inputs_of("sgd", (5,))
+        np.testing.assert_allclose(OPS["sgd"].cpu_kernel(*inputs)[0], inputs[0] - 0.01 * inputs[1])
+    finally:
+        kernels._compiled.cache_clear()
+
+
+def test_machine_code_is_found_on_disk_again(compiled, tmp_path):
+    """By what the loop does: it was another object in the process that wrote it."""
+    code = (
+        "import numpy as np; from minigraph.kernels import compiled, updates;"
+        "print(*compiled.machine_code(updates._sgd, 2, np.dtype('float32')).stats.cache_hits.values())"
+    )
+    how = {"capture_output": True, "text": True, "check": True, "timeout": 120, "cwd": Path(__file__).parent.parent}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    hits = [subprocess.run([sys.executable, "-c", code], env=environment, **how).stdout.split() for _ in range(2)]
+    assert hits == [[], ["1"]]
+
+
+def test_loops_that_differ_in_a_constant_are_other_machine_code(compiled):
+    def scaled(factor):
+        if factor == 2:
+            def loop(g, p):
+                for i in elements(g):
+                    p[i] = g[i] * 2.0
+        else:
+            def loop(g, p):
+                for i in elements(g):
+                    p[i] = g[i] * 3.0
+        return loop
+
+    for factor in (2, 3):
+        np.testing.assert_array_equal(run(scaled(factor), np.arange(5.0)), factor * np.arange(5.0))
+
+
+# arrays that stay
+
+
+@pytest.mark.parametrize("name", [n for n in UPDATES if n != "squared_l2_norm"])
+def test_steps_on_the_same_arrays_are_those_of_the_reference(name, some_cores):
+    fused, inputs = OPS[f"fused_{name}"], inputs_of(name, (70001,), seed=3)
+    lists = [a if i == 2 or a is None else [a.copy(), a.copy()] for i, a in enumerate(inputs)]
+    for column in lists[:2]:
+        column[1] *= 0.5
+    attrs = {**attrs_of(name), "regularization_coeff": 0.0}
+    given = dict(zip(slots_of(name).inputs, lists, strict=False))
+    step = fused.cpu_kernel.for_arrays(*lists, out=tuple(given.get(s) for s in slots_of(name).updated), **attrs)
+    expected = copy.deepcopy(given)
+    for _ in range(3):
+        step()
+        results = fused.reference(*expected.values(), **attrs)
+        expected |= {s: r for s, r in zip(slots_of(name).updated, results, strict=True) if r is not None}
+        given["Grad"][0][:5] = expected["Grad"][0][:5] = 0.25  # read anew each time
+        given["LearningRate"][...] = expected["LearningRate"][...] = 0.02
+    for slot in slots_of(name).updated:
+        for a, b in zip(given.get(slot) or [], expected.get(slot) or [], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_there_is_no_step_for_arrays_that_must_be_copied():
+    kernel = OPS["sgd"].cpu_kernel
+    p, g, rate = inputs_of("sgd", (6,))
+    assert kernel.for_arrays(p, g, rate, out=(p,)) is not None
+    assert kernel.for_arrays(p, g, rate, out=(None,)) is None
+    assert kernel.for_arrays(p, g, rate, out=(p.copy(),)) is None
+    assert kernel.for_arrays(p, np.repeat(g, 2)[::2], rate, out=(p,)) is None
+    assert kernel.for_arrays(p[::-1], g, rate, out=(p[::-1],)) is None
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(4), np.zeros(5, "float32")], ids=["size", "dtype"])
+def test_an_array_that_does_not_fit_is_refused(wrong, compiled):
+    """Machine code gets addresses: it would read what lies behind."""
+    p, _, rate = inputs_of("sgd", (5,))
+    with pytest.raises(ValueError, match="5 elements of float64 are expected"):
+        OPS["sgd"].cpu_kernel(wrong, p, rate)
+
+
+def test_one_plan_in_two_scopes():
+    program = mg.static.Program()
+    block = program.global_block()
+    sizes = {"p": 7, "g": 7, "r": 1}
+    p, g, rate = (block.create_var(name, (n,), "float64", persistable=True) for name, n in sizes.items())
+    Builder(block).sgd(p, g, rate, out={"ParamOut": p})
+    exe, scopes = mg.static.Executor(mg.CPUPlace()), [mg.static.Scope() for _ in range(2)]
+    for scope, start in zip(scopes, (1.0, 100.0), strict=True):
+        for name, value in (("p", np.full(7, start)), ("g", np.ones(7)), ("r", np.array([1.0]))):
+            scope.write(name, value)
+    for _ in range(3):
+        for scope in scopes:
+            exe.run(program, {}, [], scope=scope)
+    scopes[0].write("p", np.full(7, 50.0))
+    for scope in scopes:
+        exe.run(program, {}, [], scope=scope)
+    assert [scope.read("p")[0] for scope in scopes] == [49.0, 96.0]
 
 
 # blocks on cores
@@ -192,22 +319,6 @@ def test_blocks_cover_a_range_once(some_cores):
 
             parallel.for_blocks(size, block, mark)
             assert (seen == 1).all()
-
-
-def test_shares_cover_a_range_once_and_become_smaller(some_cores, monkeypatch):
-    monkeypatch.setattr(parallel, "SMALLEST", 128)
-    for size in (0, 1, 63, 64, 65, 128, 1000, 40970):
-        seen, shares = np.zeros(size, int), []
-
-        def mark(start, stop, seen=seen, shares=shares):
-            seen[start:stop] += 1
-            shares.append((start, stop - start))
-
-        parallel.for_shares(size, mark)
-        assert (seen == 1).all()
-        lengths = [n for _, n in sorted(shares)]
-        assert lengths == sorted(lengths, reverse=True)
-        assert len(shares) <= 1 or min(lengths[:-1]) >= 128
 
 
 def test_an_exception_in_a_block_is_raised_once_all_threads_stopped(some_cores):
@@ -236,32 +347,95 @@ def test_helpers_stay_off_the_callers_core(monkeypatch):
     mine = os.sched_getaffinity(0)
     others = parallel._caller.other_cores()
     assert others < mine, "all but one"
-    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    helper = parallel._Helper()
+    assert os.sched_getaffinity(helper.native_id) < mine or len(mine) == 1
     for allowed in ({max(mine)}, mine, {min(mine)}):
-        monkeypatch.setattr(parallel, "_caller", SimpleNamespace(other_cores=lambda allowed=allowed: allowed))
-        found, barrier = {}, threading.Barrier(2)
+        helper.move(allowed)
+        assert os.sched_getaffinity(helper.native_id) == allowed
+    helper.move(set())  # where the system does not say
+    assert os.sched_getaffinity(helper.native_id) == {min(mine)}
 
-        def look(start, stop, found=found, barrier=barrier):
-            barrier.wait(20)
-            found[threading.get_native_id()] = os.sched_getaffinity(0)
 
-        parallel.for_blocks(128, 64, look)
-        assert found.pop(threading.get_native_id()) == mine
-        assert list(found.values()) == [allowed]
+def test_a_helper_that_has_not_begun_is_moved_to_another_core(monkeypatch):
+    moved, busy = [], threading.Event()
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    helpers = parallel._hired(1)
+    parallel._idle.extend(helpers)
+    (helper,) = helpers
+    monkeypatch.setattr(helper, "move", moved.append)
+    parallel.together(2, lambda k: True if k == 0 else busy.wait(20))
+    parallel.together(2, lambda k: k == 0)
+    assert moved
+    assert moved[-1] == parallel._caller.other_cores() or len(moved[-1]) == len(os.sched_getaffinity(0)) - 1
+    busy.set()
 
 
 def test_a_helper_that_comes_too_late_has_nothing_to_do():
-    ran = []
-    task = parallel._Task(lambda: ran.append("late"))
-    assert task.outcome() is None
-    (helper,) = parallel._hired(1)
-    helper.begin(task, set())
-    deadline = time.monotonic() + 20
-    while helper not in parallel._idle and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert ran == []
-    assert helper in parallel._idle
-    assert helper.task is None, "what it would have worked on can be freed"
+    ran, began = [], threading.Event()
+
+    def work(k):
+        if k == 0:
+            return True  # all is done
+        ran.append(k)
+        began.set()
+        return False
+
+    parallel.together(2, work)
+    assert began.wait(20)
+    assert ran == [1]
+    assert not any(helper.tasks for helper in parallel._helpers), "what it worked on can be freed"
+
+
+@pytest.mark.parametrize("late", ["helper", "caller"])
+def test_the_caller_waits_for_who_is_last(late, monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    main, both, ended = threading.get_ident(), threading.Barrier(2), []
+
+    def body(start, stop):
+        both.wait(20)
+        if (threading.get_ident() == main) == (late == "caller"):
+            time.sleep(0.02)
+        ended.append(start)
+
+    parallel.for_blocks(128, 64, body)
+    assert sorted(ended) == [0, 64]
+
+
+def test_several_callers_at_once(monkeypatch):
+    """Each has its own blocks, whoever of them gets the helpers."""
+    monkeypatch.setattr(parallel, "cores", lambda: 3)
+    sums = [np.zeros(640, int) for _ in range(4)]
+
+    def call(seen):
+        def mark(start, stop):
+            seen[start:stop] += 1
+
+        for _ in range(50):
+            parallel.for_blocks(640, 64, mark)
+
+    threads = [threading.Thread(target=call, args=(seen,)) for seen in sums]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all((seen == 50).all() for seen in sums)
+
+
+def test_machine_code_of_several_callers_at_once(compiled, monkeypatch):
+    monkeypatch.setattr(compiled, "cores", lambda: 3)
+    monkeypatch.setattr(parallel, "cores", lambda: 3)
+    arrays = [np.zeros(400_000) for _ in range(3)]
+
+    def call(p):
+        for _ in range(30):
+            OPS["sgd"].cpu_kernel(p, np.ones_like(p), np.array([1.0]), out=(p,))
+
+    threads = [threading.Thread(target=call, args=(p,)) for p in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all((p == -30).all() for p in arrays)
 
 
 def test_blocks_within_blocks(monkeypatch):

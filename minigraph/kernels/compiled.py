@@ -1,69 +1,217 @@
-"""Loops over the elements of arrays, written once: machine code by numba where that is installed, NumPy else.
+"""Loops over elements as machine code by numba: one call for all arrays, whose blocks are shared by threads.
 
-    @compiled
     def axpy(x, y, a):
         for i in elements(x):
             y[i] = y[i] + a * x[i]
 
 Compiled, `i` counts through the elements, so a loop reads and writes each array once whatever its
-body computes. In NumPy `i` is all of them at once, each operation a pass over its block. Both do the
-same operations on each element in the same order, without contractions, so results are bit-equal.
+body computes. It does the operations of the NumPy form on each element in the same order, without
+contractions, so results are bit-equal. The lock of the interpreter is released meanwhile.
+
+Every thread begins with a share of its own, the same from run to run, so that arrays stay in its
+core's cache; who has ended takes blocks of the others. It needs no list of blocks: `turns` counts
+them. Whoever comes too late finds nothing left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numba import extending, njit, types
+from numba.core import cgutils
+from numba.extending import overload
+from numba.np.numpy_support import carray, from_dtype
+from numba.np.unsafe import ndarray as tuples
+
+from .parallel import cores, together
+from .updates import Loop, elements
+
+BLOCK = 16384  # elements that a thread takes at once: about 10 us
+SHARE = 32768  # elements that are worth another thread
+LINE = 8  # counters in a cache line: threads that count do not disturb each other
+SPINS = 4_000  # looks at the counter before the caller gives up its core: about 60 us
+AFTER = 300  # likewise, before a helper asks for the lock of the interpreter: about 5 us
+OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
+
+# what these are in compiled code has a parameter less than the function
+intrinsic: Any = extending.intrinsic
+to_fixed_tuple: Any = tuples.to_fixed_tuple
+
+_bodies: dict[str, Any] = {}  # loops that other compiled code calls by name
 
 
-def elements(array: np.ndarray) -> tuple[Any, ...]:
-    """The indices of a one-dimensional array, as `compiled` explains."""
-    return (slice(None),)
+def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any, tuple[float, float]], None]:
+    """run(numbers, change): `loop(*arrays, *numbers)` on all elements of these arrays, spread over the cores.
 
-
-class compiled:
-    """A loop over C-contiguous one-dimensional arrays of one size and float dtype, the first of which says which.
-
-    Floats among the arguments are taken as numbers of the arrays' dtype. The lock of the interpreter
-    is released while compiled code runs. Machine code is kept on disk beside the package or in the
-    user's cache folder, per dtype; without either it is made once per process, in about half a second.
+    columns  the loop's arguments, C-contiguous arrays of one dtype, as many of the same sizes in each list
+    numbers  `sets` of numbers, and in `rows` which of them is for each array of a list
+    change   (scale, coeff): where that is not (1, 0) the loop gets, for its first array, a copy that is multiplied
+             by `scale`, and to which the second array times `coeff` is added
     """
+    sizes, dtype = [a.size for a in columns[0]], columns[0][0].dtype
+    for column in columns:
+        for a, size in zip(column, sizes, strict=True):
+            if a.size != size or a.dtype != dtype or not a.flags.c_contiguous:  # or other memory would be written
+                raise ValueError(f"{a.dtype}{list(a.shape)} where {size} elements of {dtype} are expected")
+            if not a.flags.writeable and column is not columns[0]:
+                raise ValueError("output array is read-only")
+    rows = zip(*columns, strict=True)
+    table = np.array([[a.__array_interface__["data"][0] for a in row] for row in rows], np.int64)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    code = machine_code(loop, len(columns), dtype)
+    most = int(ends[-1]) // SHARE  # threads that have enough to do
+    ways = itertools.cycle((False, True))
 
-    def __init__(self, loop: Callable[..., None]) -> None:
-        self.loop = loop
-        self.machine_code: Callable[..., None] | None = None
+    def run(numbers: Any, change: tuple[float, float]) -> None:
+        threads = max(1, min(cores(), most))
+        typed = np.array([n + change for n in numbers.sets], dtype)
+        scratch = np.empty((threads, 0 if change == (1, 0) else BLOCK), dtype)
+        turns = np.zeros((threads + 1) * LINE, np.int64)
+        work = partial(_holding, columns, code, table, ends, np.array(numbers.rows), typed, scratch, next(ways), turns)
+        if threads > 1:
+            together(threads, work)
+        else:
+            work(0)
 
-    def __call__(self, *args: Any) -> None:
-        number = args[0].dtype.type
-        self.code()(*[number(a) if isinstance(a, float) else a for a in args])
-
-    def code(self) -> Callable[..., None]:
-        """What runs: machine code, or the loop itself; the caller gives it numbers of the arrays' dtype."""
-        if self.machine_code is None:
-            self.machine_code = _compile(self.loop)
-        return self.machine_code
+    return run
 
 
-def _compile(loop: Callable[..., None]) -> Callable[..., None]:
-    try:
-        import numba
-    except ImportError:
-        return loop
-    _translate_elements()
-    options = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
-    try:
-        return numba.njit(cache=True, **options)(loop)
-    except RuntimeError:  # no folder that can be written
-        return numba.njit(**options)(loop)
+def _holding(arrays: Any, code: Callable[..., bool], *args: Any) -> bool:
+    """Call machine code while the arrays live whose addresses it has."""
+    return code(*args)
 
 
 @cache
-def _translate_elements() -> None:
-    """Once per process: what `elements` is in compiled code."""
-    from numba.extending import overload
+def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., bool]:
+    """work(table, ends, rows, numbers, scratch, turns, me) -> bool, as `together` asks for it.
 
-    # inlined, or the compiler does not see that indices are never negative, and does not vectorise
-    overload(elements, inline="always")(lambda array: lambda array: range(array.size))
+    scratch  [threads, BLOCK], or [threads, 0] where nothing is changed
+    turns    the number of blocks taken of each thread's share, then that of elements that are done
+    Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
+    once per process, in one to two seconds.
+    """
+    code = loop.__code__
+    shown = repr((code.co_code, code.co_consts, code.co_names, code.co_varnames))
+    # what numba finds machine code on disk by; a function in its place would be another one in each process
+    name = f"{loop.__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
+    count = code.co_argcount - columns
+    _bodies[name] = njit(**OPTIONS)(loop)
+
+    def work(table, ends, rows, numbers, scratch, backward, turns, me):
+        size, threads = ends[-1], turns.size // LINE - 1
+        done, last = threads * LINE, False
+        for k in range(threads):
+            owner = (me + k) % threads
+            begin, end = size * owner // threads, size * (owner + 1) // threads
+            blocks = (end - begin + BLOCK - 1) // BLOCK
+            while True:
+                block = _counted(turns, owner * LINE, 1)
+                if block >= blocks:
+                    break
+                start = begin + BLOCK * (blocks - 1 - block if backward else block)
+                stop = min(start + BLOCK, end)
+                length = stop - start
+                i = np.searchsorted(ends, start, side="right")
+                while start < stop:
+                    first = ends[i - 1] if i > 0 else 0
+                    n = min(stop, ends[i]) - start
+                    if n > 0:
+                        arrays = _views(to_fixed_tuple(table[i], columns), start - first, n, numbers)
+                        step = numbers[rows[i]]
+                        if scratch.shape[1] > 0:
+                            changed = scratch[me, :n]
+                            _change(changed, arrays[0], arrays[1], step[count], step[count + 1])
+                            arrays = (changed,) + arrays[1:]  # noqa: RUF005
+                        _call(name, arrays + to_fixed_tuple(step, count))
+                    start, i = start + n, i + 1
+                last = _counted(turns, done, length) + length == size
+        for _ in range(SPINS):
+            if _read(turns, done) == size:
+                break
+        if me > 0:  # the caller goes first: who waits for the lock of the interpreter is woken, which takes 30 us
+            for _ in range(AFTER):
+                _read(turns, done)
+            return last
+        return _read(turns, done) == size
+
+    words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
+    signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, types.int64)
+    try:
+        return njit(signature, cache=True, **OPTIONS)(work)
+    except RuntimeError:  # no folder that can be written
+        return njit(signature, **OPTIONS)(work)
+
+
+@njit(**OPTIONS)
+def _change(changed, g, p, scale, coeff):
+    for j in range(g.size):
+        changed[j] = g[j] * scale
+    if coeff != 0:  # or a parameter that is infinite would make the gradient NaN
+        for j in range(g.size):
+            changed[j] = changed[j] + p[j] * coeff
+
+
+# inlined, or the compiler does not see that indices are never negative, and does not vectorise
+overload(elements, inline="always")(lambda array: lambda array: range(array.size))
+
+
+def _call(name, arguments):
+    """Call one of `_bodies`."""
+
+
+@overload(_call, prefer_literal=True)
+def _(name, arguments):
+    body = _bodies[name.literal_value]
+    return lambda name, arguments: body(*arguments)
+
+
+def _views(addresses, start, count, like) -> Any:
+    """Arrays of `count` elements at these addresses, beginning with element `start`, of the dtype of `like`."""
+
+
+@overload(_views)
+def _(addresses, start, count, like):
+    if len(addresses) == 0:
+        return lambda addresses, start, count, like: ()
+    itemsize = like.dtype.bitwidth // 8
+
+    def views(addresses, start, count, like):
+        array = carray(_pointer(addresses[0] + start * itemsize), count, like.dtype)
+        return (array,) + _views(addresses[1:], start, count, like)  # noqa: RUF005
+
+    return views
+
+
+@intrinsic
+def _pointer(context, address):
+    return types.voidptr(types.intp), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+
+
+@intrinsic
+def _counted(context, counters, index, more):
+    """The value of a counter, to which `more` is added at once."""
+
+    def emit(context, builder, signature, values):
+        return builder.atomic_rmw("add", _place(context, builder, signature, values), values[2], "seq_cst")
+
+    return types.int64(counters, types.intp, types.int64), emit
+
+
+@intrinsic
+def _read(context, counters, index):
+    """The value of a counter, and all that its thread wrote before."""
+
+    def emit(context, builder, signature, values):
+        return builder.load_atomic(_place(context, builder, signature, values), "seq_cst", 8)
+
+    return types.int64(counters, types.intp), emit
+
+
+def _place(context, builder, signature, values):
+    array = context.make_array(signature.args[0])(context, builder, values[0])
+    return builder.gep(array.data, [values[1]])

@@ -10,14 +10,16 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context, copy_context
 from functools import partial
 from threading import Lock, Thread, local
 
 Body = Callable[[int, int], None]
+Work = Callable[[int], bool]
 
-SMALLEST = 32768  # elements that are worth asking for once more
 PATIENCE = 2e-4  # seconds
 
 
@@ -31,14 +33,24 @@ class _Caller(local):
 
     def __init__(self) -> None:
         path = "/proc/thread-self/stat"  # stays that of the thread that opened it
-        self.stat = open(path, "rb", buffering=0) if os.path.exists(path) else None  # noqa: SIM115
+        self.stat = _Readable(path) if os.path.exists(path) else None
 
     def other_cores(self) -> set[int]:
         """The cores of this process without the caller's; none where the system does not say."""
         if self.stat is None:
             return set()
-        numbers = os.pread(self.stat.fileno(), 1024, 0).rpartition(b")")[2].split()
+        numbers = os.pread(self.stat.number, 1024, 0).rpartition(b")")[2].split()
         return os.sched_getaffinity(0) - {int(numbers[36])}  # field 39 of proc_pid_stat(5)
+
+
+class _Readable:
+    """An open file, closed with the thread that has it."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 def for_blocks(size: int, block: int, body: Body) -> None:
@@ -48,80 +60,60 @@ def for_blocks(size: int, block: int, body: Body) -> None:
     Blocks run in any order on any thread, so `body` writes only between start and stop. After an
     exception no new block begins; it is raised here when all threads have stopped.
     """
-    blocks = -(-size // block)
-    threads = min(cores(), blocks)
+    count = -(-size // block)
+    threads = min(cores(), count)
     if threads > 1:
-        blocks = -(-blocks // threads) * threads
-        block = min(block, -(-size // (64 * blocks)) * 64)
-    _run([(start, min(start + block, size)) for start in range(0, size, block)], threads, body)
+        count = -(-count // threads) * threads
+        block = min(block, -(-size // (64 * count)) * 64)
+    starts = range(0, size, block)
+    left, done, failures = iter(starts), itertools.count(1), []
+
+    def work(_: int) -> bool:
+        last = False
+        for start in left:  # an iterator hands out each block once, whichever thread asks
+            try:
+                if not failures:
+                    body(start, min(start + block, size))
+            except BaseException as problem:
+                failures.append(problem)
+            last = next(done) == len(starts)
+        return last
+
+    if threads > 1:
+        together(threads, work)
+    else:
+        work(0)
+    if failures:
+        raise failures.pop(0)
 
 
-def for_shares(size: int, body: Body) -> None:
-    """Likewise for a body that is as fast on any number of elements.
+def together(threads: int, work: Work) -> None:
+    """work(0) here and work(1), work(2), ... on helpers; where none is free or one comes late, the others do its part.
 
-    Helpers begin late and cores differ: most is dealt out first, the rest in smaller shares, so that all end together.
-    More of them would cost more than they gain: each begins with some 10 us of Python.
+    work(k)  takes what is left to do until nothing is, raises nothing, and returns whether all is known to be done.
+             Of the helpers' calls one returns True, unless the caller's does.
     """
-    threads = min(cores(), -(-size // SMALLEST))
-    if threads <= 1:
-        return body(0, size) if size else None
-    large = size * 7 // (8 * threads) // 64 * 64
-    small = max(SMALLEST, size // (12 * threads) // 64 * 64)
-    starts = [large * i for i in range(threads)]
-    starts += [*range(large * threads, size, small), size]
-    _run(list(itertools.pairwise(starts)), threads, body)
+    ended = Lock()
+    ended.acquire()
 
+    def assist(context: Context, k: int) -> None:
+        if context.run(work, k):
+            ended.release()
 
-def _run(blocks: Sequence[tuple[int, int]], threads: int, body: Body) -> None:
-    """The blocks on so many threads, the caller's among them."""
-    spans = iter(blocks)  # an iterator hands out each block once, whichever thread asks
-
-    def work() -> None:
-        try:
-            for start, stop in spans:
-                body(start, stop)
-        except BaseException:
-            for _ in spans:  # leave nothing to the other threads
-                pass
-            raise
-
-    if threads <= 1:
-        return work()
-    # a copy of the context for each: np.errstate of the caller holds in helpers too
-    tasks, others = [_Task(partial(copy_context().run, work)) for _ in range(threads - 1)], _caller.other_cores()
-    for helper, task in zip(_hired(len(tasks)), tasks, strict=False):
-        helper.begin(task, others)
+    helpers = _hired(threads - 1)
+    for k, helper in enumerate(helpers, 1):
+        # a copy of the context for each: np.errstate of the caller holds in helpers too
+        helper.begin(partial(assist, copy_context(), k))
     try:
-        work()
+        if not work(0):
+            end = time.perf_counter() + PATIENCE  # not asleep at first: to wake up takes longer than what is left
+            while not ended.acquire(blocking=time.perf_counter() > end):
+                time.sleep(0)  # lets go of the interpreter lock, which helpers need to finish
     finally:
-        failures = [task.outcome() for task in tasks]
-    for failure in failures:
-        if failure is not None:
-            raise failure
-
-
-class _Task:
-    """What a helper is asked to do; nothing is left of it where the helper comes too late."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.work, self.failure = work, None
-        self.taken, self.ended = Lock(), Lock()
-        self.ended.acquire()
-
-    def run(self) -> None:
-        try:
-            self.work()
-        except BaseException as problem:
-            self.failure: BaseException | None = problem
-
-    def outcome(self) -> BaseException | None:
-        """What it failed by, when it has ended; None where nobody has begun, and now nobody will."""
-        if self.taken.acquire(blocking=False):
-            return None
-        end = time.perf_counter() + PATIENCE  # not asleep at first: to wake up takes longer than what is left, usually
-        while not self.ended.acquire(blocking=time.perf_counter() > end):
-            time.sleep(0)  # lets go of the interpreter lock, which helpers need to finish
-        return self.failure
+        for helper in helpers:
+            if helper.tasks:  # not even begun: it may wait for the core that the caller has
+                helper.move(_caller.other_cores())
+        _idle.extend(reversed(helpers))  # each does the same part next time: its core's cache may hold it
 
 
 class _Helper(Thread):
@@ -129,32 +121,28 @@ class _Helper(Thread):
 
     def __init__(self) -> None:
         super().__init__(name="minigraph", daemon=True)
-        self.wake, self.task, self.cores = Lock(), None, set()
+        self.tasks: deque[Callable[[], None]] = deque()
+        self.wake = Lock()
         self.wake.acquire()
         self.start()
+        self.move(_caller.other_cores())
 
-    def begin(self, task: _Task, cores: set[int]) -> None:
-        """Run a task, on one of these cores if there are any."""
-        self.task: _Task | None = task
-        if cores and cores != self.cores and self.native_id is not None:
+    def begin(self, task: Callable[[], None]) -> None:
+        """Run a task, after what it has not begun yet."""
+        self.tasks.append(task)
+        with suppress(RuntimeError):  # it is awake, and looks for more before it sleeps
+            self.wake.release()
+
+    def move(self, cores: set[int]) -> None:
+        """Run on one of these cores, if there are any."""
+        if cores and self.native_id is not None:
             os.sched_setaffinity(self.native_id, cores)
-            self.cores: set[int] = cores
-        self.wake.release()
 
     def run(self) -> None:
         while True:
             self.wake.acquire()
-            self._serve()
-
-    def _serve(self) -> None:
-        task, self.task = self.task, None  # what it works on may be freed while it sleeps
-        assert task is not None
-        begun = task.taken.acquire(blocking=False)
-        if begun:
-            task.run()
-        _idle.append(self)
-        if begun:
-            task.ended.release()
+            while self.tasks:
+                self.tasks.popleft()()  # nothing is kept of what it worked on
 
 
 _caller = _Caller()

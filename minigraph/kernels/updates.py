@@ -5,7 +5,9 @@
 
 NumPy runs a loop as array operations, numba as machine code (kernels/compiled.py); a trace of it
 (kernels/trace.py) is a CUDA kernel's body or a list of elementary operations. All do the same
-operations in the same order without contractions, so their results are bit-equal.
+operations in the same order without contractions, so their results are bit-equal. A loop reads all
+that it needs of an element before it writes: a processor that has just written to one array reads
+another, which lies as far from the start of a page, half as fast.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .compiled import compiled, elements
+Loop = Callable[..., None]
+
+
+def elements(array: np.ndarray) -> tuple[Any, ...]:
+    """The indices of a one-dimensional array: all of them at once; compiled, one after the other."""
+    return (slice(None),)
 
 
 class Update(NamedTuple):
@@ -28,119 +35,117 @@ class Update(NamedTuple):
             size is `numbers[-1]` times ||p|| / ||r|| (1 where one of them is 0): layer-wise adaptation
     """
 
-    loop: compiled
+    loop: Loop
     numbers: Callable[..., tuple[Any, ...]]
     states: tuple[str, ...] = ()
     powers: tuple[str, ...] = ()
-    finish: compiled | None = None
+    finish: Loop | None = None
 
     def betas(self, attrs: Mapping[str, Any]) -> list[float]:
         """What each power is multiplied with after the step."""
         return [attrs[slot.removesuffix("Pow").lower()] for slot in self.powers]
 
 
-@compiled
 def _sgd(g, p, rate):
     for i in elements(g):
         p[i] = p[i] - g[i] * rate
 
 
-@compiled
 def _momentum(g, p, v, rate, mu):
     for i in elements(g):
-        v[i] = v[i] * mu + g[i]
-        p[i] = p[i] - v[i] * rate
+        u = v[i] * mu + g[i]
+        p[i] = p[i] - u * rate
+        v[i] = u
 
 
-@compiled
 def _nesterov(g, p, v, rate, mu):
     for i in elements(g):
-        v[i] = v[i] * mu + g[i]
-        p[i] = p[i] - (g[i] + v[i] * mu) * rate
+        u = v[i] * mu + g[i]
+        p[i] = p[i] - (g[i] + u * mu) * rate
+        v[i] = u
 
 
-@compiled
 def _adam(g, p, m, v, beta1, rest1, beta2, rest2, epsilon, step, shrink):
     for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
-        p[i] = p[i] * shrink - m[i] / (np.sqrt(v[i]) + epsilon) * step
+        mean = m[i] * beta1 + g[i] * rest1
+        square = v[i] * beta2 + (g[i] * g[i]) * rest2
+        p[i] = p[i] * shrink - mean / (np.sqrt(square) + epsilon) * step
+        m[i], v[i] = mean, square
 
 
-@compiled
 def _amsgrad(g, p, m, v, most, beta1, rest1, beta2, rest2, epsilon, step, shrink):
     for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
-        most[i] = np.maximum(most[i], v[i])
-        p[i] = p[i] * shrink - m[i] / (np.sqrt(most[i]) + epsilon) * step
+        mean = m[i] * beta1 + g[i] * rest1
+        square = v[i] * beta2 + (g[i] * g[i]) * rest2
+        largest = np.maximum(most[i], square)
+        p[i] = p[i] * shrink - mean / (np.sqrt(largest) + epsilon) * step
+        m[i], v[i], most[i] = mean, square, largest
 
 
-@compiled
 def _adamax(g, p, m, n, beta1, rest1, beta2, epsilon, step):
     for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        n[i] = np.maximum(np.abs(g[i]), n[i] * beta2 + epsilon)
-        p[i] = p[i] - m[i] / n[i] * step
+        mean = m[i] * beta1 + g[i] * rest1
+        norm = np.maximum(np.abs(g[i]), n[i] * beta2 + epsilon)
+        p[i] = p[i] - mean / norm * step
+        m[i], n[i] = mean, norm
 
 
-@compiled
 def _adagrad(g, p, s, epsilon, rate):
     for i in elements(g):
-        s[i] = s[i] + g[i] * g[i]
-        p[i] = p[i] - g[i] / (np.sqrt(s[i]) + epsilon) * rate
+        total = s[i] + g[i] * g[i]
+        p[i] = p[i] - g[i] / (np.sqrt(total) + epsilon) * rate
+        s[i] = total
 
 
-@compiled
 def _adadelta(g, p, a, d, rho, rest, epsilon, rate):
     for i in elements(g):
-        a[i] = a[i] * rho + (g[i] * g[i]) * rest
-        u = np.sqrt((d[i] + epsilon) / (a[i] + epsilon)) * g[i]
-        d[i] = d[i] * rho + (u * u) * rest
+        square = a[i] * rho + (g[i] * g[i]) * rest
+        u = np.sqrt((d[i] + epsilon) / (square + epsilon)) * g[i]
+        change = d[i] * rho + (u * u) * rest
         p[i] = p[i] - u * rate
+        a[i], d[i] = square, change
 
 
-@compiled
 def _rmsprop(g, p, s, v, rho, rest, epsilon, mu, rate):
     for i in elements(g):
-        s[i] = s[i] * rho + (g[i] * g[i]) * rest
-        v[i] = v[i] * mu + g[i] / np.sqrt(s[i] + epsilon) * rate
-        p[i] = p[i] - v[i]
+        square = s[i] * rho + (g[i] * g[i]) * rest
+        u = v[i] * mu + g[i] / np.sqrt(square + epsilon) * rate
+        p[i] = p[i] - u
+        s[i], v[i] = square, u
 
 
-@compiled
 def _centered(g, p, s, v, c, rho, rest, epsilon, mu, rate):
     for i in elements(g):
-        s[i] = s[i] * rho + (g[i] * g[i]) * rest
-        c[i] = c[i] * rho + g[i] * rest
-        v[i] = v[i] * mu + g[i] / np.sqrt(s[i] - c[i] * c[i] + epsilon) * rate
-        p[i] = p[i] - v[i]
+        square = s[i] * rho + (g[i] * g[i]) * rest
+        mean = c[i] * rho + g[i] * rest
+        u = v[i] * mu + g[i] / np.sqrt(square - mean * mean + epsilon) * rate
+        p[i] = p[i] - u
+        s[i], c[i], v[i] = square, mean, u
 
 
-@compiled
 def _lion(g, p, m, beta1, rest1, beta2, rest2, rate, shrink):
     for i in elements(g):
-        p[i] = p[i] * shrink - np.sign(m[i] * beta1 + g[i] * rest1) * rate
-        m[i] = m[i] * beta2 + g[i] * rest2
+        grad, mean = g[i], m[i]
+        p[i] = p[i] * shrink - np.sign(mean * beta1 + grad * rest1) * rate
+        m[i] = mean * beta2 + grad * rest2
 
 
-@compiled
 def _lamb(g, p, m, v, r, beta1, rest1, beta2, rest2, epsilon, factor, decay):
     for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
-        r[i] = m[i] / (np.sqrt(v[i]) + epsilon) * factor + p[i] * decay
+        mean = m[i] * beta1 + g[i] * rest1
+        square = v[i] * beta2 + (g[i] * g[i]) * rest2
+        r[i] = mean / (np.sqrt(square) + epsilon) * factor + p[i] * decay
+        m[i], v[i] = mean, square
 
 
-@compiled
 def _unadapted(g, p, m, v, beta1, rest1, beta2, rest2, epsilon, factor, rate):
     for i in elements(g):
-        m[i] = m[i] * beta1 + g[i] * rest1
-        v[i] = v[i] * beta2 + (g[i] * g[i]) * rest2
-        p[i] = p[i] - m[i] / (np.sqrt(v[i]) + epsilon) * factor * rate
+        mean = m[i] * beta1 + g[i] * rest1
+        square = v[i] * beta2 + (g[i] * g[i]) * rest2
+        p[i] = p[i] - mean / (np.sqrt(square) + epsilon) * factor * rate
+        m[i], v[i] = mean, square
 
 
-@compiled
 def _step(r, p, size):
     for i in elements(r):
         p[i] = p[i] - r[i] * size

@@ -71,12 +71,12 @@ class _Expansion:
         known = values[:-1] if adapted else values
         names = ["g", "p", *self.update.states, *(["r"] if adapted else [])]
         arrays |= {f"k{i}": value for i, value in enumerate(known)}
-        new = self._trace(self.update.loop.loop, names, len(known), arrays)
+        new = self._trace(self.update.loop, names, len(known), arrays)
         if adapted:
             assert self.update.finish is not None
             ratio = g.foreach_norm_ratio(old["p"], new["r"])
             size = self._apply("multiply", ratio, values[-1])
-            new |= self._trace(self.update.finish.loop, "gp", 1, {"g": new.pop("r"), "p": old["p"], "k0": size})
+            new |= self._trace(self.update.finish, "gp", 1, {"g": new.pop("r"), "p": old["p"], "k0": size})
         betas = self.update.betas(self.attrs)
         for slot, beta in zip(self.update.powers, betas, strict=True):
             old[slot], new[slot] = powers[slot], g.foreach_mul(powers[slot], y=beta)

@@ -89,7 +89,7 @@ class _Step:
         scratch = [[self.binder.scratch(p.shape, self.real) for p in self.params]] if adapted else []
         columns = [self.results["Param"], self.given["Grad"], *states, *scratch, *master]
         count = len(self.places) - adapted
-        self._launch(self.update.loop.loop, Tensors(columns, sizes), known, count, scratch_last=adapted)
+        self._launch(self.update.loop, Tensors(columns, sizes), known, count, scratch_last=adapted)
         if adapted:
             weights = master[0] if master else self.results["Param"]
             self._finish(Tensors([weights, scratch[0]], sizes), master)
@@ -112,7 +112,7 @@ class _Step:
         } | ({"MASTER": 1} if master else {})  # fmt: skip
         launch_over(
             binder, "update.cu", "update", Tensors(columns, pairs.sizes), self.mode, CHUNK, step_sizes, self._skip(),
-            self.rate, self.real.type(0), defines=defines, generated=_step_function(self.update.finish.loop, "gp", 1),
+            self.rate, self.real.type(0), defines=defines, generated=_step_function(self.update.finish, "gp", 1),
         )  # fmt: skip
 
     def _prepare(self) -> Buffer:
