@@ -10,6 +10,8 @@ refuse. Nothing is computed twice but what is one number everywhere. Values upda
 Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum, and what is
 multiplied by 1, as at the end of a loss, is itself. So does what lends others nothing but its shape, where an input
 has the same: the square in a mean square whose value nobody wants.
+
+Sums of everything are split in two, of which the first can join: split_reductions.py.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, s
 from .log import Applied, Miss, PassReport
 from .redirect import read_instead, take_out, take_out_unread
 from .rule import Refused, require
+from .split_reductions import join_alone, split_reductions
 
 COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
     "assign": {"Out": "X"},
@@ -45,12 +48,14 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     for op in [op for op in graph.ops if op.type in COPIES or op.type in BY_ONES]:
         if op in graph:
             _drop_copies(graph, op, shapes, report)
+    split = split_reductions(graph, report.name)
     for group in _groups(graph, report):
         if len(group.ops) > 1:
             try:
                 report.applied.append(_Emission(graph, group, shapes, report.name).run())
             except Refused as no:
                 report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
+    join_alone(graph, split)
     return len(report.applied)
 
 
