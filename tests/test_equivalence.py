@@ -30,10 +30,10 @@ GEMM: Flags = ("fuse_gemm_epilogue",)
 PROGRAMS, CHUNK = 2000, 500
 WITHIN = 300  # programs in which a planted defect must be seen
 SHARES = {  # of CHUNK programs each rule must change at least so many
-    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60, "ReluGradMatmulGrad": 5,
+    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
     "DeadCode": 75, "Constant": 150, "CommonSubexpression": 40, "Transposes": 25, "Casts": 10, "TransposedY": 10,
-    "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20, "FuseUpdates": 150,
-    "ForeachUpdates": 75,
+    "ReluGradMatmulGrad": 5, "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20,
+    "FuseUpdates": 150, "ForeachUpdates": 75,
 }  # fmt: skip
 
 

@@ -7,16 +7,18 @@
 //   A        wgmma wants k contiguous. Stored [k, m]: three warps turn each box of 32 x 32 around where it lies
 //   SPLIT    blocks that share a sum; each writes its part of it, out[SPLIT, m, n], columns[SPLIT, n]
 //   memory   reads A once for each 256 columns, B once for each ROWS rows; writes out once, SPLIT times with its parts
+//   HELD     ADD: + what out holds, or times SLOPE, an expression of X that aux holds: loaded into the stages that the
+//            last steps leave free, so that it is there when the sums are
 //   BIAS     + bias[n]                     RELU, MASK  max(., 0) and the bits of what is > 0, rows of `width` bytes
-//   DRELU    0 where the mask's bit is 0   GELU, SLOPE expressions of X, the result, which aux keeps (KEEP), or of aux
-//   ADD      + what out holds              COLUMNS     sums over k of B, stored [k, n], by the blocks of the first rows
+//   DRELU    0 where the mask's bit is 0   GELU        an expression of X, the result, which aux keeps (KEEP)
+//   COLUMNS  sums over k of B, stored [k, n], by the blocks of the first rows
 typedef unsigned char Byte;
 typedef Pack<float, 4> Quad;
 typedef float C;
 constexpr int BK = 32, WIDE = 256, ACROSS = ROWS / 8;  // steps of k; columns of a block; groups of 8 rows
-constexpr u32 B_BYTES = 128 * WIDE, STAGE = B_BYTES + 128 * ROWS;
+constexpr u32 B_BYTES = 128 * WIDE, HELD_BYTES = 128 * ROWS, STAGE = B_BYTES + HELD_BYTES;
 constexpr u32 FULL = STAGES * STAGE, TURNED = FULL + 8 * STAGES, EMPTY = TURNED + 8 * STAGES;  // barriers, after them
-static_assert(ROWS % 32 == 0 && ROWS <= 192 && !(COLUMNS && B_BY_K) && !(ADD && SPLIT > 1), "");
+static_assert(ROWS % 32 == 0 && ROWS <= 192 && STAGES >= 4 && !(COLUMNS && B_BY_K) && !(HELD && SPLIT > 1), "");
 
 // A stage, and the parity of its phase: how often the ring went around.
 struct Turn {
@@ -98,7 +100,11 @@ __device__ __forceinline__ u32 exchanged(u32 word, int p) {
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1) product(
-    const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, float* out,
+    const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+#if HELD
+    const __grid_constant__ TensorMap held_map,
+#endif
+    float* out,
     const float* __restrict__ bias, float* aux, Byte* mask, float* columns, int m, int n, int inner, i64 width)
 {
     extern __shared__ Byte raw[];
@@ -106,39 +112,55 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
     const int n0 = blockIdx.x * WIDE, m0 = blockIdx.y * ROWS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) {
+    auto load = [&](int stage, int k) {
+        const u32 b_box = memory + stage * STAGE, a_box = b_box + B_BYTES, barrier = memory + FULL + 8 * stage;
+        barrier_expect(barrier, STAGE);
+        if (A_BY_K) load_box(a_box, a_map, barrier, k, m0, 0, 0);
+        else
+#pragma unroll 1
+            for (int i = 0; i < ROWS; i += 32) load_box(a_box + i * 128, a_map, barrier, m0 + i, k, 0, 0);
+#pragma unroll 1
+        for (int i = 0; i < (B_BY_K ? 4 : 8); i++)
+            if (B_BY_K) load_box(b_box + i * 8192, b_map, barrier, k, 0, i % 2 * 2, n0 / 32 + i / 2 * 4);
+            else load_box(b_box + i * 4096, b_map, barrier, n0 + 32 * i, k, 0, 0);
+    };
+    if (threadIdx.x == 256) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(memory + FULL + 8 * i, 1);
             barrier_init(memory + TURNED + 8 * i, 3);  // warps
             barrier_init(memory + EMPTY + 8 * i, 8);   // warps that multiply
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_ready();
+        const Steps steps(inner);
+#pragma unroll 1
+        for (int i = 0; i < min(STAGES, steps.count); i++) load(i, (steps.begin + i) * BK);
     }
     __syncthreads();
 
     if (warp >= 8) {
         fewer_registers<LOADER_REGISTERS>();
-        if (warp == 8 && lane == 0) {
+        if (threadIdx.x == 256) {
             const Steps steps(inner);
             Turn turn;
-            for (int k = steps.begin * BK; k < (steps.begin + steps.count) * BK; k += BK, turn.next()) {
-                const u32 b_box = memory + turn.stage * STAGE, a_box = b_box + B_BYTES;
-                const u32 barrier = memory + FULL + 8 * turn.stage;
-                barrier_wait(memory + EMPTY + 8 * turn.stage, turn.parity ^ 1);
-                barrier_expect(barrier, STAGE);
-                if (A_BY_K) load_box(a_box, a_map, barrier, k, m0, 0, 0);
-                else
-#pragma unroll 1
-                    for (int i = 0; i < ROWS / 32; i++)
-                        load_box(a_box + i * 4096, a_map, barrier, m0 + 32 * i, k, 0, 0);
-#pragma unroll 1
-                for (int i = 0; i < (B_BY_K ? 4 : 8); i++) {
-                    const u32 to = b_box + i * (B_BY_K ? 8192 : 4096);
-                    const int x = B_BY_K ? k : n0 + 32 * i, y = B_BY_K ? 0 : k;
-                    const int z = B_BY_K ? i % 2 * 2 : 0, w = B_BY_K ? n0 / 32 + i / 2 * 4 : 0;
-                    load_box(to, b_map, barrier, x, y, z, w);
-                }
+            for (int i = STAGES; i < steps.count; i++, turn.next()) {
+                barrier_wait(memory + EMPTY + 8 * turn.stage, turn.parity);
+                load(turn.stage, (steps.begin + i) * BK);
             }
+#if HELD  // what the epilogue reads besides, 64 columns in each of the next stages
+#pragma unroll 1
+            for (int i = 0; i < 4; i++) {
+                int stage = steps.count + i;
+                if (stage >= STAGES) {
+                    stage = turn.stage;
+                    barrier_wait(memory + EMPTY + 8 * stage, turn.parity);
+                    turn.next();
+                }
+                const u32 to = memory + stage * STAGE, barrier = memory + FULL + 8 * stage;
+                barrier_expect(barrier, 2 * HELD_BYTES);
+                load_box(to, held_map, barrier, n0 + 64 * i, m0, 0, 0);
+                load_box(to + HELD_BYTES, held_map, barrier, n0 + 64 * i + 32, m0, 0, 0);
+            }
+#endif
         } else if (!A_BY_K && warp > 8) {
             const Transposer transpose(lane);
             Turn turn;
@@ -152,7 +174,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
                 if (lane == 0) barrier_arrive(memory + TURNED + 8 * turn.stage);
             }
         }
-        __syncwarp();
     } else {
         more_registers<REGISTERS>();
         const Steps steps(inner);
@@ -188,27 +209,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #else
         const bool sums = COLUMNS && m0 == 0;
         float total[2][2] = {};
-        u32 f[FRAGMENTS][2][4];  // of 8 of k; where there are two, one is read while the other is multiplied
+        u32 f[2][4];  // 8 of k for either half of d: one is read while the other is multiplied
         const Place at(lane);
         const u32 own = memory + warp * 4096 + at.q * 128 + ((at.p ^ at.q) << 4) + at.other * 8;
-        auto read = [&](int stage, int i) {
+        auto read = [&](int stage, int i, int t) {
             const u32 first = own + stage * STAGE + i * 1024;  // row q of k; row q + 4 is swizzled by 4 chunks more
+            u32(&x)[4] = f[t];
+            load_two(x[0], x[1], first ^ 8 * t);
+            load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
+            if (COLUMNS) {
+                if (sums)
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
-                u32(&x)[4] = f[i % FRAGMENTS][t];
-                load_two(x[0], x[1], first ^ 8 * t);
-                load_two(x[2], x[3], (first ^ (64 + 8 * t)) + 512);
-                if (COLUMNS) {
-                    if (sums)
+                    for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
 #pragma unroll
-                        for (int j = 0; j < 2; j++) total[t][j] += __uint_as_float(x[j]) + __uint_as_float(x[2 + j]);
-#pragma unroll
-                    for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
-                }
+                for (int j = 0; j < 4; j++) x[j] = rounded(x[j]);
             }
         };
         wait_for(turn);
-        read(0, 0);
+        read(0, 0, 0);
         for (int left = steps.count; left > 0; left--) {
             const u64 a = descriptor((memory + turn.stage * STAGE + B_BYTES) >> 4, 16, 1024);
             const int now = turn.stage;
@@ -216,17 +234,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 wgmma_fence();
-                wgmma_rs(d[0], f[i % FRAGMENTS][0], a + 2 * i);
-                wgmma_rs(d[1], f[i % FRAGMENTS][1], a + 2 * i);
+                wgmma_rs(d[0], f[0], a + 2 * i);
+                wgmma_commit();
+                wgmma_wait<1>();
+                keep(f[1]);
+                if (i == 0 && before >= 0) release(before);
+                read(now, i, 1);
+                wgmma_fence();
+                wgmma_rs(d[1], f[1], a + 2 * i);
                 wgmma_commit();
                 if (i == 3 && left > 1) wait_for(turn);
-                wgmma_wait<FRAGMENTS - 1>();
-                keep(f[(i + 1) % FRAGMENTS][0]);
-                keep(f[(i + 1) % FRAGMENTS][1]);
-                if (FRAGMENTS == 2 && i == 0 && before >= 0) release(before);
-                if (FRAGMENTS == 1 && i == 3) release(now);
-                if (i < 3) read(now, i + 1);
-                else if (left > 1) read(turn.stage, 0);
+                wgmma_wait<1>();
+                keep(f[0]);
+                if (i < 3) read(now, i + 1, 0);
+                else if (left > 1) read(turn.stage, 0, 0);
             }
             before = now;
         }
@@ -248,8 +269,31 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         wgmma_wait<0>();
         keep(d[0]);
         keep(d[1]);
+#if HELD  // 32 columns of each warp
+        release(before);
+        const int there = Steps(inner).count + warp / 2;  // of the ring
+        barrier_wait(memory + FULL + 8 * (there % STAGES), there / STAGES % 2);
+        const u32 held = memory + there % STAGES * STAGE + warp % 2 * HELD_BYTES + q * 256 + ((p ^ 2 * q) << 4);
+#pragma unroll
+        for (int at = 0; at < 4 * ACROSS; at++) {
+            if (at & 2) continue;
+            const int j = at / 4, e = at % 4;
+            u32 x[4];
+            load_quad(x, (held ^ e * 16) + j * 1024 + e * 128);
+#pragma unroll
+            for (int o = 0; o < 4; o++) {
+                float& z = d[o / 2][at + o % 2 * 2];
+                const float X = __uint_as_float(other ? x[o ^ 2] : x[o]);
+#ifdef SLOPE
+                z *= SLOPE;
+#else
+                z += X;
+#endif
+            }
+        }
+#endif
 #if !B_BY_K
-        keep(f[0][0]), keep(f[0][1]), keep(f[FRAGMENTS - 1][0]), keep(f[FRAGMENTS - 1][1]);
+        keep(f[0]), keep(f[1]);
         if (COLUMNS && sums) {
 #pragma unroll
             for (int t = 0; t < 2; t++) {
@@ -266,7 +310,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         const i64 place = (i64(steps.part) * m + m0 + 2 * q) * n + c;
         float *to = out + place, *beside = aux + place;
         const int rows = c < n ? m - m0 - 2 * q : 0;  // that are left from this lane's first one on
-        Quad ahead[4];                                // what out holds, of 16 rows
 #pragma unroll
         for (int some = 0; some < ACROSS / 4; some++) {  // 32 rows
             u32 bits = 0;
@@ -275,24 +318,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
             for (int i = 0; i < 8; i++) {
                 const int j = 4 * some + i / 2, e = i % 2, at = 4 * j + e;
                 const bool inside = 8 * j + e < rows;
-                if (ADD && i % 4 == 0)
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        ahead[k] = {};
-                        if (8 * (j + k / 2) + k % 2 < rows)
-                            ahead[k] = *(const Quad*)(to + (8 * (k / 2) + k % 2) * i64(n));
-                    }
                 Quad v = other ? Quad{d[1][at], d[1][at + 2], d[0][at], d[0][at + 2]}
                                : Quad{d[0][at], d[0][at + 2], d[1][at], d[1][at + 2]};
                 Quad kept = {};
-#ifdef SLOPE
-                if (inside) kept = load_unchanged(beside + e * n);
-#endif
 #pragma unroll
                 for (int o = 0; o < 4; o++) {
                     float& z = v.v[o];
                     const u32 bit = 1u << (4 * i + o);
-                    if (ADD) z += ahead[i % 4].v[o];
                     if (BIAS) z += added.v[o];
                     if (RELU) z = max_nan(z, 0.0f);
                     if (MASK && z > 0) bits |= bit;
@@ -300,10 +332,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
 #ifdef GELU
                     const float X = kept.v[o] = z;
                     z = GELU;
-#endif
-#ifdef SLOPE
-                    const float X = kept.v[o];
-                    z *= SLOPE;
 #endif
                 }
                 if (KEEP && inside) *(Quad*)(beside + e * n) = kept;
@@ -318,3 +346,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
         }
     }
 }
+
+#if SPLIT > 1
+// out[size] and columns[n] are the sums of their parts, in one order; a thread takes 4 numbers.
+extern "C" __global__ void __launch_bounds__(256) join(
+    const float* __restrict__ parts, const float* __restrict__ part_columns, float* out, float* columns, i64 size,
+    int n)
+{
+    i64 at = (i64(blockIdx.x) * 256 + threadIdx.x) * 4;
+    const bool beside = COLUMNS && at >= size;
+    if (beside) at -= size;
+    const i64 pitch = beside ? n : size;
+    if (at >= pitch) return;
+    const float* const from = (beside ? part_columns : parts) + at;
+    Quad x[SPLIT];
+#pragma unroll
+    for (int i = 0; i < SPLIT; i++) x[i] = load_unchanged(from + i * pitch);
+#pragma unroll
+    for (int i = 1; i < SPLIT; i++)
+#pragma unroll
+        for (int o = 0; o < 4; o++) x[0].v[o] += x[i].v[o];
+    *(Quad*)((beside ? columns : out) + at) = x[0];
+}
+#endif

@@ -14,7 +14,6 @@ from ...types import float32
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .hopper import TensorMap, hopper_source, wgmma
-from .reduce import bind_sum_to
 
 NAME = "kernel for TF32 on Hopper"
 LEAST, FIRST = 1 << 29, 9 << 27  # multiply-adds from which it is tried, from which it runs where nothing was measured
@@ -48,11 +47,11 @@ def _stage(rows: int) -> int:
     return 128 * (rows + WIDE) + 24
 
 
-def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, sums: bool = False) -> Form:
+def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, slope: bool = False) -> Form:
     """The form that should take least time, by what an H200 took for 8192 x 768 x 768.
 
     whole   sums are not shared by blocks
-    sums    of columns are wanted too: they leave too few registers for the most rows
+    slope   of what is read besides, where B is stored as it is: too few registers are left for the most rows
     """
     m, n, k = shape
     steps = blocks_for(k, STEP)
@@ -66,7 +65,7 @@ def form_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, sums: bool
 
     parts = range(1, 2 if whole else min(MOST_PARTS, max(steps // LEAST_STEPS, 1)) + 1)
     room = binder.device.shared - 1024
-    rows = ROWS[1:] if sums else ROWS
+    rows = ROWS[1:] if slope else ROWS
     return min((Form(r, split, min(room // _stage(r), 5)) for r in rows for split in parts), key=microseconds)
 
 
@@ -124,23 +123,23 @@ def bind(
 ) -> None:  # fmt: skip
     """out = op(a) @ op(b), `shape` is (m, n, k); then in this order, each where given:
 
-    add          + what out holds
+    add          + what out holds; not with `slope`
+    slope        times the value of an expression of X, which `aux` holds
     bias         + bias
     relu, bits   max(., 0), and the bit mask of what is positive is written
     where        0 where the bit of this mask is not set
     gelu         the value of an expression of X; `aux` is X
-    slope        times the value of an expression of X, which `aux` holds
     sums         beside it: sums over k of b, which is stored [k, n]
     """
     m, n, k = shape
     mask = bits or where
     whole = add or bias is not None or relu or mask is not None or bool(gelu or slope)
-    form = form or form_of(binder, shape, trans_a, whole, sums is not None)
+    form = form or form_of(binder, shape, trans_a, whole, bool(slope) and not trans_b)
     registers = 240 if not trans_a else 224 if trans_b else 232  # threads of the three warpgroups have 504
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": form.rows,
         "SPLIT": form.split, "STAGES": form.stages, "REGISTERS": registers,
-        "LOADER_REGISTERS": 504 - 2 * registers, "FRAGMENTS": 1 if trans_a or sums is not None else 2, "ADD": int(add),
+        "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(add), "HELD": int(add or bool(slope)),
         "BIAS": int(bias is not None), "RELU": int(relu), "MASK": int(bits is not None),
         "DRELU": int(where is not None), "COLUMNS": int(sums is not None), "KEEP": int(aux is not None and not slope),
     }  # fmt: skip
@@ -155,14 +154,18 @@ def bind(
         TensorMap(b, (k, 8, 4, n // PAIRS), (4 * k, k, PAIRS * k), (8, 2, 4), exact=False) if trans_b
         else TensorMap(b, (n, k, 1, 1), (n, n, n), STEP, exact=sums is not None)
     )  # fmt: skip
+    held = out if add else aux if slope else None
+    beside = [] if held is None else [TensorMap(held, (n, m, 1, 1), (n, n, n), form.rows)]
     parts = out if form.split == 1 else binder.scratch((form.split, m * n), out.dtype)
     part_sums = sums if form.split == 1 or sums is None else binder.scratch((form.split, n), out.dtype)
     binder.launch_source(
-        source, "product", (blocks_for(n, WIDE), blocks_for(m, form.rows), form.split), THREADS, a_map, b_map, parts,
-        bias or parts, aux or parts, mask or parts, part_sums or parts, i32(m), i32(n), i32(k),
+        source, "product", (blocks_for(n, WIDE), blocks_for(m, form.rows), form.split), THREADS, a_map, b_map, *beside,
+        parts, bias or parts, aux or parts, mask or parts, part_sums or parts, i32(m), i32(n), i32(k),
         i64(mask.shape[-1] if mask is not None else 0), shared=form.shared,
     )  # fmt: skip
     if form.split > 1:
-        bind_sum_to(binder, parts, out, (m * n,))
-        if sums is not None and part_sums is not None:
-            bind_sum_to(binder, part_sums, sums, (n,))
+        elements = m * n + (n if sums is not None else 0)
+        binder.launch_source(
+            source, "join", blocks_for(elements, 4 * 256), 256, parts, part_sums or parts, out, sums or out,
+            i64(m * n), i32(n),
+        )  # fmt: skip
