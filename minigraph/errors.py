@@ -131,6 +131,10 @@ class KernelError(MinigraphError, RuntimeError):
     """A kernel failed on the values it was given (an index out of range, for example)."""
 
 
+class OutOfMemoryError(KernelError):
+    """A GPU has no room for what a program needs."""
+
+
 def require(
     condition: object, fact: str, error: type[MinigraphError] = ShapeError, hint: str | None = None
 ) -> None:

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import cuda
-from .errors import AttrError, FeedError, FetchError, ProgramError, nearest, require, shortened
+from .errors import (
+    AttrError,
+    FeedError,
+    FetchError,
+    OutOfMemoryError,
+    ProgramError,
+    nearest,
+    require,
+    shortened,
+)
 from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .plan import Plan
@@ -135,6 +144,7 @@ class Executor:
         with self._lock, scope.lock:
             latest = self._latest
             if latest is None or not latest.fits(program, fetches, use_prune, feed):
+                latest = None  # its plan may have to make room
                 latest, feed = self._prepared(program, fetches, use_prune, feed)
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
@@ -163,7 +173,15 @@ class Executor:
         if plan is None:
             start = time.perf_counter()
             with without_collection():
-                plan = self._plans[key] = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                try:
+                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                except OutOfMemoryError:
+                    if not self._plans:
+                        raise
+                    self._plans.clear()  # they can be made again, and hold memory until then
+                    self._latest = None
+                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                self._plans[key] = plan
             self._warn_of_shapes(program, key, time.perf_counter() - start)
             if len(self._plans) > PLANS_KEPT:
                 self._plans.popitem(last=False)
@@ -248,9 +266,13 @@ def _as_array(v: Variable, value: Any) -> np.ndarray:
     if isinstance(value, np.ma.MaskedArray):
         raise FeedError(f"feed {v.name} is a masked array", site=v.site, hint="feed its filled(...) values")
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError):
-        raise FeedError(f"feed {v.name} is no array: lists in it differ in length", site=v.site) from None
+        foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+        array = np.from_dlpack(value) if foreign else np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as problem:  # of ragged lists, of other frameworks
+        lists = isinstance(value, (list, tuple))
+        why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
+        hint = None if lists else "feed what numpy.asarray takes: an array of the host, of a type that NumPy knows"
+        raise FeedError(f"feed {v.name} is no array: {why}", site=v.site, hint=hint) from None
     numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
     if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
         with np.errstate(over="ignore"):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .bound import SMALL, BoundProgram
-from .errors import KernelError, UninitializedError
+from .errors import KernelError, OutOfMemoryError, UninitializedError
 from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
 from .kernels.cuda.buffer import Buffer
@@ -34,18 +34,18 @@ _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDic
 
 
 class Arenas:
-    """Memory of temporaries, shared by plans that never run at the same time."""
+    """Memory of temporaries, shared by plans that never run at the same time; it goes with the last of them."""
 
     def __init__(self) -> None:
-        self.arrays: list[Any] = []
+        self.arrays: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def take(self, runtime: Any, nbytes: int) -> Any:
         """The smallest one that suffices, or a new one."""
-        fitting = [a for a in self.arrays if a.nbytes >= nbytes]
+        fitting = [a for a in self.arrays.values() if a.nbytes >= nbytes]
         if fitting:
             return min(fitting, key=lambda a: a.nbytes)
-        self.arrays.append(runtime.allocate(nbytes))
-        return self.arrays[-1]
+        made = self.arrays[nbytes] = runtime.allocate(nbytes)
+        return made
 
 
 class Binding:
@@ -71,8 +71,11 @@ class CudaPlan:
         size = self.bound.arena_bytes
         take = (arenas or Arenas()).take
         self.arena = self._allocated(partial(take, runtime, size), "temporaries", size)
-        self.mailbox = runtime.to_device(np.zeros(self.bound.mailbox_bytes, np.uint8))  # gaps are copied, too
-        self.constants = runtime.allocate(self.bound.constant_bytes)
+        size = self.bound.mailbox_bytes
+        empty = np.zeros(size, np.uint8)  # gaps are copied, too
+        self.mailbox = self._allocated(partial(runtime.to_device, empty), "small feeds and results", size)
+        size = self.bound.constant_bytes
+        self.constants = self._allocated(partial(runtime.allocate, size), "constants", size)
         self.constants_are_computed = False
         for memory, placed in (
             (self.arena, self.bound.offsets), (self.mailbox, self.bound.letters),
@@ -122,10 +125,10 @@ class CudaPlan:
             return allocate()
         except MemoryError as problem:
             largest = sorted(self.schedule.values, key=lambda v: -v.type.nbytes)[:3]
-            raise KernelError(
-                f"out of memory on GPU {self.runtime.device.index}: {what} needs {nbytes / 2**20:.0f} MiB, the"
-                f" temporaries of this program {self.bound.arena_bytes / 2**20:.0f} MiB ({problem}); largest values: "
-                + ", ".join(f"{v.name} {v.type} {v.type.nbytes / 2**20:.0f} MiB" for v in largest),
+            raise OutOfMemoryError(
+                f"out of memory on GPU {self.runtime.device.index}: no room for {what} of {nbytes / 2**20:.0f} MiB; the"
+                f" temporaries of this program take {self.bound.arena_bytes / 2**20:.0f} MiB ({problem}); largest"
+                " values: " + ", ".join(f"{v.name} {v.type} {v.type.nbytes / 2**20:.0f} MiB" for v in largest),
                 hint="a smaller batch, or 16-bit types",
             ) from None
 
@@ -207,7 +210,8 @@ class CudaPlan:
         """The fetched values, once the GPU has computed them."""
         self.runtime.receive(*self.outbox_copy)
         found = [
-            None if return_numpy and seen is not None else self.runtime.fetch(b, return_numpy)
+            None if return_numpy and seen is not None
+            else self._allocated(partial(self.runtime.fetch, b, return_numpy), "a fetched value", b.nbytes)
             for b, seen in self.fetched
         ]
         self.runtime.stream.synchronize()
@@ -302,5 +306,7 @@ class CudaPlan:
         """Turn what a kernel reported into an error that names its operator."""
         _, step, value, row = (int(x) for x in self.reported)
         self.runtime.upload(self.fault, self.bound.binder.fault)
-        op = self.schedule.steps[step].op
-        raise KernelError(f"value {value} at row {row} is out of range", call=op.call(), site=op.site)
+        found = self.schedule.steps[step]
+        raise KernelError(
+            f"value {value} at row {row} is out of range", call=self.schedule.call(found), site=found.op.site
+        )
