@@ -263,10 +263,13 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def write(out: Path, name: str, report: dict[str, Any]) -> None:
+def write(out: Path, name: str, report: dict[str, Any], log: str) -> None:
+    """Print the log; keep it as NAME.txt, and all results as NAME.json."""
+    print(log)
     out.mkdir(parents=True, exist_ok=True)
-    (out / name).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {out / name}")
+    (out / f"{name}.txt").write_text(log + "\n", encoding="utf-8")
+    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {out / name}.json and .txt")
 
 
 def header(command: str) -> dict[str, Any]:
@@ -288,13 +291,8 @@ def run_suite(checks: list[Check], options: argparse.Namespace, command: str) ->
         "failed": failed,
         "seconds": round(seconds, 1),
     }
-    print(f"GPU checks: {json.dumps(facts['environment'])}")
-    print(summary(results, seconds))
-    write(
-        options.out,
-        "gpu_tests.json",
-        {**report, "times": {r["name"]: r["seconds"] for r in results}},
-    )
+    log = f"GPU checks: {json.dumps(facts)}\n{summary(results, seconds)}"
+    write(options.out, "gpu_tests", {**report, "times": {r["name"]: r["seconds"] for r in results}}, log)
     return 1 if failed else 0
 
 
@@ -323,7 +321,8 @@ def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> 
     inner = [sys.executable, str(Path(__file__)), *stub, "--only", options.only, "--seconds", str(limit)]
     plain = run_all(checks, sum(gpu_sanitizer.TOOLS.values()), stub, start + limit)  # compiles kernels, too
     failed = [r for r in plain if r["error"]]
-    print(f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {time.perf_counter() - start:.0f} s")
+    lines = [f"compute-sanitizer: {json.dumps(facts)}"]
+    lines += [f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {time.perf_counter() - start:.0f} s"]
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         running = {t: gpu_sanitizer.begin(t, Path(folder), options.out, inner, limit) for t in options.tools}
@@ -332,12 +331,13 @@ def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> 
             names = [c.name for c in checks if c.judged_by(tool)]
             results[tool] = gpu_sanitizer.joined([gpu_sanitizer.ended(*part) for part in parts], names)
     for tool, r in results.items():
-        print(
+        lines.append(
             f"{tool:10} {'clean' if r['clean'] else 'NOT CLEAN'}: {r['summary']}; {r['checks']} checks passed,"
             f" {len(r['not_run'])} not run"
         )
     seconds = round(time.perf_counter() - start, 1)
-    write(options.out, "gpu_sanitizer.json", {**facts, "seconds": seconds, "failed": failed, "tools": results})
+    report = {**facts, "seconds": seconds, "failed": failed, "tools": results}
+    write(options.out, "gpu_sanitizer", report, "\n".join(lines))
     return 0 if all(r["clean"] for r in results.values()) and not failed else 1
 
 
