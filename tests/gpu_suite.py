@@ -322,7 +322,8 @@ def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> 
     plain = run_all(checks, sum(gpu_sanitizer.TOOLS.values()), stub, start + limit)  # compiles kernels, too
     failed = [r for r in plain if r["error"]]
     lines = [f"compute-sanitizer: {json.dumps(facts)}"]
-    lines += [f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {time.perf_counter() - start:.0f} s"]
+    seconds = time.perf_counter() - start
+    lines.append(f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {seconds:.0f} s")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         running = {t: gpu_sanitizer.begin(t, Path(folder), options.out, inner, limit) for t in options.tools}
