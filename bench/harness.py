@@ -74,9 +74,12 @@ class Worker:
         """The worker's answer to one question."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:  # it ended before it was asked
+            answer = ""
         if not answer:
             raise SystemExit(f"arm {self.arm} ended with status {self.process.wait()}; its message stands above")
         return json.loads(answer)
