@@ -13,7 +13,7 @@ import pytest
 
 from minigraph.kernels.cuda.binder import Binder, Choice, Gemm
 from minigraph.kernels.cuda.buffer import Buffer
-from minigraph.types import bfloat16, float32, float64
+from minigraph.types import bfloat16, float16, float32, float64
 
 
 class Desc(enum.IntEnum):
@@ -60,6 +60,8 @@ class Library:
 
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = Desc, Layout, Preference
     Epilogue = Epilogue
+    MatmulTile = enum.IntEnum("MatmulTile", {"TILE_128x256": 23, "TILE_128x160": 29})
+    MatmulAlgoConfigAttribute = enum.IntEnum("MatmulAlgoConfigAttribute", {"TILE_ID": 1})
     ReductionScheme = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 2})
     cuBLASLtError = type("cuBLASLtError", (Exception,), {})
 
@@ -67,6 +69,7 @@ class Library:
         self.objects, self.calls = {}, []
         self.algorithms = {None: [b"first"]}  # names by the largest workspace that they are proposed for
         self.valid, self.needed = {b"first"}, 0
+        self.overlapping, self.rounds = set(), 0.0  # names of what has tiles of 128 x 160; how often all fill the GPU
         self.workspaces = {}  # bytes by name; an algorithm is proposed where it has so much room
 
     def _new(self, **facts):
@@ -99,12 +102,18 @@ class Library:
         for i, name in enumerate(names):
             ctypes.memmove(results + 96 * i, name.ljust(64, b"."), 64)
             ctypes.memmove(results + 96 * i + 64, np.array([self.workspaces.get(name, 0)], np.uint64).ctypes.data, 8)
+            ctypes.memmove(results + 96 * i + 76, np.array([self.rounds], np.float32).ctypes.data, 4)
         ctypes.memmove(found, np.array([len(names)], np.int32).ctypes.data, 4)
 
     def matmul_algo_check(self, handle, desc, a, b, c, d, algorithm, result):
         if ctypes.string_at(algorithm, 64).rstrip(b".") not in self.valid:
             raise self.cuBLASLtError
         ctypes.memmove(result + 64, np.array([self.needed], np.uint64).ctypes.data, 8)
+
+    def matmul_algo_config_get_attribute(self, algorithm, attribute, value, nbytes, written):
+        assert (attribute, nbytes) == (1, 4)
+        tile = 29 if ctypes.string_at(algorithm, 64).rstrip(b".") in self.overlapping else 23
+        ctypes.memmove(value, np.array([tile], np.uint32).ctypes.data, nbytes)
 
     def matmul_preference_destroy(self, handle):
         pass
@@ -205,6 +214,27 @@ def test_the_first_choice_of_the_library_runs_unless_another_is_chosen(library):
     plan.choose(named(b"second"))
     plan.run(99)
     assert ctypes.string_at(library.calls[0][-4], 64) == named(b"second")
+
+
+@pytest.mark.parametrize(
+    ("k", "dtype", "result", "rounds", "better"),
+    [(2048, bfloat16, float32, 8.0, True), (4096, bfloat16, float32, 9.8, True), (2048, float16, float16, 8.0, True),
+     (2048, bfloat16, float32, 3.0, False),  # there is hardly a next tile
+     (2048, bfloat16, float32, 6.1, False),  # the last round is empty
+     (8192, float16, float16, 8.0, False), (2048, float32, float32, 8.0, False)],
+)  # fmt: skip
+def test_results_of_short_sums_are_written_while_others_are_computed(library, k, dtype, result, rounds, better):
+    library.algorithms, library.overlapping = {None: [b"first", b"second", b"overlapping"]}, {b"overlapping"}
+    library.rounds, call = rounds, gemm(64, 64, k, dtype)
+    call.c = operand(64 * 64, dtype=result, ptr=3 << 20)
+    names = [named(b"overlapping"), named(b"first"), named(b"second")]
+    plan = plan_of(call)
+    assert plan.candidates == (names if better else [*names[1:], names[0]])
+    assert plan.algorithm == plan.candidates[0]
+    call.epilogue = "BIAS"
+    assert plan_of(call).algorithm == named(b"first")
+    call.epilogue, library.overlapping = "DEFAULT", set()
+    assert plan_of(call).algorithm == named(b"first")
 
 
 def test_many_candidates_come_with_less_workspace_too_and_none_twice(library):
