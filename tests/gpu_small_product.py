@@ -25,6 +25,7 @@ SHAPES = [
 LARGER = [
     (768, 768, 2052), (200, 332, 356), (1, 20, 4), (700, 544, 1236), (129, 288, 36), (3000, 64, 96), (384, 512, 512),
 ]  # fmt: skip
+WHOLE_WAVE = 1536, 4096, 260  # blocks of the most rows
 KERNELS = {"small product": (small_product.NAME, SHAPES), "hopper product": (hopper_tf32.NAME, LARGER)}
 ROUNDED = 6e-4  # ||difference|| / ||result|| of TF32
 Arrays = dict[str, np.ndarray]
@@ -36,6 +37,10 @@ def checks() -> Iterator[Check]:
         yield Check(f"{kernel}/matmul/{title}", partial(_matmuls, kernel, trans), product=True)
         yield Check(f"{kernel}/forward/{title}", partial(_forwards, kernel, trans), product=True)
         yield Check(f"{kernel}/backward/{title}", partial(_backwards, kernel, trans), product=True)
+    for trans in itertools.product((False, True), repeat=2):
+        title = f"hopper product/{{}}/{'T' if trans[0] else 'N'}{'T' if trans[1] else 'N'}"
+        yield Check(title.format("accumulate"), partial(_accumulates, trans), product=True)
+        yield Check(title.format("whole wave"), partial(_whole_wave, trans), product=True)
     for kernel in KERNELS:
         yield Check(f"{kernel}/not a number", partial(_nan_stays, kernel), product=True)
         yield Check(f"{kernel}/few", partial(_few, kernel), sanitize=True)
@@ -157,6 +162,42 @@ def _backwards(kernel: str, trans: tuple[bool, bool]) -> None:
     )  # fmt: skip
 
 
+def _accumulates(trans: tuple[bool, bool]) -> None:
+    """What the result is added to comes with the last loads of the product."""
+
+    def one(shape: tuple[int, int, int], whole: bool) -> None:
+        m, n, k = shape
+        numbers = _whole if whole else _normal
+        x, y, old = numbers(m, k, seed=1), numbers(k, n, seed=2), numbers(m, n, seed=3)
+        arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1]), "Acc": old}
+        found = _run("hopper product", "matmul_accumulate", arrays, ("Out",), trans_x=trans[0], trans_y=trans[1])
+        _compare(found, {"Out": old + x @ y}, whole)
+
+    cases = [*_cases("hopper product", trans), (WHOLE_WAVE, True), ((129, 288, 4), True)]
+    each((f"{shape} {whole}", partial(one, shape, whole)) for shape, whole in cases if not (trans[0] and shape[0] % 4))
+
+
+def _whole_wave(trans: tuple[bool, bool]) -> None:
+    """Epilogues of the largest blocks: relu and its mask; below, its gradient and gelu's by what forward kept."""
+    m, n, k = WHOLE_WAVE
+    attrs = {"trans_x": trans[0], "trans_y": trans[1]}
+    x, y, bias = (_whole(*s, seed=i) for i, s in enumerate(((m, k), (k, n), (n,))))
+    arrays = {"X": turned(x, trans[0]), "Y": turned(y, trans[1]), "Bias": bias}
+    needs = ("Out", "ReserveSpace")
+    found = _run("hopper product", "fused_gemm_epilogue", arrays, needs, activation="relu", **attrs)
+    out = np.maximum(x @ y + bias, 0)
+    _compare(found, {"Out": out, "ReserveSpace": pack_mask(out > 0)}, True)
+
+    d, x, y, z = (_whole(*s, seed=i) for i, s in enumerate(((m, k), (m, n), (n, k), (m, n))))
+    arrays = {"DOut": d, "X": turned(x, trans[0]), "Y": turned(y, trans[1])}
+    for kind in ("relu_grad", "gelu_grad"):
+        slope = z > 0 if kind == "relu_grad" else opcheck.OPS[kind].reference(z, np.ones_like(z))
+        arrays["ReserveSpace"] = pack_mask(turned(slope, trans[0])) if kind == "relu_grad" else turned(z, trans[0])
+        needs = ("DX",)
+        found = _run("hopper product", "fused_gemm_epilogue_grad", arrays, needs, activation_grad=kind, **attrs)
+        _compare(found, {"DX": turned((d @ y.T) * slope, trans[0])}, kind == "relu_grad")
+
+
 def _nan_stays(kernel: str) -> None:
     """A NaN in X, Y or Bias reaches Out, infinity stays what it is."""
 
@@ -185,3 +226,6 @@ def _few(kernel: str) -> None:
         arrays = {"DOut": d, "X": x, "Y": y, "ReserveSpace": pack_mask(x > 0)}
         found = _run(kernel, "fused_gemm_epilogue_grad", arrays, ("DX", "DY", "DBias"), activation_grad="relu_grad")
         _compare(found, {"DX": (d @ y.T) * (x > 0), "DY": x.T @ d, "DBias": d.sum(axis=0)}, True)
+        if kernel == "hopper product":  # the other one adds nothing
+            found = _run(kernel, "matmul_accumulate", {"X": x, "Y": y, "Acc": d}, ("Out",))
+            _compare(found, {"Out": d + x @ y}, True)
