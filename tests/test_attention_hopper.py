@@ -152,6 +152,26 @@ def test_unwanted_gradients_are_not_computed(width):
         assert all(call.shared <= Device().shared for call in binder.calls)
 
 
+def test_blocks_go_round_where_all_of_them_run_at_once():
+    assert attention_hopper.goes_around(4, 32, 32, 132)
+    assert attention_hopper.goes_around(1, 64, 128, 132)
+    for lines, blocks, tiles in ((64, 8, 8), (5, 32, 32), (1, 67, 67), (4, 1, 8), (4, 8, 7)):
+        assert not attention_hopper.goes_around(lines, blocks, tiles, 132)
+    for attrs, around in (({}, 1), ({"causal": True}, 0), ({"window": (900, 900)}, 0)):
+        ins = slots(queries=1000, keys=1000, heads=2)
+        whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 2, 1000), np.dtype("float32"))}
+        binder = Binder(Device())
+        binder.begin(0)
+        attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, {**ATTRS, **attrs})
+        assert f"#define AROUND {around}" in binder.calls[1].source
+
+
+def test_heads_together_fill_the_device_and_their_tiles_lie_in_the_cache():
+    together = [attention_hopper.lines_together(tiles, 1, 132) for tiles in (4, 8, 16, 32, 64, 128, 256, 2048)]
+    assert together == [132, 66, 33, 16, 8, 5, 3, 1]
+    assert attention_hopper.lines_together(8, 8, 132) == 8
+
+
 def backward_scratch(queries, width, groups=1):
     ins = slots(queries, queries, heads=4, groups=groups, width=width)
     whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 4, queries), np.dtype("float32"))}
@@ -172,6 +192,10 @@ def test_kernels_compile_without_spills(width, dtype):
         attention_hopper.forward(binder, ins, {"Out": ins["Q"], "LogSumExp": sums}, {**ATTRS, "causal": causal})
     whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": sums}
     attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
+    ins = slots(queries=300, keys=300, width=width, dtype=as_dtype(dtype))  # few blocks, which go round
+    whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 4, 300), np.dtype("float32"))}
+    attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
+    assert any("#define AROUND 1" in call.source for call in binder.calls) == (width <= 128)
     for call in binder.calls:
         require_clean(call, "memory_efficient_attention", "sm_90a")
 
@@ -187,27 +211,27 @@ WALKS = """
 extern "C" __global__ void walks(int* to, int tiles, int lines, int together, int queries, int keys, int key_heads,
                                  int low, int high) {
     const Walk walk(blockIdx.x, lines, together, queries, keys, key_heads, low, high);
-    int* own = to + blockIdx.x * (4 + tiles);
-    own[0] = walk.block, own[1] = walk.batch * key_heads + walk.key_head, own[2] = walk.begin, own[3] = walk.end;
-    for (int i = 0; i < tiles; i++) own[4 + i] = i < walk.begin || i >= walk.end ? -1 : walk.before(i);
+    int* own = to + blockIdx.x * (3 + tiles);
+    own[0] = walk.block, own[1] = walk.batch * key_heads + walk.key_head, own[2] = walk.start;
+    for (int i = 0; i < tiles; i++) own[3 + i] = i < walk.begin || i >= walk.end ? -1 : walk.before(i);
 }
 """
 
 
-def walks(step, lines, together, queries, keys, key_heads, low, high):
-    """For each ticket: block; line (batch and head of K); for each tile of queries how many add to it before, or -1."""
+def walks(step, lines, together, queries, keys, key_heads, low, high, around=0):
+    """For each ticket: block; line (batch and head of K); the first tile of queries; how many add to each before."""
     tiles, blocks = -(-queries // step), -(-keys // ROWS)
     binder = Binder(Device())
     binder.begin(0)
-    to = Buffer((blocks * lines, 4 + tiles), np.dtype("int32"))
-    head = f"#define STEP {step}\nconstexpr int ROWS = {ROWS};\n"
+    to = Buffer((blocks * lines, 3 + tiles), np.dtype("int32"))
+    head = f"#define STEP {step}\n#define AROUND {around}\nconstexpr int ROWS = {ROWS};\n"
     source = read_source("prelude.cuh") + head + read_source("attention_hopper_order.cuh") + WALKS
     args = map(i32, (tiles, lines, together, queries, keys, key_heads, low, high))
     binder.launch_source(source, "walks", blocks * lines, 1, to, *args)
     memory = cuda_host.Memory()
     cuda_host.run(binder, memory)
     found = memory.arrays[to]
-    return found[:, 0], found[:, 1], found[:, 4:]
+    return found[:, 0], found[:, 1], found[:, 2], found[:, 3:]
 
 
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
@@ -219,7 +243,7 @@ def test_blocks_add_in_the_order_of_tickets_to_every_tile_that_they_see(seed):
     queries, keys = (int(n) for n in rng.integers(1, 1500, 2))
     far, (a, b) = attention_hopper.UNBOUNDED, sorted(int(n) for n in rng.integers(-1500, 1500, 2))
     low, high = ((-far, far), (-far, b), (a, b), (a, far))[seed % 4]
-    block, line, before = walks(step, batch * key_heads, together, queries, keys, key_heads, low, high)
+    block, line, _, before = walks(step, batch * key_heads, together, queries, keys, key_heads, low, high)
     every = itertools.product(range(-(-keys // ROWS)), range(batch * key_heads))
     assert sorted(zip(block.tolist(), line.tolist(), strict=True)) == sorted(every)
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
@@ -230,3 +254,31 @@ def test_blocks_add_in_the_order_of_tickets_to_every_tile_that_they_see(seed):
         for turn, n in zip(turns, blocks, strict=True):
             part = seen[tile * step : (tile + 1) * step, n * ROWS : (n + 1) * ROWS]
             assert turn >= 0 or not part.any(), f"block {n} leaves out tile {tile}"
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_that_go_round_end_where_those_of_one_head_find_room(seed):
+    """In whatever order they run, tickets one after the other: each tile gets its blocks in one order."""
+    rng = np.random.default_rng(seed)
+    step, lines, blocks = (int(rng.choice(x)) for x in ((64, 128), range(1, 5), range(2, 9)))
+    keys = int(rng.integers(ROWS * (blocks - 1), ROWS * blocks)) + 1
+    queries = int(rng.integers(step * (blocks - 1), 1500)) + 1
+    far = attention_hopper.UNBOUNDED
+    block, line, start, before = walks(step, lines, 1, queries, keys, lines, -far, far, around=1)
+    tiles, room = before.shape[1], int(rng.integers(blocks, 2 * blocks + 3))
+    for own, tile in itertools.product(range(lines), range(tiles)):
+        assert sorted(before[line == own, tile]) == list(range(blocks))
+    added, waiting, running = np.zeros((lines, tiles), int), list(range(len(block))), {}
+    while waiting or running:
+        while waiting and len(running) < room:
+            running[waiting.pop(0)] = 0
+        places = {ticket: (line[ticket], (start[ticket] + done) % tiles) for ticket, done in running.items()}
+        ready = [ticket for ticket, place in places.items() if added[place] == before[ticket, place[1]]]
+        assert ready, f"{len(running)} blocks wait for each other"
+        ticket = int(rng.choice(ready))
+        added[places[ticket]] += 1
+        running[ticket] += 1
+        if running[ticket] == tiles:
+            del running[ticket]
+    assert (added == blocks).all()

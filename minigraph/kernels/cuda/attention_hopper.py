@@ -24,7 +24,7 @@ from .hopper import TensorMap, hopper_source, wgmma
 
 ROWS, THREADS = 128, 384  # of a block of the backward kernel
 STAGES, Q_STAGES = 2, 3  # tiles in flight
-MOST_TOGETHER = 8  # heads whose blocks take turns: their arrays lie in the cache together
+LEAST_TOGETHER = 8  # heads whose blocks take turns, as far as there is work for all of the device
 UNBOUNDED = 1 << 29  # a window that reaches everywhere
 WIDEST = 256  # head dimension
 WALKED_BYTES = 16 << 20  # what the blocks of heads that run together read again and again: it stays in the cache
@@ -180,9 +180,23 @@ def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], att
     binder.launch_source(source, "attention_forward", blocks, 128 + 128 * groups, *args, shared=shared)
 
 
-def lines_together(tiles: int, multiprocessors: int) -> int:
-    """How many heads of K take tickets in turn, whose walks have so many tiles of queries."""
-    return min(blocks_for(4 * multiprocessors, tiles), MOST_TOGETHER)
+def lines_together(tiles: int, groups: int, multiprocessors: int) -> int:
+    """How many heads of K take tickets in turn, each read by `groups` heads with so many tiles of queries.
+
+    The more they are, the fewer blocks of one head run at a time and wait for each other; but what they read and add
+    to should stay in the cache. A tile takes 64 KiB, so 4 for a multiprocessor are 33 MiB on an H200.
+    """
+    most = 4 * multiprocessors
+    return max(most // (tiles * groups), min(blocks_for(most, tiles), LEAST_TOGETHER))
+
+
+def goes_around(lines: int, blocks: int, tiles: int, multiprocessors: int) -> bool:
+    """Whether blocks of a head, which see all queries, start at tiles of their own: where all blocks run at once.
+
+    At most half of the device may be needed for one head: two kernels that run side by side, each with a head of which
+    some blocks have found room, then leave room for the next.
+    """
+    return 1 < blocks <= min(tiles, multiprocessors // 2) and lines * blocks <= multiprocessors
 
 
 def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
@@ -197,8 +211,13 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     numbers = binder.scratch((lines * padded, 2), np.dtype("float32"))
     sums = binder.scratch((lines * padded, shape.head), np.dtype("float32"))
     turns = binder.scratch((1 + lines * tiles,), np.dtype("int32"))
+    blocks, key_lines, processors = blocks_for(shape.keys, ROWS), shape.batch * key_heads, binder.device.multiprocessors
+    low, high = window_of(attrs, shape)
+    around = min(-low, high) >= UNBOUNDED and goes_around(key_lines, blocks, tiles, processors)
     files = ["attention_hopper_order.cuh", "attention_hopper_backward.cu"]
-    source = _source(files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES)
+    source = _source(
+        files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around)
+    )  # fmt: skip
     prepared = (
         Out, grad, ins["LogSumExp"], numbers, turns, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
         *_strides(Out, layout), *_strides(grad, layout),
@@ -210,19 +229,17 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         for slot, x in (("K_grad", K), ("V_grad", V))
     )
     scale = np.float32(scale_of(attrs, shape))
-    together = lines_together(tiles, binder.device.multiprocessors)
+    together = 1 if around else lines_together(tiles, shape.groups, processors)
     args = (
         _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers, sums,
         turns, k_grad, v_grad,
         *map(i32, (shape.queries, padded, shape.keys, shape.heads, shape.groups, shape.width)), scale,
-        *map(i32, (*window_of(attrs, shape), shape.batch * key_heads, together)), *_strides(K, layout),
-        *_strides(V, layout),
+        *map(i32, (low, high, key_lines, together)), *_strides(K, layout), *_strides(V, layout),
     )  # fmt: skip
-    blocks = blocks_for(shape.keys, ROWS) * key_heads * shape.batch
     # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
     stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
     shared = 4 * ROWS * shape.head + stages + 4 * step * ROWS + 4 * step * shape.head + 256
-    binder.launch_source(source, "attention_backward", blocks, THREADS, *args, shared=shared)
+    binder.launch_source(source, "attention_backward", blocks * key_lines, THREADS, *args, shared=shared)
     if outs.get("Q_grad") is not None:
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
         args = sums, turns, outs["Q_grad"], *sizes, *_strides(Q, layout)

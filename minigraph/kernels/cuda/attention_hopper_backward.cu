@@ -3,8 +3,8 @@
 // of dQ = scale * dS K is added to float32 sums in global memory. Scores stand transposed, so that P^T and dS^T are left
 // operands in registers; dS goes through shared memory. 5 products; the sums are written, added to and read once more.
 //
-// Blocks add to a tile of sums in the order of their keys, so results have the same bits in every run. They take
-// tickets: a block waits only for such as took theirs before, so none waits for a block that cannot start.
+// Blocks add to a tile of sums in one order, mostly that of their keys, so results have the same bits in every run. They
+// take tickets: a block waits only for such as run or took theirs before, so none waits for one that cannot start.
 //
 // P weighs dOut in 16 bits, but dS comes from more of it: bfloat16's 8 bits alone would double the error of dQ. There are
 // no registers for floats, so float16 of 2^15 P waits, whose small numbers are not subnormal; sums are 2^15 larger.
@@ -100,13 +100,14 @@ __device__ __forceinline__ Places prepared(u32* tickets) {
     return at;
 }
 
-// Tiles of STEP rows into the stages in turn, those of each head upwards; with NUMBERS what attention_prepare found too.
+// Tiles of STEP rows into the stages in turn, those of each head upwards from the first, and round; with NUMBERS what attention_prepare found too.
 template <bool NUMBERS, int COUNT>
 __device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& walk, int steps, int head, u32 tile,
                                            u32 full, u32 empty, const float* numbers, u32 number, int padded) {
 #pragma unroll 1
-    for (int i = 0, m = walk.begin; i < steps; i++, m++) {
-        if (m == walk.end) m = walk.begin, head++, numbers += 2 * padded;
+    for (int i = 0, m = walk.start; i < steps; i++, m++) {
+        if (m == walk.end) m = walk.begin;
+        if (m == walk.start && i > 0) head++, numbers += 2 * padded;
         const int stage = i % COUNT;
         barrier_wait(empty + 8 * stage, (i / COUNT & 1) ^ 1);
         barrier_expect(full + 8 * stage, STEP_BYTES + (NUMBERS ? NUMBER_BYTES : 0));
@@ -118,8 +119,9 @@ __device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& wal
 __device__ __forceinline__ void add_sums(const Places& at, const Walk& walk, int steps, int which, i64 first_tile,
                                          int tiles, float* sums, u32* turns) {
 #pragma unroll 1
-    for (int i = 0, m = walk.begin; i < steps; i++, m++) {
-        if (m == walk.end) m = walk.begin, first_tile += tiles;
+    for (int i = 0, m = walk.start; i < steps; i++, m++) {
+        if (m == walk.end) m = walk.begin;
+        if (m == walk.start && i > 0) first_tile += tiles;
         if (i % 2 != which) continue;
         float* to = sums + (first_tile + m) * SUM_FLOATS;
         const u32 from = at.sums, before = walk.before(m);
@@ -191,7 +193,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
 #pragma unroll
         for (int j = 0; j < HEAD / 2; j++) dk_sum[j] = dv_sum[j] = 0;
         barrier_wait(at.own_full, 0);
-        int first = walk.begin * STEP;  // query of the step whose scores are next
+        int first = walk.start * STEP;  // query of the step whose scores are next
 
         auto scores = [&](int i) {
             const int stage = i % Q_STAGES;

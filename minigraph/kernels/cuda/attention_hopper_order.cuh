@@ -4,9 +4,14 @@
 // Tickets are taken by `together` heads in turn, so a block follows its predecessor at the distance at which blocks end;
 // that many heads keep the device busy. Where late keys are seen by late queries only, as under a causal mask, they come
 // first: a block finds done what the others add to the tiles that it reaches.
+//
+// AROUND: where all blocks of a head run at the same time, they would queue at each tile. Then each starts at a tile of
+// its own and goes round, so that it comes to a tile one step behind the next block: that is the order there. Such blocks
+// wait for later tickets, too; the host sees to it that those of a head find room together, and they are taken one after
+// the other.
 struct Walk {
     int block, key_head, batch;
-    int begin, end;  // tiles
+    int begin, end, start;  // tiles, and the first that is visited
 
     __device__ __forceinline__ Walk(int ticket, int lines, int together, int queries, int keys, int key_heads, int low,
                                     int high)
@@ -20,9 +25,14 @@ struct Walk {
         const int last_row = min(queries - 1, block * ROWS + ROWS - 1 - low);
         begin = max(0, block * ROWS - high) / STEP;
         end = max(begin, last_row < 0 ? 0 : last_row / STEP + 1);
+        start = AROUND ? (block * end + last) / blocks : begin;
     }
     // How many blocks add to one of these tiles before this block.
     __device__ __forceinline__ int before(int tile) const {
+        if (AROUND) {
+            const int ahead = tile * (last + 1) / end - block;
+            return ahead < 0 ? ahead + last + 1 : ahead;
+        }
         const int first_key = max(0, tile * STEP + low), last_key = tile * STEP + STEP - 1 + high;
         return upward ? block - first_key / ROWS : min(last, last_key / ROWS) - block;
     }

@@ -16,6 +16,11 @@
 
 constexpr int PIECE = 16 / sizeof(T);
 constexpr bool SINGLE = sizeof(T) == 4, WIDE = HEAD + HEAD_V > 128;
+#ifdef KEY_GRAD  // sums of two gradients
+constexpr bool CROWDED = HEAD + HEAD_V > 64;
+#else
+constexpr bool CROWDED = WIDE;
+#endif
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 typedef unsigned char Byte;
 
@@ -235,12 +240,12 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&)[N], const Left 
         for (int m = 0; m < N; ++m) mma_k16(to[m].v[i], a[m].v, b.v[i / 2][i % 2 * 2], b.v[i / 2][i % 2 * 2 + 1]);
 }
 #endif
-// Products over 32, of which load(k, left, right) brings each half. Those of small numbers go to `rest`, which may be
-// `to`; they come first: what tensor cores cut off of a sum is as small as the sum. Where heads are wide, there are no
-// registers for both halves.
+// Products over 32, of which load(k, left, right) brings each half, or over the first half alone. Those of small numbers
+// go to `rest`, which may be `to`; they come first: what tensor cores cut off of a sum is as small as the sum. Where
+// registers are few (CROWDED), they come first in each half.
 template <int N, class Load>
-__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Load& load) {
-    if (TERMS == 3 && !WIDE) {
+__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Load& load, bool half = false) {
+    if (TERMS == 3 && !CROWDED && !half) {
         Left a[2][N];
         Right b[2];
         load(0, a[0], b[0]);
@@ -253,6 +258,7 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const L
     }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
+        if (half && k == 1) break;
         Left a[N];
         Right b;
         load(k, a, b);

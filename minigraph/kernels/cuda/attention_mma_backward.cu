@@ -131,8 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
             const int k0 = all.begin + n * BN + 32 * j;
             if (k0 >= mine.end || k0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
-            scores<HEAD>(s, 0, q, own, own_row, k_tile, j);
-            scores<HEAD_V>(dp, 0, grad, own_grad, own_row, v_tile, j);
+            scores<HEAD, FILLED_D>(s, 0, q, own, own_row, k_tile, j);
+            scores<HEAD_V, FILLED_V>(dp, 0, grad, own_grad, own_row, v_tile, j);
             const bool edge = k0 < mine.full_begin || k0 + 32 > mine.full_end;
 #pragma unroll
             for (int i = 0; i < MT; ++i)
@@ -226,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
             const int q0 = all.begin + q_step * BN + 32 * j;
             if (q0 >= mine.end || q0 + 32 <= mine.begin) continue;
             float s[MT][4][4], dp[MT][4][4];
-            scores<HEAD>(s, 0, own_keys, own, own_row, q_tile, j);
-            if (FOR_K) scores<HEAD_V>(dp, 0, own_values, own_value, own_row, o_tile, j);
+            scores<HEAD, FILLED_D>(s, 0, own_keys, own, own_row, q_tile, j);
+            if (FOR_K) scores<HEAD_V, FILLED_V>(dp, 0, own_values, own_value, own_row, o_tile, j);
             else clear(dp);
             no_load_moves();
             const bool edge = q0 < mine.full_begin || q0 + 32 > mine.full_end;

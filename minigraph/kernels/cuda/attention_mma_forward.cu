@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         if (FULL || (k0 < mine.end && k0 + BN > mine.begin)) {
             float s[MT][BN / 8][4];
 #pragma unroll
-            for (int j = 0; j < BN / 32; ++j) scores<HEAD>(s, 4 * j, q, own, own_row, k_tile, j);
+            for (int j = 0; j < BN / 32; ++j) scores<HEAD, FILLED_D>(s, 4 * j, q, own, own_row, k_tile, j);
             const bool edge = k0 < mine.full_begin || k0 + BN > mine.full_end;
             float shrink[MT][2];
 #pragma unroll

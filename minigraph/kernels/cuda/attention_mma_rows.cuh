@@ -42,8 +42,9 @@ __device__ __forceinline__ Reach reach_of(const Interval* rows, int count) {
     return x;
 }
 
-// Products of the own rows with rows 32 j to 32 j + 31 of `tile`, into the 8-column tiles from `first` on.
-template <int WIDTH, int N, int HELD>
+// Products of the own rows with rows 32 j to 32 j + 31 of `tile`, into the 8-column tiles from `first` on; FILLED of their
+// columns are filled, the others 0.
+template <int WIDTH, int FILLED, int N, int HELD>
 __device__ __forceinline__ void scores(
     float (&s)[MT][N][4], int first, Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
 {
@@ -60,7 +61,7 @@ __device__ __forceinline__ void scores(
             for (int i = 0; i < MT; ++i)
                 if (OWN_HELD) left[i] = held[OWN_HELD ? 2 * c + k : 0][i];
                 else left[i].load<WIDTH>(own, own_row + 16 * i, 2 * c + k);
-        });
+        }, FILLED <= 32 * c + 16);
 #pragma unroll
         for (int i = 0; i < MT; ++i)
 #pragma unroll
