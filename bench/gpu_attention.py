@@ -72,7 +72,7 @@ ROWS = (
     Row("bfloat16", (4, 16, 4096, 64)), Row("bfloat16", (4, 16, 4096, 64), True),
     Row("bfloat16", (4, 16, 4096, 128)), Row("bfloat16", (4, 16, 4096, 128), True),
     Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (2, 16, 16384, 128), True),
-    Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (2, 8, 4096, 256)),
+    Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (1, 4, 4096, 64)), Row("bfloat16", (2, 8, 4096, 256)),
     Row("bfloat16", (2, 8, 4096, 256), True),
 )  # fmt: skip
 GRID = tuple(
