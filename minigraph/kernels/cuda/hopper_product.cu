@@ -6,9 +6,9 @@
 // one time reads few rows and columns. Least bytes: A, B and out once, and x.
 //
 // Defined before: T and its name PTX_T; A_BY_K, B_BY_K (whether k is the contiguous axis of A[m, k], B[k, n] in memory);
-// MULTIPLY, the wgmma; SLICES, 8 or 16, not more than steps; STAGES of the ring; SLOTS, pieces of a warpgroup's result on
-// their way; GROUP; and what is done, in this order: BIAS + bias[n]; GELU an expression of X (KEEP: x gets X); SLOPE times
-// an expression of X, which x holds. TANH: these are those of the tanh form.
+// MULTIPLY, the wgmma; SLICES, 8 or 16, one for every `spread` steps of not fewer; STAGES of the ring; SLOTS, pieces of a
+// warpgroup's result on their way; GROUP; and what is done, in this order: BIAS + bias[n]; GELU an expression of X (KEEP: x
+// gets X); SLOPE times an expression of X, which x holds. TANH: these are those of the tanh form.
 constexpr int BM = 128, BN = 256, BK = 64, PAIR = 2;
 constexpr u32 A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 BOX = 64 * 128;                      // bytes of 64 swizzled rows
@@ -39,7 +39,7 @@ struct Walk {
 extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1) product(
     const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
     const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap x_map, const T* bias, int n, int steps,
-    int tiles_m, int tiles_n) {
+    int spread, int tiles_m, int tiles_n) {
     extern __shared__ u8 memory[];
     const u32 stages = (shared_address(memory) + 1023) & ~1023u;  // the same in both blocks
     const u32 slots = stages + STAGES * STAGE_BYTES, biases = slots + 2 * SLOTS * BOX;
@@ -186,7 +186,11 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             const int2 at = walk.place(tile);
             keep(d);
 #pragma unroll
-            for (int i = 0; i < SLICES; i++) begin(i), slice(i), end(i);
+            for (int i = 0; i < SLICES; i++) {
+                begin(i), slice(i), end(i);
+#pragma unroll 1
+                for (int j = 1; j < spread; j++) begin(j), end(j);
+            }
             row = at.x + rank * BM + part * 64, column = at.y;
 #ifdef SLOPE
             if (thread == 0) {
@@ -200,7 +204,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             if (column + thread * 2 < n) pair = *reinterpret_cast<const u32*>(bias + column + thread * 2);
             asm volatile("st.shared.b32 [%0], %1;" ::"r"(own_bias + thread * 4), "r"(pair) : "memory");
 #endif
-            for (int step = SLICES; step < steps; step++) begin(step), end(step);
+            for (int step = SLICES * spread; step < steps; step++) begin(step), end(step);
             wgmma_wait<0>();
             keep(d);
             release();

@@ -23,7 +23,7 @@ THREADS = 384
 STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
 ALIGNED = 16  # bytes: of addresses and rows
 LEAST = 1 << 35  # multiply-adds from which it is tried
-SLICES = 16, 8
+SLICES, SPREAD = (16, 8), 3
 FILES = "hopper_product.cuh", "hopper_product.cu"
 
 Shape = tuple[int, int, int]
@@ -33,13 +33,15 @@ Variants = dict[str, Callable[[], None]]
 class Form(NamedTuple):
     """How a product is worked off.
 
-    slices   in which a finished tile is, one for each of the next tile's first steps: not more than these are
+    slices   in which a finished tile is: not more than a tile has steps
+    spread   steps of the next tile for each of them: the copy engine takes a slice away before another needs its room
     stages   steps along the sum that are on their way to shared memory
     slots    pieces of 64 rows of each warpgroup's result that are on their way out
     group    tiles across a band: what runs at one time shares rows and columns
     """
 
     slices: int
+    spread: int = 1
     stages: int = 4
     slots: int = 2
     group: int = 8
@@ -116,8 +118,10 @@ def refusal(
 
 
 def form_of(shape: Shape) -> Form:
-    """The one with most slices."""
-    return Form(next(s for s in SLICES if blocks_for(shape[2], STEP) >= s))
+    """The one with most slices, spread as far as was measured to help."""
+    steps = blocks_for(shape[2], STEP)
+    slices = next(s for s in SLICES if steps >= s)
+    return Form(slices, min(SPREAD, steps // slices))
 
 
 def bind(
@@ -150,8 +154,8 @@ def bind(
     to = _map(out, n, m, BOX)
     binder.launch_source(
         source, "product", 2 * blocks_for(tiles_m * tiles_n, rounds), THREADS, from_a, from_b, to,
-        _map(aux, n, m, BOX) if aux else to, bias or a, i32(n), i32(blocks_for(k, STEP)), i32(tiles_m), i32(tiles_n),
-        shared=form.shared,
+        _map(aux, n, m, BOX) if aux else to, bias or a, i32(n), i32(blocks_for(k, STEP)), i32(form.spread),
+        i32(tiles_m), i32(tiles_n), shared=form.shared,
     )  # fmt: skip
 
 
