@@ -23,6 +23,7 @@ from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
 
 LOW_PRECISION = frozenset({float16, bfloat16})
+PAGE, LARGE = 4096, 65536  # bytes
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Plan:
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
         self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
+        self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         self.buffers = _assign_buffers(self.values, self.steps, options)
         for bound in self.steps:
             if bound.out is not None:
@@ -97,7 +99,7 @@ class Plan:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
         found = self.found_in.get(scope)
         if found is None or found.version != scope.version:
-            persistables = {i: self._from_scope(scope, name) for name, i in self.schedule.persistables.items()}
+            persistables = {i: self._placed(scope, name, i) for name, i in self.schedule.persistables.items()}
             found = Found(scope.version, [persistables.get(i) for i in range(len(self.values))])
             self.found_in[scope] = found
         env = found.env.copy()
@@ -191,6 +193,20 @@ class Plan:
             return KernelError(f"out of memory: {problem}", call=self.schedule.call(step), site=step.op.site)
         return KernelError(f"{type(problem).__name__}: {problem}", call=self.schedule.call(step), site=step.op.site)
 
+    def _placed(self, scope: Scope, name: str, index: int) -> np.ndarray:
+        """The array of a persistable; a large one that the program updates begins at a page from now on.
+
+        A processor takes a read for one of what it is about to write if both lie as far from the start of a page, and
+        waits. Arrays that are written and read together must not be some bytes apart.
+        """
+        array = self._from_scope(scope, name)
+        if index not in self.updated or array.nbytes < LARGE or array.__array_interface__["data"][0] % PAGE == 0:
+            return array
+        placed = _pages(array.nbytes).view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        scope.write(name, placed)
+        return placed
+
     def _from_scope(self, scope: Scope, name: str) -> np.ndarray:
         v, array = self.program.vars[name], scope.on_host(name)
         if array is None:
@@ -237,7 +253,7 @@ def _assign_buffers(
             own = int(values[index].producer == position)
             if taken[owner[index]] == own:
                 free.append(owner[index])
-    buffers = [np.empty(size, np.uint8) for size in sizes]
+    buffers = [_pages(size) for size in sizes]
     for bound, slot, place, index in wishes:
         t = values[index].type
         array = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
@@ -247,6 +263,15 @@ def _assign_buffers(
         else:
             bound.out[slot][place] = array
     return buffers
+
+
+def _pages(nbytes: int) -> np.ndarray:
+    """So many bytes, at the start of a page if they are many."""
+    if nbytes < LARGE:
+        return np.empty(nbytes, np.uint8)
+    room = np.empty(nbytes + PAGE, np.uint8)
+    start = -room.__array_interface__["data"][0] % PAGE
+    return room[start : start + nbytes]
 
 
 def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:

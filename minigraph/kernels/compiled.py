@@ -28,14 +28,14 @@ from numba.extending import overload
 from numba.np.numpy_support import carray, from_dtype
 from numba.np.unsafe import ndarray as tuples
 
-from .parallel import cores, together
+from .parallel import bell, cores, together
 from .updates import Loop, elements
 
 BLOCK = 16384  # elements that a thread takes at once: about 10 us
 SHARE = 32768  # elements that are worth another thread
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
-SPINS = 4_000  # looks at the counter before the caller gives up its core: about 60 us
-AFTER = 300  # likewise, before a helper asks for the lock of the interpreter: about 5 us
+SPINS = 200_000  # looks at the counter before the caller gives up its core: about 60 us
+LOOKS = 500_000  # likewise, before a helper with nothing left to do asks for the interpreter's lock: about 150 us
 OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
 
 # what these are in compiled code has a parameter less than the function
@@ -60,19 +60,23 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
                 raise ValueError(f"{a.dtype}{list(a.shape)} where {size} elements of {dtype} are expected")
             if not a.flags.writeable and column is not columns[0]:
                 raise ValueError("output array is read-only")
-    rows = zip(*columns, strict=True)
-    table = np.array([[a.__array_interface__["data"][0] for a in row] for row in rows], np.int64)
+    transposed = zip(*columns, strict=True)
+    table = np.array([[a.__array_interface__["data"][0] for a in row] for row in transposed], np.int64)
     ends = np.cumsum(sizes, dtype=np.int64)
     code = machine_code(loop, len(columns), dtype)
     most = int(ends[-1]) // SHARE  # threads that have enough to do
-    ways = itertools.cycle((False, True))
+    ways, nothing = itertools.cycle((False, True)), np.empty((1, 0), dtype)
+    rows, listed = np.empty(0, np.int64), []
 
     def run(numbers: Any, change: tuple[float, float]) -> None:
+        nonlocal rows, listed
         threads = max(1, min(cores(), most))
+        if numbers.rows != listed:
+            rows, listed = np.array(numbers.rows), numbers.rows
         typed = np.array([n + change for n in numbers.sets], dtype)
-        scratch = np.empty((threads, 0 if change == (1, 0) else BLOCK), dtype)
+        scratch = nothing if change == (1, 0) else np.empty((threads, BLOCK), dtype)
         turns = np.zeros((threads + 1) * LINE, np.int64)
-        work = partial(_holding, columns, code, table, ends, np.array(numbers.rows), typed, scratch, next(ways), turns)
+        work = partial(_holding, columns, code, table, ends, rows, typed, scratch, next(ways), turns, bell)
         if threads > 1:
             together(threads, work)
         else:
@@ -90,7 +94,7 @@ def _holding(arrays: Any, code: Callable[..., bool], *args: Any) -> bool:
 def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., bool]:
     """work(table, ends, rows, numbers, scratch, turns, me) -> bool, as `together` asks for it.
 
-    scratch  [threads, BLOCK], or [threads, 0] where nothing is changed
+    scratch  [threads, BLOCK], or [1, 0] where nothing is changed
     turns    the number of blocks taken of each thread's share, then that of elements that are done
     Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
     once per process, in one to two seconds.
@@ -102,9 +106,10 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., boo
     count = code.co_argcount - columns
     _bodies[name] = njit(**OPTIONS)(loop)
 
-    def work(table, ends, rows, numbers, scratch, backward, turns, me):
+    def work(table, ends, rows, numbers, scratch, backward, turns, bell, me):
         size, threads = ends[-1], turns.size // LINE - 1
         done, last = threads * LINE, False
+        rung = _read(bell, 0) if me > 0 else _counted(bell, 0, 1)
         for k in range(threads):
             owner = (me + k) % threads
             begin, end = size * owner // threads, size * (owner + 1) // threads
@@ -133,14 +138,15 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., boo
         for _ in range(SPINS):
             if _read(turns, done) == size:
                 break
-        if me > 0:  # the caller goes first: who waits for the lock of the interpreter is woken, which takes 30 us
-            for _ in range(AFTER):
-                _read(turns, done)
+        if me > 0:  # it looks on for a while: to fall asleep and be woken takes longer than the way to the next call
+            for _ in range(LOOKS):
+                if _read(bell, 0) != rung:
+                    break
             return last
         return _read(turns, done) == size
 
     words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
-    signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, types.int64)
+    signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, words, types.int64)
     try:
         return njit(signature, cache=True, **OPTIONS)(work)
     except RuntimeError:  # no folder that can be written

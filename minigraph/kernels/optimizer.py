@@ -92,15 +92,15 @@ def _prepared(op_type: str, given: Lists, out: Mapping[str, Sequence[Any]], attr
             return
         old = [[a.item() for a in column] for column in powers]
         numbers = _numbers(update, rate.item(), old, count, attrs)
+        for column, values, beta in zip(powers, old, betas, strict=True):  # now: they leave the cache in the run
+            for power, value in zip(column, values, strict=True):
+                power.fill(value * beta)
         run(numbers, (scale.item() if scale is not None else 1.0, coeff))
         for a, contiguous in itertools.chain(*copied[1:]):  # the gradients are only read
             a[...] = contiguous
         if "MasterParam" in results:
             for p, master in zip(results["Param"], results["MasterParam"], strict=True):
                 p[...] = master
-        for column, values, beta in zip(powers, old, betas, strict=True):
-            for power, value in zip(column, values, strict=True):
-                power.fill(value * beta)
 
     in_place = all(new is a for slot in results for new, a in zip(results[slot], given[slot], strict=True))
     return Prepared(results, step, in_place and not any(copied))

@@ -17,10 +17,13 @@ from contextvars import Context, copy_context
 from functools import partial
 from threading import Lock, Thread, local
 
+import numpy as np
+
 Body = Callable[[int, int], None]
 Work = Callable[[int], bool]
 
 PATIENCE = 2e-4  # seconds
+bell = np.zeros(1, np.int64)  # another number when there are tasks: helpers in machine code may look on for a while
 
 
 def cores() -> int:
@@ -80,6 +83,7 @@ def for_blocks(size: int, block: int, body: Body) -> None:
         return last
 
     if threads > 1:
+        bell[0] += 1
         together(threads, work)
     else:
         work(0)

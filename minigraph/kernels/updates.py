@@ -12,6 +12,7 @@ another, which lies as far from the start of a page, half as fast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -151,12 +152,17 @@ def _step(r, p, size):
         p[i] = p[i] - r[i] * size
 
 
+def _root(x: Any) -> Any:
+    """The square root of a float, or of a symbol of a trace. NumPy's own takes ten times as long for a float."""
+    return math.sqrt(x) if isinstance(x, float) and x >= 0 else np.sqrt(x)
+
+
 def _adam_numbers(
     rate, power1, power2, *, beta1, beta2, epsilon, coeff=0.0, with_decay=False, lr_ratio=None, **_
 ):  # fmt: skip
     """The bias corrections are folded into the step size and epsilon."""
     rate = rate if lr_ratio is None else rate * lr_ratio
-    root = np.sqrt(1 - power2)
+    root = _root(1 - power2)
     shrink = 1 - rate * coeff if with_decay else 1.0
     return beta1, 1 - beta1, beta2, 1 - beta2, root * epsilon, rate * root / (1 - power1), shrink
 
@@ -166,7 +172,7 @@ def _adamax_numbers(rate, power1, *, beta1, beta2, epsilon, **_):
 
 
 def _lamb_numbers(rate, power1, power2, *, beta1, beta2, epsilon, weight_decay, **_):
-    root = np.sqrt(1 - power2)
+    root = _root(1 - power2)
     return beta1, 1 - beta1, beta2, 1 - beta2, root * epsilon, root / (1 - power1), weight_decay, rate
 
 
