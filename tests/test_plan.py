@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import opcheck
 import pytest
@@ -293,3 +296,129 @@ def test_a_gradient_reads_only_what_its_outputs_are_computed_from():
     fed = {"x": np.concatenate([x, x])[:4], "frozen": frozen[:, :2]}
     (found,) = Executor().run(program, fed, [x_grad.name])
     np.testing.assert_allclose(found, np.ones((4, 2), np.float32) @ fed["frozen"].T, rtol=1e-6)
+
+
+# steps whose arrays stay
+
+
+def training(fed=False):
+    """A program that updates w by sgd with 2 w for its gradient, or with what is fed as x."""
+    program = Program()
+    block = program.global_block()
+    g = Builder(block)
+    w = block.create_var("w", (8, 8), "float64", persistable=True)
+    rate = block.create_var("rate", (1,), "float64", persistable=True)
+    grad = block.create_var("x", (8, 8), "float64", is_data=True) if fed else g.scale(w, scale=2.0)
+    g.sgd(w, grad, rate, out={"ParamOut": w})
+    return program
+
+
+def state(lr, value=1.0):
+    scope = Scope()
+    scope.write("w", np.full((8, 8), value))
+    scope.write("rate", np.array([lr]))
+    return scope
+
+
+def test_a_step_whose_arrays_stay_is_prepared_once(monkeypatch):
+    program = training()
+    kernel, made = program.ops[-1].opdef.cpu_kernel, []
+    prepare = kernel.for_arrays
+    monkeypatch.setattr(kernel, "for_arrays", lambda *a, **k: made.append(prepare(*a, **k)) or made[-1])
+    exe, scope = Executor(mg.CPUPlace()), state(0.25)
+    for _ in range(5):
+        exe.run(program, {}, [], scope=scope)
+    assert len(made) == 1
+    np.testing.assert_array_equal(scope.read("w"), np.full((8, 8), 0.5**5))
+    scope.arrays["rate"][...] = 0.0  # numbers are read in each run
+    exe.run(program, {}, [], scope=scope)
+    np.testing.assert_array_equal(scope.read("w"), np.full((8, 8), 0.5**5))
+
+
+def test_a_prepared_step_follows_new_arrays():
+    program = training()
+    exe, scopes = Executor(mg.CPUPlace()), [state(0.25, value) for value in (1.0, 16.0)]
+    for _ in range(3):
+        for scope in scopes:
+            exe.run(program, {}, [], scope=scope)
+    old = scopes[0].arrays["w"]
+    scopes[0].write("w", np.full((8, 8), 32.0))
+    kept = old.copy()
+    for _ in range(3):
+        for scope in scopes:
+            exe.run(program, {}, [], scope=scope)
+    np.testing.assert_array_equal(scopes[0].read("w"), np.full((8, 8), 4.0))
+    np.testing.assert_array_equal(scopes[1].read("w"), np.full((8, 8), 0.25))
+    np.testing.assert_array_equal(old, kept)
+
+
+def test_a_step_on_fed_arrays_is_not_prepared():
+    program = training(fed=True)
+    exe, scope = Executor(mg.CPUPlace()), state(1.0)
+    for value in (1.0, 2.0, 3.0):
+        exe.run(program, {"x": np.full((8, 8), value)}, [], scope=scope)
+    np.testing.assert_array_equal(scope.read("w"), np.full((8, 8), -5.0))
+
+
+def test_a_prepared_step_is_not_run_on_an_array_that_another_step_has_replaced():
+    """The kernel before it may give another array than the planned one."""
+    program = training()
+    exe, scope = Executor(mg.CPUPlace()), state(0.25)
+    for _ in range(3):
+        exe.run(program, {}, [], scope=scope)
+    (plan,) = exe._plans.values()
+    first = plan.steps[0].kernel
+    plan.steps[0].kernel = lambda *args, **attrs: first(*args, **{**attrs, "out": (None,)})
+    exe.run(program, {}, [], scope=scope)
+    np.testing.assert_array_equal(scope.read("w"), np.full((8, 8), 0.5**4))
+
+
+def test_a_prepared_step_reports_where_it_fails(monkeypatch):
+    program = training()
+    exe, scope = Executor(mg.CPUPlace()), state(0.25)
+    for _ in range(2):
+        exe.run(program, {}, [], scope=scope)
+    (plan,) = exe._plans.values()
+
+    def fail():
+        raise ValueError("no")
+
+    found = plan.found_in[scope]
+    assert found.lasting[1] is not None
+    found.lasting[1] = fail, found.lasting[1][1]
+    with pytest.raises(mg.errors.KernelError, match="ValueError: no") as caught:
+        exe.run(program, {}, [], scope=scope)
+    assert "sgd(Param=w" in str(caught.value)
+
+
+def test_a_plan_keeps_no_array_of_a_scope_that_is_gone():
+    program = training()
+    exe, scope = Executor(mg.CPUPlace()), state(0.25)
+    for _ in range(3):
+        exe.run(program, {}, [], scope=scope)
+    kept = weakref.ref(scope.arrays["w"])
+    del scope
+    gc.collect()
+    assert kept() is None
+
+
+def test_large_arrays_that_are_updated_begin_at_a_page():
+    program = Program()
+    block = program.global_block()
+    w, grad = (block.create_var(n, (200, 100), "float32", persistable=True) for n in "wg")
+    rate = block.create_var("rate", (1,), "float32", persistable=True)
+    Builder(block).sgd(w, grad, rate, out={"ParamOut": w})
+    scope, room = Scope(), np.zeros(20_001, np.float32)
+    scope.write("w", room[1:].reshape(200, 100))
+    scope.write("g", np.ones((200, 100), np.float32))
+    scope.write("rate", np.ones(1, np.float32))
+    given = scope.arrays["g"]
+    exe = Executor(mg.CPUPlace())
+    for _ in range(3):
+        exe.run(program, {}, [], scope=scope)
+    assert scope.arrays["w"].ctypes.data % plan_module.PAGE == 0
+    assert scope.arrays["g"] is given
+    np.testing.assert_array_equal(scope.read("w"), np.full((200, 100), -3.0))
+    version = scope.version
+    exe.run(program, {}, [], scope=scope)
+    assert scope.version == version
