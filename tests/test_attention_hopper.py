@@ -267,6 +267,7 @@ def test_blocks_that_go_round_end_where_those_of_one_head_find_room(seed):
     far = attention_hopper.UNBOUNDED
     block, line, start, before = walks(step, lines, 1, queries, keys, lines, -far, far, around=1)
     tiles, room = before.shape[1], int(rng.integers(blocks, 2 * blocks + 3))
+    assert (before[np.arange(len(block)), start] == 0).all()  # nobody waits at first
     for own, tile in itertools.product(range(lines), range(tiles)):
         assert sorted(before[line == own, tile]) == list(range(blocks))
     added, waiting, running = np.zeros((lines, tiles), int), list(range(len(block))), {}
