@@ -76,7 +76,8 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
         typed = np.array([n + change for n in numbers.sets], dtype)
         scratch = nothing if change == (1, 0) else np.empty((threads, BLOCK), dtype)
         turns = np.zeros((threads + 1) * LINE, np.int64)
-        work = partial(_holding, columns, code, table, ends, rows, typed, scratch, next(ways), turns, bell)
+        work = partial(code, table, ends, rows, typed, scratch, next(ways), turns, bell)
+        work.arrays = columns  # type: ignore[attr-defined]  # they live as long as anybody may come who has addresses
         if threads > 1:
             together(threads, work)
         else:
@@ -85,17 +86,13 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
     return run
 
 
-def _holding(arrays: Any, code: Callable[..., bool], *args: Any) -> bool:
-    """Call machine code while the arrays live whose addresses it has."""
-    return code(*args)
-
-
 @cache
 def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., bool]:
     """work(table, ends, rows, numbers, scratch, turns, me) -> bool, as `together` asks for it.
 
     scratch  [threads, BLOCK], or [1, 0] where nothing is changed
-    turns    the number of blocks taken of each thread's share, then that of elements that are done
+    turns    the number of blocks taken of each thread's share; that of elements that are done, and whether the caller
+             has gone to wait elsewhere
     Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
     once per process, in one to two seconds.
     """
@@ -137,13 +134,16 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., boo
                 last = _counted(turns, done, length) + length == size
         for _ in range(SPINS):
             if _read(turns, done) == size:
+                if me == 0:
+                    return True
                 break
-        if me > 0:  # it looks on for a while: to fall asleep and be woken takes longer than the way to the next call
-            for _ in range(LOOKS):
-                if _read(bell, 0) != rung:
-                    break
-            return last
-        return _read(turns, done) == size
+        if me == 0:
+            _counted(turns, done + 1, 1)  # who does the last of it need not look on
+            return _read(turns, done) == size
+        for _ in range(LOOKS):  # to fall asleep and be woken takes longer than the caller's way to the next call
+            if _read(bell, 0) != rung or (last and _read(turns, done + 1) > 0):
+                break
+        return last
 
     words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
     signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, words, types.int64)

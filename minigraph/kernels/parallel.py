@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Context, copy_context
-from functools import partial
+from contextvars import copy_context
 from threading import Lock, Thread, local
 
 import numpy as np
 
 Body = Callable[[int, int], None]
 Work = Callable[[int], bool]
+Task = tuple[Work, int, Lock]
 
 PATIENCE = 2e-4  # seconds
 bell = np.zeros(1, np.int64)  # another number when there are tasks: helpers in machine code may look on for a while
@@ -83,8 +83,10 @@ def for_blocks(size: int, block: int, body: Body) -> None:
         return last
 
     if threads > 1:
+        # a copy of the context for each: np.errstate of the caller holds in helpers too
+        contexts = [copy_context() for _ in range(threads)]
         bell[0] += 1
-        together(threads, work)
+        together(threads, lambda k: contexts[k].run(work, k))
     else:
         work(0)
     if failures:
@@ -99,15 +101,9 @@ def together(threads: int, work: Work) -> None:
     """
     ended = Lock()
     ended.acquire()
-
-    def assist(context: Context, k: int) -> None:
-        if context.run(work, k):
-            ended.release()
-
     helpers = _hired(threads - 1)
     for k, helper in enumerate(helpers, 1):
-        # a copy of the context for each: np.errstate of the caller holds in helpers too
-        helper.begin(partial(assist, copy_context(), k))
+        helper.begin((work, k, ended))
     try:
         if not work(0):
             end = time.perf_counter() + PATIENCE  # not asleep at first: to wake up takes longer than what is left
@@ -125,13 +121,13 @@ class _Helper(Thread):
 
     def __init__(self) -> None:
         super().__init__(name="minigraph", daemon=True)
-        self.tasks: deque[Callable[[], None]] = deque()
+        self.tasks: deque[Task] = deque()
         self.wake = Lock()
         self.wake.acquire()
         self.start()
         self.move(_caller.other_cores())
 
-    def begin(self, task: Callable[[], None]) -> None:
+    def begin(self, task: Task) -> None:
         """Run a task, after what it has not begun yet."""
         self.tasks.append(task)
         with suppress(RuntimeError):  # it is awake, and looks for more before it sleeps
@@ -146,7 +142,10 @@ class _Helper(Thread):
         while True:
             self.wake.acquire()
             while self.tasks:
-                self.tasks.popleft()()  # nothing is kept of what it worked on
+                work, k, ended = self.tasks.popleft()
+                if work(k):
+                    ended.release()
+                del work, ended  # nothing is kept of what it worked on
 
 
 _caller = _Caller()
