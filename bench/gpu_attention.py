@@ -36,7 +36,7 @@ LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left ou
 
 @dataclass(frozen=True)
 class Row:
-    """Self-attention of [B, H, S, D]; `few`: five turns at most, no other kernels of ours, no 16-bit peers."""
+    """Self-attention of [B, H, S, D]; `few`: three turns at most, no other kernels of ours, no 16-bit peers."""
 
     dtype: str
     shape: tuple[int, int, int, int]
@@ -102,7 +102,7 @@ class GpuAttention:
         for row in (r for r in (*ROWS, *GRID) if only in r.title):
             for training in (False, True):
                 try:
-                    rows.append(measured(gpu, torch, row, training, min(rounds, 5) if row.few else rounds))
+                    rows.append(measured(gpu, torch, row, training, min(rounds, 3) if row.few else rounds))
                 except Exception as problem:  # one row must not cost the others; it stands in the table
                     why = f"{type(problem).__name__}: {problem}"[:300]
                     rows.append({"title": row.title, "training": training, "failed": why})
