@@ -164,6 +164,7 @@ def test_blocks_go_round_where_all_of_them_run_at_once():
         binder.begin(0)
         attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, {**ATTRS, **attrs})
         assert f"#define AROUND {around}" in binder.calls[1].source
+        assert [call.together for call in binder.calls] == [False, bool(around), False]
 
 
 def test_heads_together_fill_the_device_and_their_tiles_lie_in_the_cache():

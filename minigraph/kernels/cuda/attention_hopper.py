@@ -193,8 +193,7 @@ def lines_together(tiles: int, groups: int, multiprocessors: int) -> int:
 def goes_around(lines: int, blocks: int, tiles: int, multiprocessors: int) -> bool:
     """Whether blocks of a head, which see all queries, start at tiles of their own: where all blocks run at once.
 
-    At most half of the device may be needed for one head: two kernels that run side by side, each with a head of which
-    some blocks have found room, then leave room for the next.
+    Measured to pay where a head needs half of the device at most.
     """
     return 1 < blocks <= min(tiles, multiprocessors // 2) and lines * blocks <= multiprocessors
 
@@ -239,7 +238,8 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
     stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
     shared = 4 * ROWS * shape.head + stages + 4 * step * ROWS + 4 * step * shape.head + 256
-    binder.launch_source(source, "attention_backward", blocks * key_lines, THREADS, *args, shared=shared)
+    grid = blocks * key_lines
+    binder.launch_source(source, "attention_backward", grid, THREADS, *args, shared=shared, together=around)
     if outs.get("Q_grad") is not None:
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
         args = sums, turns, outs["Q_grad"], *sizes, *_strides(Q, layout)

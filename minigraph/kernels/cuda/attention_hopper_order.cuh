@@ -7,8 +7,7 @@
 //
 // AROUND: where all blocks of a head run at the same time, they would queue at each tile. Then each starts at a tile of
 // its own and goes round, so that it comes to a tile one step behind the next block: that is the order there. Such blocks
-// wait for later tickets, too; the host sees to it that those of a head find room together, and they are taken one after
-// the other.
+// wait for later tickets, too; a cooperative launch sees to it that all run at the same time.
 struct Walk {
     int block, key_head, batch;
     int begin, end, start;  // tiles, and the first that is visited

@@ -31,7 +31,10 @@ class Device(NamedTuple):
 
 @dataclass(slots=True)
 class Launch:
-    """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value)."""
+    """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value).
+
+    together  blocks wait for each other, so the device must run all of them at once or refuse
+    """
 
     source: str
     function: str
@@ -39,6 +42,7 @@ class Launch:
     block: Grid
     args: tuple[Any, ...]
     shared: int = 0
+    together: bool = False
 
     def check(self, limit: int = Device().arguments) -> None:
         """Sizes that every device of compute capability 8.0 or more can launch; `limit` bytes of arguments."""
@@ -208,15 +212,16 @@ class Binder:
         self.launch_source(source, function, grid, block, *args, shared=shared)
 
     def launch_source(
-        self, source: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0
-    ) -> None:
+        self, source: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
+        together: bool = False,
+    ) -> None:  # fmt: skip
         """Launch `function` of a generated source; a grid without blocks launches nothing."""
         blocks = (grid,) if isinstance(grid, int) else tuple(grid)
         if 0 in blocks:
             return
         x, y, z = (*blocks, 1, 1)[:3]
         source = self.sources.setdefault(source, source)  # layers share their text, of many kilobytes
-        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared)
+        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared, together)
         call.check(self.device.arguments)
         self.calls.append(call)
 

@@ -242,7 +242,8 @@ class Runtime:
         key = call.source, call.function
         if key not in self._functions:
             cubin = compile_source(call.source, self.device.arch)
-            self._functions[key] = cupy.RawModule(path=str(cubin.path)).get_function(call.function)
+            module = cupy.RawModule(path=str(cubin.path), enable_cooperative_groups=call.together)
+            self._functions[key] = module.get_function(call.function)
         function = self._functions[key]
         if call.shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
             function.max_dynamic_shared_size_bytes = call.shared
