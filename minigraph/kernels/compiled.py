@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 from numba import extending, njit, types
-from numba.core import cgutils
 from numba.extending import overload
-from numba.np.numpy_support import carray, from_dtype
-from numba.np.unsafe import ndarray as tuples
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
 
 from .parallel import bell, cores, together
 from .updates import Loop, elements
@@ -38,9 +37,7 @@ SPINS = 200_000  # looks at the counter before the caller gives up its core: abo
 LOOKS = 500_000  # likewise, before a helper with nothing left to do asks for the interpreter's lock: about 150 us
 OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
 
-# what these are in compiled code has a parameter less than the function
-intrinsic: Any = extending.intrinsic
-to_fixed_tuple: Any = tuples.to_fixed_tuple
+intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
 
 _bodies: dict[str, Any] = {}  # loops that other compiled code calls by name
 
@@ -104,62 +101,119 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., boo
     _bodies[name] = njit(**OPTIONS)(loop)
 
     def work(table, ends, rows, numbers, scratch, backward, turns, bell, me):
-        size, threads = ends[-1], turns.size // LINE - 1
-        done, last = threads * LINE, False
-        rung = _read(bell, 0) if me > 0 else _counted(bell, 0, 1)
-        for k in range(threads):
-            owner = (me + k) % threads
-            begin, end = size * owner // threads, size * (owner + 1) // threads
-            blocks = (end - begin + BLOCK - 1) // BLOCK
-            while True:
-                block = _counted(turns, owner * LINE, 1)
-                if block >= blocks:
-                    break
-                start = begin + BLOCK * (blocks - 1 - block if backward else block)
-                stop = min(start + BLOCK, end)
-                length = stop - start
-                i = np.searchsorted(ends, start, side="right")
-                while start < stop:
-                    first = ends[i - 1] if i > 0 else 0
-                    n = min(stop, ends[i]) - start
-                    if n > 0:
-                        arrays = _views(to_fixed_tuple(table[i], columns), start - first, n, numbers)
-                        step = numbers[rows[i]]
-                        if scratch.shape[1] > 0:
-                            changed = scratch[me, :n]
-                            _change(changed, arrays[0], arrays[1], step[count], step[count + 1])
-                            arrays = (changed,) + arrays[1:]  # noqa: RUF005
-                        _call(name, arrays + to_fixed_tuple(step, count))
-                    start, i = start + n, i + 1
-                last = _counted(turns, done, length) + length == size
-        for _ in range(SPINS):
-            if _read(turns, done) == size:
-                if me == 0:
-                    return True
-                break
-        if me == 0:
-            _counted(turns, done + 1, 1)  # who does the last of it need not look on
-            return _read(turns, done) == size
-        for _ in range(LOOKS):  # to fall asleep and be woken takes longer than the caller's way to the next call
-            if _read(bell, 0) != rung or (last and _read(turns, done + 1) > 0):
-                break
-        return last
+        rung = _begun(bell, me)
+        share, last = 0, False
+        while True:
+            share, start, stop, i = _taken(ends, turns, backward, me, share)
+            if start == stop:
+                return _left(ends, turns, bell, rung, me, last)
+            begin = start
+            while start < stop:
+                first, n = _part(ends, start, stop, i)
+                if n > 0:
+                    arguments = _arguments(table, i, first, n, numbers, rows[i], columns, count)
+                    if scratch.size > 0:
+                        changed = _changed(scratch[me], arguments[0], arguments[1], numbers[rows[i], count:])
+                        arguments = (changed,) + arguments[1:]  # noqa: RUF005  (numba cannot unpack here)
+                    _call(name, arguments)
+                start, i = start + n, i + 1
+            last = _done(ends, turns, stop - begin)
 
     words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
     signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, words, types.int64)
-    try:
-        return njit(signature, cache=True, **OPTIONS)(work)
-    except RuntimeError:  # no folder that can be written
-        return njit(signature, **OPTIONS)(work)
+    return _kept(signature)(work)
 
 
-@njit(**OPTIONS)
-def _change(changed, g, p, scale, coeff):
+def _kept(*signature: Any) -> Callable[..., Any]:
+    """njit whose machine code is kept on disk, if there is a folder that can be written."""
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(*signature, cache=True, **OPTIONS)(function)
+        except RuntimeError:
+            return njit(*signature, **OPTIONS)(function)
+
+    return compile_
+
+
+# What does not depend on the loop is compiled once for all.
+
+
+@_kept()
+def _begun(bell, me):
+    """Ring, as the caller; the number of rings, as a helper."""
+    return _read(bell, 0) if me > 0 else _counted(bell, 0, 1)
+
+
+@_kept()
+def _taken(ends, turns, backward, me, share):
+    """(shares that have nothing left, first element, last + 1, row of the first) of the next block; none if empty."""
+    size, threads = ends[-1], turns.size // LINE - 1
+    while share < threads:
+        owner = (me + share) % threads
+        begin, end = size * owner // threads, size * (owner + 1) // threads
+        blocks = (end - begin + BLOCK - 1) // BLOCK
+        block = _counted(turns, owner * LINE, 1)
+        if block < blocks:
+            start = begin + BLOCK * (blocks - 1 - block if backward else block)
+            return share, start, min(start + BLOCK, end), _row(ends, start)
+        share += 1
+    return share, 0, 0, 0
+
+
+@_kept()
+def _row(ends, element):
+    """The first row that ends behind an element."""
+    low, high = 0, ends.size
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] <= element:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@_kept()
+def _part(ends, start, stop, i):
+    """(first element, their number) of row `i` between two elements of all rows."""
+    return start - (ends[i - 1] if i > 0 else 0), min(stop, ends[i]) - start
+
+
+@_kept()
+def _done(ends, turns, length):
+    """Whether all elements are done, with so many more."""
+    return _counted(turns, turns.size - LINE, length) + length == ends[-1]
+
+
+@_kept()
+def _left(ends, turns, bell, rung, me, last):
+    """Wait for the others for a moment, as the caller; look on for more, as a helper: what `work` returns."""
+    done, size = turns.size - LINE, ends[-1]
+    for _ in range(SPINS):
+        if _read(turns, done) == size:
+            if me == 0:
+                return True
+            break
+    if me == 0:
+        _counted(turns, done + 1, 1)  # who does the last of it need not look on
+        return _read(turns, done) == size
+    for _ in range(LOOKS):  # to fall asleep and be woken takes longer than the caller's way to the next call
+        if _read(bell, 0) != rung or (last and _read(turns, done + 1) > 0):
+            break
+    return last
+
+
+@_kept()
+def _changed(room, g, p, change):
+    """g times change[0], plus p times change[1]."""
+    changed = room[: g.size]
     for j in range(g.size):
-        changed[j] = g[j] * scale
-    if coeff != 0:  # or a parameter that is infinite would make the gradient NaN
+        changed[j] = g[j] * change[0]
+    if change[1] != 0:  # or a parameter that is infinite would make the gradient NaN
         for j in range(g.size):
-            changed[j] = changed[j] + p[j] * coeff
+            changed[j] = changed[j] + p[j] * change[1]
+    return changed
 
 
 # inlined, or the compiler does not see that indices are never negative, and does not vectorise
@@ -176,26 +230,34 @@ def _(name, arguments):
     return lambda name, arguments: body(*arguments)
 
 
-def _views(addresses, start, count, like) -> Any:
-    """Arrays of `count` elements at these addresses, beginning with element `start`, of the dtype of `like`."""
-
-
-@overload(_views)
-def _(addresses, start, count, like):
-    if len(addresses) == 0:
-        return lambda addresses, start, count, like: ()
-    itemsize = like.dtype.bitwidth // 8
-
-    def views(addresses, start, count, like):
-        array = carray(_pointer(addresses[0] + start * itemsize), count, like.dtype)
-        return (array,) + _views(addresses[1:], start, count, like)  # noqa: RUF005
-
-    return views
-
-
 @intrinsic
-def _pointer(context, address):
-    return types.voidptr(types.intp), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+def _arguments(context, table, row, first, n, numbers, chosen, columns, count):
+    """What a loop is called with: `n` elements of each array of a row of `table`, and a row of `numbers`."""
+    array, dtype = types.Array(numbers.dtype, 1, "C"), numbers.dtype
+    made = types.Tuple([array] * columns.literal_value + [dtype] * count.literal_value)
+    words = (types.intp, types.intp, types.intp)
+
+    def emit(context, builder, signature, values):
+        def constant(number):
+            return context.get_constant(types.intp, number)
+
+        def item(which, row, width, place):
+            inner = context.make_array(signature.args[which])(context, builder, values[which])
+            index = builder.add(builder.mul(row, constant(width)), constant(place))
+            return builder.load(builder.gep(inner.data, [index]))
+
+        _, row, first, n, _, chosen = values[:6]
+        itemsize, parts = constant(dtype.bitwidth // 8), []
+        for k in range(columns.literal_value):
+            address = builder.add(item(0, row, columns.literal_value, k), builder.mul(first, itemsize))
+            view = context.make_array(array)(context, builder)
+            start = builder.inttoptr(address, context.get_data_type(dtype).as_pointer())
+            populate_array(view, data=start, shape=[n], strides=[itemsize], itemsize=itemsize, meminfo=None)
+            parts.append(view._getvalue())
+        parts += [item(4, chosen, count.literal_value + 2, k) for k in range(count.literal_value)]
+        return context.make_tuple(builder, made, parts)
+
+    return made(table, *words, numbers, types.intp, columns, count), emit
 
 
 @intrinsic
