@@ -24,7 +24,7 @@ def checks() -> Iterator[Check]:
                 yield Check(f"shapes/{name}/{shape}/{dtype}", partial(_case, name, shape, dtype))
     for dtype in (*TYPES, "float64"):
         yield Check(f"shapes/spread/{dtype}", partial(_spread, dtype, 20000, 15000))
-    yield Check("shapes/spread/few", partial(_spread, "float32", 400, 300), sanitize=True)
+    yield Check("shapes/spread/few", partial(_spread, "float32", 1600, 1200), sanitize=True)
 
 
 def _case(name: str, shape: str, dtype: str) -> None:
@@ -213,9 +213,9 @@ def _spread(dtype: str, n: int, rows: int) -> None:
     rng = np.random.default_rng(5)
     power = np.minimum(rng.zipf(1.2, n) - 1, rows - 1)
     spread = {"even": rng.integers(0, rows, n), "skewed": rng.permutation(rows)[power], "sorted": np.sort(power),
-              "one": np.full(n, 7), "two": rng.integers(0, 2, n)}  # fmt: skip
+              "one": np.full(n, 7), "two": rng.integers(0, 2, n), "all": rng.permutation(n) % rows}  # fmt: skip
     for name, ids in spread.items():
-        for width in (64, 328):
+        for width in (64, 328, 1040):  # short rows are sorted, others lie in bins
             grads = {"Ids": ids, "W": np.zeros((rows, width)), "Out_grad": normal(n, width, seed=2)}
             scale = 16 * float(np.bincount(ids).max()) ** 0.5
             title, check = _one(f"{name} {width}", dtype, "embedding_grad", grads, scale, padding_idx=3)
