@@ -8,9 +8,9 @@ Compiled, `i` counts through the elements, so a loop reads and writes each array
 body computes. It does the operations of the NumPy form on each element in the same order, without
 contractions, so results are bit-equal. The lock of the interpreter is released meanwhile.
 
-Every thread begins with a share of its own, the same from run to run, so that arrays stay in its
-core's cache; who has ended takes blocks of the others. It needs no list of blocks: `turns` counts
-them. Whoever comes too late finds nothing left.
+Every thread begins with a share of its own, the same from run to run but from its other end: what
+it had last is still in its core's cache. Who has ended takes blocks of the others. There is no list
+of blocks: `turns` counts them, and whoever comes too late finds nothing left.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
         nonlocal rows, listed
         threads = max(1, min(cores(), most))
         if numbers.rows != listed:
-            rows, listed = np.array(numbers.rows), numbers.rows
+            rows, listed = np.array(numbers.rows, np.int64), numbers.rows
         typed = np.array([n + change for n in numbers.sets], dtype)
         scratch = nothing if change == (1, 0) else np.empty((threads, BLOCK), dtype)
         turns = np.zeros((threads + 1) * LINE, np.int64)
@@ -85,8 +85,12 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
 
 @cache
 def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., bool]:
-    """work(table, ends, rows, numbers, scratch, turns, me) -> bool, as `together` asks for it.
+    """work(table, ends, rows, numbers, scratch, backward, turns, bell, me) -> bool, as `together` asks for it.
 
+    table    int64 [arrays, columns] of addresses
+    ends     int64 [arrays]: the sums of their sizes up to each
+    rows     int64 [arrays]: which row of `numbers` is for each
+    numbers  [sets, numbers of the loop + 2]: the last are those of `change`
     scratch  [threads, BLOCK], or [1, 0] where nothing is changed
     turns    the number of blocks taken of each thread's share; that of elements that are done, and whether the caller
              has gone to wait elsewhere
