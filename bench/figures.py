@@ -20,7 +20,7 @@ HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
-LATER = ("gpu_steps_again", "gpu_multifc_tf32")  # our arms on later trees than that of gpu_steps, the latest last
+LATER = ("gpu_steps_again",)  # rows that were timed again, on a later tree or with more turns, the latest last
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
 
