@@ -20,7 +20,6 @@ HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
-LATER = ("gpu_steps_again",)  # rows that were timed again, on a later tree or with more turns, the latest last
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
 
@@ -46,6 +45,14 @@ def results(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+def rows(name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(row, its file) of a comparison; rows that NAME_again has were timed again, on a later tree."""
+    again = {(row.get("title"), row.get("training")): row for row in results(f"{name}_again").get("rows", ())}
+    for row in results(name).get("rows", ()):
+        later = again.get((row.get("title"), row.get("training")))
+        yield (row, f"{name}.json") if later is None else (later, f"{name}_again.json")
+
+
 def median(figure: Any) -> float:
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
@@ -58,7 +65,7 @@ def best_peer(times: dict[str, Any]) -> tuple[float | None, str]:
 
 def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figure]:
     """Rows with `milliseconds`; our figure is that of the first arm of `ours` which a row has."""
-    for row in results(file).get("rows", ()):
+    for row, source in rows(file):
         times = row.get("milliseconds", {})
         wanted = row.get("asked") or next((a for part, a in asked.items() if part in row["title"]), None)
         arm = next((a for a in ours if a in times), None)
@@ -70,34 +77,27 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
                 wanted = share * peer
             load = row.get("milliseconds_without_rest")
             tired = (median(load[arm]), best_peer(load)[0]) if load else None
-            yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", f"{file}.json", tired)
+            yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", source, tired)
 
 
 def steps() -> Iterator[Figure]:
     """Times of whole steps, what they need in memory beside inputs, parameters and states, and the host's time."""
-    rows = results("gpu_steps").get("rows", ())
-    later = {f.title: f for file in LATER for f in from_times(file, {}, "captured")}
-    for f in from_times("gpu_steps", {}, "captured"):
-        again = later.pop(f.title, None)
-        if again is not None:
-            f = f._replace(ours=again.ours, tuned=again.tuned, file=f"{again.file}`, peer `{f.file}")
-        yield f
-    yield from later.values()
-    for row in rows:
+    yield from from_times("gpu_steps", {}, "captured")
+    for row, source in rows("gpu_steps"):
         mib = {arm: x for arm, x in row.get("peak_with_workspaces_mib", {}).items() if x is not None}
         peer, name = best_peer(mib)
         if "captured" in mib and peer is not None:
             title = f"{row['title']}: peak of a step"
-            yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", "gpu_steps.json")
+            yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", source)
         host = row.get("host_microseconds_per_run", {})
         if "captured" in host:
             title = f"{row['title']}: the host's time for a step"
-            yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", "gpu_steps.json")
+            yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", source)
 
 
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
-    for row in results("gpu_attention").get("rows", ()):
+    for row, source in rows("gpu_attention"):
         times = row.get("milliseconds", {})
         peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
         if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
@@ -106,12 +106,12 @@ def attention() -> Iterator[Figure]:
         best = min(peers, key=peers.__getitem__)
         title = f"attention {row['title']}, {'forward + backward' if row['training'] else 'forward'}"
         ours = median(times["minigraph"])
-        yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", "gpu_attention.json")
+        yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", source)
         kept = row.get("beside_gradients_MiB", {})
         if row["training"] and "cudnn" in kept:
             title = f"attention {row['title']}, forward + backward, beside inputs and gradients"
             theirs = kept["cudnn"]
-            yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", "gpu_attention.json")
+            yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", source)
 
 
 def figures() -> Iterator[Figure]:
