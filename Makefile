@@ -32,7 +32,7 @@ test: $(DEV)
 
 # NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph.
 kernels: $(DEV)
-	$(BIN)/python -m pytest -n 2 -m kernels tests/test_cuda_compile.py
+	$(BIN)/python -m pytest -n 2 -m kernels
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:

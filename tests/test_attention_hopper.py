@@ -182,6 +182,7 @@ def backward_scratch(queries, width, groups=1):
     return sum(b.nbytes for b in binder.scratches[-1])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 128, 192, 256])
 def test_kernels_compile_without_spills(width, dtype):

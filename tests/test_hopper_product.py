@@ -152,6 +152,7 @@ def test_slices_are_spread_over_steps_but_not_over_more_than_there_are():
     }  # fmt: skip
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
 @pytest.mark.parametrize(("trans_a", "trans_b"), LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -193,6 +193,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("form", [Form(192), Form(128), Form(64, stages=5)], ids=str)
 @pytest.mark.parametrize("trans", list(itertools.product((False, True), repeat=2)))
 @pytest.mark.parametrize("kind", KINDS)
