@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import opcheck
-from gpucheck import Check, each, repeated, turned
+from gpucheck import LAYOUTS, Check, each, repeated, turned
 
 from minigraph.kernels.cuda import hopper_product
 from minigraph.kernels.cuda.binder import Binder
@@ -26,8 +26,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def checks() -> Iterator[Check]:
-    for dtype, trans in itertools.product(ROUNDED, itertools.product((False, True), repeat=2)):
-        title = f"{'T' if trans[0] else 'N'}{'T' if trans[1] else 'N'}/{dtype}"
+    for dtype, (layout, trans) in itertools.product(ROUNDED, LAYOUTS.items()):
+        title = f"{layout}/{dtype}"
         yield Check(f"large product/matmul/{title}", partial(_matmuls, trans, dtype), product=True)
         yield Check(f"large product/forward/{title}", partial(_forwards, trans, dtype), product=True)
         yield Check(f"large product/backward/{title}", partial(_backwards, trans, dtype), product=True)

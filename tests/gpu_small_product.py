@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import opcheck
-from gpucheck import Check, each, repeated, turned
+from gpucheck import LAYOUTS, Check, each, repeated, turned
 
 from minigraph import cuda
 from minigraph.kernels.cuda import hopper_tf32, small_product
@@ -32,15 +32,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def checks() -> Iterator[Check]:
-    for kernel, trans in itertools.product(KERNELS, itertools.product((False, True), repeat=2)):
-        title = f"{'T' if trans[0] else 'N'}{'T' if trans[1] else 'N'}"
+    for kernel, (title, trans) in itertools.product(KERNELS, LAYOUTS.items()):
         yield Check(f"{kernel}/matmul/{title}", partial(_matmuls, kernel, trans), product=True)
         yield Check(f"{kernel}/forward/{title}", partial(_forwards, kernel, trans), product=True)
         yield Check(f"{kernel}/backward/{title}", partial(_backwards, kernel, trans), product=True)
-    for trans in itertools.product((False, True), repeat=2):
-        title = f"hopper product/{{}}/{'T' if trans[0] else 'N'}{'T' if trans[1] else 'N'}"
-        yield Check(title.format("accumulate"), partial(_accumulates, trans), product=True)
-        yield Check(title.format("whole wave"), partial(_whole_wave, trans), product=True)
+    for title, trans in LAYOUTS.items():
+        yield Check(f"hopper product/accumulate/{title}", partial(_accumulates, trans), product=True)
+        yield Check(f"hopper product/whole wave/{title}", partial(_whole_wave, trans), product=True)
     for kernel in KERNELS:
         yield Check(f"{kernel}/not a number", partial(_nan_stays, kernel), product=True)
         yield Check(f"{kernel}/few", partial(_few, kernel), sanitize=True)

@@ -29,6 +29,7 @@ STEP = {
 }  # from 1 to the next number
 GARBAGE = itertools.cycle((0xFF, 0x7B))  # NaN and -1; large finite numbers
 apart = False  # under compute-sanitizer: every buffer in an allocation of its own
+LAYOUTS = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}  # trans_x, trans_y
 
 
 class Check(NamedTuple):
