@@ -81,7 +81,7 @@ class Latest(NamedTuple):
             source is not self.source or fetches != self.fetches or prune is not self.prune
             or self.own.version != self.version or self.tf32 is not cuda.allows_tf32()
             or type(feed) is not dict or len(feed) != len(self.feeds)
-            or (self.program.random_seed or _seed) != self.seed
+            or _seed_of(self.program) != self.seed
         ):  # fmt: skip
             return False
         for name, kind, dtype, shape in self.feeds:

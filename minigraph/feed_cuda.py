@@ -97,8 +97,7 @@ class Feeding:
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
         fixed = bound.not_captured() is not None  # the host reads values at addresses that are known now
-        self.movable = {name for name, b in self.targets.items() if id(b) not in fetched and not fixed}
-        self.asked = [(name, name in self.movable) for name in self.targets]
+        self.movable = {name: id(b) not in fetched and not fixed for name, b in self.targets.items()}
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.held: Ring[list[Any]] = Ring([[] for _ in range(HELD)], runtime)
 
@@ -110,7 +109,7 @@ class Feeding:
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
         lies_at = self.runtime.lies_at
-        return tuple([lies_at(feeds[name]) if movable else 0 for name, movable in self.asked])
+        return tuple([lies_at(feeds[name]) if movable else 0 for name, movable in self.movable.items()])
 
     def route(self, places: Places) -> Route:
         """How feeds reach calls that are bound for these places."""

@@ -426,7 +426,7 @@ def test_a_fetched_feed_is_copied(stub):
         x, _ = exe.run(case.program, shown, ["x", case.total], scope=scope)
         assert np.array_equal(x, case.feed(0)["x"])
     (plan,) = exe._plans.values()
-    assert plan.feeding.movable == {"ids"}
+    assert plan.feeding.movable == {"x": False, "ids": True}
 
 
 def test_feeds_that_change_their_shape_work_and_are_warned_of_once(stub):
