@@ -12,11 +12,12 @@ from typing import Any
 from . import cuda
 from .bound import BoundProgram
 from .errors import FeedError, require
-from .memory import Life, most_live
+from .memory import Life, most_live, rounded
 from .options import RunOptions
 from .order import owner
 from .plan import Plan
 from .program import Operator, Program
+from .schedule import Value
 from .types import CPUPlace, CUDAPlace, Place, TensorType
 
 SHOWN = 10  # residents and operators in the text
@@ -29,11 +30,13 @@ class Resident:
 
     first, last   steps (on a GPU calls) during which it is needed, both included
     op            the operator that writes it first; None for feeds
+    values        bytes of all values that lie in it, those that an operator writes over its input included
     """
 
     name: str
     type: str
     nbytes: int
+    values: int
     first: int
     last: int
     op: Operator | None
@@ -141,7 +144,7 @@ def memory_report(
     at = max(steps, key=lambda t: sum(n for n, first, last in lives if first <= t <= last), default=-1)
     persistable = [v for v in program.vars.values() if v.persistable]
     return MemoryReport(
-        program.name, place, feeds, planned, most_live(lives), max(planned, sum(r.nbytes for r in residents)),
+        program.name, place, feeds, planned, most_live(lives), max(planned, sum(r.values for r in residents)),
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, running(at),
     )  # fmt: skip
@@ -172,12 +175,13 @@ def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
         shown = names.get(id(buffer))
         if shown is None:
             op, name, type_ = ops[id(buffer)], f"scratch of {ops[id(buffer)].type}", f"{buffer.nbytes} bytes"
+            own = buffer.nbytes
         else:
-            first = bound.schedule.values[shown[0]]
-            op = steps[first.producer].op if first.producer >= 0 else None
-            own = [bound.schedule.values[i].name for i in shown]
-            name, type_ = ", ".join(dict.fromkeys(own)), str(first.type)
-        residents.append(Resident(name, type_, buffer.nbytes, life.first, life.last, op, shown is None))
+            held = [bound.schedule.values[i] for i in shown]
+            op = steps[held[0].producer].op if held[0].producer >= 0 else None
+            name, type_ = _named([v.name for v in held]), str(held[0].type)
+            own = sum(v.type.nbytes for i, v in zip(shown, held, strict=True) if v.root == i)
+        residents.append(Resident(name, type_, buffer.nbytes, own, life.first, life.last, op, shown is None))
 
     def running(at: int) -> tuple[Operator, ...]:
         if not 0 <= at < len(bound.order):
@@ -189,14 +193,31 @@ def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
 
 def _on_cpu(plan: Plan) -> tuple[list[Resident], int, Any]:
     steps = plan.schedule.steps
-    residents, apart = [], []
-    for value in plan.values:
-        if value.persistable or value.producer < 0 or plan.values[value.root] is not value:
+    blocks: list[list[Value]] = []
+    latest: dict[int, list[Value]] = {}  # what lies in a buffer now
+    for i, value in enumerate(plan.values):
+        if value.persistable or value.producer < 0 or value.root != i:
             continue
-        last = max(value.last_use, value.producer)
-        op = steps[value.producer].op
-        residents.append(Resident(value.name, str(value.type), value.type.nbytes, value.producer, last, op))
-        if value.buffer is None:
-            apart.append(Life(value.type.nbytes, value.producer, last))
-    planned = sum(b.nbytes for b in plan.buffers) + most_live(apart)
+        block = latest.get(value.buffer, []) if value.buffer is not None else []
+        if not block or block[-1].last_use < value.producer:  # else it is written over what dies there
+            blocks.append(block := [])
+        block.append(value)
+        if value.buffer is not None:
+            latest[value.buffer] = block
+    residents = []
+    for block in blocks:
+        first, last = block[0].producer, max(block[-1].last_use, block[-1].producer)
+        own, op, name = block[0].type, steps[first].op, _named([v.name for v in block])
+        values = sum(v.type.nbytes for v in block)
+        residents.append(Resident(name, str(own), own.nbytes, values, first, last, op))
+    apart = [
+        Life(r.nbytes, r.first, r.last) for r, block in zip(residents, blocks, strict=True) if block[0].buffer is None
+    ]
+    planned = sum(rounded(b.nbytes) for b in plan.buffers) + most_live(apart)
     return residents, planned, lambda step: (steps[step].op,) if 0 <= step < len(steps) else ()
+
+
+def _named(names: Sequence[str]) -> str:
+    """Names of values that lie in one block, the inner ones of many left out."""
+    own = list(dict.fromkeys(names))
+    return ", ".join(own if len(own) < 4 else [own[0], f"{len(own) - 2} others", own[-1]])

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "plan_cuda": "errors types options kernels program scope bound order feed_cuda",
     "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
-    "memory_report": "errors types options program cuda plan bound memory order",
+    "memory_report": "errors types options program cuda schedule plan bound memory order",
     "compiler": "errors types options garbage program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",

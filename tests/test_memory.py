@@ -307,6 +307,21 @@ def test_a_report_tells_the_peak_and_what_sharing_saves(place):
     assert both.persistable == sum(v.type.nbytes for v in main.vars.values() if v.persistable)
 
 
+@pytest.mark.parametrize("place", [None, mg.CPUPlace()])
+def test_a_report_counts_what_is_written_over_its_input(place):
+    main = Program()
+    with mg.static.program_guard(main, Program()):
+        y = x = mg.static.data("x", [256, 256])
+        for _ in range(6):
+            y = mg.tanh(mg.nn.functional.relu(y))
+        total = mg.sum(y)
+    report = mg.static.CompiledProgram(main).memory_report({}, [total], place)
+    assert report.live <= report.planned < 3 * x.type.nbytes
+    assert report.saved == pytest.approx(11 * x.type.nbytes, rel=0.001), "twelve values lie in one block"
+    chain = next(r for r in report.residents if r.op is not None)
+    assert chain.name == "relu_0.tmp_0, 10 others, tanh_5.tmp_0" and chain.nbytes == x.type.nbytes
+
+
 def test_a_report_needs_shapes_that_fit():
     main, _ = small_training()
     compiled = mg.static.CompiledProgram(main)
