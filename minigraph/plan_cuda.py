@@ -57,6 +57,41 @@ class Binding:
         self.ran = False
 
 
+class Faults:
+    """The first value that a kernel of a plan could not take since somebody looked.
+
+    After runs without fetches nobody has: the Scope that they changed keeps this, not the plan, until somebody does.
+    """
+
+    def __init__(self, bound: BoundProgram, runtime: Any, memory: Any) -> None:
+        """`memory` holds the record."""
+        self.runtime, self.memory = runtime, memory
+        self.record, self.wrong, self.schedule = bound.binder.fault, bound.binder.wrong, bound.schedule
+        self.clear()
+
+    def clear(self) -> None:
+        """There is none."""
+        self.runtime.upload(np.zeros(self.record.shape, self.record.dtype), self.record)
+
+    def check(self) -> None:
+        """Wait for all runs so far; an error where one had a fault."""
+        with self.runtime.lock:
+            found = self.runtime.fetch(self.record, as_numpy=True)
+            self.runtime.stream.synchronize()
+            self.judge(found, "a run before this call had it; runs without fetches do not wait for the GPU")
+
+    def judge(self, record: np.ndarray, hint: str | None = None) -> None:
+        """Turn what a kernel reported into an error that names its operator."""
+        if record[0]:
+            _, number, value, row = (int(x) for x in record)
+            self.clear()
+            step = self.schedule.steps[number]
+            raise KernelError(
+                f"value {value} at row {row} is {self.wrong[number]}", call=self.schedule.call(step), site=step.op.site,
+                hint=hint,
+            )  # fmt: skip
+
+
 class CudaPlan:
     """Steps and memory of `program` on one GPU for feeds of the given types."""
 
@@ -83,8 +118,8 @@ class CudaPlan:
         ):  # fmt: skip
             for buffer, offset in placed:
                 buffer.ptr = memory.data.ptr + offset
-        self.fault = np.zeros(4, np.int64)
-        runtime.upload(self.fault, self.bound.binder.fault)
+        self.faults = Faults(self.bound, runtime, self.mailbox)
+        self.watched: Any = None  # the set of a Scope in which the faults stand
         counter = self.bound.binder.counter
         self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
@@ -110,7 +145,7 @@ class CudaPlan:
         letters, start = self.bound.letters, self.bound.inbox_bytes
         self.outbox = self.runtime.pinned(self.bound.mailbox_bytes - start)
         self.outbox_copy = self.outbox.ctypes.data, self.mailbox.data.ptr + start, self.outbox.nbytes
-        self.reported = self.outbox[: self.fault.nbytes].view(np.int64)
+        self.reported = self.outbox[: self.bound.binder.fault.nbytes].view(np.int64)
         at = {id(b): offset - start for b, offset in letters if offset >= start}
         self.fetched: list[tuple[Buffer, np.ndarray | None]] = []
         for index in self.schedule.fetched:
@@ -176,6 +211,10 @@ class CudaPlan:
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
             results = self._receive(return_numpy) if self.fetched else []
+            if self.fetched:
+                scope.look_at_faults()
+            elif self.watched is not scope.faults and self.bound.binder.wrong:
+                self.watched = scope.watch(self.faults)
         scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return results
 
@@ -215,8 +254,7 @@ class CudaPlan:
             for b, seen in self.fetched
         ]
         self.runtime.stream.synchronize()
-        if self.reported[0]:
-            self._raise_fault()
+        self.faults.judge(self.reported)
         return [
             seen.copy() if f is None and seen is not None else f
             for f, (_, seen) in zip(found, self.fetched, strict=True)
@@ -301,12 +339,3 @@ class CudaPlan:
             v = self.program.vars[name]
             raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
         return array
-
-    def _raise_fault(self) -> None:
-        """Turn what a kernel reported into an error that names its operator."""
-        _, step, value, row = (int(x) for x in self.reported)
-        self.runtime.upload(self.fault, self.bound.binder.fault)
-        found = self.schedule.steps[step]
-        raise KernelError(
-            f"value {value} at row {row} is out of range", call=self.schedule.call(found), site=found.op.site
-        )

@@ -12,6 +12,8 @@ import numpy as np
 
 from .errors import DTypeError, ProgramError, ShapeError, require
 
+FAULTS_KEPT = 16
+
 
 class ScopeTensor:
     """The value of one variable in a Scope: `np.array(t)` reads a copy, `t.set(array)` writes."""
@@ -81,6 +83,7 @@ class Scope:
     steps    per program, how often it ran: the counter of its random numbers
     filled   what `fill` wrote last: name -> (array, number)
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
+    faults   of plans that ran here without anybody waiting for them
     lock     held by the Executor that runs in it
     """
 
@@ -89,6 +92,7 @@ class Scope:
         self.steps: Counter[int] = Counter()
         self.filled: dict[str, tuple[Any, float]] = {}
         self.waiting: dict[str, float] = {}
+        self.faults: set[Any] = set()
         self.lock = threading.RLock()
 
     @property
@@ -96,12 +100,28 @@ class Scope:
         """Grows whenever a name gets another array."""
         return self.arrays.version  # type: ignore[attr-defined]
 
+    def watch(self, faults: Any) -> set[Any]:
+        """Look at these before a value is read, and now and then, so that few are kept."""
+        if len(self.faults) >= FAULTS_KEPT:
+            self.look_at_faults()
+        self.faults.add(faults)
+        return self.faults
+
+    def look_at_faults(self) -> None:
+        """Raise what kernels reported in runs that nobody waited for."""
+        while self.faults:
+            with self.lock:
+                first, *others = self.faults
+                self.faults = set(others)  # another set: plans that run from now on are watched anew
+            first.check()
+
     def has(self, name: str) -> bool:
         return name in self.arrays
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a value."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
+        self.look_at_faults()
         array = self.arrays[name]
         if name in self.waiting:
             return np.full(array.shape, self.waiting[name], array.dtype)

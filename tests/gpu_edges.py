@@ -212,12 +212,31 @@ def numbers_out_of_range_are_named() -> None:
             assert "1" in message.replace(str(wrong), ""), (
                 f"the message does not name row 1: {message}"
             )
+            assert "[" in message.partition(f"value {wrong}")[2], f"the message does not say what fits: {message}"
             for found, right in zip(
                 exe.run(program, arrays, fetches, scope=Scope()), expected, strict=True
             ):
                 assert_near(found, right, 1e-12, f"{op_type} after the error")
 
     each((case[0], partial(one, *case)) for case in cases)
+
+
+def faults_of_runs_without_fetches_are_said_before_values_are_read() -> None:
+    """By the Scope, also when the plan is gone; then its values can be read."""
+    block = Program().global_block()
+    w = block.create_var("w", type=tensor_type((5, 4), "float64"), persistable=True)
+    ids = block.create_var("ids", type=tensor_type((-1,), "int64"), is_data=True)
+    g = Builder(block)
+    g.elementwise_add(w, g.reduce_sum(g.embedding(ids, w)), out={"Out": w})
+    for wrong_run in (1, 4):
+        exe, scope = Executor(CUDAPlace(0)), Scope()
+        scope.write("w", normal(5, 4))
+        for i in range(6):
+            exe.run(block.program, {"ids": np.array([0, 9 if i == wrong_run else 4, 2])}, scope=scope)
+        exe.close()
+        message = refused("value 9 at row 1 is out of range [0, 5)", scope.read, "w", error=KernelError)
+        assert "embedding" in message, message
+        assert np.isfinite(scope.read("w")).all()
 
 
 def out_of_memory_is_one_clear_error() -> None:
@@ -269,6 +288,6 @@ def missing_values_are_named() -> None:
 
 
 ERRORS = [
-    numbers_out_of_range_are_named, out_of_memory_is_one_clear_error, out_of_memory_of_a_parameter,
-    unknown_gpu_is_refused, missing_values_are_named,
+    numbers_out_of_range_are_named, faults_of_runs_without_fetches_are_said_before_values_are_read,
+    out_of_memory_is_one_clear_error, out_of_memory_of_a_parameter, unknown_gpu_is_refused, missing_values_are_named,
 ]  # fmt: skip

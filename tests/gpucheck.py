@@ -66,7 +66,7 @@ class Poisoned:
                 buffer.ptr = memory.data.ptr
             plan.feeding.own = {n: b.ptr for n, b in plan.feeding.targets.items()}  # they go where buffers lie now
             plan._prepare_fetches()
-            plan.runtime.upload(plan.fault, plan.bound.binder.fault)
+            plan.faults.clear()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plan, name)
@@ -75,7 +75,7 @@ class Poisoned:
         plan = self.plan
         if not apart:
             spoil(plan.runtime, plan.arena.data.ptr, plan.bound.arena_bytes)
-            plan.runtime.upload(plan.fault, plan.bound.binder.fault)
+            plan.faults.clear()
         return plan.run(feeds, scope, return_numpy)
 
 

@@ -101,8 +101,90 @@ def test_an_index_out_of_range_is_named_with_the_sizes_of_the_run(stub):
     with static.program_guard(main, static.Program()):
         out = mg.gather(static.data("x", [None, 4]), static.data("i", [None], "int64"))
     feed = {"x": np.ones((3, 4), np.float32), "i": np.array([0, 7])}
-    with pytest.raises(KernelError, match=r"gather\(X=x: f32\[3,4\], Index=i: i64\[2\]\): value 7 at row 1"):
+    said = r"gather\(X=x: f32\[3,4\], Index=i: i64\[2\]\): value 7 at row 1 is out of range \[-3, 3\)"
+    with pytest.raises(KernelError, match=said):
         static.Executor(mg.CUDAPlace(0)).run(main, feed, [out])
+
+
+class Classifier:
+    """A table of 7 rows, 5 classes, SGD; with feeds that fit and those with a number that does not."""
+
+    def __init__(self) -> None:
+        self.main, self.startup, self.scope = static.Program("net"), static.Program(), static.Scope()
+        with mg.base.unique_name.guard(), static.program_guard(self.main, self.startup):
+            ids, label = static.data("ids", [None], "int64"), static.data("label", [None, 1], "int64")
+            scores = mg.nn.Linear(8, 5)(mg.nn.Embedding(7, 8)(ids))
+            self.loss = mg.nn.functional.cross_entropy(scores, label)
+            self.test = self.main.clone(for_test=True)
+            mg.optimizer.SGD(0.1).minimize(self.loss)
+        self.exe = static.Executor(mg.CUDAPlace(0))
+        self.exe.run(self.startup, scope=self.scope)
+        self.right = {"ids": np.array([0, 6, 3]), "label": np.array([[4], [0], [2]])}
+
+    def wrong(self, name: str, value: int) -> dict[str, np.ndarray]:
+        feed = {n: a.copy() for n, a in self.right.items()}
+        feed[name].reshape(-1)[1] = value
+        return feed
+
+    def run(self, feed: dict[str, np.ndarray], fetches: Any = (), program: Any = None) -> Any:
+        return self.exe.run(program or self.main, feed, list(fetches), scope=self.scope)
+
+
+FAULTS = [("ids", -1, r"embedding\(.*\): value -1 at row 1 is out of range \[0, 7\)"),
+          ("label", 5, r"softmax_with_cross_entropy\(.*\): value 5 at row 1 is not a class in \[0, 5\) and not ignor")]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), FAULTS)
+def test_a_number_out_of_range_is_named_with_what_would_fit(stub, name, value, said):
+    net = Classifier()
+    with pytest.raises(KernelError, match=said):
+        net.run(net.wrong(name, value), [net.loss])
+    net.run(net.right, [net.loss])
+
+
+LOOKS: dict[str, Any] = {
+    "the same program": lambda net: net.run(net.right, [net.loss]),
+    "another program": lambda net: net.run(net.right, [net.loss], net.test),
+    "the scope": lambda net: net.scope.read("linear_0.w_0"),
+    "a tensor": lambda net: np.array(net.scope.find_var("linear_0.w_0").get_tensor()),
+    "the states of a program": lambda net: net.main.state_dict(scope=net.scope),
+    "a CPU": lambda net: static.Executor().run(net.test, net.right, [net.loss], scope=net.scope),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_fault_of_a_run_without_fetches_is_said_before_anything_that_comes_of_it_is_read(stub, look, captured, gone):
+    net = Classifier()
+    for _ in range(3 * captured):
+        net.run(net.right)
+    net.run(net.wrong("label", 77))
+    net.run(net.right)
+    if gone:
+        net.exe.close()
+        net.exe = static.Executor(mg.CUDAPlace(0))
+    with pytest.raises(KernelError, match=r"value 77 at row 1 is not a class in \[0, 5\)(.|\n)*hint: a run before"):
+        LOOKS[look](net)
+    LOOKS[look](net)
+    net.run(net.wrong("ids", 7))
+    with pytest.raises(KernelError, match=r"value 7 at row 1 is out of range \[0, 7\)"):
+        LOOKS[look](net)
+
+
+@pytest.mark.filterwarnings("ignore:.*change their shapes")
+def test_faults_of_few_plans_are_kept(stub):
+    net = Classifier()
+    net.run(net.wrong("label", 5))
+
+    def grow() -> None:
+        for rows in range(4, 40):
+            net.run({name: np.repeat(a[:1], rows, axis=0) for name, a in net.right.items()})
+            assert len(net.scope.faults) <= 16
+
+    with pytest.raises(KernelError, match="value 5 at row 1"):
+        grow()
+
 
 
 def test_plans_that_are_kept_make_room(stub, monkeypatch):

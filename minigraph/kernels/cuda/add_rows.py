@@ -88,7 +88,7 @@ def bind_sort(binder: Binder, index: Buffer, out: Buffer, pack: int, low: int, p
     defines = {"SORT": 1, "SORTERS": SORTERS, "I": kind}
     binder.launch(
         "add_rows.cu", "radix_count", blocks, SORTERS, index, keys, counts[0], used, i64(n), i64(size), i64(low),
-        i64(padding), i64(block_shift), i64(len(shifts)), binder.fault, i64(binder.step),
+        i64(padding), i64(block_shift), i64(len(shifts)), *binder.report(f"out of range [{low}, {size})"),
         defines=defines | {"INDEX": CUDA_TYPES[index.dtype]},
     )  # fmt: skip
     accesses = width // pack

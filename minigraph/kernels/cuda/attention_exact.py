@@ -226,7 +226,7 @@ def check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
     grid = min(blocks_for(lengths.size, THREADS), binder.device.multiprocessors)
     binder.launch_source(
         source, "check_lengths", grid, THREADS, lengths, ins["CuSeqlensK"], i64(lengths.size - 1), i64(c.queries),
-        i64(c.keys), binder.fault, i64(binder.step),
+        i64(c.keys), *binder.report(f"no cumulative length of {c.queries} and {c.keys} positions: 0, n0, n0 + n1, ..."),
     )  # fmt: skip
 
 

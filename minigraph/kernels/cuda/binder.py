@@ -164,7 +164,8 @@ class Binder:
 
     calls    in order of execution
     step     number of the operator that is being bound, for faults
-    fault    where kernels report values out of range
+    fault    where kernels report values that they cannot take
+    wrong    what such a value is, by the number of its operator
     """
 
     device: Device = field(default_factory=Device)
@@ -177,6 +178,7 @@ class Binder:
     paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
+    wrong: dict[int, str] = field(default_factory=dict)
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     tf32: bool = False  # whether products of float32 may round their operands
     multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
@@ -197,6 +199,11 @@ class Binder:
     def note(self, text: str) -> None:
         """Something about this operator's kernel that a report should say."""
         self.notes.append((self.step, text))
+
+    def report(self, wrong: str) -> tuple[Buffer, np.int64]:
+        """Arguments of a kernel that reports values that are `wrong`: "out of range [0, 7)", for example."""
+        self.wrong[self.step] = wrong
+        return self.fault, i64(self.step)
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
         """Memory for this operator alone; its content is undefined."""

@@ -57,10 +57,11 @@ def elementwise_pow(
     shapes = operand_shapes(ins, attrs)
     if X.dtype in FLOATS:
         return bind_pointwise(binder, {"Out": Out}, {"X": X, "Y": Y}, {"Out": "power(X, Y)"}, shapes=shapes)
+    fault, step = binder.report("a negative power of an integer")
     refused = "(Y < 0 ? report((Fault*)p_fault, s_step, Y, i64(o_Out) + i) : void())"
     bind_pointwise(
-        binder, {"Out": Out}, {"X": X, "Y": Y, "fault": binder.fault}, {"Out": f"({refused}, power(X, Y))"},
-        {"step": binder.step}, shapes | {"fault": ()},
+        binder, {"Out": Out}, {"X": X, "Y": Y, "fault": fault}, {"Out": f"({refused}, power(X, Y))"},
+        {"step": int(step)}, shapes | {"fault": ()},
     )  # fmt: skip
 
 

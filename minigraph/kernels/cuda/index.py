@@ -33,7 +33,7 @@ def bind_take(
     binder.launch(
         "index.cu", "take", blocks_for(outer * index.size * pieces, THREADS // lanes), THREADS, x, index, out,
         i64(outer), i64(index.size), i64(size), i64(words), i64(pieces), i64(low), i64(padding),
-        binder.fault, i64(binder.step),
+        *binder.report(f"out of range [{low}, {size})"),
         defines={
             "W": WORDS[word], "INDEX": CUDA_TYPES[index.dtype], "LANES": lanes,
             "J": numbering(outer * index.size * pieces),
@@ -76,7 +76,8 @@ def one_hot(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     binder.zero(out)
     binder.launch(
         "index.cu", "one_hot", blocks_for(x.size, THREADS), THREADS, x, out, i64(x.size), i64(attrs["depth"]),
-        binder.fault, i64(binder.step), defines={"INDEX": CUDA_TYPES[x.dtype], "T": CUDA_TYPES[out.dtype]},
+        *binder.report(f"out of range [0, {attrs['depth']})"),
+        defines={"INDEX": CUDA_TYPES[x.dtype], "T": CUDA_TYPES[out.dtype]},
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
 from .gemm import HALVES
+from .loss import no_class
 from .pointwise import bind_pointwise, compute_type
 from .reduce import bind_column_sum, power_of_two
 
@@ -134,5 +135,5 @@ def _loss_and_gradient(
     binder.launch_source(
         source, "loss_and_gradient", chunk.rows, threads, z, i64(classes), i64(kept), label, seed or label,
         loss or label, z_loss or label, prediction or label, i64(attrs["ignore_index"]), i64(chunk.start),
-        binder.fault, i64(binder.step), shared=kept * bytes_of_pack,
+        *binder.report(no_class(classes, attrs)), shared=kept * bytes_of_pack,
     )  # fmt: skip

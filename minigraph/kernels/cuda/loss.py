@@ -18,7 +18,7 @@ def softmax_with_cross_entropy(
     soft = attrs["soft_label"]
     loss = Loss if Loss is not None else Logits
     facts = {"KIND": "SOFT" if soft else "HARD", "WRITES": int(Softmax is not None), "LOSS": int(Loss is not None)}
-    operator = _operator(binder, facts, Label, loss, attrs, inputs=2 if soft else 1)
+    operator = _operator(binder, facts, Logits, Label, loss, attrs, inputs=2 if soft else 1)
     result = Softmax if Softmax is not None else Logits
     bind_rows(binder, operator, Logits, Label if soft else Logits, result, attrs["axis"])
 
@@ -30,13 +30,20 @@ def softmax_with_cross_entropy_grad(
     Label, Softmax = ins["Label"], ins["Softmax"]
     soft = attrs["soft_label"]
     facts = {"KIND": "SOFT_GRAD" if soft else "HARD_GRAD", "WRITES": 1, "LOSS": 0}
-    operator = _operator(binder, facts, Label, ins["Loss_grad"], attrs, inputs=2 if soft else 1)
+    operator = _operator(binder, facts, Softmax, Label, ins["Loss_grad"], attrs, inputs=2 if soft else 1)
     other = Label if soft else Softmax
     bind_rows(binder, operator._replace(reduces=soft), Softmax, other, outs["Logits_grad"], attrs["axis"])
 
 
+def no_class(classes: int, attrs: Mapping[str, Any]) -> str:
+    """What is wrong with a label that a kernel reports."""
+    return f"not a class in [0, {classes}) and not ignore_index {attrs['ignore_index']}"
+
+
 def _operator(
-    binder: Binder, facts: Mapping[str, Any], Label: Buffer, loss: Buffer, attrs: Mapping[str, Any], inputs: int
-) -> RowOperator:
-    arguments = Label, loss, i64(attrs["ignore_index"]), binder.fault, i64(binder.step)
+    binder: Binder, facts: Mapping[str, Any], scores: Buffer, Label: Buffer, loss: Buffer, attrs: Mapping[str, Any],
+    inputs: int,
+) -> RowOperator:  # fmt: skip
+    wrong = no_class(scores.shape[attrs["axis"]], attrs)
+    arguments = Label, loss, i64(attrs["ignore_index"]), *binder.report(wrong)
     return RowOperator("loss.cu", {**facts, "L": CUDA_TYPES[Label.dtype]}, arguments, inputs)
