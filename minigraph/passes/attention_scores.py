@@ -3,86 +3,33 @@
     Out = dropout(softmax(modified(scale * Q K^T))) V
 
 Walking normalises: transposes of operands become an order of axes, all constant factors one scale,
-repeated heads of K and V a group, casts nothing, and what changes scores a list of Modifiers. So one
-template fits all spellings, and the graph is not touched before it is known that it does.
+repeated heads of K and V a group, casts nothing, batches times heads that some arrays have as one axis
+both of them, and what changes scores a list of Modifiers. So one template fits all spellings, and the
+graph is not touched before it is known that it does.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from typing import Any
 
 from ..ir.graph import OpNode, VarNode
+from .attention_found import HEADS_MOVED, RESHAPES, Attention, Modifier, Operand, split_by
+from .attention_heads import before_repeat
 from .attention_masks import Steps, constant_of, makers, value_of
 from .pattern import Mismatch
 from .rule import Refused, require
-
-HEADS_MOVED = (0, 2, 1, 3)  # [B, S, H, D] <-> [B, H, S, D]
-
-
-@dataclass
-class Operand:
-    """The value [..., S, D] of a product: `source` with its axes in the order `perm`."""
-
-    source: VarNode
-    perm: tuple[int, ...]
-    factor: float = 1.0
-
-    @property
-    def heads(self) -> int:
-        """Of a value of rank 4."""
-        return self.source.type.shape[self.perm[1]]
-
-
-@dataclass
-class Modifier:
-    """One change of the scores.
-
-    add     scores + factor * source
-    where   scores where `source` (with `negated`: not source) is True, else `fill`
-    steps   what `source` is by its place, where that is known
-    """
-
-    kind: str
-    source: VarNode
-    factor: float = 1.0
-    negated: bool = False
-    fill: float = 0.0
-    steps: Steps | None = None
-
-
-@dataclass
-class Attention:
-    """What was found; modifiers from the last one to the first."""
-
-    ops: dict[OpNode, None] = field(default_factory=dict)
-    constants: list[VarNode] = field(default_factory=list)
-    modifiers: list[Modifier] = field(default_factory=list)
-    scale: float = 1.0
-    dropout: OpNode | None = None
-    scores: VarNode | None = None
-    q: Operand | None = None
-    k: Operand | None = None
-    v: Operand | None = None
-    out: VarNode | None = None
-    out_moved: bool = False  # `out` is [B, S, H, D]
-
-    def take(self, op: OpNode) -> VarNode:
-        """Make `op` part of the match; its first input."""
-        self.ops[op] = None
-        return next(iter(op.input_vars))
-
-    def is_inside(self, v: VarNode) -> bool:
-        """Whether only the match and its gradients read `v`."""
-        return v.pinned is None and all(c in self.ops or c.forward in self.ops for c in v.consumers)
 
 
 def probabilities(anchor: OpNode, found: Attention) -> VarNode:
     """The softmax's input, with `anchor` as the product with V; a Mismatch where this is no attention."""
     found.take(anchor)
     v = anchor.inputs["X"][0]
-    while v.producer is not None and v.producer.type in ("cast", "dropout", "softmax"):
+    while v.producer is not None and v.producer.type in ("cast", "dropout", "softmax", *RESHAPES):
         op = v.producer
+        if op.type in RESHAPES and not found.regroup(op):
+            break
+        found.path.append(v)
         if op.type == "softmax":
             require_last_axis(op)
             return found.take(op)
@@ -103,21 +50,22 @@ def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     """Fill in what lies above the softmax; Refused where the template does not fit."""
     require(not anchor.attrs["trans_x"], f"{anchor.label()} transposes the probabilities")
     product = _scores(found, scores)
-    rank = product.inputs["X"][0].type.ndim
+    inputs = product.inputs["X"][0], product.inputs["Y"][0], anchor.inputs["Y"][0]
+    rank = inputs[0].type.ndim
     require(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
-    for operand in (product.inputs["X"][0], product.inputs["Y"][0], anchor.inputs["Y"][0]):
+    for operand in inputs if found.split is None else ():
         require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
-    found.q = _operand(found, product.inputs["X"][0], product.attrs["trans_x"], repeated=False)
+    dtype = inputs[2].type.dtype
+    found.q = _operand(found, inputs[0], product.attrs["trans_x"], dtype)
     before = dict(found.ops), list(found.constants)
     for repeated in (True, False):  # repeated heads of both K and V are seen through, or of none
         found.ops, found.constants = dict(before[0]), list(before[1])
-        found.k = _operand(found, product.inputs["Y"][0], not product.attrs["trans_y"], repeated)
-        found.v = _operand(found, anchor.inputs["Y"][0], anchor.attrs["trans_y"], repeated)
-        if rank == 3 or found.k.heads == found.v.heads:
+        found.k = _operand(found, inputs[1], not product.attrs["trans_y"], dtype, repeated)
+        found.v = _operand(found, inputs[2], anchor.attrs["trans_y"], None, repeated)
+        if found.k.heads == found.v.heads:
             break
     found.scale *= found.q.factor * found.k.factor
-    require(found.v.factor == 1, f"{found.v.source.name} is multiplied by a constant on its way")
-    _find_result(found, anchor, rank)
+    _find_result(found, anchor)
 
 
 def _scores(found: Attention, v: VarNode) -> OpNode:
@@ -126,6 +74,7 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
         op = v.producer
         require(op is not None, f"the scores {v.name} are not computed by a product")
         assert op is not None
+        found.path.append(v)
         if op.type == "matmul":
             found.scores = v
             found.take(op)
@@ -133,6 +82,9 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
         if op.type == "cast":
             source = next(iter(op.input_vars)).type.dtype
             require(op.attrs["dtype"].itemsize >= source.itemsize, f"{op.label()} rounds the scores to {v.type.dtype}")
+            v = found.take(op)
+            continue
+        if found.regroup(op):
             v = found.take(op)
             continue
         factor = factor_of(op)
@@ -179,6 +131,9 @@ def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bo
         return False
     if op.type == "matmul":
         return True
+    if split_by(op) is not None:
+        v = next(iter(op.input_vars))
+        return _leads_to_product(v, v.type.shape, depth - 1)
     if not op.opdef.traits & {"elementwise", "pointwise"}:
         return False
     unread = op.opdef.unread(op.outputs)
@@ -196,7 +151,8 @@ def _added(found: Attention, op: OpNode) -> VarNode:
     for scores, other in ((x, y), (y, x)):
         if _leads_to_product(scores, shape) and not (subtracted and scores is y):
             factor = -found.scale if subtracted else found.scale
-            found.modifiers.append(Modifier("add", other, factor, steps=_steps(other)))
+            for part in _addends(found, other):
+                found.modifiers.append(Modifier("add", part, factor, steps=_steps(part), rank=len(shape)))
             return scores
     raise Refused(f"no operand of {op.label()} is a product of queries and keys of its shape")
 
@@ -215,23 +171,48 @@ def _chosen(found: Attention, op: OpNode) -> VarNode:
         found.constants.append(other)
         fill = number * found.scale
         require(fill == fill and fill != float("inf"), f"{op.label()} puts {number} in place of scores")
-        for part in _conditions(found, condition) if fill == -math.inf and not negated else (condition,):
-            found.modifiers.append(Modifier("where", part, negated=negated, fill=fill, steps=_steps(part)))
+        through: list[OpNode] = []
+        parts = _conditions(condition, negated, through) if fill == -math.inf else []
+        if all(_steps(part) is None for part, _ in parts):
+            parts, through = [(condition, negated)], []
+        _leave(found, through)
+        for part, hides in parts:
+            found.modifiers.append(Modifier("where", part, 1.0, hides, fill, _steps(part), len(shape)))
         return scores
     raise Refused(f"no choice of {op.label()} is a product of queries and keys of its shape")
 
 
-def _conditions(found: Attention, v: VarNode) -> tuple[VarNode, ...]:
-    """Both sides of a conjunction of which one is known by its place; -inf may be filled in one after the other."""
+def _conditions(v: VarNode, negated: bool, through: list[OpNode]) -> list[tuple[VarNode, bool]]:
+    """What must be (with True: must not be) for a key to be seen; -inf may be filled in for one after the other.
+
+    `through` gets the operators that say so.
+    """
     op = v.producer
-    if op is None or op.type != "logical_and" or _steps(v) is not None:
-        return (v,)
-    sides = op.inputs["X"][0], op.inputs["Y"][0]
-    if all(_steps(side) is None for side in sides):
-        return (v,)
-    if found.is_inside(v):
-        found.take(op)
+    both = "logical_or" if negated else "logical_and"
+    if op is None or _steps(v) is not None or op.type not in ("logical_not", both):
+        return [(v, negated)]
+    through.append(op)
+    sides = [x for slot in ("X", "Y") for x in op.inputs.get(slot, ())]
+    return [part for x in sides for part in _conditions(x, negated != (op.type == "logical_not"), through)]
+
+
+def _addends(found: Attention, v: VarNode) -> list[VarNode]:
+    """Both sides of a sum of which one hides keys with -inf by its place: they may be added one after the other."""
+    op = v.producer
+    if op is None or op.type != "elementwise_add" or op.attrs["axis"] != -1 or _steps(v) is not None:
+        return [v]
+    sides = [op.inputs["X"][0], op.inputs["Y"][0]]
+    if not any(s is not None and -math.inf in (s.inside, s.outside) for s in map(_steps, sides)):
+        return [v]
+    _leave(found, [op])
     return sides
+
+
+def _leave(found: Attention, ops: list[OpNode]) -> None:
+    """Operators whose results nobody else needs become part of the match, the last one first."""
+    for op in ops:
+        if all(found.is_inside(v) for v in op.output_vars):
+            found.ops[op] = None
 
 
 def _steps(v: VarNode) -> Steps | None:
@@ -239,92 +220,67 @@ def _steps(v: VarNode) -> Steps | None:
     return found if isinstance(found, Steps) else None
 
 
-def _operand(found: Attention, v: VarNode, swapped: bool, repeated: bool) -> Operand:
-    """What lies above an operand: transposes, factors, and for K and V repeated heads."""
+def _operand(found: Attention, v: VarNode, swapped: bool, dtype: Any, repeated: bool = False) -> Operand:
+    """What lies above an operand: transposes, batch times heads joined, for K and V repeated heads.
+
+    With a `dtype`, of Q and K, also constant factors, and casts from that type.
+    """
     rank = v.type.ndim
     perm = (*range(rank - 2), rank - 1, rank - 2) if swapped else tuple(range(rank))
     operand = Operand(v, perm)
     while operand.source.producer is not None and found.is_inside(operand.source):
         op, source = operand.source.producer, None
-        factor = factor_of(op)
+        factor = factor_of(op) if dtype is not None else None
         if factor is not None:
             operand.factor *= factor[0]
             found.constants += [x for slot, xs in op.inputs.items() if slot != factor[1] for x in xs]
             found.ops[op], source = None, op.inputs[factor[1]][0]
         elif op.type == "transpose":
-            order = [axis % rank for axis in op.attrs["perm"]]
+            order = [axis % len(operand.perm) for axis in op.attrs["perm"]]
             operand.perm = tuple(order[axis] for axis in operand.perm)
             source = found.take(op)
-        elif repeated and rank == 4:
-            source = _before_repeat(found, op, operand.perm[1])
+        elif op.type == "cast" and dtype is not None and op.inputs["X"][0].type.dtype == dtype != op.attrs["dtype"]:
+            source = found.take(op)
+        elif found.split and len(operand.perm) == 3 and operand.perm[0] == 0 and split_by(op) == found.split:
+            operand.perm = (0, *(axis + 1 for axis in operand.perm))
+            source = found.take(op)
+        elif repeated and len(operand.perm) == 4:
+            source = before_repeat(found, op, operand.perm[1])
         if source is None:
             break
         operand.source = source
     return operand
 
 
-def _before_repeat(found: Attention, op: OpNode, heads: int) -> VarNode | None:
-    """K or V with its own heads, where `op` makes the last step of repeating each of them along axis `heads`."""
-    out = next(op.output_vars).type.shape
-    if op.type in ("expand", "tile"):  # of a single head
-        x = op.inputs["X"][0]
-        if x.type.ndim == 4 and x.type.shape[heads] == 1 and _same_but(x.type.shape, out, heads):
-            return found.take(op)
-        return None
-    if op.type not in ("reshape", "flatten"):
-        return None
-    wide = op.inputs["X"][0]
-    spread = wide.producer
-    if wide.type.ndim != 5 or spread is None or spread.type not in ("expand", "tile") or not _joins(op, heads):
-        return None
-    narrow = spread.inputs["X"][0]
-    split = narrow.producer
-    if narrow.type.ndim != 5 or narrow.type.shape[heads + 1] != 1 or split is None:
-        return None
-    if not _same_but(narrow.type.shape, wide.type.shape, heads + 1) or split.type not in ("unsqueeze", "reshape"):
-        return None
-    source = split.inputs["X"][0].type.shape
-    kept = (*narrow.type.shape[: heads + 1], *narrow.type.shape[heads + 2 :])
-    known = split.type == "unsqueeze" or kept.count(-1) <= 1
-    if source != kept or not known:
-        return None
-    chain = (op, spread, split)
-    found.ops.update(dict.fromkeys(chain))
-    if all(found.is_inside(v) for v in (wide, narrow)):
-        return split.inputs["X"][0]
-    for each in chain:
-        del found.ops[each]
-    return None
-
-
-def _joins(op: OpNode, heads: int) -> bool:
-    """Whether a reshape [.., H, G, ..] -> [.., H * G, ..] leaves the other axes alone."""
-    source, out = op.inputs["X"][0].type.shape, next(op.output_vars).type.shape
-    joined = (*source[:heads], source[heads] * source[heads + 1], *source[heads + 2 :])
-    if -1 in source[heads : heads + 2] or out != joined:
-        return False
-    if op.type == "flatten" or out.count(-1) <= 1:
-        return True
-    shape = op.attrs["shape"]  # 0 copies a size at its place: then one unknown size is left
-    return sum(size == -1 and not (axis < heads and shape[axis] == 0) for axis, size in enumerate(out)) <= 1
-
-
-def _same_but(a: tuple[int, ...], b: tuple[int, ...], axis: int) -> bool:
-    return len(a) == len(b) and all(x == y for i, (x, y) in enumerate(zip(a, b, strict=True)) if i != axis)
-
-
-def _find_result(found: Attention, anchor: OpNode, rank: int) -> None:
-    """The product, or where only a transpose to [B, S, H, D] reads it, that."""
+def _find_result(found: Attention, anchor: OpNode) -> None:
+    """The product, or where only a reshape to [B, H, S, D] reads it, that, or a transpose to [B, S, H, D] after it."""
     found.out = anchor.outputs["Out"][0]
+    op = _only_reader(found)
+    if op is not None and found.out.type.ndim == 3 and found.split is not None and split_by(op) == found.split:
+        _move_result(found, op)
+        op = _only_reader(found)
+    if op is not None and op.type == "transpose" and tuple(axis % 4 for axis in op.attrs["perm"]) == HEADS_MOVED:
+        found.out_moved = _move_result(found, op)
+
+
+def _only_reader(found: Attention) -> OpNode | None:
+    """Who alone reads the result, besides its gradients."""
+    assert found.out is not None
     readers = [c for c in found.out.consumers if c.forward not in found.ops]
-    if rank == 4 and len(readers) == 1 and readers[0].type == "transpose" and found.out.pinned is None:
-        perm = tuple(axis % 4 for axis in readers[0].attrs["perm"])
-        if perm == HEADS_MOVED and found.out.version == 0 and found.out.next_version is None:
-            found.ops[readers[0]] = None
-            if found.is_inside(found.out):
-                found.out, found.out_moved = readers[0].outputs["Out"][0], True
-            else:
-                del found.ops[readers[0]]
+    return readers[0] if len(readers) == 1 and found.out.pinned is None else None
+
+
+def _move_result(found: Attention, op: OpNode) -> bool:
+    """Let the result be what `op` makes of it, if nobody else needs it."""
+    assert found.out is not None
+    if found.out.version != 0 or found.out.next_version is not None:
+        return False
+    found.ops[op] = None
+    if not found.is_inside(found.out):
+        del found.ops[op]
+        return False
+    found.out = next(op.output_vars)
+    return True
 
 
 def take_constants(found: Attention, sources: list[VarNode]) -> None:

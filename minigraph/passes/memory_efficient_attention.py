@@ -18,19 +18,13 @@ So results are those of the written program but by rounding. One thing differs o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..ir.graph import Graph, OpNode, VarNode
-from .attention_masks import EVERYWHERE, Bounds
-from .attention_scores import (
-    HEADS_MOVED,
-    Attention,
-    Modifier,
-    Operand,
-    probabilities,
-    take_constants,
-    walk,
-)
+from .attention_found import HEADS_MOVED, Attention, Modifier, Operand
+from .attention_masks import EVERYWHERE, MOVES, SAME, Bounds, makers
+from .attention_scores import probabilities, take_constants, walk
 from .log import PassReport
 from .pattern import Match, Mismatch
 from .rule import GraphBuilder, Refused, Rule, apply_rule, require
@@ -45,10 +39,12 @@ class Position(NamedTuple):
     fill: float
 
 
-def position_of(modifier: Modifier, sizes: tuple[int, int]) -> Position | None:
-    """What a modifier hides by position alone; None if it is no such mask of scores of these sizes."""
-    steps = modifier.steps
-    if steps is None or modifier.source.type.shape[-2:] != sizes or -1 in sizes or steps.constant is not None:
+def position_of(modifier: Modifier, found: Attention) -> Position | None:
+    """What a modifier hides by position alone; None if it is no such mask of the scores."""
+    steps, sizes = modifier.steps, sizes_of(found)
+    if steps is None or modifier.source.type.shape[-2:] != sizes or steps.constant is not None:
+        return None
+    if -1 in sizes and not has_shape_of(modifier.source, found.path):
         return None
     hides = {steps.inside: False, steps.outside: False}
     if modifier.kind == "add":
@@ -60,20 +56,30 @@ def position_of(modifier: Modifier, sizes: tuple[int, int]) -> Position | None:
     else:
         hides = {value: (value != 0) == modifier.negated for value in hides}
         fill = modifier.fill
-    if hides[steps.inside] == hides[steps.outside] or fill > HIDES:
+    if fill > HIDES:
         return None
-    low, high = steps.bounds
-    if not hides[steps.inside]:
-        return Position(steps.bounds, fill)
-    if low == -math.inf:
-        return Position((high + 1, math.inf), fill)
-    return Position((-math.inf, low - 1), fill) if high == math.inf else None
+    seen = (form for form in steps.forms() if hides[form.outside] and not hides[form.inside])
+    return next((Position(form.bounds, fill) for form in seen), None)
+
+
+def sizes_of(found: Attention) -> tuple[int, int]:
+    """How many queries and keys the scores have, -1 for what is known only at run time."""
+    assert found.scores is not None
+    queries, keys = found.scores.type.shape[-2:]
+    return queries, keys
+
+
+def has_shape_of(mask: VarNode, path: list[VarNode]) -> bool:
+    """Whether a mask, made by steps that keep shapes, is as large as scores whose sizes are not known."""
+    likes = [op for op in makers(mask) if op.type == "fill_any_like" and op.outputs["Out"][0].type.ndim > 0]
+    moved = any(op.type in {*SAME, *MOVES} and next(op.output_vars).type.ndim for op in makers(mask))
+    return bool(likes) and not moved and all(op.inputs["X"][0] in path for op in likes)
 
 
 def attributes_of(bounds: Bounds, sizes: tuple[int, int]) -> dict[str, Any] | None:
     """causal, bottom_right and window that mean these bounds; None where nothing does."""
     low, high = bounds
-    for bottom_right in (False, True):
+    for bottom_right in (False, True)[: 1 if -1 in sizes else 2]:
         end = sizes[1] - sizes[0] if bottom_right else 0
         left, right = end - low, high - end
         if right == 0 and (left == math.inf or left >= 0):
@@ -86,6 +92,8 @@ def attributes_of(bounds: Bounds, sizes: tuple[int, int]) -> dict[str, Any] | No
 
 def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
     """Whether every query sees at least one key."""
+    if -1 in sizes:
+        return bounds[0] == -math.inf and bounds[1] >= 0
     queries, keys = sizes
     rows = (0, queries - 1) if queries else ()
     return all(max(0, i + bounds[0]) <= min(keys - 1, i + bounds[1]) for i in rows)
@@ -93,9 +101,8 @@ def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
 
 def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
     """Attributes for what is hidden by position, and the modifiers that stay arrays."""
-    assert found.scores is not None
-    sizes = found.scores.type.shape[-2:]
-    masks = [position_of(m, (sizes[0], sizes[1])) for m in found.modifiers]
+    sizes = sizes_of(found)
+    masks = [position_of(m, found) for m in found.modifiers]
     arrays = [m for m, p in zip(found.modifiers, masks, strict=True) if p is None]
     exact, outer_fill = [], False
     for m, p in zip(found.modifiers, masks, strict=True):
@@ -107,8 +114,8 @@ def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
         if p is not None and fits:
             bounds = max(bounds[0], p.bounds[0]), min(bounds[1], p.bounds[1])
             finite = finite or p.fill != -math.inf
-    attrs = attributes_of(bounds, (sizes[0], sizes[1])) if bounds != EVERYWHERE else {}
-    if attrs is None or (finite and not sees_a_key(bounds, (sizes[0], sizes[1]))):
+    attrs = attributes_of(bounds, sizes) if bounds != EVERYWHERE else {}
+    if attrs is None or (finite and not sees_a_key(bounds, sizes)):
         return {}, list(found.modifiers)
     return attrs, [m for m, fits in zip(found.modifiers, exact, strict=True) if not fits]
 
@@ -163,9 +170,10 @@ class WrittenOut(Rule):
 
     def rewrite(self, g: GraphBuilder, *, found: Attention, problem: str | None, **_) -> Any:
         layout = layout_of(found)
-        q, k, v = (arranged(g, x, layout) for x in (found.q, found.k, found.v))
+        q, k, v = (arranged(g, x, layout, found.split) for x in (found.q, found.k, found.v))
         attrs, arrays = split(found)
-        bias = bias_of(g, [m for m in arrays if m.kind == "add"])
+        arrays = [regrouped(g, m, found.split) for m in arrays]
+        bias = bias_of(g, q.type.ndim, [m for m in arrays if m.kind == "add"])
         mask, masked_score = mask_of(g, arrays)
         if masked_score is not None:
             attrs["masked_score"] = masked_score
@@ -180,31 +188,43 @@ class WrittenOut(Rule):
             q, k, v, bias, mask, None, None, key, layout=layout, needs=["LogSumExp"] if g.training else (), **attrs
         )[0]
         if q.type.ndim == 4 and (layout == "bshd") != found.out_moved:
-            return g.transpose(out, perm=HEADS_MOVED)
-        return out
+            out = g.transpose(out, perm=HEADS_MOVED)
+        assert found.out is not None
+        return out if out.type.ndim == found.out.type.ndim else g.reshape(out, shape=found.out.type.shape)
 
 
 def layout_of(found: Attention) -> str:
     """The layout in which fewer arrays need a transpose."""
     operands = [x for x in (found.q, found.k, found.v) if x is not None]
-    if len(operands[0].perm) == 3:
+    if len(operands[0].perm) == 3 and found.split is None:
         return "bshd"
     moved = sum(x.perm == HEADS_MOVED for x in operands) + found.out_moved
-    straight = sum(x.perm == (0, 1, 2, 3) for x in operands) + (not found.out_moved)
+    straight = sum(x.perm == tuple(range(len(x.perm))) for x in operands) + (not found.out_moved)
     return "bshd" if moved > straight else "bhsd"
 
 
-def arranged(g: GraphBuilder, operand: Operand | None, layout: str) -> VarNode:
+def arranged(g: GraphBuilder, operand: Operand | None, layout: str, split: tuple[int, int] | None) -> VarNode:
     """An operand in the layout; by a transpose where it does not lie so."""
     assert operand is not None
-    perm = operand.perm
+    source, perm = operand.source, operand.perm
+    if len(perm) == 3 and split is not None:
+        source = source if perm == (0, 1, 2) else g.transpose(source, perm=perm)
+        source, perm = g.reshape(source, shape=(*split, *source.type.shape[1:])), (0, 1, 2, 3)
     if len(perm) == 4 and layout == "bshd":
         perm = tuple(perm[axis] for axis in HEADS_MOVED)
-    return operand.source if perm == tuple(range(len(perm))) else g.transpose(operand.source, perm=perm)
+    return source if perm == tuple(range(len(perm))) else g.transpose(source, perm=perm)
 
 
-def bias_of(g: GraphBuilder, addends: list[Modifier]) -> VarNode | None:
-    """The sum of what is added to the scores."""
+def regrouped(g: GraphBuilder, m: Modifier, split: tuple[int, int] | None) -> Modifier:
+    """What changes scores [B * H, Sq, Sk] as what changes scores [B, H, Sq, Sk]."""
+    shape = m.source.type.shape
+    if split is None or m.rank != 3 or len(shape) != 3 or shape[0] == 1:
+        return m
+    return replace(m, source=g.reshape(m.source, shape=(*split, *shape[1:])))
+
+
+def bias_of(g: GraphBuilder, rank: int, addends: list[Modifier]) -> VarNode | None:
+    """The sum of what is added to the scores, which have this rank."""
     total: VarNode | None = None
     for m in addends:
         term = m.source if m.factor == 1 else g.scale(m.source, scale=m.factor)
@@ -214,7 +234,7 @@ def bias_of(g: GraphBuilder, addends: list[Modifier]) -> VarNode | None:
         a, b = total.type.shape, term.type.shape
         total = g.elementwise_add(total, term)
         assert total is not None
-        small = total.type.shape in (a, b) or 1 in total.type.shape[:-2]
+        small = total.type.shape in (a, b) or total.type.ndim < rank or 1 in total.type.shape
         require(small, f"the sum of {addends[0].source.name} and {m.source.name} would be as large as the scores")
     return total
 
