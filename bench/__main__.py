@@ -35,7 +35,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "benches",
-        nargs="+",
+        nargs="*",
+        default="list",
         choices=["list", "all", *BENCHES],
         metavar="bench",
         help="list, all, or names",

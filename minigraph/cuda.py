@@ -21,7 +21,7 @@ def why_not() -> str | None:
     for package, needed in (("cupy", "cupy-cuda13x"), ("nvmath.bindings.cublasLt", "nvmath-python")):
         try:
             importlib.import_module(package)
-        except ImportError as problem:
+        except Exception as problem:  # ImportError, or what a broken installation raises
             return f"{package} cannot be imported ({problem}); pip install 'minigraph[cuda13]' or {needed}"
     try:
         count = importlib.import_module("cupy").cuda.runtime.getDeviceCount()
@@ -56,7 +56,10 @@ def runtime(place: CUDAPlace) -> Any:
 
 
 def device_array(value: Any) -> Any:
-    """A CuPy array of `value` without a copy through the host; None where it lives on the host."""
+    """A CuPy array of `value` without a copy through the host; None where it lives on the host.
+
+    Raises what its library or CuPy says where it cannot be shared.
+    """
     cupy = importlib.import_module("cupy")
     if isinstance(value, cupy.ndarray):
         return value

@@ -252,26 +252,32 @@ def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = Fal
                 f"feed {name!r} is not a data variable of program {program.name}",
                 hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
             )
-        device = cuda.device_array(value) if on_gpu else None
-        array = device if device is not None else _as_array(v, value)
+        array = _as_array(v, value, on_gpu)
         _check_fit(v, array)
         arrays[name] = array
     return arrays
 
 
-def _as_array(v: Variable, value: Any) -> np.ndarray:
-    """A plain NumPy array in native byte order; Python numbers take the variable's type where they fit it."""
+def _as_array(v: Variable, value: Any, on_gpu: bool = False) -> Any:
+    """A plain NumPy array in native byte order; Python numbers take the variable's type where they fit it.
+
+    For a GPU, an array of a GPU as it is.
+    """
     if isinstance(value, Variable):
         raise FeedError(f"feed {v.name} is the variable {value}, which has no value yet; feed an array", site=v.site)
     if isinstance(value, np.ma.MaskedArray):
         raise FeedError(f"feed {v.name} is a masked array", site=v.site, hint="feed its filled(...) values")
     try:
+        if on_gpu and (device := cuda.device_array(value)) is not None:
+            return device
         foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
         array = np.from_dlpack(value) if foreign else np.asarray(value)
     except (ValueError, TypeError, RuntimeError, BufferError) as problem:  # of ragged lists, of other frameworks
         lists = isinstance(value, (list, tuple))
         why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
         hint = None if lists else "feed what numpy.asarray takes: an array of the host, of a type that NumPy knows"
+        if on_gpu and hint:
+            hint += "; or one of the GPU that cupy.from_dlpack takes"
         raise FeedError(f"feed {v.name} is no array: {why}", site=v.site, hint=hint) from None
     numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
     if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):

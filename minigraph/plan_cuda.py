@@ -24,8 +24,9 @@ from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
 from .kernels.cuda.buffer import Buffer
 from .options import DEFAULT, RunOptions
-from .order import touched
+from .order import owner, touched
 from .program import Program
+from .schedule import Value
 from .scope import Scope
 from .types import TensorType
 
@@ -154,14 +155,18 @@ class CudaPlan:
             seen = None if place is None else self.outbox[place : place + b.nbytes].view(b.dtype).reshape(b.shape)
             self.fetched.append((b, seen))
 
-    def _allocated(self, allocate: Callable[[], Any], what: str, nbytes: int) -> Any:
+    def _allocated(self, allocate: Callable[[], Any], what: str, nbytes: int = 0) -> Any:
         """What `allocate` returns; where memory runs out, an error with the peak and the largest values."""
         try:
             return allocate()
         except MemoryError as problem:
-            largest = sorted(self.schedule.values, key=lambda v: -v.type.nbytes)[:3]
+            blocks: dict[int, Value] = {}  # one value of each
+            for buffer, value in zip(self.bound.buffers, self.schedule.values, strict=True):
+                blocks.setdefault(id(owner(buffer)), value)
+            largest = sorted(blocks.values(), key=lambda v: -v.type.nbytes)[:3]
+            size = f" of {nbytes / 2**20:.0f} MiB" if nbytes else ""
             raise OutOfMemoryError(
-                f"out of memory on GPU {self.runtime.device.index}: no room for {what} of {nbytes / 2**20:.0f} MiB; the"
+                f"out of memory on GPU {self.runtime.device.index}: no room for {what}{size}; the"
                 f" temporaries of this program take {self.bound.arena_bytes / 2**20:.0f} MiB ({problem}); largest"
                 " values: " + ", ".join(f"{v.name} {v.type} {v.type.nbytes / 2**20:.0f} MiB" for v in largest),
                 hint="a smaller batch, or 16-bit types",
@@ -233,7 +238,8 @@ class CudaPlan:
                 binding.launch = made
                 return made()
             self.refusal = f"no CUDA graph of this program: {made}"
-            self.program.notes.append((self.schedule.steps[0].op, self.refusal))
+            self.bound.binder.notes.append((0, self.refusal))
+            self._tell()
         for step in binding.steps:
             step()
         binding.ran = True
@@ -283,7 +289,7 @@ class CudaPlan:
             if not (room and self.feeding.come_often(key)):
                 key = self.number, self.feeding.copied
         if key not in self.bindings:
-            self.bindings[key] = self._bind(key[1])
+            self.bindings[key] = self._allocated(partial(self._bind, key[1]), "what its kernels read")
         return self.bindings[key]
 
     def _bind(self, places: Places) -> Binding:
@@ -294,8 +300,12 @@ class CudaPlan:
                 step()
         self.constants_are_computed = True
         steps = sorted((s for s in steps if s.position in self.turn), key=lambda s: self.turn[s.position])
-        self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
+        self._tell()
         return Binding(steps, self.feeding.route(places), [t.memory for t in self.bound.binder.tables])
+
+    def _tell(self) -> None:
+        """What `explain` shows of the latest plan."""
+        self.program.notes = [(self.schedule.steps[i].op, text) for i, text in self.bound.binder.notes]
 
     def _gather(self, scope: Scope) -> None:
         """Bring the Scope's arrays together that kernels want side by side, unless they are."""

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "lanes": "order",
     "bound": "errors types options kernels program schedule memory order lanes",
     "feed_cuda": "kernels bound order",
-    "plan_cuda": "errors types options kernels program scope bound order feed_cuda",
+    "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
     "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options program cuda schedule plan bound memory order",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import gpu_stub
@@ -15,6 +17,9 @@ from minigraph import static
 from minigraph.errors import FeedError, KernelError, OutOfMemoryError
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+
+
+DEVICE_ARRAY = mg.cuda.device_array
 
 
 class Producer:
@@ -205,3 +210,61 @@ def test_plans_that_are_kept_make_room(stub, monkeypatch):
     with pytest.raises(OutOfMemoryError, match="out of memory on GPU 0"):
         exe.run(main, {"x": np.ones((80_000, 4), np.float32)}, [out])
     assert exe.run(main, {"x": np.ones((20_000, 4), np.float32)}, [out])[0].sum() == 160_000
+
+
+class OnGpu:
+    """A tensor of a GPU that its library does not share, as PyTorch's with a gradient."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return mg.cuda.DLPACK_CUDA, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+
+
+def test_an_array_of_the_gpu_that_cannot_be_shared_says_why(stub, monkeypatch):
+    main, out = doubled()
+    exe = static.Executor(mg.CUDAPlace(0))
+    cupy = SimpleNamespace(ndarray=gpu_stub.StubArray, from_dlpack=lambda value: value.__dlpack__())
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(mg.cuda, "device_array", DEVICE_ARRAY)
+    with pytest.raises(FeedError, match=r"feed x is no array: OnGpu: Can't export(.|\n)*hint: (.|\n)*cupy.from_dlpack"):
+        exe.run(main, {"x": OnGpu()}, [out])
+
+
+def test_memory_that_runs_out_while_calls_are_bound_is_the_same_clear_error(stub, monkeypatch):
+    main, out = doubled()
+    exe, x = static.Executor(mg.CUDAPlace(0)), np.ones((3, 4), np.float32)
+
+    def full(*args: Any) -> Any:
+        raise MemoryError("nothing is free")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stub, "runnable", full)
+        with pytest.raises(OutOfMemoryError, match=r"GPU 0: no room for what its kernels read; the temporaries"):
+            exe.run(main, {"x": x}, [out])
+    np.testing.assert_array_equal(exe.run(main, {"x": x}, [out])[0], 2 * x)
+
+
+def test_the_largest_values_of_an_error_are_different_memory(stub, monkeypatch):
+    main = static.Program()
+    with static.program_guard(main, static.Program()):
+        y = x = static.data("x", [None, 4])
+        for _ in range(3):
+            y = mg.reshape(mg.nn.functional.relu(mg.reshape(y, [-1])), [-1, 4])
+        out = mg.matmul(x, y, transpose_y=True)
+    monkeypatch.setattr(stub, "allocate", lambda nbytes: (_ for _ in ()).throw(MemoryError("nothing is free")))
+    with pytest.raises(OutOfMemoryError) as refused:
+        static.Executor(mg.CUDAPlace(0)).run(main, {"x": np.ones((1024, 4), np.float32)}, [out])
+    named = str(refused.value).partition("largest values: ")[2].partition("\n")[0].split(", ")
+    assert [v.split()[0] for v in named] == [out.name, "x", "relu_0.tmp_0"], named
+
+
+def test_a_capture_that_is_refused_is_still_told_when_calls_are_bound_anew(stub, monkeypatch):
+    main, out = doubled()
+    compiled, exe = static.CompiledProgram(main), static.Executor(mg.CUDAPlace(0))
+    monkeypatch.setattr(stub, "captured", lambda parts: "this library refuses")
+    for scope in (static.Scope(), static.Scope()):
+        for _ in range(3):
+            exe.run(compiled, {"x": np.ones((3, 4), np.float32)}, [out], scope=scope)
+        assert "no CUDA graph of this program: this library refuses" in compiled.explain()

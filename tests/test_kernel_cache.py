@@ -34,6 +34,19 @@ def test_a_kernel_of_which_a_part_is_missing_is_compiled_again(compiled, monkeyp
     assert len(compiled) == 3
 
 
+@pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-1], lambda code: b"?" + code[1:]])
+@pytest.mark.parametrize("part", [".cubin", ".log"])
+def test_a_kernel_that_was_damaged_is_compiled_again(compiled, monkeypatch, tmp_path, part, damage):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    made = compile.compile_source(SOURCE)
+    path, whole = made.path.with_suffix(part), made.path.read_bytes()
+    path.write_bytes(damage(path.read_bytes()) if part == ".cubin" else b"\xff")
+    for _ in range(2):
+        again = compile.compile_source(SOURCE)
+        assert again.path.read_bytes() == whole and again.spilled_bytes == 0
+    assert again.path == made.path and len(compiled) == 2
+
+
 def test_where_the_folder_cannot_be_written_kernels_go_with_the_process(compiled, monkeypatch, tmp_path):
     blocked = tmp_path / "a file"
     blocked.write_text("")

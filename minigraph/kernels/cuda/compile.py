@@ -75,18 +75,24 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
+    """What `_kept` wrote; None where a part is missing or damaged."""
     path, log = folder / f"{key}.cubin", folder / f"{key}.log"
     try:
-        return Cubin(path, log.read_text(encoding="utf-8")) if path.exists() else None
-    except OSError:
+        digest, _, report = log.read_text(encoding="utf-8").partition("\n")
+        return Cubin(path, report) if digest == _digest(path.read_bytes()) else None
+    except (OSError, UnicodeDecodeError):
         return None
 
 
 def _kept(folder: Path, key: str, code: bytes, report: str) -> Cubin:
     path = folder / f"{key}.cubin"
-    write_whole(folder / f"{key}.log", report.encode())
+    write_whole(folder / f"{key}.log", f"{_digest(code)}\n{report}".encode())
     write_whole(path, code)
     return Cubin(path, report)
+
+
+def _digest(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()
 
 
 @cache
