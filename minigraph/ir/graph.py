@@ -15,6 +15,7 @@ changes it.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -136,8 +137,12 @@ class OpNode:
 
     def label(self) -> str:
         """`matmul t0`: the type and the first output, as reports name an operator."""
-        first = next(self.output_vars, None)
-        return f"{self.type} {first.name}" if first else self.type
+        for vs in self.outputs.values():
+            for v in vs:
+                return f"{self.type} {v.name}"
+        return self.type
+
+    __str__ = label
 
     def __repr__(self) -> str:
         return f"<OpNode {self.label()}>"
@@ -164,6 +169,7 @@ class Graph:
         self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
+        self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
         self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
         self._single: dict[Position, Edges] = {}
         self._tickets = itertools.count()
@@ -174,6 +180,10 @@ class Graph:
         if self._sorted is None:
             self._sorted = sorted(self._ops, key=_rank)
         return self._sorted
+
+    def ops_of(self, types: Iterable[str]) -> list[OpNode]:
+        """The operators of these types in the order of their ranks; looks at no others."""
+        return sorted((op for t in types for op in self._by_type.get(t, ())), key=_rank)
 
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
@@ -208,7 +218,7 @@ class Graph:
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
-        self._ops[op] = None
+        self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
         read: dict[VarNode, Edges] = {}
         written: dict[VarNode, Edges] = {}
@@ -276,7 +286,7 @@ class Graph:
 
     def remove_op(self, op: OpNode) -> None:
         """Take an operator out; its variables stay."""
-        del self._ops[op]
+        del self._ops[op], self._by_type[op.type][op]
         self._sorted = None
         self._remove_node(op)
         self.changed.pop(op, None)
@@ -353,7 +363,4 @@ class Graph:
 
     def count(self) -> Mapping[str, int]:
         """Number of operators by type."""
-        counts: dict[str, int] = {}
-        for op in self.ops:
-            counts[op.type] = counts.get(op.type, 0) + 1
-        return counts
+        return {op_type: len(ops) for op_type, ops in self._by_type.items() if ops}

@@ -45,7 +45,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     for op in reversed(graph.ops):
         if op in graph:
             _drop_shape(graph, op, shapes, report)
-    for op in [op for op in graph.ops if op.type in COPIES or op.type in BY_ONES]:
+    for op in graph.ops_of({**COPIES, **BY_ONES}):
         if op in graph:
             _drop_copies(graph, op, shapes, report)
     split = split_reductions(graph, report.name)

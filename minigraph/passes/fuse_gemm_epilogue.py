@@ -30,17 +30,14 @@ class Linear(Rule):
 
     def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:
         rank = X.type.ndim
-        require(X.type.dtype in FLOATS, f"X must be a float, is {X.type}")
-        require(rank >= 2, f"X must have rank 2 or more, is {X.type}")
-        require(Y.type.ndim == 2, f"Y must be 2-D, is {Y.type}")
-        require(Bias.type.ndim == 1, f"Bias must be 1-D, is {Bias.type}")
-        require(axis in (-1, rank - 1), f"Bias is added along axis {axis}, not the last one")
-        require(not trans_x or rank == 2, f"trans_x needs X of rank 2, is {X.type}")
-        columns = Y.type.shape[0 if trans_y else 1]
-        require(
-            Bias.type.shape[0] == columns != -1,
-            f"Bias must have one element per column of Y ({columns}), is {Bias.type}",
-        )
+        require(X.type.dtype in FLOATS, "X must be a float, is {}", X.type)
+        require(rank >= 2, "X must have rank 2 or more, is {}", X.type)
+        require(Y.type.ndim == 2, "Y must be 2-D, is {}", Y.type)
+        require(Bias.type.ndim == 1, "Bias must be 1-D, is {}", Bias.type)
+        require(axis in (-1, rank - 1), "Bias is added along axis {}, not the last one", axis)
+        require(not trans_x or rank == 2, "trans_x needs X of rank 2, is {}", X.type)
+        columns, given = Y.type.shape[0 if trans_y else 1], Bias.type.shape[0]
+        require(given == columns != -1, "Bias must have one element per column of Y ({}), is {}", columns, Bias.type)
 
     def rewrite(self, g: GraphBuilder, X, Y, Bias, *, trans_x, trans_y, axis, approximate=False):
         keep = self.activation == "gelu" and g.training  # gelu_grad reads the pre-activation
@@ -85,8 +82,8 @@ class ReluGradLinearGrad(Rule):
         op = self.cache.producer(X)
         require(
             op is not None and op.attrs["activation"] == self.activation,
-            f"{X.name} is not written by a fused {self.activation}, so no ReserveSpace is kept for it",
-        )
+            "{} is not written by a fused {}, so no ReserveSpace is kept for it", X.name, self.activation,
+        )  # fmt: skip
 
     def rewrite(self, g: GraphBuilder, DOut, X, Y, *, trans_x, trans_y, approximate=False, **_):
         needs = [slot for slot, v in zip(("DX", "DY", "DBias"), g.replaced, strict=True) if v is not None]

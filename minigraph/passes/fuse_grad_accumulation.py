@@ -102,9 +102,9 @@ def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> Op
 
 def _check(add: OpNode, part: Part, operands: list[VarNode]) -> None:
     require(len(operands) > 1, "there is nothing to add it to")
-    require(not add.grads and not part.product.grads, f"{add.label()} or its gradient is differentiated")
-    require(all(v.type == operands[0].type for v in operands), f"operands of {add.label()} are broadcast")
-    require([v is part.operand for v in operands].count(True) == 1, f"{part.operand.name} is added to itself")
+    require(not add.grads and not part.product.grads, "{} or its gradient is differentiated", add)
+    require(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
+    require([v is part.operand for v in operands].count(True) == 1, "{} is added to itself", part.operand.name)
     inner = [part.operand] if part.cast is None else [part.operand, part.cast.inputs["X"][0]]
     for v, reader in zip(inner, (add, part.cast), strict=False):
         require_temporary(v)
@@ -121,7 +121,7 @@ def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
 
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file, the last operand of an addition first."""
-    for add in [op for op in graph.ops if op.type in ADDS]:
+    for add in graph.ops_of(ADDS):
         left: OpNode | None = add
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]

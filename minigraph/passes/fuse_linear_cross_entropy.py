@@ -181,6 +181,6 @@ def fuse_linear_cross_entropy(graph: Graph, report: PassReport, linear_cross_ent
     """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
     chunk_bytes = linear_cross_entropy_chunk_bytes
     found = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, LinearCrossEntropy(chunk_bytes), report)
-    for op in [op for op in graph.ops if op.type == FUSED]:
+    for op in graph.ops_of([FUSED]):
         found += join(graph, op, report)
     return found

@@ -87,7 +87,7 @@ def is_candidate(op: OpNode) -> bool:
 def start_group(op: OpNode) -> Group:
     """A group of one candidate; refuses what cannot be in any."""
     for v in op.output_vars:
-        require(v.next_version is None and not _is_update(v), f"{v.name} is updated in place")
+        require(v.next_version is None and not _is_update(v), "{} is updated in place", v.name)
     numbers: dict[VarNode, int] = {}
     slots = [
         tuple((s, tuple(numbers.setdefault(v, len(numbers)) for v in vs)) for s, vs in own.items())

@@ -231,7 +231,7 @@ def replaced(graph: Graph, group: Group, new: Sequence[OpNode], report: PassRepo
 def join_norms(graph: Graph, report: PassReport) -> int:
     """sum(squared_l2_norm(a), squared_l2_norm(b), ...) -> foreach_squared_l2_norm(a, b, ...)"""
     joined = 0
-    for total in [op for op in graph.ops if op.type == "sum" and op.role == "optimize"]:
+    for total in [op for op in graph.ops_of(["sum"]) if op.role == "optimize"]:
         norms = [v.producer for v in total.inputs["X"]]
         if len(norms) < 2 or any(op is None or op.type != "squared_l2_norm" for op in norms):
             continue

@@ -26,7 +26,7 @@ def combine_pairs(
     combine      attributes of the operator that does what (first, second) do; may refuse
     is_identity  whether first, alone or with such attributes, gives back its X
     """
-    for op in [op for op in graph.ops if op.type == op_type]:
+    for op in graph.ops_of([op_type]):
         try:
             entry = _combine(graph, op, rule, combine, is_identity, report.name)
         except Refused as no:

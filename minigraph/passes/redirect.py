@@ -14,8 +14,8 @@ from .rule import require
 
 def require_temporary(v: VarNode) -> None:
     """Refuse unless `v` can disappear: nobody outside sees it, and it is written once."""
-    require(v.pinned is None, f"{v.name} is {v.pinned}, it must be written")
-    require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+    require(v.pinned is None, "{} is {}, it must be written", v.name, v.pinned)
+    require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
 
 
 def require_readable(graph: Graph, v: VarNode, readers: list[OpNode]) -> None:
@@ -38,10 +38,10 @@ def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
 
 def is_unread(op: OpNode) -> bool:
     """Whether nobody reads what `op` writes and nobody outside sees it."""
-    return all(
-        v.pinned is None and not v.persistable and v.next_version is None and not v.consumers
-        for v in op.output_vars
-    )  # fmt: skip
+    for v in op.output_vars:
+        if v.read_by or v.persistable or v.next_version is not None or v.pinned is not None:
+            return False
+    return True
 
 
 def take_out(graph: Graph, op: OpNode) -> None:

@@ -30,10 +30,10 @@ class Refused(Exception):
     """A rule or the engine says no, and why."""
 
 
-def require(condition: object, reason: str) -> None:
-    """Refuse with `reason` unless `condition` holds."""
+def require(condition: object, reason: str, *about: object) -> None:
+    """Refuse with `reason`, its {} filled with `about`, unless `condition` holds."""
     if not condition:
-        raise Refused(reason)
+        raise Refused(reason.format(*about) if about else reason)
 
 
 class Rule:
@@ -119,7 +119,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     """Apply `rule` wherever it matches and holds; returns how often it did."""
     applied = 0
     pattern = rule.compiled
-    for anchor in [op for op in graph.ops if op.type == pattern.root_type]:
+    for anchor in graph.ops_of([pattern.root_type]):
         if anchor not in graph:
             continue
         matches, matched, why = pattern.match(anchor)
@@ -196,14 +196,15 @@ class _Rewrite:
 
     def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
         """The values that only `ops` know; refuses where somebody else needs one."""
-        inside = {*self.old, *self.grads}
-        inner = [v for op in ops for v in op.output_vars if not any(v is k for k in kept)]
+        inside, outer = {*self.old, *self.grads}, {*kept}
+        inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
-            require(v.pinned is None, f"{v.name} is {v.pinned}, the fused operator would not produce it")
+            if v.pinned is not None:
+                raise Refused(f"{v.name} is {v.pinned}, the fused operator would not produce it")
             for reader in v.consumers:
-                if reader not in inside:
-                    require(not reader.reads_values_of(v), f"{v.name} is also read by {reader.label()}")
-            require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+                if reader not in inside and reader.reads_values_of(v):
+                    raise Refused(f"{v.name} is also read by {reader.label()}")
+            require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
@@ -247,7 +248,8 @@ class _Rewrite:
         inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
-                require(not grad.grads, f"{op.label()} is differentiated twice")
+                if grad.grads:
+                    raise Refused(f"{op.label()} is differentiated twice")
                 for slot, out in _gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:
@@ -263,13 +265,12 @@ class _Rewrite:
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
         result = self.kept[0]
-        require(len(incoming) == 1, f"{len(incoming)} gradients flow into {result.name}, wanted one")
+        require(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
+        gradient, last = incoming.pop(), result.producer
         for grad in self.grads:
-            require(
-                grad.forward is result.producer or incoming.isdisjoint(grad.input_vars),
-                f"{next(iter(incoming)).name} is the gradient of an inner value, not of {result.name}",
-            )
-        return min(incoming, key=lambda v: v.name), outgoing  # the only one
+            if grad.forward is not last and any(v is gradient for v in grad.input_vars):
+                raise Refused(f"{gradient.name} is the gradient of an inner value, not of {result.name}")
+        return gradient, outgoing
 
     def _differentiate(
         self, g: GraphBuilder, emitted: Sequence[OpNode], results: Sequence[VarNode], incoming: VarNode,
@@ -284,7 +285,7 @@ class _Rewrite:
         for op in reversed(emitted):
             if not any(v in grads for v in op.output_vars):
                 continue
-            require(op.opdef.grad_function, f"{op.type} has no gradient rule")
+            require(op.opdef.grad_function, "{} has no gradient rule", op.type)
             g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
             assert op.opdef.grad_function is not None
             result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)
@@ -294,7 +295,7 @@ class _Rewrite:
                     link_slot(written, slot, grad)
                     grads[v] = grad if v not in grads else g.sum([grads[v], grad])
         for v in outgoing:
-            require(v in grads, f"the gradient rule of {emitted[-1].type} gives no gradient of {v.name}")
+            require(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
         new = [grads[v] for v in outgoing]
         self._check_results(new, list(outgoing.values()))
         return new
@@ -302,7 +303,7 @@ class _Rewrite:
     # exchanging
 
     def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
-        require(len(new) == len(old), f"{len(new)} values replace {len(old)}")
+        require(len(new) == len(old), "{} values replace {}", len(new), len(old))
         for a, b in zip(new, old, strict=True):
             if a.type != b.type:  # usually they are the same
                 require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
@@ -374,7 +375,5 @@ def _kept(op: OpNode, name: str, grads: dict[VarNode, VarNode]) -> Any:
         return values if slots[name].variadic else (values[0] if values else None)
     output = op.outputs.get(name.removesuffix("_grad"), [])
     grad = [grads.get(v) for v in output]
-    require(
-        name in op.opdef.optional_grads or all(x is not None for x in grad), f"{op.type} gets no gradient {name}"
-    )
+    require(None not in grad or name in op.opdef.optional_grads, "{} gets no gradient {}", op.type, name)
     return grad[0] if len(grad) == 1 else (grad or None)

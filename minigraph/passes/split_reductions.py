@@ -23,7 +23,7 @@ KINDS = frozenset({"reduce_sum", "reduce_mean"})
 
 def split_reductions(graph: Graph, rewriter: str) -> list[tuple[OpNode, OpNode]]:
     """Apply the equation of this file; (sum of everything, sums of rows) of each that was split."""
-    return [(op, _sums_of_rows(graph, op, rewriter)) for op in graph.ops if op.type in KINDS and _pays(op)]
+    return [(op, _sums_of_rows(graph, op, rewriter)) for op in graph.ops_of(KINDS) if _pays(op)]
 
 
 def join_alone(graph: Graph, split: Iterable[tuple[OpNode, OpNode]]) -> None:
