@@ -12,6 +12,9 @@ from typing import Any
 from .errors import AttrError, PlaceError, require
 from .types import CUDAPlace
 
+OLDEST = 80  # compute capability, times ten
+DLPACK_CUDA = 2  # kDLCUDA
+
 _precision = "highest"
 
 
@@ -27,7 +30,17 @@ def why_not() -> str | None:
         count = importlib.import_module("cupy").cuda.runtime.getDeviceCount()
     except Exception as problem:  # CUDARuntimeError: no driver, no device
         return f"CUDA finds no usable GPU: {problem}"
-    return None if count else "CUDA finds no GPU"
+    reasons = [reason for index in range(count) if (reason := _unfit(index))]
+    return "CUDA finds no GPU" if not count else reasons[0] if len(reasons) == count else None
+
+
+def _unfit(index: int) -> str | None:
+    """Why kernels cannot run on GPU `index`; None where they can."""
+    capability = int(importlib.import_module("cupy").cuda.Device(index).compute_capability)
+    if capability >= OLDEST:
+        return None
+    has, needs = (f"{n // 10}.{n % 10}" for n in (capability, OLDEST))
+    return f"GPU {index} has compute capability {has}, bfloat16 and asynchronous copies need {needs}"
 
 
 def is_available() -> bool:
@@ -45,6 +58,10 @@ def require_available(place: CUDAPlace) -> None:
     reason = why_not()
     if reason is None and place.device_id >= device_count():
         reason = f"there are {device_count()} GPUs, counted from 0"
+    _require_none(place, reason)
+
+
+def _require_none(place: CUDAPlace, reason: str | None) -> None:
     if reason is not None:
         raise PlaceError(f"{place} cannot be used: {reason}", hint="use mg.CPUPlace()")
 
@@ -52,6 +69,7 @@ def require_available(place: CUDAPlace) -> None:
 def runtime(place: CUDAPlace) -> Any:
     """The Runtime of a GPU, see kernels/cuda/runtime.py."""
     require_available(place)
+    _require_none(place, _unfit(place.device_id))
     return importlib.import_module(".kernels.cuda.runtime", __package__).runtime(place.device_id)
 
 
@@ -65,9 +83,6 @@ def device_array(value: Any) -> Any:
         return value
     place = getattr(value, "__dlpack_device__", None)
     return cupy.from_dlpack(value) if place is not None and place()[0] == DLPACK_CUDA else None
-
-
-DLPACK_CUDA = 2  # kDLCUDA
 
 
 def set_float32_matmul_precision(precision: str) -> None:
