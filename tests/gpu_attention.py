@@ -74,7 +74,8 @@ def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
         yield f"bias {shape}", {**base, "Bias": normal(*shape)}, {}
     mask = rng.random((2, 1, 70, 130)) < 0.5
     mask[:, :, 7:9] = False
-    for fill in (-np.inf, -2.0, -1e9):
+    yield "bias hides", {**base, "Bias": gpu_attention_small.hiding(70, 130)}, {"causal": True}
+    for fill in (-np.inf, -2.0, -1e9, float(np.finfo(np.float32).min)):
         yield f"mask {fill}", {**base, "Mask": mask}, {"masked_score": fill}
     yield "dropout", {**base, "Mask": mask, "Key": np.array([9, 2**33, 5])}, {"dropout": 0.3, "causal": True}
     packed = {**qkv(1, 150, 170, 4, 2, 16), "CuSeqlensQ": np.array([0, 3, 3, 90, 149]),

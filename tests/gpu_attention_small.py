@@ -55,8 +55,16 @@ def changed(d: int, dv: int = 0, rows: int = 40) -> Iterator[tuple[Inputs, dict[
     mask[:, :, 7:9] = False
     yield {**base, "Bias": normal(1, 4, rows, 70)}, {"causal": True}
     yield {**base, "Bias": normal(2, 1, 1, 70), "Mask": mask, "Key": KEY}, {"masked_score": -1e9, "dropout": 0.3}
+    yield {**base, "Bias": hiding(rows, 70)}, {}
     packed = {"CuSeqlensQ": np.array([0, 3, 3, 50, 69]), "CuSeqlensK": np.array([0, 30, 35, 35, 80])}
     yield {**qkv(1, 70, 80, 4, 2, d, dv), **packed}, {"causal": True, "bottom_right": True}
+
+
+def hiding(rows: int, columns: int) -> np.ndarray:
+    """A bias [rows, columns] that hides some keys, and of some queries all: backward computes their sums again."""
+    bias = normal(rows, columns, seed=7)
+    bias[bias > 0.5] = bias[3:6] = -1e30
+    return bias
 
 
 def exact(dtype: str) -> Iterator[Case]:

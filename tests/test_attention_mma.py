@@ -23,10 +23,14 @@ UNIT = {float32: 2e-6, float16: 2e-3, bfloat16: 1.6e-2}  # of the largest number
 
 def near(inputs: dict[str, Any], device: Device | None = None, dtype: Any = float32, **attrs: Any) -> dict[str, Any]:
     results = both(inputs, device, dtype, KERNEL, **attrs)
+    assert_near(results, dtype)
+    return results
+
+
+def assert_near(results: dict[str, Any], dtype: Any) -> None:
     for slot, (found, exact) in results.items():
         largest = max(1.0, float(np.max(np.abs(exact[np.isfinite(exact)]), initial=0)))
         np.testing.assert_allclose(found.astype(float), exact, rtol=0, atol=UNIT[dtype] * largest, err_msg=slot)
-    return results
 
 
 @on_host
@@ -74,10 +78,24 @@ def test_masks_and_dropout(rng, dtype, masked_score):
 
 
 @on_host
+@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
-def test_queries_whose_keys_are_all_masked_by_a_number(rng, device):
+def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, fill):
     inputs = {**qkv(rng, 2, 40, 150), "Mask": np.broadcast_to(rng.random((40, 1)) < 0.5, (40, 150)).copy()}
-    near(inputs, device, masked_score=-1e9, causal=True, bottom_right=True)
+    near(inputs, device, masked_score=fill, causal=True, bottom_right=True)
+
+
+@on_host
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+def test_queries_whose_keys_a_bias_hides_all(rng, device, dtype):
+    """All scores of such a query are the lowest number: LogSumExp says nothing about how many they are."""
+    bias = np.where(rng.random((40, 150)) < 0.5, np.finfo(np.float32).min * 0.99, rng.normal(size=(40, 150)))
+    bias[3:9] = np.finfo(np.float32).min * 0.99  # in bfloat16, too
+    results = both({**qkv(rng, 2, 40, 150), "Bias": bias}, device, dtype, KERNEL, causal=True, bottom_right=True)
+    sums, exact = results.pop("LogSumExp")
+    np.testing.assert_array_equal(sums < -2e38, exact < -2e38)  # exponents of 2 do not reach as far
+    assert_near(results, dtype)
 
 
 @on_host

@@ -285,6 +285,29 @@ def test_validation_takes_zeros_for_the_nan_of_a_query_that_sees_nothing():
     np.testing.assert_allclose(fused[:, :, 1:], plain[:, :, 1:], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("fill", [-1e4, -1e9, float(np.finfo(np.float32).min)])
+def test_queries_whose_keys_an_added_number_hides_all(fill):
+    """Their gradients, too: LogSumExp rounds away how many keys share the number."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        q, k, v, c = (mg.static.data(n, [2, 3, 5, 4], "float64") for n in "qkvc")
+        m = mg.static.data("m", [2, 1, 5, 5], "float64")
+        for x in (q, k, v, m):
+            x.stop_gradient = False
+        scores = mg.matmul(q, k, transpose_y=True) * 0.5 + (1 - m) * fill
+        out = mg.matmul(mg.nn.functional.softmax(scores), v)
+        names = [out.name, *(g.name for g in mg.static.gradients(mg.sum(out * c), [q, k, v, m]))]
+    rng = np.random.default_rng(0)
+    feed = {n: rng.normal(size=(2, 3, 5, 4)) for n in "qkvc"}
+    feed["m"] = (rng.random((2, 1, 5, 5)) < 0.5).astype(float)
+    feed["m"][0, :, 1:3] = 0  # padding: these queries see nothing
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True))
+    plain, fused = (Executor().run(p, feed, names, scope=Scope()) for p in (main, compiled))
+    assert FLAG in [op.type for op in compiled.after.ops]
+    for name, a, b in zip(names, plain, fused, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12 * np.abs(a).max(), err_msg=name)
+
+
 def test_inference_keeps_no_sums():
     main, _, loss = layer()
     test = main.clone(for_test=True)

@@ -125,6 +125,16 @@ def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, dtype):
     near(results, 1e-11 if dtype == float64 else 2e-6)
 
 
+@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("dtype", [float64, float32], ids=str)
+def test_queries_whose_keys_a_bias_hides_all(rng, device, dtype):
+    """LogSumExp rounds away how many keys they are: all of it in float32, the most of it in float64."""
+    bias = np.where(rng.random((2, 1, 40, 150)) < 0.5, np.finfo(np.float32).min, rng.normal(size=(2, 1, 40, 150)))
+    bias[:, :, 3:9] = -1e9 if dtype == float64 else np.finfo(np.float32).min
+    results = both({**qkv(rng, 2, 40, 150), "Bias": bias}, device, dtype, causal=True, bottom_right=True)
+    near(results, 1e-11 if dtype == float64 else 2e-6)
+
+
 @pytest.mark.parametrize("attrs", [{}, {"causal": True, "bottom_right": True}, {"window": (3, 8)}], ids=str)
 @pytest.mark.parametrize("lengths", [np.int32, np.int64])
 def test_packed_sequences(rng, attrs, lengths):

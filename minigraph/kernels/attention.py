@@ -2,7 +2,9 @@
 
 A block of scores lives at a time. Forward keeps for each query the largest score so far and the sum of
 exponentials below it, and rescales when a larger one comes. Backward computes the scores again and the
-probabilities from LogSumExp. The operators of ops/attention.py say what is computed.
+probabilities from LogSumExp; where a Bias puts all scores of a query far from 0, LogSumExp rounds away how many
+keys share them, so their sum of exponentials is computed again, too. The operators of ops/attention.py say what
+is computed.
 
 What a query sees by causal, window and packed sequences is an interval of keys, so blocks outside are
 never computed.
@@ -19,7 +21,8 @@ import numpy as np
 from ..errors import require
 from . import philox
 
-HIDDEN_WHOLE = -1e3  # a masked_score at which LogSumExp is +inf where Mask hides all keys of a query
+FAR = 1e3  # a score beyond which LogSumExp is no more exact enough
+HIDDEN_WHOLE = -FAR  # a masked_score at which LogSumExp is +inf where Mask hides all keys of a query
 SCORES = 2**18  # elements of a block of scores
 QUERIES = 256  # of a block
 DRAWS = 2**22  # elements of whole rows whose random numbers are drawn together
@@ -179,6 +182,19 @@ class Call:
             np.copyto(s, s.dtype.type(-math.inf), where=~seen)
         return s
 
+    def started(self, block: Block, log_sum: np.ndarray, out_grad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What backward subtracts from scores, and Out_grad: LogSumExp, but of rows far from 0 the largest score.
+
+        Exponentials below that are not yet divided by their sum; Out_grad is, and every gradient is linear in it.
+        """
+        far = np.isfinite(log_sum) & (abs(log_sum) > FAR)
+        if self.bias is None or not far.any():
+            return log_sum, out_grad
+        largest, total = np.full_like(log_sum, -math.inf), np.zeros_like(log_sum)
+        for keys in self.key_slices(block):
+            largest, total, _ = raised(self.scores(block, keys), largest, total)
+        return np.where(far, largest, log_sum), np.where(far, out_grad / np.where(far, total, 1), out_grad)
+
     def kept(self, block: Block) -> np.ndarray | None:
         """Which probabilities of the block's rows are kept, of all keys, uint8; None without dropout."""
         if self.key is None:
@@ -203,6 +219,19 @@ class Call:
         return weights @ rows if self.finite else weighted(weights, rows)
 
 
+def raised(s: np.ndarray, largest: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The largest score so far, the sum of exponentials below it, the factor of what was summed before.
+
+    Leaves the exponentials of the scores `s` in their place.
+    """
+    new = np.maximum(largest, s.max(axis=-1, keepdims=True))
+    below = np.where(new == -math.inf, 0, new)
+    s -= below
+    np.exp(s, out=s)
+    shrink = np.exp(largest - below)
+    return new, total * shrink + s.sum(axis=-1, keepdims=True), shrink
+
+
 def part(x: np.ndarray, block: Block, keys: slice) -> np.ndarray:
     """What a block takes of an array that broadcasts to the scores."""
     b, h, i = block
@@ -217,7 +246,7 @@ def forward(
     """Out and LogSumExp of memory_efficient_attention."""
     call = Call(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
     Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype)
-    out, log_sum = call.view(Out), np.empty(call.q.shape[:-1], Q.dtype)
+    out, log_sum = call.view(Out), np.empty(call.q.shape[:-1], Q.dtype) if "LogSumExp" in needs else None
     for block in call.blocks():
         b, h, i = block
         largest = np.full((*out[b, h, :, i].shape[:-1], 1), -math.inf, Q.dtype)
@@ -225,23 +254,19 @@ def forward(
         kept = call.kept(block)
         for keys in call.key_slices(block):
             s = call.scores(block, keys)
-            new = np.maximum(largest, s.max(axis=-1, keepdims=True))
-            below = np.where(new == -math.inf, 0, new)
-            s -= below
-            np.exp(s, out=s)
-            shrink = np.exp(largest - below)
-            total = total * shrink + s.sum(axis=-1, keepdims=True)
+            largest, total, shrink = raised(s, largest, total)
             call.drop(s, kept, keys)
             sums *= shrink
             sums += call.product(s, call.v[b, h, :, keys])
-            largest = new
         out[b, h, :, i] = sums / np.where(total == 0, 1, total)
+        if log_sum is None:
+            continue
         rows = np.log(total) + np.where(total == 0, 0, largest)
         if call.marks_hidden:
             rows[largest == call.masked_score] = math.inf
         log_sum[b, h, :, i] = rows[..., 0]
-    statistics = log_sum.reshape(Q.shape[0], call.heads * call.groups, call.queries)
-    return Out, (statistics[:, 0] if call.rank == 3 else statistics) if "LogSumExp" in needs else None
+    return Out, None if log_sum is None else log_sum.reshape(Q.shape[:-1] if call.rank == 3 else (
+        Q.shape[0], call.heads * call.groups, call.queries))  # fmt: skip
 
 
 def backward(
@@ -260,13 +285,13 @@ def backward(
     log_sum = LogSumExp.reshape(call.q.shape[:-1])[..., None]
     for block in call.blocks():
         b, h, i = block
-        rows, d = call.q[b, h, :, i], out_grad[b, h, :, i]
+        rows, (start, d) = call.q[b, h, :, i], call.started(block, log_sum[b, h, :, i], out_grad[b, h, :, i])
         delta = (d * out[b, h, :, i]).sum(axis=-1, keepdims=True)
         kept = call.kept(block)
         for keys in call.key_slices(block):
             p = call.scores(block, keys)
             hidden = p == -math.inf
-            p -= log_sum[b, h, :, i]
+            p -= start
             np.exp(p, out=p)
             p[hidden] = 0
             slopes = np.matmul(d, call.v[b, h, :, keys].swapaxes(-1, -2))

@@ -6,7 +6,8 @@
     Q_grad = scale * dS K         K_grad = scale * dS^T Q         V_grad = (kept * P)^T Out_grad
     Bias_grad = dS, summed over the axes along which Bias was broadcast
 
-Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
+Where LogSumExp is so far from 0 that it rounds away how many keys share a Bias, the exponentials are divided by their
+sum again. Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import numpy as np
 
 from ..errors import require
-from ..kernels.attention import as_given, heads_first, scores_first, weighted
+from ..kernels.attention import FAR, as_given, heads_first, scores_first, weighted
 from ..opdef import Ints, op
 from .attention import calls, dense, memory_efficient_attention
 from .elementwise import sum_to
@@ -37,7 +38,10 @@ def memory_efficient_attention_grad(
     out, out_grad = heads_first(Out, layout), heads_first(Out_grad, layout)
     log_sum = (LogSumExp[:, None] if Q.ndim == 3 else LogSumExp)[..., None]
     seen = d.scores != -math.inf
-    probabilities = np.where(seen, np.exp(d.scores - log_sum), 0)
+    far = np.isfinite(log_sum) & (abs(log_sum) > FAR)
+    start = np.where(far, d.scores.max(axis=-1, keepdims=True, initial=-math.inf), log_sum)
+    probabilities = np.where(seen, np.exp(d.scores - start), 0)
+    probabilities /= np.where(far, probabilities.sum(axis=-1, keepdims=True), 1)
     hidden_whole = seen & (log_sum == math.inf)
     probabilities = np.where(hidden_whole, 1 / np.maximum(seen.sum(axis=-1, keepdims=True), 1), probabilities)
     probabilities = probabilities.astype(Q.dtype)

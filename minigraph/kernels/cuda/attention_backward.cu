@@ -9,19 +9,24 @@
 // No atomics: every sum has one order. Scores are computed three times instead of stored. Where blocks
 // are few, query_grad and key_grad share the other axis among blockIdx.y, and add_parts adds up.
 
-// One warp for each query of each head.
+// One warp for each query of each head. lse, scaled: null without Bias, else LSE and dO as backward starts from them.
 extern "C" __global__ void __launch_bounds__(THREADS) row_products(
-    const T* Out, const T* dO, C* delta, int heads, int queries, int dv, int bshd, i64 rows_of_all)
+    INPUTS, const T* Out, const T* dO, const ST* sums, C* delta, ST* lse, T* scaled, i64 rows_of_all)
 {
+    READ_INPUTS
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows_of_all) return;
-    const Sizes z = {heads, 1, queries, 0, 0, dv, bshd != 0};
     const i64 head = row / queries, q = row % queries;
     const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
     C sum = 0;
     for (i64 x = lane; x < dv; x += 32) sum += C(up(Out[o.at + q * o.step + x])) * C(up(dO[o.at + q * o.step + x]));
     sum = warp_sum(sum);
-    if (lane == 0) delta[row] = sum;
+    const Start start = start_of(C(sums[row]), head / heads, head % heads, q, Q, K, z, sight, m);
+    if (lane == 0) delta[row] = sum * start.factor;
+    if (!scaled) return;
+    if (lane == 0) lse[row] = ST(start.lse);
+    for (i64 x = lane; x < dv; x += 32)
+        scaled[o.at + q * o.step + x] = down<T>(C(up(dO[o.at + q * o.step + x])) * start.factor);
 }
 
 // The probability that LSE gives a score, and the gradient of that score.

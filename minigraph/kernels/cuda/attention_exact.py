@@ -260,12 +260,17 @@ def _small_source(c: Call, ins: Slots, attrs: Slots) -> str:
 
 
 def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer, Buffer]:
-    """Out_grad, LogSumExp and delta."""
-    delta = binder.scratch((c.rows,), c.computed)
-    sizes = i32(c.heads), i32(c.queries), i32(c.dv), i32(int(c.bshd)), i64(c.rows)
+    """Out_grad, LogSumExp and delta; with a Bias the first two as backward starts from them."""
+    grad, sums, delta = ins["Out_grad"], ins["LogSumExp"], binder.scratch((c.rows,), c.computed)
+    biased = ins.get("Bias") is not None
+    tail = (binder.scratch(grad.shape, grad.dtype), binder.scratch(sums.shape, sums.dtype)) if biased else (grad, sums)
+    started = tail[::-1] if biased else (ABSENT, ABSENT)
     grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
-    binder.launch_source(source, "row_products", grid, THREADS, ins["Out"], ins["Out_grad"], delta, *sizes)
-    return ins["Out_grad"], ins["LogSumExp"], delta
+    binder.launch_source(
+        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums, delta, *started,
+        i64(c.rows),
+    )  # fmt: skip
+    return *tail, delta
 
 
 def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:

@@ -100,6 +100,38 @@ __device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, 
 #endif
     return s;
 }
+
+// What backward subtracts from a row's scores, and what it multiplies the row's dO by: every gradient is linear in that.
+struct Start {
+    C lse, factor;
+};
+// LSE and 1; but where Bias puts scores so far from 0 that LSE rounds away how many there are, the largest score and 1 / the
+// sum of exponentials below it. One warp.
+__device__ __forceinline__ Start start_of(
+    C lse, i64 b, int h, int q, const T* Q, const T* K, const Sizes& z, const Sight& sight, const Modifiers& m)
+{
+    const C far = lse < 0 ? -lse : lse;
+    if (!GENERAL || !m.bias || !(far > C(-HIDDEN_WHOLE)) || far == infinity<C>()) return {lse, C(1)};
+    const int kv_heads = z.heads / z.groups;
+    const Rows q_rows = rows_of(z, z.heads, z.queries, z.d, b, h), k_rows = rows_of(z, kv_heads, z.keys, z.d, b, h / z.groups);
+    const Place at = place_of(m, z, b, h);
+    const Interval seen = sight.of_query(q);
+    C largest = -infinity<C>(), total = 0;
+    for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
+        C product = 0;
+        for (int x = 0; x < z.d; ++x)
+            product += C(up(Q[q_rows.at + q * q_rows.step + x])) * C(up(K[k_rows.at + k * k_rows.step + x]));
+        bool drawn;
+        const C s = score(product, q, k, m, at, &drawn);
+        if (s == -infinity<C>()) continue;
+        const C most = max_nan(largest, s);
+        total = total * exponential(largest - most) + exponential(s - most);
+        largest = most;
+    }
+    C most = largest;
+    for (int l = 16; l > 0; l >>= 1) most = max_nan(most, C(__shfl_xor_sync(~0u, most, l)));
+    return {most, C(1) / warp_sum(largest == -infinity<C>() ? C(0) : total * exponential(largest - most))};
+}
 // The dropout factor of a probability.
 __device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes& z, const Place& at) {
 #if GENERAL

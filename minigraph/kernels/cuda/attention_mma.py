@@ -179,12 +179,13 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         sources = [
             source_of(binder, file, c, cut, ins, attrs, **defines) for cut, defines in zip(cuts, kernels, strict=True)
         ]
-        blocks, threads = blocks_for(c.rows, cuts[-1].warps), cuts[-1].threads
+        blocks, threads, grad = blocks_for(c.rows, cuts[-1].warps), cuts[-1].threads, ins["Out_grad"]
+        scaled = binder.scratch(grad.shape, grad.dtype) if ins.get("Bias") is not None else None
         binder.launch_source(
-            sources[-1], "attention_mma_prepare", blocks, threads, *common, ins["Out"], ins["Out_grad"],
-            ins["LogSumExp"], numbers, i64(c.rows),
+            sources[-1], "attention_mma_prepare", blocks, threads, *common, ins["Out"], grad, ins["LogSumExp"], numbers,
+            ABSENT if scaled is None else scaled, i64(c.rows),
         )  # fmt: skip
-        common += ins["Out_grad"], numbers
+        common += grad if scaled is None else scaled, numbers
         if q is not None:
             _query_grad(binder, c, ins, attrs, sources[0], common, q)
         for source, defines in list(zip(sources, kernels, strict=True))[q is not None :]:

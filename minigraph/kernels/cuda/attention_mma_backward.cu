@@ -9,23 +9,29 @@
 // blockIdx.y, and add_parts of attention_backward.cu adds up.
 
 // Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
-// where Mask hides all n keys: no gradient flows to their scores.
+// where Mask hides all n keys: no gradient flows to their scores. scaled: null without Bias, else dO as backward starts
+// from it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
-    INPUTS, const T* Out, const T* dO, const float* sums, float2* numbers, i64 rows_of_all)
+    INPUTS, const T* Out, const T* dO, const float* sums, float2* numbers, T* scaled, i64 rows_of_all)
 {
+    READ_INPUTS
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows_of_all) return;
-    const Sizes z = {heads, 1, queries, 0, 0, dv, bshd != 0};
     const int head = row / queries, q = row % queries;
     const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
     float sum = 0;
     for (int x = lane; x < dv; x += 32) sum += up(Out[o.at + q * o.step + x]) * up(dO[o.at + q * o.step + x]);
     sum = warp_sum(sum);
+    const Start start = start_of(sums[row], head / heads, head % heads, q, Q, K, z, sight, m);
+    if (GENERAL && scaled)
+        for (int x = lane; x < dv; x += 32) {
+            const i64 place = o.at + q * o.step + x;
+            scaled[place] = down<T>(up(dO[place]) * start.factor);
+        }
     if (lane != 0) return;
-    const float lse = sums[row];
-    float2 found = {lse == -infinity<float>() ? infinity<float>() : lse, sum};
-    if (GENERAL && lse == infinity<float>()) {
-        const Interval seen = interval(q, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right != 0);
+    float2 found = {start.lse == -infinity<float>() ? infinity<float>() : start.lse, sum * start.factor};
+    if (GENERAL && start.lse == infinity<float>()) {
+        const Interval seen = sight.of_query(q);
         found = {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
     }
     numbers[row] = found;

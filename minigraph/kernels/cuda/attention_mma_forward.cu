@@ -14,6 +14,12 @@ __device__ __forceinline__ float log_sum(float total, float largest, bool whole)
     return whole ? infinity<float>() : logf(total) + largest;
 }
 
+// What is added to scores or put in their place, as an exponent of 2. Only -inf becomes -inf.
+__device__ __forceinline__ float exponent_of(float x) {
+    const float y = x * LOG2E;
+    return y == -infinity<float>() && x != y ? -3.3e38f : y;
+}
+
 // part: null, or float [splits][B,H,Sq,Dv in Out's layout]; part_sums: for each split the sum of exponentials and the
 // largest score of each row, float [splits][2][B,H,Sq]
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forward(
@@ -33,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
     const Place at = place_of(m, z, b, h);
     const float unit = GENERAL ? 1.0f : m.scale * LOG2E;  // scores times this are exponents of 2
-    const float product_unit = m.scale * LOG2E, masked_unit = m.masked_score * LOG2E;
+    const float product_unit = m.scale * LOG2E, masked_unit = exponent_of(m.masked_score);
 
     load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
     for (int r = threadIdx.x; r < BM; r += THREADS)
@@ -88,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                                 float& x = s[i][c][2 * half + e];
                                 x *= product_unit;
                                 if (q_row < queries && k < keys) {
-                                    if (m.bias) x += up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]) * LOG2E;
+                                    if (m.bias) x += exponent_of(up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]));
                                     if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
                                 }
                             }
