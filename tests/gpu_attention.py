@@ -9,6 +9,7 @@ from typing import Any
 import fuzz
 import gpu_attention_cudnn
 import gpu_attention_small
+import gpu_attention_xformers
 import numpy as np
 import opcheck
 from attention_programs import attention_program
@@ -44,6 +45,7 @@ def checks() -> Iterator[Check]:
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
     yield from gpu_attention_small.checks()
     yield from gpu_attention_cudnn.checks()
+    yield from gpu_attention_xformers.checks()
     yield Check("attention/strides", _wide_strides)
     yield Check("attention/faults", _faults)
     yield Check("attention/memory", _memory)

@@ -195,9 +195,9 @@ def check_call(
 
 
 def magnitude(call: Call) -> float:
-    """The largest finite float input, at least 1."""
-    values = [call.inputs[slot][i].astype(float) for slot, i in call.float_places]
-    return max([1.0, *(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in values)])
+    """The largest finite float input, at least 1; a number beyond 1e20 is there to hide something."""
+    values = [np.abs(call.inputs[slot][i].astype(float)) for slot, i in call.float_places]
+    return max([1.0, *(float(x[x < 1e20].max(initial=0)) for x in values)])
 
 
 def compare(found: Slots, exact: Slots, cpu: Slots, scale: Mapping[str, float]) -> None:
