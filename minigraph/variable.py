@@ -37,7 +37,7 @@ class Variable:
         site: CallSite | None = None,
     ) -> None:
         self.block, self._name, self.type = block, name, type
-        self.persistable, self.stop_gradient, self.is_data = persistable, stop_gradient, is_data
+        self._persistable, self.stop_gradient, self.is_data = persistable, stop_gradient, is_data
         self.site = site
 
     @property
@@ -47,6 +47,15 @@ class Variable:
     @name.setter
     def name(self, name: str) -> None:
         self.block.rename_var(self._name, name)
+
+    @property
+    def persistable(self) -> bool:
+        return self._persistable
+
+    @persistable.setter
+    def persistable(self, persistable: bool) -> None:
+        self.program.version += persistable != self._persistable
+        self._persistable = persistable
 
     @property
     def shape(self) -> tuple[int, ...]:

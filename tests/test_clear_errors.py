@@ -100,6 +100,21 @@ def test_a_seed_that_is_set_after_compiling_is_refused():
         exe.run(compiled, X, [net.dropped])
 
 
+def test_a_value_that_shall_last_after_a_run_changes_the_program():
+    net, exe, scope = Net(), static.Executor(), static.Scope()
+    exe.run(net.startup, scope=scope)
+    compiled = static.CompiledProgram(net.main)
+    exe.run(compiled, X, [net.loss], scope=scope)
+    exe.run(net.main, X, [net.loss], scope=scope)
+    net.dropped.persistable = False  # what it is
+    exe.run(compiled, X, [net.loss], scope=scope)
+    net.loss.persistable = True
+    with pytest.raises(ProgramError, match="program net was changed after it was compiled"):
+        exe.run(compiled, X, [net.loss], scope=scope)
+    (loss,) = exe.run(net.main, X, [net.loss], scope=scope)
+    assert scope.read(net.loss.name) == loss
+
+
 def test_what_a_memory_report_is_asked_for():
     compiled = static.CompiledProgram(Net().main)
     with pytest.raises(ProgramError, match=r"'mean_0.tmp' does not exist(.|\n)*did you mean 'mean_0.tmp_0'"):
