@@ -36,11 +36,13 @@ def case(
     written: int,
     read: int | None = None,
     jax: Jitted | None = None,
+    compared: tuple[int, ...] = (0,),
 ) -> Case:
     """`written` elements of `dtype` are written, and all inputs are read (or `read` bytes)."""
     size = 2 if "16" in dtype else 4
     nbytes = written * size + (sum(i.nbytes for i in inputs.values()) if read is None else read)
-    return Case(f"{title} {dtype}", inputs, {"minigraph": program}, exact, peer, nbytes, jax=jax)
+    title = f"{title} {dtype}"
+    return Case(title, inputs, {"minigraph": program}, exact, peer, nbytes, jax=jax, compared=compared)
 
 
 def wide(formula: Jitted) -> Jitted:
@@ -96,14 +98,14 @@ def scores(dtype: str) -> Iterator[Case]:
             f"cross entropy {name}", dtype, {"x": x, "label": label},
             lambda g, v: list(g.softmax_with_cross_entropy(v["x"], v["label"])),
             _cross_entropy,
-            lambda torch, t: lambda: torch.nn.functional.cross_entropy(t["x"], t["label"], reduction="none"),
-            size + shape[0], jax=wide(_jax_cross_entropy),
+            lambda torch, t: lambda: torch.nn.functional.cross_entropy(t["x"], t["label"], reduction="none")[:, None],
+            size + shape[0], jax=wide(_jax_cross_entropy), compared=(1,),
         )  # fmt: skip
         yield case(
             f"cross entropy gradient {name}", dtype,
             {"y": x, "label": label, "d": Input((shape[0], 1), dtype)},
             lambda g, v: [g.softmax_with_cross_entropy_grad(v["label"], v["y"], v["d"])],
-            _cross_entropy_grad, _torch_cross_entropy_grad, size,
+            _cross_entropy_grad, _torch_cross_entropy_grad, size, compared=(),
             jax=wide(lambda jax, y, label, d: [(y - jax.nn.one_hot(label, y.shape[1])) * d]),
         )  # fmt: skip
 
@@ -129,7 +131,7 @@ def _jax_cross_entropy(jax: Any, x: Any, label: Any) -> Sequence[Any]:
 
 
 def _torch_cross_entropy_grad(torch: Any, t: Vars) -> Callable[[], Any]:
-    """Backward alone: of log_softmax and of the picked scores."""
+    """Backward alone: of log_softmax and of the picked scores. It takes scores, not probabilities: other numbers."""
     x = t["y"].clone().requires_grad_()
     loss, d = (
         torch.nn.functional.cross_entropy(x, t["label"], reduction="none"),
@@ -200,7 +202,7 @@ def _jax_norm_grad(jax: Any, x: Any, d: Any, scale: Any, bias: Any, mean: Any, v
 
 def _torch_norm_grad(torch: Any, t: Vars) -> Callable[[], Any]:
     n = t["x"].shape[1]
-    _, mean, inverse = torch.ops.aten.native_layer_norm(t["x"], [n], t["scale"], t["bias"], EPSILON)
+    mean, inverse = t["mean"][:, None], torch.rsqrt(t["variance"] + EPSILON)[:, None]
     gradient = torch.ops.aten.native_layer_norm_backward
     return lambda: gradient(
         t["d"], t["x"], [n], mean, inverse, t["scale"], t["bias"], [True, True, True]
@@ -326,7 +328,7 @@ def elementwise(dtype: str) -> Iterator[Case]:
     yield Case(
         f"cast {name} {dtype} to {other}", {"x": x}, {"minigraph": lambda g, v: [g.cast(v["x"], dtype=other)]},
         lambda rows: [rows.of("x")], lambda torch, t: lambda: t["x"].to(getattr(torch, other)), 6 * size,
-        jax=lambda jax, x: [x.astype(other)],
+        jax=lambda jax, x: [x.astype(other)], compared=(0,),
     )  # fmt: skip
     yield case(
         f"dropout {name}", dtype, {"x": x}, lambda g, v: list(g.dropout(v["x"], p=0.1))[:1], lambda rows: [None],

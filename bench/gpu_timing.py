@@ -66,6 +66,7 @@ class Case:
     exact     results in float64, from a Rows: whole, or those of some rows only, None for what is not compared,
               nor is what comes after the last one; the first input has a row for each row of the results
     torch     (torch, tensors) -> a function that launches the same work in PyTorch
+    compared  the numbers of the exact results that this function returns, in its order; others of it are not compared
     jax       (jax, **arrays) -> a list of the same results; it is compiled by jax.jit
     nbytes    what must be read and written at the least
     unchecked arms that do less work, as a bound
@@ -89,6 +90,7 @@ class Case:
     tf32: bool = False
     captured: int = 0
     flag: str = "fuse_gemm_epilogue"
+    compared: tuple[int, ...] = ()
 
 
 class Rows:
@@ -200,7 +202,7 @@ class Gpu:
         made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, tf32, options)
         made.arena.fill(0xFF)
         self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too
-        self.runtime.upload(made.fault, made.bound.binder.fault)
+        made.faults.clear()
         return made
 
     def tensors(self, torch: Any, arrays: Vars) -> Vars:
@@ -209,6 +211,16 @@ class Gpu:
         for name, a in arrays.items():
             bits = torch.from_dlpack(a.view(np.int16) if a.dtype.itemsize == 2 else a)
             made[name] = bits.view(getattr(torch, a.dtype.name)) if a.dtype.itemsize == 2 else bits
+        return made
+
+    def results(self, torch: Any, found: Any, count: int) -> list[Any]:
+        """The first of PyTorch's results, or its only one, as arrays on the same memory."""
+        made = []
+        for t in [found] if isinstance(found, torch.Tensor) else found[:count]:
+            words = t.contiguous().view(torch.int16) if t.element_size() == 2 else t.contiguous()
+            dtype = self.mg.types.as_dtype(str(t.dtype).removeprefix("torch."))
+            made.append(self.cupy.from_dlpack(words).view(dtype))
+        self.stream.synchronize()
         return made
 
     def copy(self) -> None:
@@ -345,7 +357,12 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
                 remarks[name] = plan.remarks
         if torch is not None and case.torch is not None and not case.captured:
             with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
-                arms.setdefault("torch", []).append(case.torch(torch, gpu.tensors(torch, arrays)))
+                arm = case.torch(torch, gpu.tensors(torch, arrays))
+                arms.setdefault("torch", []).append(arm)
+                if number == 0 and case.compared:
+                    rows, wanted = exact = exact or _exact(gpu, case, arrays)
+                    found = gpu.results(torch, arm(), len(case.compared))
+                    errors["torch"] = _checked(gpu, case, rows, [wanted[i] for i in case.compared], found, "torch")
         if jax is not None and case.jax is not None:
             arm = jax.arm(case.jax, arrays)
             arms.setdefault("jax", []).append(arm)
