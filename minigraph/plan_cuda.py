@@ -145,8 +145,10 @@ class CudaPlan:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
         letters, start = self.bound.letters, self.bound.inbox_bytes
         self.outbox = self.runtime.pinned(self.bound.mailbox_bytes - start)
-        self.outbox_copy = self.outbox.ctypes.data, self.mailbox.data.ptr + start, self.outbox.nbytes
-        self.reported = self.outbox[: self.bound.binder.fault.nbytes].view(np.int64)
+        fault = self.bound.binder.fault.nbytes
+        places = self.outbox.ctypes.data, self.mailbox.data.ptr + start
+        self.outbox_copy, self.fault_copy = (*places, self.outbox.nbytes), (*places, fault)
+        self.reported = self.outbox[:fault].view(np.int64)
         at = {id(b): offset - start for b, offset in letters if offset >= start}
         self.fetched: list[tuple[Buffer, np.ndarray | None]] = []
         for index in self.schedule.fetched:
@@ -253,7 +255,7 @@ class CudaPlan:
 
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""
-        self.runtime.receive(*self.outbox_copy)
+        self.runtime.receive(*(self.outbox_copy if return_numpy else self.fault_copy))
         found = [
             None if return_numpy and seen is not None
             else self._allocated(partial(self.runtime.fetch, b, return_numpy), "a fetched value", b.nbytes)

@@ -101,6 +101,23 @@ def test_memory_that_runs_out_after_a_plan_is_made_is_the_same_clear_error(stub,
     np.testing.assert_array_equal(exe.run(main, {"x": x}, [out])[0], 2 * x)
 
 
+def test_values_that_stay_on_the_gpu_are_not_copied_to_the_host(stub, monkeypatch):
+    main, out = doubled()
+    exe, x, received = static.Executor(mg.CUDAPlace(0)), np.ones((3, 4), np.float32), []
+    receive = stub.receive
+
+    def counted(host: int, address: int, nbytes: int) -> None:
+        received.append(nbytes)
+        receive(host, address, nbytes)
+
+    monkeypatch.setattr(stub, "receive", counted)
+    monkeypatch.setattr(stub, "download", lambda buffer, host: pytest.fail("copied to the host"))
+    monkeypatch.setattr(stub, "fetch", lambda b, as_numpy: b if not as_numpy else pytest.fail("copied to the host"))
+    for _ in range(3):
+        exe.run(main, {"x": x}, [out], return_numpy=False)
+    assert received == [32] * 3, "the record of faults"
+
+
 def test_an_index_out_of_range_is_named_with_the_sizes_of_the_run(stub):
     main = static.Program()
     with static.program_guard(main, static.Program()):
