@@ -91,7 +91,11 @@ def _attention(w: _Writer) -> Variable:
     groups = 1 if rank3 else r.choice((1, 1, 1, 2, 4))
     unknown = r.random() < 0.4
     q, k, v = _operands(w, rank3, sq, sk, d, groups, unknown)
-    full = (B * H if rank3 else B, sq, sk) if rank3 else (B, H, sq, sk)
+    joined = not rank3 and r.random() < 0.25  # batch times heads are one axis for the products
+    if joined:
+        w.words.append("joined")
+        q, k, v = (w.keep(mg.reshape(x, [-1, *x.shape[2:]])) for x in (q, k, v))
+    full = (B * H, sq, sk) if rank3 or joined else (B, H, sq, sk)
     q, k, after = _scaled(w, q, k, d)
     transposed = r.random() < 0.3
     if transposed:
@@ -101,6 +105,9 @@ def _attention(w: _Writer) -> Variable:
     if after is not None:
         s = w.keep(after(s))
     for _ in range(r.choice((0, 1, 1, 2))):
+        if joined and r.random() < 0.7:
+            full = (B, H, sq, sk) if len(s.shape) == 3 else (B * H, sq, sk)
+            s = w.keep(mg.reshape(s, [-1, *full[1:]]))
         s = w.keep(_modified(w, s, full))
     if r.random() < 0.1:
         s = w.keep(mg.scale(s, 1.5))
@@ -109,7 +116,11 @@ def _attention(w: _Writer) -> Variable:
     if drop != "nothing":
         mode = "downscale_in_infer" if drop == "downscale" else "upscale_in_train"
         p = w.keep(mg.nn.functional.dropout(p, 0.3, training=drop != "inference", mode=mode))
+    if joined and len(full) == 4:
+        p = w.keep(mg.reshape(p, [-1, sq, sk]))
     o = w.keep(mg.matmul(p, v))
+    if joined:
+        o = w.keep(mg.reshape(o, [-1, H, sq, d]))
     if rank3:
         return o
     return mg.reshape(mg.transpose(o, [0, 2, 1, 3]), [0, 0, -1]) if r.random() < 0.7 else o
@@ -181,6 +192,12 @@ def _modified(w: _Writer, s: Variable, full: tuple[int, ...]) -> Variable:
             return s + (1 - mg.cast(seen, "float64")) * -1e9
         if r.random() < 0.3 and "window" not in w.words:
             seen = mg.logical_and(seen, mg.tril(mg.ones([sq, sk])) > 0)
+        elif r.random() < 0.3 and "window" not in w.words:
+            hidden = mg.logical_or(mg.triu(mg.ones([sq, sk]), 1) > 0, mg.logical_not(seen))
+            return mg.where(hidden, fill, s)
+        elif r.random() < 0.3 and "window" not in w.words:
+            pad = (1 - mg.cast(seen, "float64")) * -1e9
+            return s + (mg.triu(mg.full([sq, sk], float("-inf")), 1) + pad)
         return mg.where(seen, s, fill)
     bias = w.param(*shape) if how != "frozen" else w.data(*shape)
     if how == "minus":
@@ -193,19 +210,28 @@ def _by_position(w: _Writer, s: Variable, sq: int, sk: int, window: bool) -> Var
     hidden = window and (sk < sq or "padding" in w.words)  # some query may see no key: NaN with -inf
     fill = r.choice((-1e9, -1e4, -3.0) if hidden else (-1e9, float("-inf"), -1e4, -3.0))
     shift = r.choice((0, 0, max(sk - sq, 0), 1))
-    how = w.pick(tril=2, triu=2, positions=2, additive=2)
+    how = w.pick(tril=2, triu=2, positions=2, additive=2, sliced=1, like=1, log=1, literal=1)
+    if how == "literal":
+        return s + mg.assign(np.where(np.tri(sq, sk, shift, bool), 0.0, fill)) if not window else s
+    if how == "log" and not window and fill == float("-inf"):
+        return s + mg.log(mg.tril(mg.ones([sq, sk]), shift))
+    if how == "like" and not window:
+        return s + mg.triu(mg.full_like(s, fill), 1 + shift)
     if how == "triu" and not window:
         return s + mg.triu(mg.full([sq, sk], fill), 1 + shift)
     if how == "additive" and not window:
         return s + (1 - mg.tril(mg.ones([sq, sk]), shift)) * -1e9
-    if how == "tril":
+    if how == "sliced":
+        seen = mg.tril(mg.ones([sk + 4, sk + 1]), shift)[2 : 2 + sq, 1:] == 1
+    elif how == "tril":
         seen = mg.cast(mg.tril(mg.ones([1, 1, sq, sk]) if len(s.shape) == 4 else mg.ones([sq, sk]), shift), "bool")
     else:
         i, j = mg.reshape(mg.arange(sq), [sq, 1]), mg.arange(sk)
         seen = i + shift >= j if r.random() < 0.5 else j - i <= shift
     if window:
         i, j = mg.unsqueeze(mg.arange(sq), -1), mg.unsqueeze(mg.arange(sk), 0)
-        seen = mg.logical_and(seen, i - j < r.choice((1, 2, 9)))
+        near = mg.abs(j - i) < r.choice((2, 3)) if r.random() < 0.3 else i - j < r.choice((1, 2, 9))
+        seen = mg.logical_and(seen, near)
     return mg.where(seen, s, fill)
 
 

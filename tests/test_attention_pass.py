@@ -31,7 +31,7 @@ REASONS = {
 
 
 def check(seed: int, flags: Sequence[str] = (FLAG,)) -> Any:
-    """Compare all results with passes off and on; the program after them, and their outcome."""
+    """Compare all results with passes off and on; the program after them, their outcome, what the program is like."""
     case = attention_program(seed)
     after, outcome = passed(case, tuple(flags))
     off, on = run(case, case.program), run(case, after)
@@ -40,19 +40,20 @@ def check(seed: int, flags: Sequence[str] = (FLAG,)) -> Any:
         difference = distance(array, on[name], floor=max(1e-3 * peak, 1e-30))
         if difference > TOLERANCE:
             raise Different(f"seed {seed} ({', '.join(case.description)}): {name} differs by {difference:.3g}")
-    return after, outcome
+    return after, outcome, case.description
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
 def test_random_spellings_compute_the_same(first):
     fused = Counter()
     for seed in range(first, first + CHUNK):
-        after, outcome = check(seed)
+        after, outcome, words = check(seed)
         fused["applied"] += bool(outcome.applied)
+        fused["joined"] += bool(outcome.applied) and "joined" in words
         fused.update(name for op in after.ops if op.type == FLAG for name, value in op.attrs.items() if value)
         fused.update(slot for op in after.ops if op.type == FLAG for slot in op.inputs)
     assert fused["applied"] >= 35, fused
-    for feature in ("causal", "Bias", "Mask", "dropout", "scale"):
+    for feature in ("causal", "Bias", "Mask", "dropout", "scale", "joined"):
         assert fused[feature] >= 4, f"{feature}: {fused}"
 
 
@@ -206,6 +207,24 @@ def comparisons_swap_sides(patch):
     patch.setattr(attention_masks, "_of_indices", lambda op, x, y: original(op, y, x))
 
 
+def slices_stay_where_they_are(patch):
+    patch.setattr(attention_masks, "_sliced", lambda op, x: x)
+
+
+def negated_conditions_are_not(patch):
+    original = attention_scores._conditions
+    patch.setattr(attention_scores, "_conditions", lambda *args: [(x, False) for x, _ in original(*args)])
+
+
+def heads_come_before_batches(patch):
+    original = rewriting.arranged
+
+    def arranged(g, operand, layout, split):
+        return original(g, operand, layout, split and (split[1], split[0]))
+
+    patch.setattr(rewriting, "arranged", arranged)
+
+
 def order_is_ignored(patch):
     patch.setattr(Graph, "order_problem", lambda self, rank, reads: None)
     patch.setattr(engine._Rewrite, "_place", lambda self: self.old[0].rank)
@@ -216,7 +235,7 @@ PLANTED = [
     window_is_forgotten, negation_is_forgotten, finite_fill_becomes_infinite, any_number_hides,
     subtracted_bias_is_added, dropout_draws_other_numbers, heads_and_positions_are_mixed_up, downscale_is_upscale,
     fetches_are_ignored, late_bias_is_early, capping_is_overlooked, comparisons_swap_sides,
-    order_is_ignored,
+    slices_stay_where_they_are, negated_conditions_are_not, heads_come_before_batches, order_is_ignored,
 ]  # fmt: skip
 
 
