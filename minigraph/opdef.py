@@ -292,19 +292,17 @@ class OpDef:
         self, inputs: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]
     ) -> dict[str, list[TensorType]]:
         """{output slot: types} of all outputs that this call can have."""
-        args = [
-            (list(inputs[s.name]) if s.variadic else inputs[s.name][0]) if inputs.get(s.name) else None
-            for s in self.inputs
+        types = [
+            None if not (given := inputs.get(name)) else tuple(given) if variadic else given[0]
+            for name, _, variadic in self.inputs
         ]
         if self.infer_function is None:
-            first: Any = args[0][0] if isinstance(args[0], list) else args[0]
+            first: Any = types[0][0] if isinstance(types[0], tuple) else types[0]
             return {s.name: [first] for s in self.outputs}
-        # layers of one shape ask the same: what was found is kept
-        types = tuple(tuple(a) if isinstance(a, list) else a for a in args)
-        key = self.infer_function, types, *attrs.items()
+        key = self.infer_function, *types, *attrs.items()  # layers of one shape ask the same: what was found is kept
         found = self._inferred.get(key)
         if found is None:
-            found = self.infer_function(*args, **attrs)
+            found = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
             found = found if isinstance(found, tuple) else (found,)
             if len(self._inferred) >= INFERRED_KEPT:
                 self._inferred.clear()

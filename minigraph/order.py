@@ -190,8 +190,10 @@ def most_needed(
 
 def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
     """For each block the first and the last place in the order at which it is touched."""
-    found: dict[int, tuple[int, int]] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for at, i in enumerate(order):
-        for b in units[i].blocks:
-            found[b] = found.get(b, (at, at))[0], at
-    return found
+        last.update(dict.fromkeys(units[i].blocks, at))
+    for at, i in zip(range(len(order) - 1, -1, -1), reversed(order), strict=True):
+        first.update(dict.fromkeys(units[i].blocks, at))
+    return {b: (at, last[b]) for b, at in first.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -79,6 +79,13 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: DType
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -121,7 +128,13 @@ class TensorType:
 
 def tensor_type(shape: Iterable[Any], dtype: Any) -> TensorType:
     """A TensorType from a user's shape: ints, None or -1 for a size known at run time."""
-    return TensorType(normalize_shape(shape), as_dtype(dtype))
+    return _kept(normalize_shape(shape), as_dtype(dtype))
+
+
+@lru_cache(maxsize=4096)
+def _kept(shape: tuple[int, ...], dtype: DType) -> TensorType:
+    """One object for all variables of a type: layers share theirs, and what is one object is equal at a glance."""
+    return TensorType(shape, dtype)
 
 
 def normalize_shape(shape: Any) -> tuple[int, ...]:

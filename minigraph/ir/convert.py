@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..program import Block, Operator, Program, Variable, copy_var
+from ..program import Operator, Program, Variable, copy_var
 from .graph import Graph, OpNode, VarNode
 
 
@@ -30,8 +30,8 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
         return node
 
     for position, op in enumerate(program.ops):
-        inputs = {slot: [read(v) for v in vs] for slot, vs in op.inputs.items()}
-        outputs = {slot: [write(v) for v in vs] for slot, vs in op.outputs.items()}
+        inputs = {slot: list(map(read, vs)) for slot, vs in op.inputs.items()}
+        outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
         nodes[id(op)] = graph.add_op(
             OpNode(
                 op.opdef, inputs, outputs, op.attrs, rank=(position,), role=op.role,
@@ -48,16 +48,23 @@ def to_program(graph: Graph, source: Program) -> Program:
     program = Program(source.name)
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     block = program.global_block()
-    used = {v.name for op in graph.ops for vs in (*op.inputs.values(), *op.outputs.values()) for v in vs}
+    used = {v.name for v in graph.vars.values() if v.read_by or v.written_by}
     for v in source.vars.values():
         if v.name in used or v.persistable or v.is_data:
             block.vars[v.name] = copy_var(v, block)
     operators: dict[OpNode, Operator] = {}
+
+    def variable(node: VarNode) -> Variable:
+        found = block.vars.get(node.name)
+        if found is None:
+            found = block.vars[node.name] = Variable(block, node.name, node.type)
+        return found
+
     for op in graph.ops:
         operators[op] = new = Operator(
             block, op.opdef,
-            {slot: [_variable(block, v) for v in vs] for slot, vs in op.inputs.items()},
-            {slot: [_variable(block, v) for v in vs] for slot, vs in op.outputs.items()},
+            {slot: list(map(variable, vs)) for slot, vs in op.inputs.items()},
+            {slot: list(map(variable, vs)) for slot, vs in op.outputs.items()},
             dict(op.attrs), role=op.role, forward=operators.get(op.forward) if op.forward else None,
             grad_slot=op.grad_slot, site=op.site, number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
@@ -66,9 +73,3 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.version = len(block.ops)
     program.numbered = max((op.number for op in block.ops), default=-1) + 1
     return program
-
-
-def _variable(block: Block, node: VarNode) -> Variable:
-    if node.name not in block.vars:
-        block.vars[node.name] = Variable(block, node.name, node.type)
-    return block.vars[node.name]

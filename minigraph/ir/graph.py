@@ -148,6 +148,14 @@ class OpNode:
         return f"<OpNode {self.label()}>"
 
 
+class _Single(dict[Position, Edges]):
+    """The edge at a position, where it is the only one between two nodes: all of these share it."""
+
+    def __missing__(self, at: Position) -> Edges:
+        self[at] = {at: NOTHING}
+        return self[at]
+
+
 class Graph:
     """Operators and variables of one program.
 
@@ -171,7 +179,7 @@ class Graph:
         self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
         self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
-        self._single: dict[Position, Edges] = {}
+        self._single = _Single()
         self._tickets = itertools.count()
 
     @property
@@ -220,34 +228,32 @@ class Graph:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
-        read: dict[VarNode, Edges] = {}
-        written: dict[VarNode, Edges] = {}
-        self._nodes[op], self.pred[op], self.succ[op] = NOTHING, read, written
-        for slot, vs in op.inputs.items():
-            for i, v in enumerate(vs):
-                read[v] = v.read_by[op] = self._edges(slot, i, read.get(v))
-        for slot, vs in op.outputs.items():
-            for i, v in enumerate(vs):
-                written[v] = v.written_by[op] = self._edges(slot, i, written.get(v))
+        self._nodes[op] = NOTHING
+        self.pred[op] = read = self._edges_of(op.inputs)
+        for v, edges in read.items():
+            v.read_by[op] = edges
+        self.succ[op] = written = self._edges_of(op.outputs)
+        for v, edges in written.items():
+            v.written_by[op] = edges
         if op.forward is not None:
             op.forward.grads.append(op)
         self._wrote(op, op.output_vars)
         return op
 
+    def _edges_of(self, slots: dict[str, list[VarNode]]) -> dict[VarNode, Edges]:
+        """The edges of one side of an operator."""
+        found: dict[VarNode, Edges] = {}
+        for slot, vs in slots.items():
+            for i, v in enumerate(vs):
+                at = slot, i
+                found[v] = self._single[at] if v not in found else {**found[v], at: NOTHING}
+        return found
+
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""
-        edges = self._edges(slot, index, self.succ[source].get(target))
+        at, others = (slot, index), self.succ[source].get(target)
+        edges = self._single[at] if others is None else {**others, at: NOTHING}
         self.succ[source][target] = self.pred[target][source] = edges
-
-    def _edges(self, slot: str, index: int, others: Edges | None = None) -> Edges:
-        """The edge at this position, with `others` between the same nodes; single ones share what they have."""
-        at = slot, index
-        if others is not None:
-            return {**others, at: NOTHING}
-        found = self._single.get(at)
-        if found is None:
-            found = self._single[at] = {at: NOTHING}
-        return found
 
     def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Remove an edge."""

@@ -69,11 +69,11 @@ def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
 
 def _key(op: OpNode) -> Hashable:
     """Equal for operators that compute the same."""
-    inputs = [(slot, tuple((v.name, v.version) for v in vs)) for slot, vs in op.inputs.items()]
+    inputs: list[Hashable] = [(slot, *vs) for slot, vs in op.inputs.items()]
     if "commutative" in op.opdef.traits and op.attrs.get("axis", -1) == -1:
-        inputs = [("", vs) for vs in sorted(vs for _, vs in inputs)]
-    outputs = tuple((slot, len(vs)) for slot, vs in op.outputs.items())
-    return op.type, tuple(inputs), outputs, tuple(_exactly(value) for value in op.attrs.values())
+        inputs = [tuple(vs) for vs in sorted(op.inputs.values(), key=lambda vs: [(v.name, v.version) for v in vs])]
+    outputs = [(slot, len(vs)) for slot, vs in op.outputs.items()]
+    return op.type, *inputs, *outputs, *map(_exactly, op.attrs.values())
 
 
 def _exactly(value: Any) -> Hashable:

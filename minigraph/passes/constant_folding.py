@@ -65,12 +65,11 @@ def constant_folding(graph: Graph, report: PassReport) -> int:
 
 def _is_constant(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
     """Whether all that matters to `op` is known: values, or shapes where only these are used."""
-    unread = op.opdef.unread(op.outputs)
-    return all(
-        v in known or (slot in unread and v.type.is_static)
-        for slot, vs in op.inputs.items()
-        for v in vs
-    )
+    for slot, vs in op.inputs.items():
+        for v in vs:
+            if v not in known and not (v.type.is_static and slot in op.opdef.unread(op.outputs)):
+                return False
+    return True
 
 
 def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np.ndarray]:

@@ -22,8 +22,9 @@ from ..body import Member, format_member, infer_body, layout_of, parse_body
 from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
+from ..types import bfloat16, float16
 from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
-from .log import Applied, Miss, PassReport
+from .log import Applied, PassReport
 from .redirect import read_instead, take_out, take_out_unread
 from .rule import Refused, require
 from .split_reductions import join_alone, split_reductions
@@ -132,7 +133,7 @@ def _groups(graph: Graph, report: PassReport) -> list[Group]:
                 try:
                     group = joined(near, group)
                 except Refused as no:
-                    report.missed(Miss("Group", len(near.ops), str(no), op.site))
+                    report.missed("Group", len(near.ops), no, op.site)
                     refused.append(near)
             waiting = refused
         found.update(dict.fromkeys(group.ops, group))
@@ -193,7 +194,7 @@ class _Emission:
         ops, graph = self.group.ops, self.graph
         require(len(self.members) > 1, "nobody reads what it writes")
         require(self.x, "it reads nothing")
-        body = tuple(format_member(self._member(op)) for op in self.members)
+        body = tuple(format_member(m) for op in self.members for m in self._members(op))
         try:
             members = parse_body(body)
             types = infer_body(members, [v.type for v in self.x], [v.type for v in self.like])
@@ -224,6 +225,26 @@ class _Emission:
         for v in self.inner:
             graph.remove_var(v)
         return entry
+
+    def _members(self, op: OpNode) -> list[Member]:
+        """The member of an operator; then a cast to 16 bits of what is written and normalised inside, too.
+
+        The gradient of the layer norm reads what is written: its statistics must be those of the same numbers.
+        """
+        member, cast = self._member(op), get_op("cast")
+        found = [member]
+        for slot, (v, *_) in op.outputs.items():
+            if v.dtype in (float16, bfloat16) and v in self.outputs and self._is_normalised(v):
+                name = self.names[v]
+                member.outputs[slot] = [f"u{name[1:]}"]
+                attrs = cast.bind_attrs({"dtype": v.dtype})
+                found.append(Member(cast, {"X": member.outputs[slot]}, {"Out": [name]}, attrs))
+        return found
+
+    def _is_normalised(self, v: VarNode) -> bool:
+        """Whether a layer norm inside whose statistics are written reads a value."""
+        norms = [op for op in v.consumers if op.type == "layer_norm" and op in self.inside and v in op.inputs["X"]]
+        return any(s in self.outputs for op in norms for slot in ("Mean", "Variance") for s in op.outputs.get(slot, ()))
 
     def _member(self, op: OpNode) -> Member:
         def read(v: VarNode) -> str:

@@ -79,9 +79,10 @@ def is_candidate(op: OpNode) -> bool:
     """Whether an operator works element by element, or on rows that are the last axes."""
     if op.opdef.rows is not None:
         return op.opdef.rows.start(op.attrs, next(op.input_vars).type.ndim) is not None
+    if "elementwise" in op.opdef.traits or not is_pointwise(op.opdef):
+        return "elementwise" in op.opdef.traits
     shapes = {v.type.shape for v in op.input_vars if op.reads_values_of(v)}  # a gradient may be nothing but a sum
-    return is_pointwise(op.opdef) and ("elementwise" in op.opdef.traits or any(
-        v.type.shape in shapes or not shapes for v in op.output_vars))  # fmt: skip
+    return any(v.type.shape in shapes or not shapes for v in op.output_vars)
 
 
 def start_group(op: OpNode) -> Group:
@@ -124,31 +125,26 @@ def _is_update(v: VarNode) -> bool:
 def joined(a: Group, b: Group) -> Group:
     """Both groups as one; refuses where they do not fit or nothing is saved."""
     if a.role != b.role and "optimize" in (a.role, b.role):
-        raise _refused("{} is part of {role}, {} of {other}", a, b, role=a.role, other=b.role)
-    require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, f"a kernel has at most {MOST_MEMBERS} members")
+        raise Refused("{} is part of {}, {} of {}", a.ops[-1], a.role, b.ops[-1], b.role)
+    require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, "a kernel has at most {} members", MOST_MEMBERS)
     layout = _common_layout(a.layout, b.layout)
     if layout is None:
-        raise _refused("{} works on {shape}, {} on {other}", a, b, shape=[*a.layout.shape], other=[*b.layout.shape])
+        raise Refused("{} works on {}, {} on {}", a.ops[-1], [*a.layout.shape], b.ops[-1], [*b.layout.shape])
     group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
-    for v in {v: None for op in group.ops for v in op.input_vars}:
+    for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
         if not _fits(layout, v, inside):
             raise Refused(f"{v.name} is one element for each row or column to one member only")
-    require(len(group.reads) <= MOST_INPUTS, f"a kernel has at most {MOST_INPUTS} inputs")
-    require(len(group.written) <= MOST_OUTPUTS, f"a kernel has at most {MOST_OUTPUTS} outputs")
+    require(len(group.reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
+    require(len(group.written) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
     before, after = span(group)
     if not before < after:
-        raise _refused("others run between {} and {}", a, b)
+        raise Refused("others run between {} and {}", a.ops[-1], b.ops[-1])
     if group.saved <= a.saved + b.saved:
-        raise _refused("no bytes are saved by {} with {}", a, b)
+        raise Refused("no bytes are saved by {} with {}", a.ops[-1], b.ops[-1])
     if a.role != b.role and not _meet(a, b, group):
-        raise _refused("{} runs long before {}, what it reads would be kept", a, b)
+        raise Refused("{} runs long before {}, what it reads would be kept", a.ops[-1], b.ops[-1])
     return group
-
-
-def _refused(text: str, a: Group, b: Group, **more: object) -> Refused:
-    """A reason with the names of the last operators of two groups."""
-    return Refused(text.format(a.ops[-1].label(), b.ops[-1].label(), **more))
 
 
 def _meet(a: Group, b: Group, both: Group) -> bool:
@@ -201,15 +197,17 @@ def span(group: Group) -> tuple[Rank, Rank]:
     inside, before, after = group.inside, FIRST, LAST
     for op in group.ops:
         for v in op.input_vars:
-            if v.producer in inside:
+            writer, newer = v.producer, v.next_version
+            if writer in inside:
                 continue
-            if v.producer is not None:
-                before = max(before, v.producer.rank)
-            newer = v.next_version
+            if writer is not None and writer.rank > before:
+                before = writer.rank
             if newer is not None and newer.producer is not None:
                 after = min(after, newer.producer.rank)
         for v in op.output_vars:
-            after = min([after, *(c.rank for c in v.graph.readers(v) if c not in inside)])
+            for reader in v.read_by:
+                if reader.rank < after and reader not in inside:
+                    after = reader.rank
     return before, after
 
 
@@ -219,7 +217,12 @@ def moved_bytes(op: OpNode) -> int:
 
 
 def nbytes(v: VarNode) -> int:
-    return math.prod(max(size, 1) if size else 0 for size in v.type.shape) * v.type.dtype.itemsize
+    return _nbytes(v.type)
+
+
+@lru_cache(maxsize=4096)
+def _nbytes(t: TensorType) -> int:
+    return math.prod(max(size, 1) if size else 0 for size in t.shape) * t.dtype.itemsize
 
 
 def neighbours(op: OpNode) -> list[OpNode]:

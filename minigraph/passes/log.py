@@ -11,6 +11,14 @@ from ..errors import CallSite
 WIDEST_NEW, WIDEST_ENTRY = 60, 100  # columns of explain() are aligned up to here; what is longer sticks out
 
 
+class Reason(Exception):
+    """Why something is left alone: `Reason("{} is read", name)`, put together only where somebody asks."""
+
+    def __str__(self) -> str:
+        reason, *about = self.args
+        return reason.format(*about) if about else reason
+
+
 @dataclass(frozen=True)
 class Applied:
     """One rewrite: the new operators, those they replace, and the user's line of the last of them."""
@@ -64,10 +72,10 @@ class PassReport:
             self._known.add(entry)
             self.refused.append(entry)
 
-    def missed(self, miss: Miss) -> None:
-        """Keep the miss that matched most."""
-        if self.miss is None or miss.matched > self.miss.matched:
-            self.miss = miss
+    def missed(self, rule: str, matched: int, reason: object, site: CallSite | None) -> None:
+        """Keep the miss that matched most; only its reason is put together."""
+        if self.miss is None or matched > self.miss.matched:
+            self.miss = Miss(rule, matched, str(reason), site)
 
     def render(self) -> str:
         """The lines of explain() for this pass."""

@@ -69,13 +69,14 @@ def is_update(op: OpNode) -> bool:
 def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[Group]:
     """Groups of two or more updates, of one type `only` if given; what stays alone is reported with the reason."""
     updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
-    sources = {op: _source(op, report, rule) for op in updates}
-    alike = Counter(_key(op, source) for op, source in sources.items())
+    keyed = [(_key(op, source), op, source) for op, source in ((op, _source(op, report, rule)) for op in updates)]
+    alike = Counter(key for key, _, _ in keyed)
     found: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
-    for op, source in sources.items():
-        if alike[_key(op, source)] == 1:  # a factor or a decay of its own must not keep it out of a group
+    for key, op, source in keyed:
+        if alike[key] == 1:  # a factor or a decay of its own must not keep it out of a group
             source = Source(op.inputs["Grad"][0])
-        found.setdefault(_key(op, source), []).append((op, source))
+            key = _key(op, source)
+        found.setdefault(key, []).append((op, source))
     groups = []
     for key, members in found.items():
         members = _movable(members, report, rule)

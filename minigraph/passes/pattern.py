@@ -19,6 +19,7 @@ from typing import Any
 
 from ..ir.graph import OpNode, VarNode
 from ..opdef import OpDef, get_op
+from .log import Reason
 
 
 class PatternVar:
@@ -63,7 +64,7 @@ class Match:
         return {v.name: node for v, node in self.bound.items() if v.op is None}
 
 
-class Mismatch(Exception):
+class Mismatch(Reason):
     """Why a pattern does not match here."""
 
 
@@ -104,12 +105,13 @@ class Pattern:
     def root_type(self) -> str:
         return self.root.opdef.type
 
-    def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:
+    def match(self, anchor: OpNode) -> tuple[list[Match], int, Mismatch | None]:
         """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
 
         There is one match for each order of commutative operands that fits.
         """
-        matches, best = [], (0, "")
+        matches: list[Match] = []
+        most, reason = 0, None
         for order in self.orders:
             match = Match()
             try:
@@ -117,14 +119,15 @@ class Pattern:
                 match.kept = [match.bound.get(v) for v in self.kept]
                 matches.append(match)
             except Mismatch as why:
-                best = max(best, (len(match.ops), str(why)), key=lambda found: found[0])
-        return matches, *best
+                if len(match.ops) > most:
+                    most, reason = len(match.ops), why
+        return matches, most, reason
 
     def _match_op(
         self, pattern: PatternOp, op: OpNode, match: Match, order: dict[PatternOp, bool]
     ) -> None:
         if op.opdef is not pattern.opdef:
-            raise Mismatch(f"{op.label()} is not a {pattern.opdef.type}")
+            raise Mismatch("{} is not a {}", op, pattern.opdef.type)
         if pattern in match.ops:
             if match.ops[pattern] is not op:
                 raise Mismatch(f"{op.label()} is not the operator matched before")
@@ -132,7 +135,8 @@ class Pattern:
         match.ops[pattern] = op
         self._match_attrs(pattern, op, match)
         for slot, v in pattern.outputs.items():
-            node = op.outputs.get(slot, [None])[0]
+            nodes = op.outputs.get(slot)
+            node = nodes[0] if nodes else None
             if match.bound.setdefault(v, node) is not node:
                 raise Mismatch(f"{op.label()} writes another variable than matched before")
         for slot in op.inputs.keys() - pattern.inputs.keys():
@@ -147,9 +151,10 @@ class Pattern:
             raise Mismatch(f"{node.name} is not the variable that was matched as {v.name}")
         match.bound[v] = node
         if v.op is not None:
-            if node.producer is None:
-                raise Mismatch(f"{node.name} is not computed by a {v.op.opdef.type}")
-            self._match_op(v.op, node.producer, match, order)
+            producer = node.producer
+            if producer is None:
+                raise Mismatch("{} is not computed by a {}", node.name, v.op.opdef.type)
+            self._match_op(v.op, producer, match, order)
 
     def _match_attrs(self, pattern: PatternOp, op: OpNode, match: Match) -> None:
         for name, attr in op.opdef.attrs.items():

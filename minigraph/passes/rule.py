@@ -22,18 +22,18 @@ from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..opdef import get_op
 from ..program import GRAD_SUFFIX
-from .log import Applied, Miss, PassReport
+from .log import Applied, PassReport, Reason
 from .pattern import Match, Pattern
 
 
-class Refused(Exception):
+class Refused(Reason):
     """A rule or the engine says no, and why."""
 
 
 def require(condition: object, reason: str, *about: object) -> None:
     """Refuse with `reason`, its {} filled with `about`, unless `condition` holds."""
     if not condition:
-        raise Refused(reason.format(*about) if about else reason)
+        raise Refused(reason, *about)
 
 
 class Rule:
@@ -124,7 +124,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
             continue
         matches, matched, why = pattern.match(anchor)
         if not matches:
-            report.missed(Miss(rule.name, matched, why, anchor.site))
+            report.missed(rule.name, matched, why, anchor.site)
             continue
         refusals = []
         for match in matches:

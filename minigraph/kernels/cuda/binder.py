@@ -16,6 +16,9 @@ from .compile import full_source
 Grid = tuple[int, int, int]
 
 WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
+WIDTHS: dict[type, int] = {Buffer: 8} | {
+    t: np.dtype(t).itemsize for t in (np.int32, np.int64, np.uint64, np.float32, np.float64)
+}  # bytes of usual arguments of kernels
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
@@ -51,12 +54,16 @@ class Launch:
         assert self.shared <= 227 * 1024, self.shared
         nbytes = 0
         for arg in self.args:
-            assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
-            nbytes += 8 if isinstance(arg, Buffer) else arg.nbytes
+            nbytes += WIDTHS.get(type(arg)) or self._width(arg)
         require(
             nbytes <= limit, f"{self.function} has {nbytes} bytes of arguments, this device takes {limit}", KernelError,
             "fewer tensors in one launch, or a table in device memory",
         )  # fmt: skip
+
+    def _width(self, arg: Any) -> int:
+        """Bytes of an argument."""
+        assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+        return 8 if isinstance(arg, Buffer) else arg.nbytes
 
 
 @dataclass(slots=True)
@@ -215,7 +222,8 @@ class Binder:
         defines: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Launch `function` of a .cu file compiled with `#define key value` for each of `defines`."""
-        source = full_source(file, tuple((k, str(v)) for k, v in (defines or {}).items()))
+        given = defines or {}
+        source = full_source(file, tuple(zip(given, map(str, given.values()), strict=True)))
         self.launch_source(source, function, grid, block, *args, shared=shared)
 
     def launch_source(
