@@ -118,6 +118,9 @@ def _attention(w: _Writer) -> Variable:
         p = w.keep(mg.nn.functional.dropout(p, 0.3, training=drop != "inference", mode=mode))
     if joined and len(full) == 4:
         p = w.keep(mg.reshape(p, [-1, sq, sk]))
+    if rank3 and r.random() < 0.4:
+        w.words.append("turned")
+        return mg.matmul(w.keep(mg.transpose(v, [0, 2, 1])), p, transpose_y=True)
     o = w.keep(mg.matmul(p, v))
     if joined:
         o = w.keep(mg.reshape(o, [-1, H, sq, d]))

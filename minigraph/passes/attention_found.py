@@ -74,6 +74,9 @@ class Attention:
     v: Operand | None = None
     out: VarNode | None = None
     out_moved: bool = False  # `out` is [B, S, H, D]
+    from_right: bool = False  # the product with V is V^T P^T
+    out_turned: bool = False  # so `out` is [..., D, S]
+    drops_turned: bool = False  # dropout's numbers are those of transposed probabilities
 
     def take(self, op: OpNode) -> VarNode:
         """Make `op` part of the match; its first input."""

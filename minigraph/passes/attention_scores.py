@@ -24,20 +24,33 @@ from .rule import Refused, require
 def probabilities(anchor: OpNode, found: Attention) -> VarNode:
     """The softmax's input, with `anchor` as the product with V; a Mismatch where this is no attention."""
     found.take(anchor)
-    v = anchor.inputs["X"][0]
-    while v.producer is not None and v.producer.type in ("cast", "dropout", "softmax", *RESHAPES):
+    slot, turned = ("Y", "trans_y") if found.from_right else ("X", "trans_x")
+    v, found.out_turned = anchor.inputs[slot][0], anchor.attrs[turned]
+    while v.producer is not None and v.producer.type in ("cast", "dropout", "softmax", "transpose", *RESHAPES):
         op = v.producer
-        if op.type in RESHAPES and not found.regroup(op):
+        if op.type == "transpose":
+            if not turns(op):
+                break
+            found.out_turned = not found.out_turned
+        elif op.type in RESHAPES and not found.regroup(op):
             break
         found.path.append(v)
         if op.type == "softmax":
             require_last_axis(op)
+            if found.from_right and not found.out_turned:
+                break
             return found.take(op)
         if op.type == "dropout":
             require(found.dropout is None, f"{op.label()} is the second dropout of the probabilities")
-            found.dropout = op
+            found.dropout, found.drops_turned = op, found.out_turned != found.from_right
         v = found.take(op)
     raise Mismatch(f"{v.name} is not computed by a softmax")
+
+
+def turns(op: OpNode) -> bool:
+    """Whether a transpose exchanges the last two axes only."""
+    rank = len(op.attrs["perm"])
+    return [axis % rank for axis in op.attrs["perm"]] == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def require_last_axis(op: OpNode) -> None:
@@ -48,20 +61,23 @@ def require_last_axis(op: OpNode) -> None:
 
 def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     """Fill in what lies above the softmax; Refused where the template does not fit."""
-    require(not anchor.attrs["trans_x"], f"{anchor.label()} transposes the probabilities")
+    require(found.out_turned == found.from_right, f"{anchor.label()} transposes the probabilities")
+    require(not found.drops_turned, "dropout draws its numbers for probabilities that are transposed")
     product = _scores(found, scores)
-    inputs = product.inputs["X"][0], product.inputs["Y"][0], anchor.inputs["Y"][0]
+    values = anchor.inputs["X" if found.from_right else "Y"][0]
+    values_turned = not anchor.attrs["trans_x"] if found.from_right else anchor.attrs["trans_y"]
+    inputs = product.inputs["X"][0], product.inputs["Y"][0], values
     rank = inputs[0].type.ndim
     require(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
     for operand in inputs if found.split is None else ():
         require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
-    dtype = inputs[2].type.dtype
+    dtype = values.type.dtype
     found.q = _operand(found, inputs[0], product.attrs["trans_x"], dtype)
     before = dict(found.ops), list(found.constants)
     for repeated in (True, False):  # repeated heads of both K and V are seen through, or of none
         found.ops, found.constants = dict(before[0]), list(before[1])
         found.k = _operand(found, inputs[1], not product.attrs["trans_y"], dtype, repeated)
-        found.v = _operand(found, inputs[2], anchor.attrs["trans_y"], None, repeated)
+        found.v = _operand(found, values, values_turned, None, repeated)
         if found.k.heads == found.v.heads:
             break
     found.scale *= found.q.factor * found.k.factor
@@ -80,8 +96,7 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
             found.take(op)
             return op
         if op.type == "cast":
-            source = next(iter(op.input_vars)).type.dtype
-            require(op.attrs["dtype"].itemsize >= source.itemsize, f"{op.label()} rounds the scores to {v.type.dtype}")
+            require(_widens(op), f"{op.label()} rounds the scores to {v.type.dtype}")
             v = found.take(op)
             continue
         if found.regroup(op):
@@ -96,6 +111,12 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
             v = _chosen(found, op)
         else:
             raise Refused(f"the scores go through {op.label()}")
+
+
+def _widens(op: OpNode) -> bool:
+    """Whether a cast of floats rounds nothing."""
+    before, after = next(iter(op.input_vars)).type.dtype, op.attrs["dtype"]
+    return before == after or after.itemsize > before.itemsize
 
 
 def factor_of(op: OpNode) -> tuple[float, str] | None:
@@ -239,7 +260,7 @@ def _operand(found: Attention, v: VarNode, swapped: bool, dtype: Any, repeated: 
             order = [axis % len(operand.perm) for axis in op.attrs["perm"]]
             operand.perm = tuple(order[axis] for axis in operand.perm)
             source = found.take(op)
-        elif op.type == "cast" and dtype is not None and op.inputs["X"][0].type.dtype == dtype != op.attrs["dtype"]:
+        elif op.type == "cast" and dtype is not None and op.inputs["X"][0].type.dtype == dtype and _widens(op):
             source = found.take(op)
         elif found.split and len(operand.perm) == 3 and operand.perm[0] == 0 and split_by(op) == found.split:
             operand.perm = (0, *(axis + 1 for axis in operand.perm))
@@ -256,6 +277,11 @@ def _find_result(found: Attention, anchor: OpNode) -> None:
     """The product, or where only a reshape to [B, H, S, D] reads it, that, or a transpose to [B, S, H, D] after it."""
     found.out = anchor.outputs["Out"][0]
     op = _only_reader(found)
+    if op is not None and found.out_turned and op.type == "transpose" and turns(op):
+        found.out_turned = not _move_result(found, op)
+        op = _only_reader(found)
+    if found.out_turned:
+        return
     if op is not None and found.out.type.ndim == 3 and found.split is not None and split_by(op) == found.split:
         _move_result(found, op)
         op = _only_reader(found)

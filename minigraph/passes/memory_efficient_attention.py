@@ -18,6 +18,7 @@ So results are those of the written program but by rounding. One thing differs o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,11 +138,17 @@ class AttentionPattern:
 
     def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:
         """As Pattern.match, with the product with V at `anchor`."""
-        found = Attention()
-        try:
-            scores = probabilities(anchor, found)
-        except (Mismatch, Refused) as why:
-            return [], len(found.ops), str(why)
+        misses = []
+        for from_right in (False, True):
+            found = Attention(from_right=from_right)
+            try:
+                return [self.read(anchor, found, probabilities(anchor, found))], len(found.ops), ""
+            except (Mismatch, Refused) as why:
+                misses.append((len(found.ops), str(why)))
+        return [], *max(misses, key=lambda miss: miss[0])
+
+    def read(self, anchor: OpNode, found: Attention, scores: VarNode) -> Match:
+        """The match whose softmax reads `scores`."""
         found.out, problem = anchor.outputs["Out"][0], None
         try:
             walk(found, anchor, scores)
@@ -149,7 +156,7 @@ class AttentionPattern:
             take_constants(found, [m.source for m in found.modifiers if m not in arrays])
         except Refused as why:
             problem = str(why)
-        return [AttentionMatch(found, problem)], len(found.ops), ""
+        return AttentionMatch(found, problem)
 
 
 class WrittenOut(Rule):
@@ -190,7 +197,15 @@ class WrittenOut(Rule):
         if q.type.ndim == 4 and (layout == "bshd") != found.out_moved:
             out = g.transpose(out, perm=HEADS_MOVED)
         assert found.out is not None
-        return out if out.type.ndim == found.out.type.ndim else g.reshape(out, shape=found.out.type.shape)
+        shape = turned(found.out.type.shape) if found.out_turned else found.out.type.shape
+        if out.type.ndim != len(shape):
+            out = g.reshape(out, shape=shape)
+        return g.transpose(out, perm=turned(range(len(shape)))) if found.out_turned else out
+
+
+def turned(axes: Sequence[int]) -> tuple[int, ...]:
+    """With the last two exchanged."""
+    return (*axes[:-2], axes[-1], axes[-2])
 
 
 def layout_of(found: Attention) -> str:
