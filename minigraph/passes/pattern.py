@@ -120,7 +120,7 @@ class Pattern:
                 matches.append(match)
             except Mismatch as why:
                 if len(match.ops) > most:
-                    most, reason = len(match.ops), why
+                    most, reason = len(match.ops), why.with_traceback(None)  # which would keep this call alive
         return matches, most, reason
 
     def _match_op(
