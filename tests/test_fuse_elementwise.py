@@ -9,9 +9,11 @@ import pytest
 from cuda_host import COMPILER, run_bind
 from random_chains import Chain, random_chain
 
+import minigraph as mg
 import minigraph.ops.fused_blocks as blocks
 import minigraph.ops.fused_elementwise as fused
 from minigraph import body as bodies
+from minigraph import static
 from minigraph.backward import gradients
 from minigraph.builder import Builder
 from minigraph.compiler import CompiledProgram
@@ -119,6 +121,29 @@ def test_low_precision_errs_at_most_twice_as_much(seed, dtype):
         unit, smallest = (2.0**-8, 2.0**-133) if dtype == "bfloat16" else (2.0**-11, 2.0**-24)
         unfused, together = (np.abs(v.astype(float) - r).max(initial=0) for v in (a, b))
         assert together <= 2 * max(unfused, unit * np.abs(r).max(), smallest), name
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 40])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_gradient_of_a_layer_norm_reads_the_numbers_of_which_it_has_the_statistics(size, dtype):
+    """A value that is written in 16 bits is normalised as written: else few elements of a row give a wrong gradient."""
+    x, w = (np.random.default_rng(seed).normal(size=(64, size)).astype(dtype) for seed in (1, 2))
+    errors = []
+    for kind, flag in (("float64", False), (dtype, False), (dtype, True)):
+        main = Program()
+        with static.program_guard(main, Program()):
+            data = [static.data(name, [None, size], kind) for name in ("x", "w")]
+            data[0].stop_gradient = False
+            normal = mg.nn.functional.layer_norm(mg.nn.functional.silu(data[0]) * 1.5 + 4.0, size)
+            (grad,) = gradients([mg.sum(normal * data[1])], [data[0]])
+        program = CompiledProgram(main, BuildStrategy(fuse_elementwise=flag))
+        feed = {"x": x.astype(kind), "w": w.astype(kind)}
+        (found,) = Executor().run(program, feed, [grad], scope=Scope())
+        errors.append(found.astype(float))
+    assert any("layer_norm(" in line and "cast(" in lines[i - 1] for op in fused_ops(program.after)
+               if (lines := op.attrs["body"]) for i, line in enumerate(lines) if i)  # fmt: skip
+    right, unfused, together = errors
+    assert np.abs(together - right).max() <= 2 * np.abs(unfused - right).max()
 
 
 # generated kernels
