@@ -105,22 +105,36 @@ def test_a_tensor_map_is_an_argument_of_128_bytes():
         TensorMap(Buffer((2, 4, 2, 9), BF16), (9, 4, 2, 2), (18, 9, 72), 64)  # rows must be multiples of 16 bytes
 
 
-@pytest.mark.parametrize(("tiles", "lines", "together"), [(32, 64, 8), (1, 5, 1), (22, 64, 16), (7, 3, 2), (1, 1, 1)])
-def test_every_tile_of_queries_stands_in_one_list_and_lists_take_equally_long(tiles, lines, together):
-    costs, blocks = tuple(1.7 + tile for tile in range(tiles)), 132
-    made = attention_hopper.schedule(costs, lines, together, blocks)
-    assert made.shape[1] == min(blocks, tiles * lines)
-    assert sorted(made[made >= 0]) == list(range(tiles * lines))
-    counts = (made >= 0).sum(axis=0)
-    assert counts.min() >= 1 and counts.max() < len(made)  # every list ends
-    assert all((column[:n] >= 0).all() for column, n in zip(made.T, counts, strict=True))
-    loads = [sum(costs[item % tiles] for item in column if item >= 0) for column in made.T]
-    assert max(loads) - min(loads) <= max(costs)
+@pytest.mark.parametrize(
+    ("queries", "width", "attrs", "pair"),
+    [(256, 128, {}, 2), (200, 104, {}, 2), (257, 128, {}, 1), (100, 128, {}, 1), (256, 128, {"causal": True}, 1),
+     (256, 128, {"window": (9, 9)}, 1), (384, 64, {}, 1), (256, 256, {}, 1)],
+)  # fmt: skip
+def test_blocks_are_pairs_where_tiles_of_wide_heads_see_the_same_keys(queries, width, attrs, pair):
+    binder = Binder(Device())
+    binder.begin(0)
+    ins = slots(queries=queries, keys=3000, width=width)
+    attention_hopper.forward(binder, ins, {"Out": ins["Q"]}, {**ATTRS, **attrs})
+    (call,) = binder.calls
+    assert f"#define PAIR {pair}\n" in call.source
+    assert call.grid[0] % pair == 0 and call.grid[0] <= Device().multiprocessors
+    order = binder.tables[-1].arrays[0]
+    assert order.shape[1] * pair == call.grid[0]
+    tiles = -(-queries // (pair * (192 if width == 64 else 128)))
+    assert set(order[..., 0].ravel().tolist()) == set(range(-1, 2 * 4 * tiles))
 
 
-def test_tiles_that_see_most_keys_begin_and_heads_take_turns():
-    made = attention_hopper.schedule((1.0, 2.0, 3.0), 4, 2, 100)
-    assert made[0].tolist() == [2, 5, 1, 4, 0, 3, 8, 11, 7, 10, 6, 9]  # line * 3 + tile
+def test_queries_that_see_nothing_read_a_tile_behind_the_last_key():
+    """It holds zeros, and NaN in a value that nobody sees must not count."""
+    binder = Binder(Device())
+    binder.begin(0)
+    ins = slots(queries=1000, keys=100, width=64)
+    attention_hopper.forward(binder, ins, {"Out": ins["Q"]}, {**ATTRS, "window": (0, 0)})
+    order = binder.tables[-1].arrays[0].reshape(-1, 4)
+    spans = {(b, e) for t, b, e, _ in order.tolist() if t >= 0}
+    assert spans == {(0, 1), (1, 2)}  # 128 keys are a tile
+    nothing = {t % 6 for t, b, _, _ in order.tolist() if t >= 0 and b == 1}
+    assert nothing == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("width", [192, 256])
@@ -192,6 +206,10 @@ def test_kernels_compile_without_spills(width, dtype):
     binder.begin(0)
     for causal in (False, True):  # tiles of other sizes
         attention_hopper.forward(binder, ins, {"Out": ins["Q"], "LogSumExp": sums}, {**ATTRS, "causal": causal})
+        for size in (256, 4096):  # blocks in pairs; tiles of other sizes
+            long = slots(queries=size, keys=size, width=width, dtype=as_dtype(dtype))
+            attention_hopper.forward(binder, long, {"Out": long["Q"]}, {**ATTRS, "causal": causal})
+    assert any("#define PAIR 2" in call.source for call in binder.calls) == (width == 128)
     whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": sums}
     attention_hopper.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
     ins = slots(queries=300, keys=300, width=width, dtype=as_dtype(dtype))  # few blocks, which go round

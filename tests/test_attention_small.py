@@ -32,7 +32,8 @@ def test_cases_go_to_the_kernels_that_they_are_named_after(name):
             assert any(note.startswith(f"computed by {case.kernel}") for _, note in program.binder.notes), case.attrs
 
 
-KERNEL = re.compile(r'extern "C" __global__ (?:void )?(?:__launch_bounds__\([^)]*\) )?(?:void )?(\w+)\(')
+BOUNDS = r"(?:__(?:cluster_dims|launch_bounds)__\([^)]*\) )*"
+KERNEL = re.compile(rf'extern "C" __global__ (?:void )?{BOUNDS}(?:void )?(\w+)\(')
 
 
 def test_every_kernel_is_launched_and_every_split():
@@ -50,6 +51,18 @@ def test_every_kernel_is_launched_and_every_split():
         assert set(kernels) == {c.function for c in own}, name
         for kernel in (k for k in kernels if "hopper" not in name and re.search("forward|query_grad|key_grad", k)):
             assert any(c.function == kernel and c.grid[1] > 1 for c in own), kernel
+
+
+def test_forward_on_hopper_is_launched_in_pairs_and_with_tiles_that_are_cut():
+    found = set()
+    for case in (c for name, cases in GROUPS.items() if name.startswith("wgmma") for c in cases):
+        program = next(bound(case))
+        (source,) = {c.source for c in program.binder.calls if isinstance(c, Launch)}
+        pair, banded = ("#define PAIR 2\n" in source), ("#define BANDED 1\n" in source)
+        cut = any(a.ndim == 3 and a[..., 3].max() >= 0 for table in program.binder.tables for a in table.arrays)
+        found.add((case.inputs["Q"].shape[-1] > 128, pair, banded, cut))
+    wanted = {(wide, False, banded, cut) for wide in (False, True) for banded in (False, True) for cut in (False, True)}
+    assert found >= {*wanted, (False, True, False, False), (False, True, False, True)}
 
 
 def test_they_are_the_checks_of_attention_for_the_sanitizer():

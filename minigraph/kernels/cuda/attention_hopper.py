@@ -1,9 +1,10 @@
 """Attention on Hopper's tensor cores: 16-bit floats, head dimensions up to 256, plain, causal or in a window.
 
 As FlashAttention-3 divides it: tiles by the copy engine, products by wgmma, one warpgroup that loads and
-others that compute. Forward's blocks stay and work through a list each, made here. Backward sums dK and dV in
-registers and dQ in float32 in global memory, where blocks add in a fixed order: results have the same bits in
-every run. Heads wider than 128 have three kernels instead, 8 products in place of 5, and sums in registers only.
+others that compute. Forward's blocks stay and work through a list each (attention_pieces.py). Backward sums
+dK and dV in registers and dQ in float32 in global memory, where blocks add in a fixed order: results have the
+same bits in every run. Heads wider than 128 have three kernels instead, 8 products in place of 5, and sums in
+registers only.
 Values and keys that a query does not see are multiplied by 0 in the tiles at the edge, so NaN and infinity there
 count, as in cuDNN and FlashAttention; what lies outside the arrays does not.
 """
@@ -11,13 +12,12 @@ count, as in cuDNN and FlashAttention; what lies outside the arrays does not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from heapq import heapreplace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...types import bfloat16, float16
+from .attention_pieces import pieces
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
 from .hopper import TensorMap, hopper_source, wgmma
@@ -28,7 +28,6 @@ LEAST_TOGETHER = 8  # heads whose blocks take turns, as far as there is work for
 UNBOUNDED = 1 << 29  # a window that reaches everywhere
 WIDEST = 256  # head dimension
 WALKED_BYTES = 16 << 20  # what the blocks of heads that run together read again and again: it stays in the cache
-TILE_COST = 0.7  # of beginning and ending a tile of queries, in tiles of keys
 
 
 class Shape(NamedTuple):
@@ -125,31 +124,17 @@ def forward_tiles(shape: Shape, banded: bool) -> tuple[int, int]:
     return {64: (3, 128), 192: (2, 112), 256: (2, 80)}[shape.head]
 
 
+def pairs(shape: Shape, groups: int, banded: bool) -> bool:
+    """Whether two blocks with tiles of queries beside each other load keys and values for both.
+
+    Half as much comes from the cache then, which tells where heads are wide; but both see what one of them sees.
+    """
+    return shape.head == 128 and not banded and blocks_for(shape.queries, 64 * groups) % 2 == 0
+
+
 def heads_together(shape: Shape, rows: int) -> int:
     """How many heads' blocks run side by side, each walking over `rows` rows of two arrays."""
     return max(1, WALKED_BYTES // (4 * rows * shape.head))
-
-
-@lru_cache(maxsize=64)
-def schedule(costs: tuple[float, ...], lines: int, together: int, blocks: int) -> np.ndarray:
-    """[rounds, blocks] numbers line * tiles + tile: what each block computes, one after the other, -1 behind the last.
-
-    costs  of the tiles of a line, those of a line alike; the most expensive is the last
-    Expensive tiles come first, of `together` lines at a time, each to the block that is done first.
-    """
-    tiles, blocks = len(costs), min(blocks, len(costs) * lines)
-    free = [(0.0, block) for block in range(blocks)]
-    lists: list[list[int]] = [[] for _ in range(blocks)]
-    for first in range(0, lines, together):
-        for tile in reversed(range(tiles)):
-            for line in range(first, min(first + together, lines)):
-                ready, block = free[0]
-                heapreplace(free, (ready + costs[tile], block))
-                lists[block].append(line * tiles + tile)
-    found = np.full((max(map(len, lists)) + 1, blocks), -1, np.int32)
-    for block, items in enumerate(lists):
-        found[: len(items), block] = items
-    return found
 
 
 def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
@@ -159,24 +144,34 @@ def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], att
     low, high = window_of(attrs, shape)
     banded = min(-low, high) < UNBOUNDED
     groups, step = forward_tiles(shape, banded)
-    rows = 64 * groups
+    pair = 2 if pairs(shape, groups, banded) else 1
+    rows, count = 64 * groups * pair, blocks_for(shape.keys, step)
     first = np.arange(blocks_for(shape.queries, rows)) * rows
     begin = np.maximum(0, first + low) // step
-    end = np.maximum(begin, (np.minimum(shape.keys - 1, first + rows - 1 + high) + step) // step)
-    costs = tuple((end - begin + TILE_COST).tolist())
-    together = heads_together(shape, shape.keys) * shape.groups
-    lines = shape.batch * shape.heads
-    _, order = binder.table([], schedule(costs, lines, min(together, lines), binder.device.multiprocessors))
+    end = np.minimum(count, (first + rows - 1 + high) // step + 1)
+    nothing = begin >= end  # is seen: a tile behind the last key, which holds zeros and is hidden
+    spans = np.where(nothing, count, begin).tolist(), np.where(nothing, count + 1, end).tolist()
+    lines, processors = shape.batch * shape.heads, binder.device.multiprocessors
+    together = min(heads_together(shape, shape.keys) * shape.groups, lines)
+    worth = max(4, (shape.head // 64) ** 2)  # what parts cost, as measured: wide ones go slowly through memory
+    made = pieces(tuple(zip(*spans, strict=True)), lines, together, max(1, processors // pair), worth)
+    places = max(1, made.parts * pair * groups)  # of what a warpgroup hands in
+    parts = binder.scratch((places, 128 * (shape.head // 2 + 4)), np.dtype("float32"))
+    # how many parts of a tile a warp's rows are there of; 0 again when they all were
+    _, order, arrived = binder.table([], made.order, np.zeros(places * 4, np.int32))
     args = (
-        _map(Q, layout, rows), _map(K, layout, step), _map(V, layout, step), Out, sums if sums is not None else i64(0),
-        order, *map(i32, (len(costs), shape.queries, shape.keys, shape.heads, shape.groups, shape.width)),
+        _map(Q, layout, 64 * groups), _map(K, layout, step // pair), _map(V, layout, step // pair), Out,
+        sums if sums is not None else i64(0), order, parts, arrived,
+        *map(i32, (len(first), shape.queries, shape.keys, shape.heads, shape.groups, shape.width)),
         np.float32(scale_of(attrs, shape)), i32(low), i32(high), *_strides(Out, layout),
     )  # fmt: skip
+    q_stages = 2 if shape.head <= 128 else 1  # as far as there is room
     source = _source(
-        ["attention_hopper_forward.cu"], Q.dtype, shape.head, step, groups, STAGES=STAGES, BANDED=int(banded)
+        ["attention_hopper_forward.cu"], Q.dtype, shape.head, step, groups, STAGES=STAGES, Q_STAGES=q_stages, PAIR=pair,
+        BANDED=int(banded),
     )  # fmt: skip
-    shared = 1024 + 2 * shape.head * (rows + 2 * STAGES * step)
-    blocks = min(binder.device.multiprocessors, len(costs) * lines)
+    shared = 1024 + 2 * shape.head * (64 * groups * q_stages + 2 * STAGES * step)
+    blocks = made.order.shape[1] * pair
     binder.launch_source(source, "attention_forward", blocks, 128 + 128 * groups, *args, shared=shared)
 
 

@@ -29,14 +29,14 @@ __device__ __forceinline__ void load_box(u32 to, const TensorMap& map, u32 barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
         ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
-// A box of a matrix into the shared memory of each block of the cluster whose bit is set, at the same place; each gets its
-// bytes counted by its own barrier.
+// The same into the shared memory of each block of the cluster whose bit is set, at the same place; each gets its bytes
+// counted by its own barrier.
 __device__ __forceinline__ void load_box_for(
-    u32 to, const TensorMap& map, u32 barrier, int x, int y, unsigned short blocks) {
+    u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w, unsigned short blocks) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4, %5, %5}], [%2], %6;"
-        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(0), "h"(blocks) : "memory");
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+        ::"r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks) : "memory");
 }
 // At the barrier that lies at this place in the block of this rank of the cluster, by a thread that has only read.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, int rank) {
@@ -123,6 +123,13 @@ __device__ __forceinline__ void store_matrices(u32 to, const u32 (&x)[4]) {
 __device__ __forceinline__ void load_matrices(u32 (&x)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+// What other blocks wrote to global memory in this launch.
+__device__ __forceinline__ float4 load_from_others(const float4* from) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+    return x;
 }
 __device__ __forceinline__ u32 load_word(u32 from) {
     u32 x;

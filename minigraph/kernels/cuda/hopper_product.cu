@@ -76,7 +76,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
 #pragma unroll
                     for (int i = 0; i < BOXES; i++) {
                         const int c = rank * OWN + i * 64, x = B_BY_K ? k : column + c, y = B_BY_K ? column + c : k;
-                        load_box_for(b + c * 128, b_map, here, x, y, (1 << PAIR) - 1);
+                        load_box_for(b + c * 128, b_map, here, x, y, 0, 0, (1 << PAIR) - 1);
                     }
                 }
             }
