@@ -15,8 +15,12 @@ import minigraph as mg
 from minigraph.builder import Builder
 from minigraph.errors import KernelError
 from minigraph.executor import Executor
+from minigraph.kernels.cuda import fills
+from minigraph.kernels.cuda.binder import Fill, Part
+from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.program import Program
 from minigraph.scope import Scope
+from minigraph.types import uint8
 
 ROWS, COLUMNS = 4, 8
 PROGRAMS, CHUNK = 60, 20
@@ -97,6 +101,28 @@ def _random_program(seed: int) -> None:
         found.append([*values, [scope.read(n) for n in sorted(scope.list_names())]])
     for other in found[1:]:
         assert same(found[0], other)
+
+
+def small_fills_of_a_graph_are_kernels() -> None:
+    """Bytes set in a graph, one fill after the other and beside each other; large ones are left to the driver."""
+    driver, runtime = importlib.import_module("cuda.bindings.driver"), mg.cuda.runtime(mg.CUDAPlace(0))
+    sizes, values = (1, 100, 256, 257, fills.SMALL, fills.SMALL + 1, 1 << 20), (0, 7, 255)
+    memory = [runtime.allocate(n + 1) for n in sizes]
+    for value in values:
+        steps = [runtime.steps_of(Fill(Buffer((n,), uint8, m.data.ptr), value), False, [])
+                 for n, m in zip(sizes, memory, strict=True)]  # fmt: skip
+        waits = [(), (), (0, 1), (2,), (2,), (), (3, 5)]
+        launch = runtime.captured([Part(own, i % 2, w) for i, (own, w) in enumerate(zip(steps, waits, strict=True))])
+        for array in memory:
+            array.fill(99)
+        importlib.import_module("cupy").cuda.Device().synchronize()
+        launch()
+        runtime.stream.synchronize()
+        for n, array in zip(sizes, memory, strict=True):
+            assert bool((array[:n] == value).all()) and int(array[n]) == 99, (n, value)
+        _, nodes, count = driver.cuGraphGetNodes(driver.CUgraph(launch.graph.graph), len(sizes))
+        kinds = [driver.cuGraphNodeGetType(node)[1].name for node in nodes[:count]]
+        assert count == len(sizes) and sum(kind.endswith("MEMSET") for kind in kinds) == 2, kinds
 
 
 def captured_equals_eager() -> None:
@@ -202,5 +228,5 @@ def arrays_of_other_frameworks_are_fed() -> None:
 CASES = [
     captured_equals_eager, feeds_of_the_gpu_equal_feeds_of_the_host, many_runs_in_flight_see_their_own_feeds,
     scopes_take_turns, rates_change_between_launches, a_fault_is_reported_and_the_next_run_is_right,
-    arrays_of_other_frameworks_are_fed,
+    arrays_of_other_frameworks_are_fed, small_fills_of_a_graph_are_kernels,
 ]  # fmt: skip

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy
 
+from . import fills
 from .binder import Part
 
-graph_launch = cupy.cuda.runtime.graphLaunch
+graph_launch, instantiate = cupy.cuda.runtime.graphLaunch, cupy.cuda.runtime.graphInstantiate
 
 
 class CaptureError(Exception):
@@ -21,10 +23,13 @@ class Graph:
 
     target   whose `ptr` is the stream that calls go to, then the graph; set back after the capture
     lanes    streams of its own: nobody else's work can get into the graph
+    fill     gives the kernel that takes the place of small fills, see fills.py
     Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
     """
 
-    def __init__(self, parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
+    def __init__(
+        self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], fill: Callable[[], int]
+    ) -> None:  # fmt: skip
         outside = self.stream = target.ptr
         lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         problem: Exception | None = None
@@ -36,6 +41,9 @@ class Graph:
             target.ptr = outside
             self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
+        if fills.as_kernels(self.graph.graph, fill):
+            self.executable = instantiate(self.graph.graph)
+            weakref.finalize(self, cupy.cuda.runtime.graphExecDestroy, self.executable)
 
     def __call__(self) -> None:
         """Run all calls in the order of the target's stream; does not wait."""

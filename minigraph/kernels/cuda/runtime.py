@@ -13,6 +13,7 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
+from . import fills
 from .binder import (
     Binder,
     Call,
@@ -254,7 +255,7 @@ class Runtime:
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
-            return Graph(parts, self.target, self.lanes)
+            return Graph(parts, self.target, self.lanes, lambda: self._function(fills.launch()).kernel.ptr)
         except CaptureError as why:
             return str(why)
 
