@@ -37,6 +37,7 @@ def as_kernels(graph: int, kernel: Callable[[], int]) -> int:
             raise RuntimeError(f"{call.__name__}: {status.name}")
         return tuple(found)
 
+    connect = getattr(d, "cuGraphAddDependencies_v2", d.cuGraphAddDependencies)  # the name in CUDA 12
     whole, replaced = d.CUgraph(graph), 0
     count = asked(d.cuGraphGetNodes, whole)[-1]
     for node in asked(d.cuGraphGetNodes, whole, count)[0][:count]:
@@ -59,7 +60,7 @@ def as_kernels(graph: int, kernel: Callable[[], int]) -> int:
         own.kernelParams = pointers.ctypes.data  # the node copies what they point to
         (made,) = asked(d.cuGraphAddKernelNode, whole, before, len(before), own)
         if after:
-            asked(d.cuGraphAddDependencies, whole, [made] * len(after), after, None, len(after))
+            asked(connect, whole, [made] * len(after), after, None, len(after))
         asked(d.cuGraphDestroyNode, node)
         replaced += 1
     return replaced
