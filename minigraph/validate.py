@@ -2,7 +2,8 @@
 
 Both programs are interpreted operator by operator with the reference functions, in float64 whatever
 their float types are, so what differs is the rewrite and not the rounding. An unknown size is a
-small prime, one for each axis; floats are normal, ints and labels 0 or 1, states between 0 and 1.
+small prime, one for each axis; floats are normal, weights such that products stay as large as what they
+multiply, ints and labels 0 or 1, states between 0 and 1.
 
 It cannot see: kernels that are not the reference (CUDA, `cpu=` variants, low precision), buffers
 and schedules of the Executor, what differs only for other sizes or values than those made up, and
@@ -13,6 +14,7 @@ larger than 1, feeds whose sizes must differ on one axis) are not checked; `vali
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -95,7 +97,8 @@ def _made_up(rng: np.random.Generator, v: Variable) -> np.ndarray:
         return rng.integers(0, 2, shape).astype(v.dtype)
     if v.persistable and not isinstance(v, Parameter):
         return rng.uniform(0.1, 0.9, shape)  # variances and powers of decays, which must be positive
-    return rng.normal(size=shape)
+    spread = math.sqrt(shape[-2]) if isinstance(v, Parameter) and len(shape) > 1 and shape[-2] else 1.0
+    return rng.normal(size=shape) / spread
 
 
 def evaluate(program: Program, values: Mapping[str, np.ndarray]) -> Arrays:

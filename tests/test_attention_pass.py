@@ -304,6 +304,25 @@ def test_validation_takes_zeros_for_the_nan_of_a_query_that_sees_nothing():
     np.testing.assert_allclose(fused[:, :, 1:], plain[:, :, 1:], rtol=1e-5, atol=1e-6)
 
 
+def test_validation_passes_where_layers_follow_each_other():
+    """Made-up weights keep what they multiply as large as it is: scores of a deep layer leave more than rounding."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        x = mg.static.data("x", [2, 6, 32])
+        seen = mg.reshape(mg.tril(mg.ones([6, 6])) > 0, [1, 1, 6, 6])
+        for _ in range(3):
+            heads = (mg.transpose(mg.reshape(mg.nn.Linear(32, 32)(x), [0, 0, 4, 8]), [0, 2, 1, 3]) for _ in "qkv")
+            q, k, v = heads
+            scores = mg.where(seen, mg.matmul(q, k, transpose_y=True) * 8**-0.5, -1e9)
+            out = mg.matmul(mg.nn.functional.softmax(scores), v)
+            x = x + mg.reshape(mg.transpose(out, [0, 2, 1, 3]), [0, 0, 32])
+        loss = mg.sum(x * x)
+        grads = [g.name for _, g in mg.static.append_backward(loss)]
+    compiled = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True, verify="each_pass"))
+    compiled.program_for([loss.name, *grads])
+    assert [op.type for op in compiled.after.ops].count(FLAG) == 3
+
+
 @pytest.mark.parametrize("fill", [-1e4, -1e9, float(np.finfo(np.float32).min)])
 def test_queries_whose_keys_an_added_number_hides_all(fill):
     """Their gradients, too: LogSumExp rounds away how many keys share the number."""
