@@ -29,6 +29,7 @@ from minigraph.scope import Scope
 from minigraph.static import BuildStrategy, CompiledProgram
 
 SIZES = [(0,), (1,), (3,), (65535,), (65536,), (65537,), (2**20 + 1,)]
+GROUPED = [(2**19 + 1,), (7,), (2**19, 1), (300, 2001)]  # two launches, the second one of the first tensors
 STEPS = 7
 
 
@@ -42,7 +43,7 @@ def checks() -> Iterator[Check]:
             run = partial(same_bits, name, LEVELS[-1], mode)
             yield Check(f"updates/{name}/{mode}", run, sanitize=name == "AdamW", unwritten=mode == "arena")
         yield Check(f"updates/tensors/{mode}", partial(many, mode, 10_000))
-    for run in (float64_agrees, sizes, clipped, copies, found_inf, rate_changes, misaligned, float64_sizes):
+    for run in (float64_agrees, sizes, groups, clipped, copies, found_inf, rate_changes, misaligned, float64_sizes):
         yield Check(f"updates/{run.__name__}", run)
     yield Check("updates/huge", huge, alone=True)
 
@@ -80,6 +81,12 @@ def sizes() -> None:
         made = net(OPTIMIZERS[name](), SIZES)
         for level in LEVELS:
             check_same(made, on_gpu(made, level), 2, 1e-6 if name == "Lamb" else 0.0)
+
+
+def groups() -> None:
+    for name in ("AdamW", "Lamb"):
+        made = net(OPTIMIZERS[name](), GROUPED)
+        check_same(made, on_gpu(made, LEVELS[-1], steps=4), 4, 1e-6 if name == "Lamb" else 0.0)
 
 
 def float64_sizes() -> None:

@@ -19,11 +19,13 @@ from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.errors import FeedError, ProgramError
 from minigraph.executor import Executor
+from minigraph.kernels.cuda import update
 from minigraph.kernels.cuda.binder import Gemm, every_call
+from minigraph.kernels.cuda.workspace import Algorithm, settling
 from minigraph.lanes import assigned, waits
 from minigraph.memory import Life, by_birth, by_importance, large_first, layout, most_live, rounded
 from minigraph.options import RunOptions
-from minigraph.order import Unit, dependencies, lives, thrifty
+from minigraph.order import Unit, dependencies, lives, owner, thrifty, touched
 from minigraph.program import Program
 from minigraph.types import TensorType, float32
 
@@ -225,6 +227,23 @@ def test_small_blocks_need_no_company():
     main, types = small_training()
     bound = BoundProgram(main, types, [])
     assert {turn.lane for turn in bound.turns()} == {0, 1}
+
+
+def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch):
+    monkeypatch.setattr(update, "GROUP", 5000)
+    main, types = small_training()
+    strategy = mg.static.BuildStrategy.all()
+    program = mg.static.CompiledProgram(main, build_strategy=strategy).program_for([])
+    bound = BoundProgram(program, types, [], settling=settling(lambda call: Algorithm(0, b"")))
+    gradient = next(
+        owner(b) for v, b in zip(bound.schedule.values, bound.buffers, strict=True) if v.name == "linear_0.w_0@GRAD"
+    )
+    calls = bound.binder.calls
+    product = next(i for i in bound.order if any(owner(b) is gradient for b in touched(calls[i])))
+    first, second = (i for i in bound.order if getattr(calls[i], "function", "") == "update")
+    ended = happened_before(bound.turns())
+    assert product in ended[second]
+    assert product not in ended[first] and first not in ended[product]
 
 
 def lives_that_end_early(order, units):

@@ -107,6 +107,35 @@ def test_the_clipping_factor_joins(mode):
     assert calls.count("update") == 1 and calls.count("squares") == 1
 
 
+def updates_of(plan):
+    return [c for c in plan.bound.binder.calls if isinstance(c, Launch) and c.function == "update"]
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Lamb"])
+def test_an_update_in_groups_has_the_bits_of_the_cpu(name, monkeypatch):
+    monkeypatch.setattr(update, "GROUP", 100)
+    made = net(OPTIMIZERS[name]())
+    scope, plan = on_stub(made)
+    assert len(updates_of(plan)) == (2 if name != "Lamb" else 3)  # Lamb's second pass is whole
+    where, apart = difference(scope, on_cpu(made))
+    assert apart <= (1e-6 if name == "Lamb" else 0), where
+
+
+def test_groups_are_for_gradients_that_are_not_there_from_the_start(monkeypatch):
+    monkeypatch.setattr(update, "GROUP", 100)
+    assert len(updates_of(plan_of(net(opt.AdamW(0.1, grad_clip=Clip(0.1)))))) == 1  # one factor needs all of them
+    monkeypatch.setattr(update, "GROUPED", 1000)
+    assert len(updates_of(plan_of(net(opt.AdamW(0.1))))) == 1
+
+
+@pytest.mark.parametrize("sizes", [[], [5], [update.GROUP] * 3, [update.GROUP, 3, 5, update.GROUP], [0, 2, 1 << 20, 7]])
+def test_groups_hold_each_tensor_once_the_last_ones_first(sizes):
+    groups = update.ready_first(sizes)
+    assert [i for group in reversed(groups) for i in group] == list(range(len(sizes)))
+    if len(groups) > 1:
+        assert all(sum(sizes[i] for i in group) >= update.GROUP for group in groups)
+
+
 @pytest.mark.parametrize(("mode", "count"), [*((mode, 424) for mode in MODES), ("table", 1000), ("struct4k", 1000)])
 def test_many_tensors(mode, count):
     """424 is where a struct by value with one address for each overflowed in the lecture."""

@@ -65,10 +65,13 @@ def struct_width(columns: int, limit: int) -> int:
 def launch_over(
     binder: Binder, text: str, function: str, tensors: Tensors, mode: str, chunk: int, *args: Any,
     defines: Mapping[str, Any], generated: str = "", width: int | None = None,
+    groups: Sequence[range] | None = None,
 ) -> None:  # fmt: skip
     """Launch `function` of a .cu file over all tensors, `args` after what says where they are.
 
-    width  tensors in one struct; what the mode's limit allows if not given
+    width   tensors in one struct; what the mode's limit allows if not given
+    groups  numbers of tensors that get launches of their own, in this order, where addresses come in structs; else all
+            have one
     """
     columns, blocks = tensors.columns, np.array(tensors.blocks(chunk), np.int64)
     total = int(blocks.sum())
@@ -98,13 +101,12 @@ def launch_over(
     )  # fmt: skip
     width = width or struct_width(len(columns), limit)
     source = tensor_source(text, {**defines, "WAY": 1, "WIDTH": width}, generated)
-    before = 0
-    for first in range(0, len(blocks), width):
-        part = range(first, min(first + width, len(blocks)))
-        struct = packed_struct(tensors, part, blocks, width, before)
-        count = int(blocks[part.start : part.stop].sum())
-        binder.launch_source(source, function, count, THREADS, struct, *args)
-        before += count
+    for group in groups or [range(len(blocks))]:
+        for first in range(group.start, group.stop, width):
+            part = range(first, min(first + width, group.stop))
+            struct = packed_struct(tensors, part, blocks, width, int(blocks[:first].sum()))
+            count = int(blocks[part.start : part.stop].sum())
+            binder.launch_source(source, function, count, THREADS, struct, *args)
 
 
 def _bases(binder: Binder, tensors: Tensors, blocks: np.ndarray) -> list[Buffer | int] | None:

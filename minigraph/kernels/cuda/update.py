@@ -34,6 +34,7 @@ from .tensors import (
 CHUNK = ARENA_CHUNK  # elements of a block: one access of 16 bytes for each thread and column
 STEP_BYTES = 16
 LARGE = 1 << 14  # elements of a tensor, on average
+GROUP, GROUPED = 1 << 19, 1 << 21  # elements that get a launch of their own; of an update that is taken apart at all
 
 Slots = Mapping[str, Any]
 Lists = dict[str, list[Buffer]]
@@ -77,6 +78,8 @@ class _Step:
         fixed = update.numbers(1.0, *(0.5 for _ in update.powers), **self.hyper)
         self.fixed = [float(v) for v, place in zip(fixed, self.places, strict=True) if place is None]
         self.named = sorted(set().union(*(n.given for n in self.prepared)) - moving)  # attributes that they need
+        waits = self.scale is not None or not binder.outside.isdisjoint(map(id, given["Grad"]))  # for all, or for none
+        self.groups = [range(len(self.params))] if waits else ready_first([p.size for p in self.params])
 
     def record(self) -> None:
         sizes = [p.size for p in self.params]
@@ -181,7 +184,7 @@ class _Step:
         args += [self._skip(), self.scale or self.rate, self.real.type(decay)]
         launch_over(
             self.binder, "update.cu", "update", tensors, self.mode, self._chunk(), *args, defines=defines,
-            generated=generated,
+            generated=generated, groups=self.groups,
         )  # fmt: skip
 
     def _chunk(self) -> int:
@@ -215,6 +218,23 @@ class _Step:
             "static __device__ __forceinline__ void numbers(double rate, const double* powers, C* k"
             f"{parameters})\n{{\n    {body}\n}}\n"
         )
+
+
+def ready_first(sizes: Sequence[int]) -> list[range]:
+    """Numbers of tensors in groups that are updated one after the other, those of the last layers first.
+
+    Their gradients are there first, so they are updated beside the products of the layers before. Larger updates, whose
+    tensors the L2 cache does not hold, stay whole: they would take bandwidth from products that need it
+    (bench/results/gpu_grouped_updates.json).
+    """
+    if sum(sizes) > GROUPED:
+        return [range(len(sizes))]
+    groups, end = [], len(sizes)
+    for i in reversed(range(len(sizes))):
+        if sum(sizes[i:end]) >= GROUP <= sum(sizes[:i]):
+            groups.append(range(i, end))
+            end = i
+    return [*groups, range(end)]
 
 
 CUDA_NAMES = {"sqrt": "root"}
