@@ -213,7 +213,10 @@ def _by_position(w: _Writer, s: Variable, sq: int, sk: int, window: bool) -> Var
     hidden = window and (sk < sq or "padding" in w.words)  # some query may see no key: NaN with -inf
     fill = r.choice((-1e9, -1e4, -3.0) if hidden else (-1e9, float("-inf"), -1e4, -3.0))
     shift = r.choice((0, 0, max(sk - sq, 0), 1))
-    how = w.pick(tril=2, triu=2, positions=2, additive=2, sliced=1, like=1, log=1, literal=1)
+    how = w.pick(tril=2, triu=2, positions=2, additive=2, sliced=1, like=1, log=1, literal=1, times=1)
+    if how == "times" and not window:
+        kept, hidden = mg.tril(mg.ones([sq, sk]), shift), 1 - mg.tril(mg.ones([sq, sk]), r.choice((shift, shift, 0)))
+        return (s * kept - hidden * r.choice((1e9, 1e9, 3.0))) if r.random() < 0.7 else (s - hidden * 1e9) * kept
     if how == "literal":
         return s + mg.assign(np.where(np.tri(sq, sk, shift, bool), 0.0, fill)) if not window else s
     if how == "log" and not window and fill == float("-inf"):

@@ -44,6 +44,7 @@ class Modifier:
 
     add     scores + factor * source
     where   scores where `source` (with `negated`: not source) is True, else `fill`
+    times   scores * source, which is 1 or 0 by its place
     steps   what `source` is by its place, where that is known
     rank    of the scores
     """

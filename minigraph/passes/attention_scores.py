@@ -109,6 +109,8 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
             v = _added(found, op)
         elif op.type == "where":
             v = _chosen(found, op)
+        elif op.type == "elementwise_mul":
+            v = _multiplied(found, op)
         else:
             raise Refused(f"the scores go through {op.label()}")
 
@@ -143,6 +145,18 @@ def _scaled(found: Attention, op: OpNode, factor: tuple[float, str]) -> VarNode:
     found.take(op)
     found.constants += [x for slot, xs in op.inputs.items() if slot != factor[1] for x in xs]
     return op.inputs[factor[1]][0]
+
+
+def _multiplied(found: Attention, op: OpNode) -> VarNode:
+    """The scores times a mask of 1 and 0 by position."""
+    x, y = op.inputs["X"][0], op.inputs["Y"][0]
+    for scores, mask in ((x, y), (y, x)):
+        steps = _steps(mask)
+        if steps is not None and {steps.inside, steps.outside} == {0, 1} and scores.type == next(op.output_vars).type:
+            found.modifiers.append(Modifier("times", mask, steps=steps))
+            found.take(op)
+            return scores
+    raise Refused(f"the scores go through {op.label()}")
 
 
 def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bool:

@@ -18,7 +18,7 @@ So results are those of the written program but by rounding. One thing differs o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,22 +103,41 @@ def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
 def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
     """Attributes for what is hidden by position, and the modifiers that stay arrays."""
     sizes = sizes_of(found)
-    masks = [position_of(m, found) for m in found.modifiers]
-    arrays = [m for m, p in zip(found.modifiers, masks, strict=True) if p is None]
-    exact, outer_fill = [], False
-    for m, p in zip(found.modifiers, masks, strict=True):
-        alone = not arrays
-        exact.append(p is not None and (alone if p.fill != -math.inf else not outer_fill))
+    masks = [(m, position_of(m, found)) for m in found.modifiers if m.kind != "times"]
+    alone = all(p is not None for _, p in masks)
+    exact: list[tuple[Modifier, Position]] = []
+    outer_fill = False
+    for m, p in masks:
+        if p is not None and (alone if p.fill != -math.inf else not outer_fill):
+            exact.append((m, p))
         outer_fill = outer_fill or (p is None and m.kind == "where" and m.fill != -math.inf)
-    bounds, finite = EVERYWHERE, False
-    for p, fits in zip(masks, exact, strict=True):
-        if p is not None and fits:
-            bounds = max(bounds[0], p.bounds[0]), min(bounds[1], p.bounds[1])
-            finite = finite or p.fill != -math.inf
+    bounds, finite = common(p for _, p in exact), any(p.fill != -math.inf for _, p in exact)
     attrs = attributes_of(bounds, sizes) if bounds != EVERYWHERE else {}
     if attrs is None or (finite and not sees_a_key(bounds, sizes)):
-        return {}, list(found.modifiers)
-    return attrs, [m for m, fits in zip(found.modifiers, exact, strict=True) if not fits]
+        attrs, exact = {}, []
+    check_times(found, exact)
+    taken = [m for m, _ in exact]
+    return attrs, [m for m, _ in masks if not any(m is x for x in taken)]
+
+
+def common(positions: Iterable[Position]) -> Bounds:
+    """Where none of these masks hides."""
+    bounds = EVERYWHERE
+    for p in positions:
+        bounds = max(bounds[0], p.bounds[0]), min(bounds[1], p.bounds[1])
+    return bounds
+
+
+def check_times(found: Attention, exact: list[tuple[Modifier, Position]]) -> None:
+    """Refuse scores times a mask of 1 and 0 unless a later mask by position hides what became 0."""
+    for n, m in enumerate(found.modifiers):
+        if m.kind == "times" and m.steps is not None:
+            low, high = common(p for x, p in exact if any(x is later for later in found.modifiers[:n]))
+            kept = [form.bounds for form in m.steps.forms() if form.inside == 1]
+            hidden = any(bounds[0] <= low and high <= bounds[1] for bounds in kept)
+            require(
+                hidden and m.source.type.shape[-2:] == sizes_of(found), f"the scores are multiplied by {m.source.name}"
+            )
 
 
 class AttentionMatch(Match):
