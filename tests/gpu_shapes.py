@@ -25,6 +25,8 @@ def checks() -> Iterator[Check]:
     for dtype in (*TYPES, "float64"):
         yield Check(f"shapes/spread/{dtype}", partial(_spread, dtype, 20000, 15000))
     yield Check("shapes/spread/few", partial(_spread, "float32", 1600, 1200), sanitize=True)
+    for dtype in TYPES:
+        yield Check(f"shapes/tiles/{dtype}", partial(_tiles, dtype), sanitize=True)
 
 
 def _case(name: str, shape: str, dtype: str) -> None:
@@ -220,6 +222,12 @@ def _spread(dtype: str, n: int, rows: int) -> None:
             scale = 16 * float(np.bincount(ids).max()) ** 0.5
             title, check = _one(f"{name} {width}", dtype, "embedding_grad", grads, scale, padding_idx=3)
             each(iter([(title, check)]))
+
+
+def _tiles(dtype: str) -> None:
+    """Small transposes through tiles: rows on boundaries, of even and of odd pitch."""
+    for shape in ((2, 64, 96), (2, 66, 130), (2, 67, 131), (1, 90, 303)):
+        each(iter([_one(f"transpose of {shape}", dtype, "transpose", {"X": normal(*shape)}, perm=(0, 2, 1))]))
 
 
 def drops(x: np.ndarray, dtype: str) -> Cases:

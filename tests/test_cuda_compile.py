@@ -90,6 +90,8 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
         for bias in of("8,1024,1024") if head in (64, 512) else (None, *of("8,1024,1024")):
             yield "memory_efficient_attention", [q, q, q, bias], {"causal": True}
             yield "memory_efficient_attention_grad", [q, q, q, q, sums, q, bias], {"causal": True}
+    for shape in ("3,1031,1033", "3,1030,1034", "3,1024,1040"):
+        yield "transpose", of(shape), {"perm": (0, 2, 1)}
     yield "relu", of(f"{2**31 + 3}"), {}
     yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
 

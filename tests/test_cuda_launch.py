@@ -183,6 +183,21 @@ def test_tiles_fit_into_shared_memory_and_lines_of_a_column_lie_in_different_ban
                 assert {p % 8 for p in places[first : first + 8 * pack : pack]} == set(range(8))
 
 
+@pytest.mark.parametrize("word", movement.ODD_TILES)
+@pytest.mark.parametrize("pitch", [33, 1033, 2**31 - 1])
+def test_tiles_of_odd_rows_keep_the_place_in_128_bytes_and_read_from_different_banks(word, pitch):
+    pack, (across, down) = movement.PACK_BYTES // word, movement.ODD_TILES[word]
+    rows, lines = down + movement.SECTOR_BYTES // word, across // pack + 8
+    assert 3 * movement.tile_bytes(word, False, True) <= 163 * 1024  # of a multiprocessor, where there is least
+    for skew in range(8 * pack):
+        firsts = [(skew + y * pitch) // pack % 8 for y in range(rows)]  # lines of 128 bytes before each row's first one
+        places = [y * lines + first for y, first in enumerate(firsts)]
+        assert max(places) + across // pack < movement.tile_bytes(word, False, True) // movement.PACK_BYTES
+        assert [p % 8 for p in places] == firsts
+        for first in range(rows - 8 * pack + 1):
+            assert {p % 8 for p in places[first : first + 8 * pack : pack]} == set(range(8))
+
+
 @pytest.mark.parametrize("dtype", [int8, float16, float32, float64], ids=str)
 @pytest.mark.parametrize("across", [33, 65, 129, 130, 1033])
 def test_tiles_of_odd_rows_are_alike_and_fit_whatever_lies_before_them(across, dtype):
@@ -192,8 +207,9 @@ def test_tiles_of_odd_rows_are_alike_and_fit_whatever_lies_before_them(across, d
     pack = movement.PACK_BYTES // dtype.itemsize
     tiles, wide = int(call.args[9]), int(call.args[11])
     assert (tiles - 1) * wide < across <= tiles * wide
-    lines = movement.TILES[dtype.itemsize][0] // pack + 1
-    assert wide + pack - 1 <= lines * pack
+    odd = across % 2 == 1 and dtype.itemsize in movement.ODD_TILES
+    lines = (movement.ODD_TILES if odd else movement.TILES)[dtype.itemsize][0] // pack + 1
+    assert defined(call, "ODD") == str(int(odd)) and wide + pack - 1 <= lines * pack
 
 
 EMPTY = [

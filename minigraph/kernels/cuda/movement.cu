@@ -54,11 +54,11 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
 {
     constexpr int V = 16 / sizeof(W), ACROSS = TILE / V, PACKS = DOWN / V;  // lines of a row that is read, or written
     constexpr int SECTOR = ALIGNED ? 1 : 32 / sizeof(W), HALO = ALIGNED ? 0 : SECTOR, ROWS = DOWN + HALO;
-    constexpr int LINES = ACROSS + (ALIGNED ? 0 : 1), READ = 256 / ACROSS, WRITTEN = 256 / PACKS;  // rows, columns
+    constexpr int LINES = ACROSS + (ODD ? 8 : ALIGNED ? 0 : 1), READ = 256 / ACROSS, WRITTEN = 256 / PACKS;
     static_assert(ALIGNED || (READ % V == 0 && WRITTEN % SECTOR == 0), "a thread's own lie alike beside boundaries");
     typedef Pack<W, V> Line;
     extern __shared__ uint4 memory[];
-    W* tile = (W*)memory;  // row y begins at line y * LINES + y / V: lines of one column lie in different banks
+    W* tile = (W*)memory;
     const i64 extent[6] = {e0, e1, e2, e3, e4, e5};
     const i64 source_step[6] = {s0, s1, s2, s3, s4, s5};
     const i64 destination_step[6] = {d0, d1, d2, d3, d4, d5};
@@ -74,14 +74,21 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
         to += i * destination_step[a];
     }
     const i64 from = start + (row - HALO) * source_pitch + column;
-    const u32 skew = u32(u64(source + from) / sizeof(W)), skew_step = u32(source_pitch);  // row y lies skew + y * skew_step
+    const u32 skew = u32(u64(source + from) / sizeof(W)), skew_step = u32(source_pitch);
+    // Row y lies skew + y * skew_step words behind a boundary in the source. In the tile its first line lies at begin(y),
+    // its first word `within` it. Lines of a column, V rows apart, must lie in different banks; and a copy is faster to
+    // where 128 bytes begin as in the source: where the pitch is odd, this does both.
+    auto begin = [&](u32 y) {
+        return ODD ? y * LINES * V + (skew + y * skew_step) % (8 * V) / V * V : (y * LINES + y / V) * V;
+    };
+    auto within = [&](u32 y) { return ALIGNED ? 0 : (skew + y * skew_step) % V; };
     const int right = int(min(across - column, wide)), bottom = int(min(down - row, i64(DOWN + HALO)));
     auto fetch = [&](int y, int x) {  // line x of row y
         if ((row == 0 && y < HALO) || y >= bottom + HALO) return;
-        const int place = x * V - (ALIGNED ? 0 : (skew + y * skew_step) % V);  // behind a boundary
+        const int place = x * V - within(y);  // behind a boundary
         if (place >= right) return;
         const i64 line = from + y * source_pitch + place;
-        W* goal = tile + (y * LINES + y / V + x) * V;
+        W* goal = tile + begin(y) + x * V;
         if (ALIGNED || u64(line) <= u64(words - V))
             copy_ahead<true>(goal, source + line);
         else  // at the ends of the array
@@ -103,17 +110,17 @@ extern "C" __global__ void __launch_bounds__(256) tiles(
     if (place >= bottom) return;
     into += place;
     const bool whole = (row > 0 || place >= 0) && place + V <= bottom;
-    const W* at[V];
+    int at[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         const u32 y = HALO + place + j;
-        at[j] = tile + (y * LINES + y / V) * V + (ALIGNED ? 0 : (skew + y * skew_step) % V) + x0;
+        at[j] = begin(y) + within(y) + x0;
     }
 #pragma unroll(V > 8 ? 2 : 4)
     for (int x = 0; x0 + x < right; x += WRITTEN, into += WRITTEN * destination_pitch) {
         Line line;
 #pragma unroll
-        for (int j = 0; j < V; ++j) line.v[j] = at[j][x];
+        for (int j = 0; j < V; ++j) line.v[j] = tile[at[j] + x];
         if (ALIGNED || whole)
             __stcg((uint4*)into, *(const uint4*)&line);
         else

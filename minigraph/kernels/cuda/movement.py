@@ -21,6 +21,7 @@ BITS = {1: int8, 2: int16, 4: int32, 8: int64}
 COPY_AXES, TILE_AXES = 8, 6  # what movement.cu takes
 WORDS_PER_BLOCK = 1024
 TILES = {1: (128, 128), 2: (128, 128), 4: (64, 64), 8: (32, 32), 16: (32, 32)}  # words across and down, by bytes of one
+ODD_TILES = {2: (256, 64), 4: (64, 64)}  # where rows of odd pitch begin as in the source, which pays for these words
 SECTOR_BYTES = 32
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
@@ -165,8 +166,9 @@ def _bind_tiles(
     pack = PACK_BYTES // word
     aligned = min(source.alignment, destination.alignment) % PACK_BYTES == 0
     aligned = aligned and not any(k % pack for k in (across.extent, down.extent, to, start, *steps))
-    wide, deep = TILES[word]
-    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "ALIGNED": int(aligned)}
+    odd = word in ODD_TILES and down.source % 2 == 1
+    wide, deep = (ODD_TILES if odd else TILES)[word]
+    defines = {"W": WORDS[word], "AXES": len(batch), "I": "int", "U": "u32", "ALIGNED": int(aligned), "ODD": int(odd)}
     defines |= {"TILE": wide, "DOWN": deep}
     halo = 0 if aligned else SECTOR_BYTES // word  # words before a boundary belong to the tile behind it
     if not aligned:  # a tile has room for one more word, whatever lies before the first; all are made alike
@@ -178,15 +180,15 @@ def _bind_tiles(
         i64(source.nbytes // word), i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source),
         i64(across.destination), *(i64(n) for n in tiles), i64(wide),
         *(i64(n) for column in zip(*padded, strict=True) for n in column), defines=defines,
-        shared=tile_bytes(word, aligned),
+        shared=tile_bytes(word, aligned, odd),
     )  # fmt: skip
 
 
-def tile_bytes(word: int, aligned: bool) -> int:
-    """Shared memory of a tile: rows of lines, and a line after every so many rows as a line has words."""
-    pack, (across, down) = PACK_BYTES // word, TILES[word]
-    rows, lines = down + (0 if aligned else SECTOR_BYTES // word), across // pack + (0 if aligned else 1)
-    return (rows * lines + rows // pack) * PACK_BYTES
+def tile_bytes(word: int, aligned: bool, odd: bool = False) -> int:
+    """Shared memory of a tile: rows of lines; a line behind as many rows as it has words, unless their pitch is odd."""
+    pack, (across, down) = PACK_BYTES // word, (ODD_TILES if odd else TILES)[word]
+    rows, lines = down + (0 if aligned else SECTOR_BYTES // word), across // pack + (8 if odd else 0 if aligned else 1)
+    return (rows * lines + (0 if odd else rows // pack)) * PACK_BYTES
 
 
 def view(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
