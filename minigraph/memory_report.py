@@ -141,7 +141,7 @@ def memory_report(
         residents, planned, running = _on_gpu(_bound(program, feeds, fetches, place, options))
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
     steps = sorted({life.first for life in lives})
-    at = max(steps, key=lambda t: sum(n for n, first, last in lives if first <= t <= last), default=-1)
+    at = max(steps, key=lambda t: sum(rounded(n) for n, a, b in lives if a <= t <= b), default=-1)
     persistable = [v for v in program.vars.values() if v.persistable]
     return MemoryReport(
         program.name, place, feeds, planned, most_live(lives), max(planned, sum(r.values for r in residents)),

@@ -341,6 +341,19 @@ def test_a_report_counts_what_is_written_over_its_input(place):
     assert chain.name == "relu_0.tmp_0, 10 others, tanh_5.tmp_0" and chain.nbytes == x.type.nbytes
 
 
+@pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)
+@pytest.mark.parametrize("flags", [{}, {"enable_inplace": False}, {"memory_optimize": False}], ids=str)
+def test_the_numbers_of_a_report_agree_in_random_programs(place, flags):
+    for seed in range(40):
+        case = random_program(seed)
+        compiled = mg.static.CompiledProgram(case.program, mg.static.BuildStrategy.all(**flags))
+        report = compiled.memory_report(case.feeds, case.fetches, place)
+        at_peak = report.at_peak()
+        assert report.live == sum(rounded(r.nbytes) for r in at_peak) <= report.planned <= report.apart, seed
+        assert sum(report.by_operator().values()) == sum(r.nbytes for r in at_peak), seed
+        assert all(0 < r.nbytes <= r.values or not r.nbytes for r in report.residents), seed
+
+
 def test_a_report_needs_shapes_that_fit():
     main, _ = small_training()
     compiled = mg.static.CompiledProgram(main)
