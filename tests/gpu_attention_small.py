@@ -99,7 +99,7 @@ def wgmma(dtype: str, widths: tuple[int, ...], odd: int) -> Iterator[Case]:
         yield Case("wgmma", dtype, qkv(1, 70, 170, 1, 1, d), {"causal": True, "bottom_right": True})
         yield Case("wgmma", dtype, qkv(1, 50, 300, 1, 1, d), {})  # fewer tiles of queries than of keys
         for attrs in ({}, {"causal": True, "bottom_right": True}):  # tiles of queries are cut, whose blocks are pairs
-            yield Case("wgmma", dtype, qkv(1, 200, 1500, 1, 1, d), attrs)
+            yield Case("wgmma", dtype, qkv(1, 200, 1700, 1, 1, d), attrs)
     yield Case("wgmma", dtype, qkv(2, 150, 70, 1, 1, odd), {"window": (70, 30)})
 
 

@@ -60,9 +60,11 @@ def test_forward_on_hopper_is_launched_in_pairs_and_with_tiles_that_are_cut():
         (source,) = {c.source for c in program.binder.calls if isinstance(c, Launch)}
         pair, banded = ("#define PAIR 2\n" in source), ("#define BANDED 1\n" in source)
         cut = any(a.ndim == 3 and a[..., 3].max() >= 0 for table in program.binder.tables for a in table.arrays)
-        found.add((case.inputs["Q"].shape[-1] > 128, pair, banded, cut))
-    wanted = {(wide, False, banded, cut) for wide in (False, True) for banded in (False, True) for cut in (False, True)}
-    assert found >= {*wanted, (False, True, False, False), (False, True, False, True)}
+        found.add((case.inputs["Q"].shape[-1], pair, banded, cut))
+    for d in (64, 128, 192, 256):
+        assert {(d, False, False, False), (d, False, True, False), (d, False, True, True)} <= found
+        assert (d, d == 128, False, True) in found
+    assert (128, True, False, False) in found
 
 
 def test_they_are_the_checks_of_attention_for_the_sanitizer():

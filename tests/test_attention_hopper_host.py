@@ -1,0 +1,157 @@
+"""Attention's forward for Hopper, run on a CPU with the copies, barriers and products of cuda_host_hopper.h."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import cuda_host
+import numpy as np
+import opcheck
+import pytest
+from gpu_attention_small import qkv
+from gpucheck import call_of
+
+from minigraph.kernels.cuda import attention_hopper
+from minigraph.kernels.cuda.binder import Binder, Device
+from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.compile import read_source
+from minigraph.kernels.cuda.hopper import TensorMap
+from minigraph.types import as_dtype
+
+pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
+
+HEADER = Path(__file__).with_name("cuda_host_hopper.h").read_text(encoding="utf-8")
+FORWARD = "attention_hopper_forward.cu"
+SHARED = {  # what lies in shared memory, in the window of a block
+    "extern __shared__ unsigned char raw[];": "unsigned char* raw = windows[fiber->rank] + 1024;",
+    "__shared__ Barriers barriers;": "Barriers& barriers = *(Barriers*)windows[fiber->rank];",
+}
+ASM = {  # inline PTX
+    r'asm\("ex2.*\);': "y = std::exp2(x);",
+    r'asm\("cvt\.rn\." PTX_T.*\);': "y = two_of(PTX_T, low, high);",
+    r'asm volatile\("bar\.(sync|arrive) %0, 256;" ::"r"\((.*?)\) : "memory"\);': r"named_\1(\2, 256);",
+}
+
+
+def on_host(source: str) -> str:
+    """The kernel's text with the host's copies, barriers and products."""
+    files = read_source("attention_hopper.cuh") + read_source(FORWARD)
+    for device, host in SHARED.items():
+        assert device in files
+        files = files.replace(device, host)
+    for device, host in ASM.items():
+        files, count = re.subn(device, host, files)
+        assert count, device
+    assert "asm" not in files.replace("constexpr", "")
+    defines = source.split(read_source("hopper.cuh"))[1].split(read_source("attention_hopper.cuh"))[0]
+    defines = "\n".join(line for line in defines.splitlines() if line.startswith("#define"))
+    return f"{read_source('prelude.cuh')}{defines}\n{HEADER}{files}"
+
+
+@pytest.fixture(autouse=True)
+def maps_of_the_host(monkeypatch):
+    """A tensor map as cuda_host_hopper.h reads it."""
+
+    def packed(self: TensorMap) -> np.ndarray:
+        words = [self.buffer.address, *self.sizes, *self.strides, self.box[1]]
+        return np.array([*words, *[0] * (16 - len(words))], np.uint64)
+
+    monkeypatch.setattr(TensorMap, "packed", packed)
+
+
+def run(inputs, dtype, blocks, runs=1, **attrs):
+    """Out and LogSumExp of each run, what they should be, and the launch's source; `blocks` multiprocessors."""
+    call = call_of("memory_efficient_attention", inputs, **attrs).as_dtype(dtype)
+    expected = opcheck.reference(call.as_dtype("float64"))
+    memory, binder = cuda_host.Memory(), Binder(Device(multiprocessors=blocks))
+    binder.begin(0)
+    ins, outs = {}, {}
+    for slot in "QKV":
+        ins[slot] = Buffer(call.inputs[slot][0].shape, as_dtype(dtype))
+        memory.put(ins[slot], call.inputs[slot][0])
+    for slot, kind in (("Out", dtype), ("LogSumExp", "float32")):
+        outs[slot] = Buffer(expected[slot][0].shape, as_dtype(kind))
+        memory.put(outs[slot])
+    attention_hopper.forward(binder, ins, outs, call.attrs)
+    (launch,) = binder.calls
+    source = launch.source
+    binder.calls[:] = [dataclasses.replace(launch, source=on_host(source))]
+    found = []
+    for _ in range(runs):
+        cuda_host.run(binder, memory)
+        binder.tables.clear()  # written once
+        found.append({slot: memory.arrays[buffer].copy() for slot, buffer in outs.items()})
+        for buffer in outs.values():
+            memory.arrays[buffer].view(np.uint8)[...] = cuda_host.GARBAGE
+    return found, {slot: x[0] for slot, x in expected.items()}, source
+
+
+NEAR = {"bfloat16": 4e-3, "float16": 5e-4}  # ||found - exact|| / ||exact||
+
+
+def require_near(found, expected, dtype):
+    """Out by its norm and the worst element; LogSumExp exactly where no key is seen."""
+    out, exact = found["Out"].astype(float), expected["Out"]
+    assert np.linalg.norm(out - exact) <= NEAR[dtype] * np.linalg.norm(exact)
+    assert np.abs(out - exact).max() <= 4 * NEAR[dtype] * max(np.abs(exact).max(), 1)
+    nothing = np.isneginf(expected["LogSumExp"])
+    np.testing.assert_array_equal(np.isneginf(found["LogSumExp"]), nothing)
+    np.testing.assert_allclose(found["LogSumExp"][~nothing], expected["LogSumExp"][~nothing], rtol=0, atol=1e-5)
+
+
+def cuts(inputs, blocks, **attrs):
+    """How many pieces there are, and how many of them are parts."""
+    binder = Binder(Device(multiprocessors=blocks))
+    binder.begin(0)
+    call = call_of("memory_efficient_attention", inputs, **attrs).as_dtype("bfloat16")
+    ins = {slot: Buffer(call.inputs[slot][0].shape, as_dtype("bfloat16")) for slot in "QKV"}
+    attention_hopper.forward(binder, ins, {"Out": ins["Q"]}, call.attrs)
+    order = binder.tables[-1].arrays[0]
+    return int((order[..., 0] >= 0).sum()), int((order[..., 3] >= 0).sum())
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_forward_is_what_the_reference_says(seed):
+    """Windows, causal, groups of heads, sizes that fill no tile; whole tiles and cut ones, pairs of blocks."""
+    rng = np.random.default_rng(seed)
+    d = (64, 128, 128, 40, 72, 192, 128, 256)[seed % 8]
+    heads, group = int(rng.choice((1, 2))), int(rng.choice((1, 2)))
+    sq, sk = int(rng.integers(1, 400)), int(rng.integers(1, 500))
+    kinds = ({}, {"causal": True}, {"causal": True, "bottom_right": True}, {"window": tuple(rng.integers(0, 300, 2))})
+    attrs = dict(kinds[(seed // 8 + seed) % 4])
+    if "window" in attrs:
+        attrs["window"] = tuple(int(n) for n in attrs["window"])
+    dtype = ("bfloat16", "float16")[seed // 4 % 2]
+    (found,), expected, _ = run(qkv(1, sq, sk, heads * group, heads, d), dtype, int(rng.integers(2, 9)), **attrs)
+    require_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("d", "sq", "sk", "heads", "blocks", "attrs", "parts"),
+    [(128, 256, 1500, 1, 8, {}, True), (128, 250, 1500, 3, 4, {}, True), (128, 512, 300, 3, 4, {}, False),
+     (64, 300, 1500, 1, 7, {}, True), (64, 200, 1500, 2, 12, {"causal": True, "bottom_right": True}, True),
+     (256, 60, 2000, 1, 4, {}, True), (192, 60, 1500, 1, 4, {}, True)],
+)  # fmt: skip
+def test_parts_are_put_together_and_runs_repeat_their_bits(d, sq, sk, heads, blocks, attrs, parts):
+    inputs = qkv(1, sq, sk, heads, 1, d)
+    whole, cut = cuts(inputs, blocks, **attrs)
+    assert (cut > 0) == parts and whole > 0
+    found, expected, source = run(inputs, "bfloat16", blocks, runs=2, **attrs)
+    assert ("#define PAIR 2\n" in source) == (d == 128)
+    require_near(found[0], expected, "bfloat16")
+    for slot in ("Out", "LogSumExp"):
+        assert found[0][slot].tobytes() == found[1][slot].tobytes()
+
+
+def test_what_nobody_sees_does_not_count():
+    """Queries without keys give zeros, and NaN in keys and values that lie in no tile of theirs stays out."""
+    inputs = qkv(1, 400, 300, 1, 1, 64)
+    for slot in "KV":
+        inputs[slot][:, 160:] = np.nan
+    (found,), expected, _ = run(inputs, "bfloat16", 3, window=(0, 0))
+    first = {s: (x["Out"][:, :128], x["LogSumExp"][..., :128]) for s, x in (("found", found), ("exact", expected))}
+    require_near(*(dict(zip(("Out", "LogSumExp"), first[s], strict=True)) for s in ("found", "exact")), "bfloat16")
+    assert not found["Out"][:, 384:].astype(float).any()
+    assert np.isneginf(found["LogSumExp"][..., 384:]).all()
