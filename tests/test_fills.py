@@ -52,10 +52,13 @@ class Driver:
     def cuGraphGetNodes(self, graph: int, number: int = 0) -> Any:
         return self.answer("cuGraphGetNodes", [Node(n) for n in self.nodes][:number], len(self.nodes))
 
-    def cuGraphGetEdges(self, graph: int, number: int = 0) -> Any:
-        ends = list(zip(*sorted(self.edges), strict=True)) or [(), ()]
-        nodes = [[Node(n) for n in side][:number] for side in ends]
-        return self.answer("cuGraphGetEdges", *nodes, [None] * number, len(self.edges))
+    def cuGraphNodeGetDependencies(self, node: Node, number: int = 0) -> Any:
+        found = [Node(a) for a, b in sorted(self.edges) if b == int(node)]
+        return self.answer("cuGraphNodeGetDependencies", found[:number], [None] * number, len(found))
+
+    def cuGraphNodeGetDependentNodes(self, node: Node, number: int = 0) -> Any:
+        found = [Node(b) for a, b in sorted(self.edges) if a == int(node)]
+        return self.answer("cuGraphNodeGetDependentNodes", found[:number], [None] * number, len(found))
 
     def cuGraphNodeGetType(self, node: Node) -> Any:
         return self.answer("cuGraphNodeGetType", "kernel" if isinstance(self.nodes[int(node)], str) else "memset")

@@ -47,10 +47,10 @@ def as_kernels(graph: int, kernel: Callable[[], int]) -> int:
         nbytes, one_byte = fill.width * fill.elementSize, fill.elementSize == 1 or fill.value == 0
         if fill.height != 1 or nbytes > SMALL or not one_byte:
             continue
-        count = asked(d.cuGraphGetEdges, whole)[-1]
-        sources, targets = asked(d.cuGraphGetEdges, whole, count)[:2]
-        edges = list(zip(sources[:count], targets[:count], strict=True))
-        before, after = [a for a, b in edges if int(b) == int(node)], [b for a, b in edges if int(a) == int(node)]
+        before, after = (
+            list(asked(nodes, node, asked(nodes, node)[-1])[0])
+            for nodes in (d.cuGraphNodeGetDependencies, d.cuGraphNodeGetDependentNodes)
+        )
         own = d.CUDA_KERNEL_NODE_PARAMS()
         own.func, own.sharedMemBytes = d.CUfunction(kernel()), 0
         own.gridDimX, own.gridDimY, own.gridDimZ = blocks_for(nbytes, THREADS), 1, 1

@@ -41,7 +41,11 @@ class Graph:
             target.ptr = outside
             self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
-        if fills.as_kernels(self.graph.graph, fill):
+        try:
+            replaced = fills.as_kernels(self.graph.graph, fill)
+        except RuntimeError as why:
+            raise CaptureError(str(why)) from why
+        if replaced:
             self.executable = instantiate(self.graph.graph)
             weakref.finalize(self, cupy.cuda.runtime.graphExecDestroy, self.executable)
 
