@@ -219,7 +219,7 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
             if written.count(members_shape) != len(written):
                 raise ShapeError(f"{op_type} sums where an operand was broadcast")
         else:
-            first = types[m.inputs[m.opdef.input_names[0]][0]]
+            first = types[m.inputs[m.opdef.row_slot][0]]
             start = rows.start(m.attrs, first.ndim)
             require(start is not None, f"{op_type} works on other axes than the last ones")
             if row not in (None, start):
@@ -229,7 +229,7 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
     layout = Layout(shape, row, {})
     for m in members:
         for slot, names in (*m.inputs.items(), *m.outputs.items()):
-            kind = WHOLE if m.opdef.rows is None else m.opdef.rows.kind(slot)
+            kind = WHOLE if m.opdef.rows is None else m.opdef.rows.kind(slot, m.attrs)
             for name in names:
                 own = types[name].shape
                 if kind == WHOLE and m.opdef.rows is not None and own != shape:

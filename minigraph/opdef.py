@@ -23,6 +23,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,15 +76,21 @@ class Rows(NamedTuple):
     row     slots that hold one element for each row
     column  slots that hold one element for each place in a row
     sums    output slots that hold sums over all rows, one for each place in a row
+    of      the slot whose last axes they are, where it is not the first input
+    unless  {slot of `row`: attribute with which it holds whole rows}
     """
 
     start: Callable[[Mapping[str, Any], int], int | None]
     row: frozenset[str] = frozenset()
     column: frozenset[str] = frozenset()
     sums: frozenset[str] = frozenset()
+    of: str = ""
+    unless: Mapping[str, str] = MappingProxyType({})
 
-    def kind(self, slot: str) -> str:
-        """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the first input."""
+    def kind(self, slot: str, attrs: Mapping[str, Any]) -> str:
+        """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the rows' input."""
+        if attrs.get(self.unless.get(slot, "")):
+            return "whole"
         named = {"row": self.row, "column": self.column, "sum": self.sums}
         return next((kind for kind, slots in named.items() if slot in slots), "whole")
 
@@ -190,6 +197,11 @@ class OpDef:
     @cached_property
     def output_names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.outputs)
+
+    @cached_property
+    def row_slot(self) -> str:
+        """The input slot whose rows an operator on rows works on."""
+        return (self.rows.of if self.rows is not None else "") or self.input_names[0]
 
     @property
     def differentiable(self) -> bool:

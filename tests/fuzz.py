@@ -85,6 +85,7 @@ REASONS = {
     "reads nothing": r"^it reads nothing$",
     "nobody reads": r"^nobody reads what it writes$",
     "depends on the loss": r"^the scores are computed twice",
+    "loss and gradient": r"^the loss and its gradient stay apart",
     "W rank": r"W must be 2-D",
     "no product to add": r"over a batch that was broadcast|X and Y must have rank 2",
     "alone": r"^alone: ",

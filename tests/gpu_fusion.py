@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gpucheck import Check, GpuExecutor, each
+from loss_programs import KINDS, cross_entropy_step, random_loss
 from random_chains import Chain, random_chain
 
 import minigraph as mg
@@ -33,6 +34,12 @@ def checks() -> Iterator[Check]:
     for kind in LOSSES:
         for dtype in ("float64", *UNIT):
             yield Check(f"fusion/loss/{kind}/{dtype}", partial(_loss, kind, dtype), sanitize=dtype == "float32")
+    for kind in KINDS:
+        for dtype in ("float64", *UNIT):
+            sanitize = dtype == "float32" and kind in ("soft", "flat")
+            yield Check(f"fusion/cross_entropy/{kind}/{dtype}", partial(_cross_entropy, kind, dtype), sanitize=sanitize)
+    yield Check("fusion/cross_entropy/random", _random_losses)
+    yield Check("fusion/cross_entropy/no class", _no_class, sanitize=True)
 
 
 def _runs(chain: Any, strategy: BuildStrategy = ALONE) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -113,3 +120,32 @@ def loss_step(kind: str, dtype: str, shape: tuple[int, int]) -> Chain:
         fetches = [loss.name, *(g.name for g in mg.static.gradients([loss], used))]
     feeds = {v.name: rng.normal(size=sizes[v.name]).astype(as_dtype(dtype)) for v in used}
     return Chain(main, feeds, fetches)
+
+
+def _cross_entropy(kind: str, dtype: str) -> None:
+    for shape in ((70, 10), (3, 50, 333), (256, 1024)):
+        step = cross_entropy_step(kind, dtype, shape)
+        after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+        left = [op.type for op in after.ops if "cross_entropy" in op.type]
+        assert not left, f"they do not meet: {after}"
+        if dtype == "float64":
+            _agrees(step, EVERY)
+        else:
+            _no_worse(step, cross_entropy_step(kind, "float64", shape), dtype, EVERY)
+
+
+def _random_losses() -> None:
+    each((f"seed {seed}", partial(_agrees, random_loss(seed, shape=(90, 41)), EVERY)) for seed in range(SEEDS))
+
+
+def _no_class() -> None:
+    """A label that is no class is named with its row, and the other rows are right."""
+    step = cross_entropy_step("flat", "float32", (70, 10))
+    step.feeds["label"][41] = 10
+    after = CompiledProgram(step.program, EVERY).program_for(step.fetches)
+    message = ""
+    try:
+        GpuExecutor().run(after, step.feeds, step.fetches, scope=Scope())
+    except mg.errors.KernelError as error:
+        message = str(error)
+    assert "value 10 at row 41" in message, f"instead of an error: {message!r}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..body import Layout, Member
+from ..errors import KernelError
 from ..kernels.parallel import for_blocks
 from ..opdef import Arrays, Texts
 from ..types import TensorType, bfloat16, float16, float32
@@ -122,7 +123,11 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
                 if part[name] is not given[name]:
                     np.copyto(given[name], part[name])
 
-    for_blocks(len(blocks), 1, run)
+    try:
+        for_blocks(len(blocks), 1, run)
+    except KernelError:  # it counts rows from the block's first one
+        fused_elementwise.reference(X, Like, body=body, rng=rng)
+        raise
     for name, parts in sums.items():
         np.copyto(results[name], np.sum(parts, axis=0))
     return [results[name] for name in found.outputs]

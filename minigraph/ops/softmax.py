@@ -17,11 +17,12 @@ def require_scores(name: str, X: TensorType, axis: int) -> int:
     return found
 
 
-def _last_axis(attrs, ndim):
+def last_axis(attrs, ndim):
+    """The first axis of rows where `axis` is the last one."""
     return ndim - 1 if attrs["axis"] % ndim == ndim - 1 else None
 
 
-ROWS = Rows(_last_axis)
+ROWS = Rows(last_axis)
 
 
 @op(inplace={"Out": "X"}, gpu="softmax", rows=ROWS)

@@ -11,7 +11,8 @@ Before that, what only copies a value disappears: the gradients of an addition a
 multiplied by 1, as at the end of a loss, is itself. So does what lends others nothing but its shape, where an input
 has the same: the square in a mean square whose value nobody wants.
 
-Sums of everything are split in two, of which the first can join: split_reductions.py.
+Sums of everything are split in two, of which the first can join: split_reductions.py. A loss and its gradient meet
+although others stand between them: loss_groups.py.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from ..opdef import get_op
 from ..types import bfloat16, float16
 from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .log import Applied, PassReport
-from .redirect import read_instead, take_out, take_out_unread
+from .loss_groups import loss_groups
+from .redirect import read_instead, take_out, take_out_unread, unlink
 from .rule import Refused, require
-from .split_reductions import join_alone, split_reductions
+from .split_reductions import join_alone, split_reductions, spread_gradients
 
 COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
     "assign": {"Out": "X"},
@@ -43,13 +45,16 @@ BY_ONES = {  # likewise, where the input that stands first is 1 everywhere: {out
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     """Drop copies and what lends a shape, find groups, and put a fused operator in the place of each."""
     shapes = SameShapes(graph)
+    for op in graph.ops:
+        if (op.opdef.no_need_buffer or op.opdef.read_for) and op in graph:
+            _borrow_shapes(graph, op, shapes)
     for op in reversed(graph.ops):
         if op in graph:
             _drop_shape(graph, op, shapes, report)
     for op in graph.ops_of({**COPIES, **BY_ONES}):
         if op in graph:
             _drop_copies(graph, op, shapes, report)
-    split = split_reductions(graph, report.name)
+    split, spread = split_reductions(graph, report.name), spread_gradients(graph, report.name)
     for group in _groups(graph, report):
         if len(group.ops) > 1:
             try:
@@ -57,7 +62,21 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
             except Refused as no:
                 report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
     join_alone(graph, split)
+    for one in spread:
+        one.undo_alone()
     return len(report.applied)
+
+
+def _borrow_shapes(graph: Graph, op: OpNode, shapes: SameShapes) -> None:
+    """Where an operator wants the shape only of what another computes, let it be that of an input that it reads."""
+    unread = op.opdef.unread(op.outputs)
+    for slot in [slot for slot in op.inputs if slot in unread]:
+        for i, v in enumerate(op.inputs[slot]):
+            like = next((x for x in op.input_vars if op.reads_values_of(x) and x.type == v.type), None)
+            if like is not None and v.producer is not None and shapes.same(like, v):
+                unlink(graph, op)
+                graph.set_input(op, slot, i, like)
+                take_out_unread(graph, [v.producer])
 
 
 def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
@@ -115,11 +134,13 @@ def _is_ones(v: VarNode) -> bool:
 
 def _groups(graph: Graph, report: PassReport) -> list[Group]:
     """The groups of the graph, in order of their first operators."""
-    found: dict[OpNode, Group] = {}
+    found = {op: group for group in loss_groups(graph, report) for op in group.ops}
     for op in filter(is_candidate, graph.ops):
-        others = [other for other in neighbours(op) if other in found]
+        group = found.get(op)
+        inside = group.inside if group is not None else ()
+        others = [other for other in neighbours(op) if other in found and other not in inside]
         try:
-            group = start_group(op)
+            group = group or start_group(op)
         except Refused as no:
             if others:
                 report.refuse("Group", op.label(), str(no), op.site)

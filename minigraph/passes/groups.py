@@ -78,7 +78,7 @@ class Group:
 def is_candidate(op: OpNode) -> bool:
     """Whether an operator works element by element, or on rows that are the last axes."""
     if op.opdef.rows is not None:
-        return op.opdef.rows.start(op.attrs, next(op.input_vars).type.ndim) is not None
+        return op.opdef.rows.start(op.attrs, op.inputs[op.opdef.row_slot][0].type.ndim) is not None
     if "elementwise" in op.opdef.traits or not is_pointwise(op.opdef):
         return "elementwise" in op.opdef.traits
     shapes = {v.type.shape for v in op.input_vars if op.reads_values_of(v)}  # a gradient may be nothing but a sum
@@ -188,7 +188,7 @@ def _fits(layout: Layout, v: VarNode, inside: Collection[OpNode]) -> bool:
 def _kind(layout: Layout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]]) -> str:
     """How an operator sees one of its values."""
     slot = next(s for s, vs in slots.items() if any(x is v for x in vs))
-    kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot)
+    kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot, op.attrs)
     return ROW if kind == WHOLE and v.type.shape == layout.row_shape != layout.shape else kind
 
 
@@ -273,7 +273,7 @@ def _alike(op: OpNode) -> Iterable[tuple[VarNode, VarNode]]:
         return
     operands = [*op.input_vars]
     for slot, vs in op.outputs.items():
-        kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot)
+        kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot, op.attrs)
         if kind != WHOLE:
             continue
         for like in operands if op.opdef.rows is None else first:

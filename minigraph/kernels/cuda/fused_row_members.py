@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...types import FLOATS
+from .binder import Binder, i64
 from .fused_code import Code, TooMuch, literal
 
 
 class _Row:
     """What the text of one member is made of."""
 
-    def __init__(self, code: Code, member: Any, n: int, shelf: int) -> None:
-        self.code, self.member, self.n, self.shelf = code, member, n, shelf
+    def __init__(self, code: Code, member: Any, binder: Binder, n: int, shelf: int) -> None:
+        self.code, self.member, self.binder, self.n, self.shelf = code, member, binder, n, shelf
         self.lines: list[str] = []
         self.used = 0
         self.outs = {
@@ -120,6 +121,51 @@ def _log_softmax_grad(r: _Row) -> None:
     r.each("X_grad", f"{r.read('Out_grad')} - exp({r.read('Out')}) * sum")
 
 
+OWN = "(lane + i / WIDTH * LANES) * WIDTH + i % WIDTH == label"  # whether i is the element of the row's class
+
+
+def _add_label(r: _Row) -> None:
+    """`label`, the number of the row's class, -1 in ignored rows; one that is no class is reported, its row ignored."""
+    if "Fault* fault" not in r.code.parameters:
+        r.code.parameters += ["Fault* fault", "i64 fault_step"]
+        r.code.arguments += [r.binder.fault, i64(r.binder.step)]
+    r.lines += [
+        f"i64 label = i64({r.code.at(r.member.inputs['Label'][0])});",
+        f"if (label == {r.member.attrs['ignore_index']}ll) label = -1;", "else if (label < 0 || label >= n) {",
+        "    if (inside && lane == 0) report(fault, fault_step, label, row);", "    label = -1;", "}",
+    ]  # fmt: skip
+
+
+def _softmax_with_cross_entropy(r: _Row) -> None:
+    x, soft = r.read("Logits"), r.member.attrs["soft_label"]
+    r.total("most", x, "max")
+    power = f"exp({x} - most)"
+    if "Softmax" in r.outs:
+        r.lines.append(f"C e[N]; ALL e[i] = {power};")
+        power = "e[i]"
+    if soft:
+        w = r.read("Label")
+        r.total("sum", power)
+        r.totals({"weight": w, "own": f"{w} == C(0) ? C(0) : {w} * ({x} - most)"})
+        r.once("Loss", "log(sum) * weight - own")
+    else:
+        _add_label(r)
+        r.totals({"sum": power, "own": f"{OWN} ? {x} - most : C(0)"})
+        r.once("Loss", "label < 0 ? C(0) : log(sum) - own")
+    r.each("Softmax", "e[i] / sum")
+
+
+def _softmax_with_cross_entropy_grad(r: _Row) -> None:
+    p, seed = r.read("Softmax"), r.read("Loss_grad")
+    if r.member.attrs["soft_label"]:
+        w = r.read("Label")
+        r.total("weight", w)
+        r.each("Logits_grad", f"({p} * weight - {w}) * {seed}")
+    else:
+        _add_label(r)
+        r.each("Logits_grad", f"label < 0 ? C(0) : ({OWN} ? {p} - C(1) : {p}) * {seed}")
+
+
 def _reduction(how: str, mean: bool = False) -> Callable[[_Row], None]:
     def add(r: _Row) -> None:
         r.total("result", r.read("X"), how)
@@ -138,6 +184,8 @@ def _spread(mean: bool) -> Callable[[_Row], None]:
 ROW_MEMBERS: dict[str, Callable[[_Row], None]] = {
     "layer_norm": _layer_norm, "layer_norm_grad": _layer_norm_grad,
     "softmax": _softmax, "softmax_grad": _softmax_grad,
+    "softmax_with_cross_entropy": _softmax_with_cross_entropy,
+    "softmax_with_cross_entropy_grad": _softmax_with_cross_entropy_grad,
     "log_softmax": _log_softmax, "log_softmax_grad": _log_softmax_grad,
     "reduce_sum": _reduction("sum"), "reduce_mean": _reduction("sum", mean=True),
     "reduce_max": _reduction("max"), "reduce_min": _reduction("min"),
@@ -145,13 +193,13 @@ ROW_MEMBERS: dict[str, Callable[[_Row], None]] = {
 }  # fmt: skip
 
 
-def add_rows(code: Code, member: Any, n: int, shelf: int) -> int:
+def add_rows(code: Code, member: Any, binder: Binder, n: int, shelf: int) -> int:
     """The statements of a member that works on rows; returns how many shelves of shared memory it takes."""
     add = ROW_MEMBERS.get(member.opdef.type)
-    first = member.inputs[member.opdef.input_names[0]][0]
+    first = member.inputs[member.opdef.row_slot][0]
     if add is None or code.types[first].dtype not in FLOATS:
         raise TooMuch(f"{member.opdef.type} of {code.types[first].dtype} has no form for rows in registers")
-    r = _Row(code, member, n, shelf)
+    r = _Row(code, member, binder, n, shelf)
     add(r)
     code.lines += [f"{{ typedef {code.computed(member)} C;", *(f"    {line}" for line in r.lines), "}"]
     return r.used

@@ -50,7 +50,7 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
         if m.opdef.rows is None:
             add_pointwise(code, m, binder)
         else:
-            shelves += add_rows(code, m, n, shelves)
+            shelves += add_rows(code, m, binder, n, shelves)
     beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
     beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in types.values()) else beside
     wanted = words * per_lane * width + beside
