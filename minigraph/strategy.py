@@ -59,10 +59,7 @@ class Step:
 
 PASSES: tuple[Step, ...] = (
     Step("memory_efficient_attention", memory_efficient_attention, mends=True),
-    Step(
-        "constant_folding", constant_folding, rounds=True,
-        after={"memory_efficient_attention": "a causal mask is recognised by how it is made, not by its numbers"},
-    ),
+    Step("constant_folding", constant_folding, rounds=True),
     Step(
         "dead_code_elimination", dead_code_elimination,
         after={"constant_folding": "a forward operator whose gradient became a constant can go"},

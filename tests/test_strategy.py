@@ -45,19 +45,6 @@ def test_every_ordered_pair_changes_no_result(first, second):
 # a program for each reason of the table: in its order less is left
 
 ORDERS = {
-    ("memory_efficient_attention", "constant_folding"): """
-        data q : f64[2,2,3,4]
-        data k : f64[2,2,3,4]
-        data v : f64[2,2,3,4]
-        forward
-        one : f64[3,3] = fill_constant() {shape=[3, 3], value=1.0, dtype=float64}
-        low : f64[3,3] = tril_triu(X=one)
-        m : bool[3,3] = cast(X=low) {dtype=bool}
-        f : f64[] = fill_constant() {value=-1e9, dtype=float64}
-        s : f64[2,2,3,3] = matmul(X=q, Y=k) {trans_y=true}
-        t : f64[2,2,3,3] = where(Condition=m, X=s, Y=f)
-        p : f64[2,2,3,3] = softmax(X=t)
-        out : f64[2,2,3,4] = matmul(X=p, Y=v)""",
     ("constant_folding", "dead_code_elimination"): """
         param w : f64[2,4]
         forward
