@@ -155,10 +155,10 @@ def forward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], att
     together = min(heads_together(shape, shape.keys) * shape.groups, lines)
     worth = max(4, (shape.head // 64) ** 2)  # what parts cost, as measured: wide ones go slowly through memory
     made = pieces(tuple(zip(*spans, strict=True)), lines, together, max(1, processors // pair), worth)
-    places = max(1, made.parts * pair * groups)  # of what a warpgroup hands in
-    parts = binder.scratch((places, 128 * (shape.head // 2 + 4)), np.dtype("float32"))
+    places = made.parts * pair * groups  # of what a warpgroup hands in
+    parts = binder.scratch((places, 128 * (shape.head // 2 + 4)), np.dtype("float32")) if places else i64(0)
     # how many parts of a tile a warp's rows are there of; 0 again when they all were
-    _, order, arrived = binder.table([], made.order, np.zeros(places * 4, np.int32))
+    _, order, arrived = binder.table([], made.order, np.zeros(max(4 * places, 1), np.int32))
     args = (
         _map(Q, layout, 64 * groups), _map(K, layout, step // pair), _map(V, layout, step // pair), Out,
         sums if sums is not None else i64(0), order, parts, arrived,
