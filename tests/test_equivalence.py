@@ -69,8 +69,8 @@ def _inner_without(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
     """The engine's check of inner values, deaf to one refusal."""
     original = engine.require
 
-    def require(condition: object, reason: str) -> None:
-        original(condition or fact in reason, reason)
+    def require(condition: object, reason: str, *about: object) -> None:
+        original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
     monkeypatch.setattr(engine, "require", require)
 
@@ -86,8 +86,8 @@ def other_readers_are_not_checked(patch):
 def _check_without(patch: pytest.MonkeyPatch, fact: str) -> None:
     original = Linear.check.__globals__["require"]
 
-    def require(condition: object, reason: str) -> None:
-        original(condition or fact in reason, reason)
+    def require(condition: object, reason: str, *about: object) -> None:
+        original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
     patch.setitem(Linear.check.__globals__, "require", require)
 
@@ -324,8 +324,8 @@ def _deaf(patch: pytest.MonkeyPatch, module: Any, fact: str) -> None:
     """The `require` of a module, deaf to one refusal."""
     original = module.require
 
-    def require(condition: object, reason: str) -> None:
-        original(condition or fact in reason, reason)
+    def require(condition: object, reason: str, *about: object) -> None:
+        original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
     patch.setattr(module, "require", require)
 

@@ -199,11 +199,11 @@ class _Rewrite:
         inside, outer = {*self.old, *self.grads}, {*kept}
         inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
-            if v.pinned is not None:
-                raise Refused(f"{v.name} is {v.pinned}, the fused operator would not produce it")
+            pinned = v.pinned
+            require(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
             for reader in v.consumers:
-                if reader not in inside and reader.reads_values_of(v):
-                    raise Refused(f"{v.name} is also read by {reader.label()}")
+                if reader not in inside:
+                    require(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
             require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
 
@@ -248,8 +248,7 @@ class _Rewrite:
         inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
-                if grad.grads:
-                    raise Refused(f"{op.label()} is differentiated twice")
+                require(not grad.grads, "{} is differentiated twice", op)
                 for slot, out in _gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:
@@ -268,8 +267,8 @@ class _Rewrite:
         require(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
         gradient, last = incoming.pop(), result.producer
         for grad in self.grads:
-            if grad.forward is not last and any(v is gradient for v in grad.input_vars):
-                raise Refused(f"{gradient.name} is the gradient of an inner value, not of {result.name}")
+            outside = grad.forward is last or not any(v is gradient for v in grad.input_vars)
+            require(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
         return gradient, outgoing
 
     def _differentiate(
