@@ -15,6 +15,7 @@ from typing import Any
 from .errors import MinigraphError
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer
+from .kernels.cuda.moved import Repeats
 from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
@@ -55,6 +56,7 @@ class BoundProgram:
             device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
             autotune=options.autotune, sure=settling.sure,
         )  # fmt: skip
+        self.repeats = Repeats(self.binder)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
@@ -138,11 +140,18 @@ class BoundProgram:
         self.binder.begin(position, step.op.number, opdef.reference)
         ins = {s.name: self._buffer(i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
         outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
+        key, given = self.repeats.key((opdef, repr(step.op.attrs)), [*ins.values(), *outs.values()])
+        known = self.repeats.again(key, given)
+        if known is not None:
+            self.binder.calls += known
+            return range(first, len(self.binder.calls))
+        notes = len(self.binder.notes)
         try:
             opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
             self.binder.calls[first:] = self.settle(self.binder.calls[first:])
         except MinigraphError as error:
             raise error.at(step.op.call(), step.op.site) from None
+        self.repeats.keep(key, given, self.binder.calls[first:], [text for _, text in self.binder.notes[notes:]])
         return range(first, len(self.binder.calls))
 
     def _buffer(self, index: Any) -> Any:

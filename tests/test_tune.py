@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from test_lt_plan import gemm, library, named, operand
 
-from minigraph.kernels.cuda import compile
+from minigraph.kernels.cuda import compile, moved
 from minigraph.kernels.cuda.binder import Binder, Choice, Copy, Fill, Gemm, Launch
 from minigraph.kernels.cuda.buffer import Words
 from minigraph.kernels.cuda.hopper import TensorMap
@@ -105,9 +105,9 @@ def test_the_device_and_the_alignment_are_too(library, tune):
     for lab, call in zip(labs, calls, strict=True):
         tune.Tuner(lab).algorithm(call)
     assert [lab.trials for lab in labs] == [1] * 4
-    moved = gemm(5, 7, 3)
-    moved.a.ptr += 4096  # another address that is as good
-    tune.Tuner(labs[0]).algorithm(moved)
+    other = gemm(5, 7, 3)
+    other.a.ptr += 4096  # another address that is as good
+    tune.Tuner(labs[0]).algorithm(other)
     assert labs[0].trials == 1
 
 
@@ -284,11 +284,11 @@ def test_twins_keep_views_sizes_and_what_is_shared(tune):
     shown = x.view((4, 4), offset=64).view((2,), offset=8)
     launch = Launch("source", "f", (1, 1, 1), (32, 1, 1), (x, shown, np.int64(3)))
     choice = Choice({"one": [launch, Copy(y, y)], "other": [gemm(2, 2, 2, bias=y)]}, step=0)
-    roots = tune.owners([choice])
+    roots = moved.owners([choice])
     assert {id(x), id(y)} <= {id(r) for r in roots}
     assert len(roots) == 6
     places = {id(r): operand(*r.shape, dtype=r.dtype, ptr=(i + 1) << 30) for i, r in enumerate(roots)}
-    twin = tune.moved(choice, places)
+    twin = moved.moved(choice, places)
     a, b, number = twin.variants["one"][0].args
     assert (a, number) == (places[id(x)], 3)
     assert b.address == places[id(x)].address + 72
@@ -303,8 +303,8 @@ def test_constants_keep_their_content_and_are_no_scratch(tune):
     _, sizes = binder.table([x], np.arange(3))
     constant, pointers = (t.buffer for t in binder.tables)
     launch = Launch("source", "f", (1, 1, 1), (32, 1, 1), (x, numbers, sizes))
-    assert tune.owners([launch]) == [x, pointers]
-    assert tune.constants([launch]) == [constant]
+    assert moved.owners([launch]) == [x, pointers]
+    assert moved.constants([launch]) == [constant]
     assert constant.ptr is None
     assert tune.described(numbers) == ["int32", [5], 256], "known before it has an address"
     twin = tune.unplaced(launch)
@@ -323,9 +323,9 @@ def test_tensor_maps_move_with_their_buffers_and_are_part_of_the_key(tune):
         return Launch("source", "f", (1, 1, 1), (32, 1, 1), (made, Words([x, 7])))
 
     launch = call(rows, 64)
-    assert tune.owners([launch]) == [x]
+    assert moved.owners([launch]) == [x]
     place = operand(64, 128, dtype=bfloat16, ptr=1 << 30)
-    shown, struct = tune.moved(launch, {id(x): place}).args
+    shown, struct = moved.moved(launch, {id(x): place}).args
     assert shown.buffer.address == place.address + 32 * 256
     assert (shown.sizes, shown.box) == (launch.args[0].sizes, launch.args[0].box)
     assert struct.words == [place, 7]

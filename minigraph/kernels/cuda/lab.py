@@ -14,7 +14,8 @@ from ...types import FLOATS, bfloat16, float16, float32, float64
 from .binder import Call
 from .buffer import Buffer
 from .lt import LtPlan
-from .tune import Steps, Tuner, constants, moved, owners
+from .moved import constants, moved, owners
+from .tune import Steps, Tuner
 
 ALIGNED = 256  # bytes
 PERIOD = 65521  # random numbers, repeated: a prime, so that rows differ

@@ -14,7 +14,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import partial
@@ -23,9 +23,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from . import compile
-from .binder import Call, Choice, Copy, Fill, Gemm, Launch, every_call, workspace_of
+from .binder import Call, Choice, Copy, Fill, Gemm, Launch, workspace_of
 from .buffer import Buffer, Constant, Words
 from .lt import LibraryError, LtPlan, Unsupported, alignment
+from .moved import moved, owners, root_of
 
 FORMAT = 3  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
@@ -183,7 +184,7 @@ def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[
 def described(what: Any) -> Any:
     """Calls as plain data: sizes, types and how operands lie, no addresses."""
     if isinstance(what, Buffer):
-        lies = _assumed(what) if isinstance(_root(what), Constant) else alignment(what.address)
+        lies = _assumed(what) if isinstance(root_of(what), Constant) else alignment(what.address)
         return [str(what.dtype), list(what.shape), lies]
     if isinstance(what, Words):
         return [type(what).__name__, described(what.facts)]
@@ -200,54 +201,7 @@ def described(what: Any) -> Any:
     return what.item() if isinstance(what, np.generic) else what
 
 
-# scratch memory
-
-
-def owners(calls: Iterable[Call]) -> list[Buffer]:
-    """The buffers whose memory the calls touch, each once, but for constants."""
-    return [root for root in _roots(calls) if not isinstance(root, Constant)]
-
-
-def constants(calls: Iterable[Call]) -> list[Constant]:
-    """The constants that the calls read, which keep their content wherever calls are moved."""
-    return [root for root in _roots(calls) if isinstance(root, Constant)]
-
-
-def _roots(calls: Iterable[Call]) -> list[Buffer]:
-    return list({id(root): root for call in every_call(calls) for root in map(_root, _buffers(call))}.values())
-
-
-def _buffers(call: Call) -> list[Buffer]:
-    if isinstance(call, Launch):
-        return [b for a in call.args for b in (a.buffers if isinstance(a, Words) else [a]) if isinstance(b, Buffer)]
-    return [b for f in fields(call) if isinstance(b := getattr(call, f.name), Buffer)]
-
-
-def _root(buffer: Buffer) -> Buffer:
-    while buffer.owner is not None:
-        buffer = buffer.owner
-    return buffer
-
-
-def moved(call: Any, places: Mapping[int, Buffer]) -> Any:
-    """The call with other buffers: `places` has one for the id of each of the owners."""
-    if isinstance(call, Choice):
-        return replace(call, variants={n: [moved(c, places) for c in cs] for n, cs in call.variants.items()})
-    if isinstance(call, Launch):
-        return replace(call, args=tuple(_moved(a, places) for a in call.args))
-    return replace(call, **{f.name: _moved(getattr(call, f.name), places) for f in fields(call)})
-
-
-def _moved(value: Any, places: Mapping[int, Buffer]) -> Any:
-    if isinstance(value, Words):
-        return value.elsewhere(partial(_moved, places=places))
-    if not isinstance(value, Buffer):
-        return value
-    if value.owner is None:
-        return value if isinstance(value, Constant) else places[id(value)]
-    shown = Buffer(value.shape, value.dtype, alignment=value.alignment)
-    shown.owner, shown.offset = _moved(value.owner, places), value.offset
-    return shown
+# made-up addresses
 
 
 def unplaced(call: Any) -> Any:
