@@ -11,13 +11,14 @@ from cuda_host import COMPILER
 from test_cuda_attention import ONE, both, bound, qkv
 
 from minigraph.kernels.cuda import attention, attention_mma
-from minigraph.kernels.cuda.binder import Binder, Device
+from minigraph.kernels.cuda.binder import Binder, Device, Launch
 from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.ops.attention import memory_efficient_attention as forward
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
 
 KERNEL = next(k for k in attention.KERNELS if k.name == "mma")
 on_host = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+DEVICES = {"clusters": Device(), "parts in memory": Device("sm_80", 108), "whole": ONE}
 UNIT = {float32: 2e-6, float16: 2e-3, bfloat16: 1.6e-2}  # of the largest number
 
 
@@ -47,7 +48,7 @@ def test_wide_heads_of_16_bits(rng, d):
 
 
 @on_host
-@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize(
     "attrs",
     [{"causal": True}, {"causal": True, "bottom_right": True}, {"window": (9, 4)},
@@ -79,7 +80,7 @@ def test_masks_and_dropout(rng, dtype, masked_score):
 
 @on_host
 @pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min)])
-@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, fill):
     inputs = {**qkv(rng, 2, 40, 150), "Mask": np.broadcast_to(rng.random((40, 1)) < 0.5, (40, 150)).copy()}
     near(inputs, device, masked_score=fill, causal=True, bottom_right=True)
@@ -87,7 +88,7 @@ def test_queries_whose_keys_are_all_masked_by_a_number(rng, device, fill):
 
 @on_host
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
-@pytest.mark.parametrize("device", [None, ONE], ids=["split", "whole"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_queries_whose_keys_a_bias_hides_all(rng, device, dtype):
     """All scores of such a query are the lowest number: LogSumExp says nothing about how many they are."""
     bias = np.where(rng.random((40, 150)) < 0.5, np.finfo(np.float32).min * 0.99, rng.normal(size=(40, 150)))
@@ -117,6 +118,21 @@ def test_what_lies_behind_the_last_sequence_does_not_leak(rng, dtype):
     typed = {s: x.astype(dtype) if x.dtype == float64 else x for s, x in inputs.items()}
     found, _ = bound(KERNEL.forward, forward, typed, forward.bind_attrs({}), ONE)
     assert np.isfinite(found["Out"].astype(float)).all()
+
+
+@on_host
+@pytest.mark.parametrize("size", [n for n in attention_mma.CLUSTER_SIZES if n > 1])
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+def test_blocks_of_a_cluster_add_up(rng, monkeypatch, size, dtype):
+    """Also where a block of it sees no key, where rows are no multiple of its size, and in all that changes scores."""
+    whole = attention_mma.cut_of
+    monkeypatch.setattr(attention_mma, "cut_of", lambda *args: whole(*args)._replace(cluster=size, splits=1))
+    near(qkv(rng, sq=70, sk=150, d=32, dv=24), None, dtype, window=(9, 4))
+    near(qkv(rng, sq=50, sk=20, d=24, dv=72), None, dtype)
+    mask = rng.random((2, 1, 40, 75)) < 0.6
+    mask[:, :, 3:5] = False
+    inputs = {**qkv(rng, 2, 40, 75), "Mask": mask, "Key": np.array([11, 4, 9])}
+    near(inputs, None, dtype, masked_score=-1e9, dropout=0.3)
 
 
 @on_host
@@ -208,4 +224,18 @@ def test_memory_beside_the_results_is_two_numbers_a_row():
     assert binder.scratches == [[]]
     attention_mma.backward(binder, whole, {f"{s}_grad": ins[s] for s in "QKV"}, forward.bind_attrs({}))
     assert sum(b.nbytes for b in binder.scratches[0]) == 2 * 4 * 2 * 4 * 1024
+
+
+@pytest.mark.parametrize("size", [1, 127, 512, 513, 4096])
+def test_clusters_need_no_memory_besides(size):
+    x, sums = Buffer((1, size, 1, 32), float32), Buffer((1, 1, size), float32)
+    ins, more = {"Q": x, "K": x, "V": x}, {"Out": x, "Out_grad": x, "LogSumExp": sums}
+    binder = Binder(Device())
+    binder.begin(0)
+    attention_mma.forward(binder, ins, {"Out": x, "LogSumExp": sums}, forward.bind_attrs({}))
+    assert binder.scratches == [[]]
+    attention_mma.backward(binder, {**ins, **more}, {f"{s}_grad": x for s in "QKV"}, forward.bind_attrs({}))
+    assert sum(b.nbytes for b in binder.scratches[0]) == 2 * 4 * size
+    shared = [c for c in binder.calls if isinstance(c, Launch) and "#define CLUSTER 1\n" not in c.source]
+    assert len(shared) == (3 if size > 32 else 0)
 

@@ -32,7 +32,8 @@ def test_cases_go_to_the_kernels_that_they_are_named_after(name):
             assert any(note.startswith(f"computed by {case.kernel}") for _, note in program.binder.notes), case.attrs
 
 
-BOUNDS = r"(?:__(?:cluster_dims|launch_bounds)__\([^)]*\) )*"
+CLUSTER = re.compile(r"#define CLUSTER [2-9]")
+BOUNDS = r"(?:OF_CLUSTER |__(?:cluster_dims|launch_bounds)__\([^)]*\) )*"
 KERNEL = re.compile(rf'extern "C" __global__ (?:void )?{BOUNDS}(?:void )?(\w+)\(')
 
 
@@ -50,7 +51,7 @@ def test_every_kernel_is_launched_and_every_split():
         own = [c for c in launches if text in c.source]
         assert set(kernels) == {c.function for c in own}, name
         for kernel in (k for k in kernels if "hopper" not in name and re.search("forward|query_grad|key_grad", k)):
-            assert any(c.function == kernel and c.grid[1] > 1 for c in own), kernel
+            assert any(c.function == kernel and (c.grid[1] > 1 or CLUSTER.search(c.source)) for c in own), kernel
 
 
 def test_forward_on_hopper_is_launched_in_pairs_and_with_tiles_that_are_cut():

@@ -2,7 +2,8 @@
 
 All layouts, masks, biases, windows, packed sequences, dropout. float32 results are as near as those of float32
 arithmetic: each operand is the sum of two TF32 numbers; where TF32 is allowed by name, it is rounded to one. Where
-blocks are few, keys are split among them and the parts joined in order. Backward is one kernel for dQ and one for dK
+blocks are few, several share the keys of one tile and their parts are joined in order: through memory, or in narrow
+heads of float32 on sm_90 within a cluster, which needs none. Backward is one kernel for dQ and one for dK
 and dV (two where heads are wide), 7 products (8) in place of 5, without atomics, so deterministic. Values that a query
 does not see count 0 times in the tiles at the edge and behind masks, so NaN and infinity there show; what lies
 outside the arrays and outside the sequences of a block's rows does not.
@@ -11,7 +12,8 @@ Kernels and their cost: attention_mma.cuh, attention_mma_forward.cu, attention_m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...types import bfloat16, float16, float32, int64
@@ -27,6 +29,8 @@ Slots = Mapping[str, Any]
 KIB = 1024
 SHARED = {80: 163 * KIB, 87: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB, 103: 227 * KIB}  # bytes, by architecture
 LEAST_SHARED = 99 * KIB  # of the others
+CLUSTERS, CLUSTER_SIZES = 90, (1, 2, 3, 4, 6, 8)  # the least architecture that has them; blocks of one
+LONG = 64  # steps through the columns, for which clusters are too small where tiles are few
 LONGEST, WIDEST_ROW = 1 << 30, 1 << 23  # a sequence, the distance of two rows in elements; exclusive
 
 
@@ -52,19 +56,60 @@ class Tiles(NamedTuple):
         return 32 * self.warps
 
 
+class Cut(NamedTuple):
+    """How the work of a kernel is given to blocks: tiles of own rows, each to `cluster` blocks or `splits` of them that
+    share the rows it meets. The sums of a cluster meet in its shared memory, those of splits in memory."""
+
+    tiles: Tiles
+    blocks: int
+    cluster: int = 1
+    splits: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.blocks * self.cluster, self.splits
+
+    def inbox(self, *widths: int) -> int:
+        """Bytes of shared memory of a block for sums of these widths that a cluster sends it."""
+        rows = self.cluster * blocks_for(self.tiles.rows, self.cluster)
+        return rows * sum(4 * width + 16 for width in widths) if self.cluster > 1 else 0
+
+
+def cut_of(binder: Binder, choices: Sequence[Tiles], rows: int, heads: int, others: int, times: int = 1) -> Cut:
+    """The cut of least time of `rows` own rows of each of `heads`; each meets `others` rows `times` over."""
+    multiprocessors, found = binder.device.multiprocessors, []
+    clusters = CLUSTER_SIZES if _capability(binder.device.arch) >= CLUSTERS and len(choices) > 1 else (1,)
+    for t in choices:
+        blocks, steps = blocks_for(rows, t.rows) * heads, blocks_for(others, t.other) * times
+        for size in (n for n in clusters if n <= steps):
+            found.append((_time(t, blocks, size, blocks_for(steps, size), multiprocessors), Cut(t, blocks, size)))
+    cut = min(found, key=lambda pair: pair[0])[1]
+    steps = blocks_for(others, cut.tiles.other) * times
+    if len(clusters) > 1 and (2 * max(clusters) * cut.blocks > multiprocessors or steps < LONG):
+        return cut
+    return cut._replace(cluster=1, splits=attention_exact.splits_of(binder, cut.blocks, steps))
+
+
+def _time(t: Tiles, blocks: int, cluster: int, steps: int, multiprocessors: int) -> float:
+    """About how long a launch takes, in what a step of 16 rows and 32 columns takes a busy multiprocessor.
+
+    Blocks beside each other on a multiprocessor need the time of their work, but at least that of one alone. Clusters
+    of more than two blocks do not spread evenly.
+    """
+    work, alone = t.warps * (0.9 * t.own + 0.3), 3.4 * t.own + 2.75
+
+    def beside(count: int) -> float:
+        return (alone**3 + (count * work) ** 3) ** (1 / 3) if count else 0
+
+    uneven = 1.0 if cluster <= 2 or blocks * cluster <= multiprocessors else 1.2 if cluster % 4 else 1.6
+    each = math.ceil(uneven * blocks * cluster / multiprocessors)
+    whole, rest = divmod(each, t.blocks)
+    return steps * t.other / 32 * (whole * beside(t.blocks) + beside(rest)) + each * (2 if cluster == 1 else 2.5)
+
+
 def widths(c: Call) -> tuple[int, int]:
     """The head dimensions as tiles have them."""
     return blocks_for(c.d, 32) * 32, blocks_for(c.dv, 32) * 32
-
-
-def forward_tiles(c: Call, general: bool) -> Tiles:
-    """What measured fastest of what fits into registers."""
-    widest = max(widths(c))
-    if c.dtype == float32 and widest <= 32:
-        return Tiles(1 if general else 2, 32, True, 2)
-    if c.dtype == float32:
-        return Tiles(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1)
-    return Tiles(1, 64, widest <= 128 and not general, 2) if widest <= 128 else Tiles(1, 32, False, 1)
 
 
 def is_aligned(c: Call) -> bool:
@@ -72,13 +117,33 @@ def is_aligned(c: Call) -> bool:
     return c.d * c.dtype.itemsize % 16 == 0 and c.dv * c.dtype.itemsize % 16 == 0
 
 
-def backward_tiles(c: Call, general: bool, query: bool) -> Tiles:
+def is_narrow(c: Call, general: bool) -> bool:
+    """Whether there are tiles of several sizes, whose blocks may share columns as a cluster."""
+    return c.dtype == float32 and max(widths(c)) <= 32 and not general and is_aligned(c)
+
+
+def forward_tiles(c: Call, general: bool) -> tuple[Tiles, ...]:
+    """What measured fastest of what fits into registers."""
+    widest = max(widths(c))
+    if is_narrow(c, general):
+        return Tiles(2, 32, True, 4, 2), Tiles(1, 32, True, 6, 2)
+    if c.dtype == float32 and widest <= 32:
+        return (Tiles(1 if general else 2, 32, True, 2),)
+    if c.dtype == float32:
+        return (Tiles(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1),)
+    return (Tiles(1, 64, widest <= 128 and not general, 2) if widest <= 128 else Tiles(1, 32, False, 1),)
+
+
+def backward_tiles(c: Call, general: bool, query: bool) -> tuple[Tiles, ...]:
     """Likewise, for dQ, or for dK and dV."""
     widest = max(widths(c))
+    if is_narrow(c, general) and query:
+        return Tiles(2, 32, False, 4, 2), Tiles(1, 32, False, 6, 2)
+    if is_narrow(c, general):
+        return Tiles(1, 32, False, 2), Tiles(1, 32, False, 4, 2)
     if c.dtype == float32:
-        narrow = widest <= 32 and not general and is_aligned(c)
-        return Tiles(2 if query and narrow else 1, 32, False, 2 if widest <= 64 else 1)
-    return Tiles(1, 64, True, 2) if widest <= 64 else Tiles(1, 32, False, 2 if widest <= 128 else 1)
+        return (Tiles(1, 32, False, 2 if widest <= 64 else 1),)
+    return (Tiles(1, 64, True, 2) if widest <= 64 else Tiles(1, 32, False, 2 if widest <= 128 else 1),)
 
 
 def shared_bytes(c: Call, t: Tiles, own: int) -> int:
@@ -96,10 +161,14 @@ def is_general(c: Call, ins: Slots, attrs: Slots) -> bool:
     return attention_exact.is_general(ins, attrs) or scale_of(attrs["scale"], c.d) <= 0
 
 
+def _capability(arch: str) -> int:
+    return int("".join(filter(str.isdigit, arch)))
+
+
 def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     """Why these kernels cannot compute this call; empty if they can."""
     c = call_of(ins, attrs)
-    capability, widest = int("".join(filter(str.isdigit, arch))), max(c.d, c.dv)
+    capability, widest = _capability(arch), max(c.d, c.dv)
     if c.dtype not in (float32, float16, bfloat16):
         return [f"the tensor cores take float32 and 16-bit floats, Q is {c.dtype}"]
     found = [f"mma.sync needs sm_80, this is {arch}"] * (capability < 80)
@@ -110,7 +179,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
         most = 96 if c.dtype == float32 else 160
     if widest > most:
         found.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
-    needed, shared = backward_shared(c, backward_tiles(c, True, False)), SHARED.get(capability, LEAST_SHARED)
+    needed, shared = backward_shared(c, backward_tiles(c, True, False)[0]), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
         found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
     if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or c.heads * widest >= WIDEST_ROW:
@@ -118,8 +187,8 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     return found
 
 
-def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
-    bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
+def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
+    t, bias, lengths = cut.tiles, ins.get("Bias"), ins.get("CuSeqlensQ")
     name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
@@ -128,7 +197,7 @@ def source_of(binder: Binder, file: str, c: Call, t: Tiles, ins: Slots, attrs: S
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "FILLED_D": blocks_for(c.d, 16) * 16, "FILLED_V": blocks_for(c.dv, 16) * 16,
         "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     files = "attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", "attention_mma_rows.cuh", file
@@ -139,19 +208,17 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out, and LogSumExp where it is wanted."""
     c, Out, sums = call_of(ins, attrs), outs["Out"], outs.get("LogSumExp")
     attention_exact.check_lengths(binder, c, ins, attrs)
-    t = forward_tiles(c, is_general(c, ins, attrs))
-    tiles = blocks_for(c.queries, t.rows)
-    blocks = tiles * c.batch * c.heads
-    splits = attention_exact.splits_of(binder, blocks, blocks_for(c.keys, t.other))
-    part = part_sums = ABSENT
+    choices = forward_tiles(c, is_general(c, ins, attrs))
+    cut = cut_of(binder, choices, c.queries, c.batch * c.heads, c.keys)
+    t, splits, part, part_sums = cut.tiles, cut.splits, ABSENT, ABSENT
     if splits > 1:
         part = binder.scratch((splits, Out.size), float32)
         part_sums = binder.scratch((splits, 2, c.rows), float32)
     results, facts = (Out, ABSENT if sums is None else sums), (i64(splits), i64(Out.size), i64(c.rows))
-    source = source_of(binder, "attention_mma_forward.cu", c, t, ins, attrs)
     binder.launch_source(
-        source, "attention_mma_forward", (blocks, splits), t.threads, *inputs_of(c, ins, attrs), *results, part,
-        part_sums, i64(tiles), *facts, shared=shared_bytes(c, t, widths(c)[0]),
+        source_of(binder, "attention_mma_forward.cu", c, cut, ins, attrs), "attention_mma_forward", cut.grid, t.threads,
+        *inputs_of(c, ins, attrs), *results, part, part_sums, i64(blocks_for(c.queries, t.rows)), *facts,
+        shared=max(shared_bytes(c, t, widths(c)[0]), cut.inbox(widths(c)[1])),
     )  # fmt: skip
     if splits > 1:
         attention_exact.join(binder, c, ins, attrs, (part, part_sums), results, facts)
@@ -167,63 +234,55 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     c, (q, k, v) = call_of(ins, attrs), (outs.get(slot) for slot in ("Q_grad", "K_grad", "V_grad"))
     general, common = is_general(c, ins, attrs), inputs_of(c, ins, attrs)
     if q is not None or k is not None or v is not None:
-        numbers = binder.scratch((c.rows, 2), float32)
-        file = "attention_mma_backward.cu"
-        both = {"KEY_GRAD": 1, "FOR_K": int(k is not None), "FOR_V": int(v is not None)}
-        kernels = [{"QUERY_GRAD": 1}] * (q is not None)
-        if apart(c, general):
-            kernels += [{**both, "FOR_V": 0}] * (k is not None) + [{**both, "FOR_K": 0}] * (v is not None)
-        elif k is not None or v is not None:
-            kernels.append(both)
-        cuts = [backward_tiles(c, general, "QUERY_GRAD" in defines) for defines in kernels]
-        sources = [
-            source_of(binder, file, c, cut, ins, attrs, **defines) for cut, defines in zip(cuts, kernels, strict=True)
-        ]
-        blocks, threads, grad = blocks_for(c.rows, cuts[-1].warps), cuts[-1].threads, ins["Out_grad"]
+        numbers, grad = binder.scratch((c.rows, 2), float32), ins["Out_grad"]
         scaled = binder.scratch(grad.shape, grad.dtype) if ins.get("Bias") is not None else None
+        cut = Cut(Tiles(1, 32, False, 1), 0)
         binder.launch_source(
-            sources[-1], "attention_mma_prepare", blocks, threads, *common, ins["Out"], grad, ins["LogSumExp"], numbers,
-            ABSENT if scaled is None else scaled, i64(c.rows),
+            source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, PREPARE=1), "attention_mma_prepare",
+            blocks_for(c.rows, cut.tiles.warps), cut.tiles.threads, *common, ins["Out"], grad, ins["LogSumExp"],
+            numbers, ABSENT if scaled is None else scaled, i64(c.rows),
         )  # fmt: skip
         common += grad if scaled is None else scaled, numbers
-        if q is not None:
-            _query_grad(binder, c, ins, attrs, sources[0], common, q)
-        for source, defines in list(zip(sources, kernels, strict=True))[q is not None :]:
-            wanted = k if defines["FOR_K"] else None, v if defines["FOR_V"] else None
-            _key_grad(binder, c, ins, attrs, source, common, *wanted)
+    if q is not None:
+        _query_grad(binder, c, ins, attrs, common, q)
+    for to_k, to_v in ((k, None), (None, v)) if apart(c, general) else ((k, v),):
+        if to_k is not None or to_v is not None:
+            _key_grad(binder, c, ins, attrs, common, to_k, to_v)
     if outs.get("Bias_grad") is not None:
         attention_exact.bias_grad(binder, ins, attrs, outs["Bias_grad"])
 
 
 def _query_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to: Buffer
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to: Buffer
 ) -> None:  # fmt: skip
-    t = backward_tiles(c, is_general(c, ins, attrs), True)
-    tiles = blocks_for(c.queries, t.rows)
-    blocks = tiles * c.batch * c.heads
-    splits = attention_exact.splits_of(binder, blocks, blocks_for(c.keys, t.other))
+    choices = backward_tiles(c, is_general(c, ins, attrs), True)
+    cut = cut_of(binder, choices, c.queries, c.batch * c.heads, c.keys)
+    t, splits = cut.tiles, cut.splits
     part = binder.scratch((splits, to.size), float32) if splits > 1 else ABSENT
     binder.launch_source(
-        source, "attention_mma_query_grad", (blocks, splits), t.threads, *common, to, part, i64(tiles), i64(splits),
-        i64(to.size), shared=backward_shared(c, t),
+        source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, QUERY_GRAD=1), "attention_mma_query_grad",
+        cut.grid, t.threads, *common, to, part, i64(blocks_for(c.queries, t.rows)), i64(splits), i64(to.size),
+        shared=max(backward_shared(c, t), cut.inbox(widths(c)[0])),
     )  # fmt: skip
     if isinstance(part, Buffer):
         attention_exact.add_parts(binder, c, ins, attrs, part, to, to.size, splits)
 
 
 def _key_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, source: str, common: tuple[Any, ...], to_k: Buffer | None,
+    binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:  # fmt: skip
-    t = backward_tiles(c, is_general(c, ins, attrs), False)
-    tiles = blocks_for(c.keys, t.rows)
-    blocks = tiles * c.batch * c.kv_heads
-    splits = attention_exact.splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))
+    choices = backward_tiles(c, is_general(c, ins, attrs), False)
+    cut = cut_of(binder, choices, c.keys, c.batch * c.kv_heads, c.queries, c.heads // c.kv_heads)
+    t, splits = cut.tiles, cut.splits
     sizes = [0 if x is None else x.size for x in (to_k, to_v)]
     part = binder.scratch((splits, sum(sizes)), float32) if splits > 1 else ABSENT
+    defines = {"KEY_GRAD": 1, "FOR_K": int(to_k is not None), "FOR_V": int(to_v is not None)}
     binder.launch_source(
-        source, "attention_mma_key_grad", (blocks, splits), t.threads, *common, ABSENT if to_k is None else to_k,
-        ABSENT if to_v is None else to_v, part, i64(tiles), i64(splits), *map(i64, sizes), shared=backward_shared(c, t),
+        source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, **defines), "attention_mma_key_grad",
+        cut.grid, t.threads, *common, ABSENT if to_k is None else to_k, ABSENT if to_v is None else to_v, part,
+        i64(blocks_for(c.keys, t.rows)), i64(splits), *map(i64, sizes),
+        shared=max(backward_shared(c, t), cut.inbox(*(w for w, x in zip(widths(c), sizes, strict=True) if x))),
     )  # fmt: skip
     if isinstance(part, Buffer):
         for to, start in ((to_k, 0), (to_v, sizes[0])):

@@ -5,9 +5,10 @@
 //   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it,
 //                scores transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                4 products
 // No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows are
-// added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis among
-// blockIdx.y, and add_parts of attention_backward.cu adds up.
+// added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis within a
+// cluster, which adds up; or among blockIdx.y, and add_parts of attention_backward.cu adds up.
 
+#ifdef PREPARE
 // Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
 // where Mask hides all n keys: no gradient flows to their scores. scaled: null without Bias, else dO as backward starts
 // from it.
@@ -36,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     }
     numbers[row] = found;
 }
+#endif
 
 // Leaves the probability that counts for values in `s`, the gradient of the score in `dp`. LSE is subtracted before
 // powers of 2 are taken, so that what is rounded is small.
@@ -81,9 +83,17 @@ __device__ __forceinline__ void fill(float (&to)[MT][2], float x) {
     for (int i = 0; i < MT; ++i) to[i][0] = to[i][1] = x;
 }
 
+struct Same {  // weight of the parts of a cluster
+    float weight;
+    __device__ __forceinline__ void operator()(int, int, float (&weights)[CLUSTER]) const {
+#pragma unroll
+        for (int s = 0; s < CLUSTER; ++s) weights[s] = weight;
+    }
+};
+
 #ifdef QUERY_GRAD
 // part: null, or float [splits][as dQ]
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query_grad(
+extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attention_mma_query_grad(
     INPUTS, const T* dO, const float2* numbers, T* dQ, float* part, i64 tiles, i64 splits, i64 elements)
 {
     READ_INPUTS
@@ -95,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     __shared__ Interval seen[BM];
     __shared__ float2 own_numbers[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
-    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles);
+    const u32 tile = blockIdx.x / CLUSTER;
+    const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
     const int b = head / heads, h = head % heads, kv_heads = heads / groups, kv = h / groups;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
     const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
@@ -110,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, 1, splits);
-    const int last = steps.last, split = blockIdx.y;
+    const int last = steps.last, split = own_split();
     int n = steps.first;
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
@@ -163,6 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
         __syncthreads();
     }
     const i64 place = q_rows.at + first * q_rows.step;
+    if (CLUSTER > 1) {
+        meet_cluster();
+        send_sums<HEAD>(sum, own, own_row);
+        meet_cluster();
+        store_joined<HEAD>(own, dQ + place, q_rows.step, queries - first, d, Same{m.scale});
+        return;
+    }
     float factor[MT][2];
     fill(factor, m.scale);
     if (part) store_sums<HEAD>(sum, factor, part + split * elements + place, q_rows.step, own_row, queries - first, d);
@@ -172,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_query
 
 #ifdef KEY_GRAD
 // dK where FOR_K, dV where FOR_V. part: null, or float [splits][as dK, then as dV]
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_grad(
+extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attention_mma_key_grad(
     INPUTS, const T* dO, const float2* numbers, T* dK, T* dV, float* part, i64 tiles, i64 splits, i64 elements_k,
     i64 elements_v)
 {
@@ -185,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * 8;
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT, kv_heads = heads / groups;
-    const int first = int(blockIdx.x % u32(tiles)) * BM, kv_head = blockIdx.x / u32(tiles), b = kv_head / kv_heads;
+    const u32 tile = blockIdx.x / CLUSTER;
+    const int first = int(tile % u32(tiles)) * BM, kv_head = tile / u32(tiles), b = kv_head / kv_heads;
     const int kv = kv_head % kv_heads;
     const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
 
@@ -196,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, groups, splits);
-    const int last = steps.last, split = blockIdx.y;
+    const int last = steps.last, split = own_split();
     int n = steps.first;
     int h = kv * groups + n / max(steps.count, 1), q_step = n % max(steps.count, 1);  // of step n: head, tile of queries
     auto load_stage = [&](int step, int h, int q_step) {
@@ -261,6 +280,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_key_g
     float *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
     const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
     const int valid = keys - first;
+    if (CLUSTER > 1) {
+        Byte* const of_values = own + (FOR_K ? INBOX<HEAD> : 0);
+        meet_cluster();
+        if (FOR_K) send_sums<HEAD>(to_k, own, own_row);
+        if (FOR_V) send_sums<HEAD_V>(to_v, of_values, own_row);
+        meet_cluster();
+        if (FOR_K) store_joined<HEAD>(own, dK + at_k, k_rows.step, valid, d, Same{m.scale});
+        if (FOR_V) store_joined<HEAD_V>(of_values, dV + at_v, v_rows.step, valid, dv, Same{1});
+        return;
+    }
     float factor[MT][2], one[MT][2];
     fill(factor, m.scale);
     fill(one, 1);

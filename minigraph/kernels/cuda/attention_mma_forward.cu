@@ -4,8 +4,8 @@
 // A warp owns 16 MT queries, a block WARPS times as many, of one head; it walks over the keys that they see, BN at a
 // time, in two stages of shared memory: copies of the next tile run under the products of this one. Probabilities go
 // from results to operands in registers. A tile's part of a float Out is summed by itself and added in float, since
-// tensor cores cut off what they add. Where blocks are few, blockIdx.y takes its part of the keys; `join` of
-// attention_forward.cu joins the parts in order.
+// tensor cores cut off what they add. Where blocks are few, the blocks of a cluster share the keys of a tile and add up
+// among themselves; or blockIdx.y takes its part of the keys, and `join` of attention_forward.cu joins them in order.
 
 constexpr bool FULL = !SINGLE && HEAD + HEAD_V > 384;  // registers are: none is left for which tiles a warp may skip
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ float exponent_of(float x) {
 
 // part: null, or float [splits][B,H,Sq,Dv in Out's layout]; part_sums: for each split the sum of exponentials and the
 // largest score of each row, float [splits][2][B,H,Sq]
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forward(
+extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attention_mma_forward(
     INPUTS, T* Out, float* sums, float* part, float* part_sums, i64 tiles, i64 splits, i64 elements, i64 rows_of_all)
 {
     READ_INPUTS
@@ -32,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first = int(u32(tiles) - 1 - blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles);
+    const u32 tile = blockIdx.x / CLUSTER;
+    const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
     const int b = head / heads, h = head % heads;
     const int kv_heads = heads / groups, kv = h / groups, own_row = warp * 16 * MT;
     const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
     __syncthreads();
     const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, 1, splits);
-    const int last = steps.last, split = blockIdx.y;
+    const int last = steps.last, split = own_split();
     int n = steps.first;
     auto load_stage = [&](int step) {
         Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
@@ -151,6 +152,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
         wait_for_copies();
         __syncthreads();
     }
+    const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
+    const i64 place = o_rows.at + first * o_rows.step;
+    auto is_hidden = [&](float most) {
+        return GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && most == masked_unit;
+    };
+    if (CLUSTER > 1) {
+        Byte* const inbox = (Byte*)memory;
+        meet_cluster();
+        send_sums<HEAD_V>(out, inbox, own_row);
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = own_row + 16 * i + lane / 4 + 8 * half;
+                const Pack<float, 4> sent = {{__fmul_rn(largest[i][half], unit), over_quad_sum(total[i][half])}};
+                if (lane % 4 == 0)
+                    send<CLUSTER>(inbox_row<HEAD_V>(inbox, split, row % SHARE) + 4 * HEAD_V, row / SHARE, sent);
+            }
+        meet_cluster();
+        auto weigh = [&](int row, int r, float (&weights)[CLUSTER]) {
+            float most = -infinity<float>(), of_row = 0;
+            Pack<float, 2> found[CLUSTER];
+#pragma unroll
+            for (int s = 0; s < CLUSTER; ++s) {
+                found[s] = *(const Pack<float, 2>*)(inbox_row<HEAD_V>(inbox, s, r) + 4 * HEAD_V);
+                most = max_nan(most, found[s].v[0]);
+            }
+            const float below = most == -infinity<float>() ? 0.0f : most;
+#pragma unroll
+            for (int s = 0; s < CLUSTER; ++s) {
+                weights[s] = power_of_two(found[s].v[0] - below);
+                of_row = fmaf(weights[s], found[s].v[1], of_row);
+            }
+            const float factor = of_row == 0 ? 0.0f : 1.0f / of_row;
+#pragma unroll
+            for (int s = 0; s < CLUSTER; ++s) weights[s] *= factor;
+            const bool hidden = is_hidden(most);
+            const float natural = hidden ? m.masked_score : most * LN2;
+            if (sums && lane % 4 == 0) sums[i64(head) * queries + first + row] = log_sum(of_row, natural, hidden);
+        };
+        store_joined<HEAD_V>(inbox, Out + place, o_rows.step, queries - first, dv, weigh);
+        return;
+    }
     float factor[MT][2];
 #pragma unroll
     for (int i = 0; i < MT; ++i)
@@ -160,8 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
             const int q_row = first + own_row + 16 * i + lane / 4 + 8 * half;
             factor[i][half] = all_of_row == 0 ? 0.0f : 1.0f / all_of_row;
             if (q_row >= queries || lane % 4 != 0) continue;
-            const bool hidden =
-                GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && largest[i][half] == masked_unit;
+            const bool hidden = is_hidden(largest[i][half]);
             const float natural = hidden ? m.masked_score : __fmul_rn(largest[i][half], unit) * LN2;
             const i64 row = i64(head) * queries + q_row;
             if (part) {
@@ -171,8 +214,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_mma_forwa
                 sums[row] = log_sum(all_of_row, natural, hidden);
             }
         }
-    const Rows o_rows = rows_of(z, heads, queries, dv, b, h);
-    const i64 place = o_rows.at + first * o_rows.step;
     if (part) store_sums<HEAD_V>(out, factor, part + split * elements + place, o_rows.step, own_row, queries - first, dv);
     else store_sums<HEAD_V>(out, factor, Out + place, o_rows.step, own_row, queries - first, dv);
 }

@@ -2,6 +2,11 @@
 // attention_inputs.cuh and attention_mma.cuh; BM rows of a block, BN columns of a tile.
 
 constexpr int BM = 16 * MT * WARPS;
+#if CLUSTER > 1
+#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define OF_CLUSTER
+#endif
 
 // A score after a chunk of 32 of the head dimension: chunks of float are added in float, of wide heads small products.
 __device__ __forceinline__ float settled(float before, float found, float rest, int chunk) {
@@ -112,12 +117,73 @@ __device__ __forceinline__ void store_sums(
         }
 }
 
+// Which part of the columns a block goes through: those of a tile of rows are shared by a cluster, or along blockIdx.y.
+__device__ __forceinline__ int own_split() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : blockIdx.y; }
 // The columns that a block's rows meet, in tiles of BN, `times` over: this split goes through [first, last) of them.
 struct Steps {
     int count, first, last;
 };
 __device__ __forceinline__ Steps steps_of(const Reach& all, int times, i64 splits) {
     const int count = all.begin < all.end ? (all.end - all.begin + BN - 1) / BN : 0;
-    const i64 whole = i64(count) * times;
-    return {count, int(whole * blockIdx.y / splits), int(whole * (blockIdx.y + 1) / splits)};
+    const i64 whole = i64(count) * times, parts = CLUSTER > 1 ? CLUSTER : splits;
+    return {count, int(whole * own_split() / parts), int(whole * (own_split() + 1) / parts)};
+}
+
+// A cluster's sums. Each block completes SHARE of the rows from what all blocks put into its inbox: for each of them
+// SHARE rows of WIDTH numbers, in the order of store_results, and 16 bytes beside each row.
+constexpr int SHARE = (BM + CLUSTER - 1) / CLUSTER;
+template <int WIDTH> __device__ __forceinline__ Byte* inbox_row(Byte* inbox, int sender, int row) {
+    return inbox + (sender * SHARE + row) * (4 * WIDTH + 16);
+}
+template <int WIDTH> constexpr int INBOX = CLUSTER * SHARE * (4 * WIDTH + 16);
+__device__ __forceinline__ void meet_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+// The sums of the own rows, to the blocks that complete them. No block of the cluster may still need what lies there.
+template <int WIDTH>
+__device__ __forceinline__ void send_sums(const float (&sum)[MT][WIDTH / 8][4], Byte* inbox, int own_row) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = own_row + 16 * i + lane / 4 + 8 * half;
+            Byte* const to = inbox_row<WIDTH>(inbox, own_split(), row % SHARE);
+#pragma unroll
+            for (int c = 0; c < WIDTH / 32; ++c)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    Pack<float, 4> sent;
+#pragma unroll
+                    for (int t = 0; t < 4; ++t) sent.v[t] = sum[i][4 * c + t][2 * half + e];
+                    send<CLUSTER>(to + (32 * c + 8 * (lane % 4) + 4 * e) * 4, row / SHARE, sent);
+                }
+        }
+}
+// The rows that this block completes: the sums of all blocks, times weights that weigh(row, place in the inbox, weights)
+// finds, in order.
+template <int WIDTH, class U, class Weigh>
+__device__ __forceinline__ void store_joined(Byte* inbox, U* to, i64 step, int valid, int width, const Weigh& weigh) {
+    const int rank = own_split();
+    for (int r = threadIdx.x / 4; r < SHARE; r += THREADS / 4) {
+        const int row = rank * SHARE + r;
+        if (row >= min(BM, valid)) break;
+        float weights[CLUSTER];
+        weigh(row, r, weights);
+#pragma unroll
+        for (int c = 0; c < WIDTH / 32; ++c) {
+            float x[4][2] = {};
+#pragma unroll
+            for (int s = 0; s < CLUSTER; ++s)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int column = 32 * c + 8 * (threadIdx.x % 4) + 4 * e;
+                    const Pack<float, 4> y = *(const Pack<float, 4>*)(inbox_row<WIDTH>(inbox, s, r) + 4 * column);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) x[i][e] = fmaf(weights[s], y.v[i], x[i][e]);
+                }
+            store_results(to + row * step + 32 * c, x, width - 32 * c);
+        }
+    }
 }
