@@ -402,6 +402,26 @@ def test_what_is_kept_in_the_scope_is_written_by_the_fused_operator():
     np.testing.assert_array_equal(scope.read(kept.name), np.tanh(np.exp(value)))
 
 
+def test_a_constant_that_stays_comes_after_the_value_that_lends_its_shape():
+    """The member `f` is made once more for `m`, and must not ask for the shape of `s` before `s` is computed."""
+    program = parse("""program p
+  data x : f64[-1,4]
+forward
+  s : f64[-1,4] = scale(X=x) {scale=2.0}
+  f : f64[-1,4] = fill_any_like(X=s) {value=0.5}
+  t : f64[-1,4] = tanh(X=s)
+  u : f64[-1,4] = elementwise_add(X=t, Y=f)
+  m : f64[4,4] = matmul(X=f, Y=u) {trans_x=true}
+fetch s
+fetch m
+""")
+    feed, fetches = {"x": np.arange(12.0).reshape(3, 4)}, ["s", "m"]
+    program = CompiledProgram(program, BuildStrategy(fuse_elementwise=True))
+    s, m = Executor().run(program, feed, fetches, scope=Scope())
+    assert [op.type for op in program.after.ops] == ["fused_elementwise", "fill_any_like", "matmul"]
+    np.testing.assert_allclose(m, 0.5 * np.ones((4, 3)) @ (np.tanh(s) + 0.5), rtol=1e-14)
+
+
 def test_what_was_read_before_it_is_overwritten_is_no_member():
     program = Program()
     block = program.global_block()

@@ -225,6 +225,10 @@ class _Emission:
         for v in self.outputs:
             require(v.type.accepts(types[self.names[v]]), f"{v} would become {types[self.names[v]]}")
         rank, last = self._rank(), ops[-1]
+        shown = {*self.outputs, *(v for v, other in self.stand_ins.items() if other in self.outputs)}
+        lent = [op for op in ops if op in self.staying and not shown.isdisjoint(op.input_vars)]
+        behind = {op: (*rank, graph.ticket()) for op in lent}
+        require(all(r < span(self.group)[1] for r in behind.values()), "another group stands between its operators")
         entry = Applied("Group", f"{', '.join(v.name for v in self.outputs)} = fused_elementwise, {self._saving()}",
                         tuple(op.label() for op in ops), last.site, last.role)  # fmt: skip
         for v, other in self.stand_ins.items():
@@ -243,6 +247,8 @@ class _Emission:
                 site=last.site, number=ops[0].number, scope_name=last.scope_name, rewriter=self.pass_name,
             )
         )  # fmt: skip
+        for op, place in behind.items():  # it reads the shape of what is computed now; nobody reads it before
+            graph.move_op(op, place)
         for v in self.inner:
             graph.remove_var(v)
         return entry
