@@ -121,18 +121,16 @@ def test_what_lies_behind_the_last_sequence_does_not_leak(rng, dtype):
 
 
 @on_host
-@pytest.mark.parametrize("size", [n for n in attention_mma.CLUSTER_SIZES if n > 1])
-@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
-def test_blocks_of_a_cluster_add_up(rng, monkeypatch, size, dtype):
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_blocks_of_a_cluster_add_up(rng, monkeypatch, size):
     """Also where a block of it sees no key, where rows are no multiple of its size, and in all that changes scores."""
     whole = attention_mma.cut_of
     monkeypatch.setattr(attention_mma, "cut_of", lambda *args: whole(*args)._replace(cluster=size, splits=1))
-    near(qkv(rng, sq=70, sk=150, d=32, dv=24), None, dtype, window=(9, 4))
-    near(qkv(rng, sq=50, sk=20, d=24, dv=72), None, dtype)
+    near(qkv(rng, sq=70, sk=150, d=32, dv=24), window=(9, 4))
+    near(qkv(rng, sq=50, sk=20, d=24, dv=72))
     mask = rng.random((2, 1, 40, 75)) < 0.6
     mask[:, :, 3:5] = False
-    inputs = {**qkv(rng, 2, 40, 75), "Mask": mask, "Key": np.array([11, 4, 9])}
-    near(inputs, None, dtype, masked_score=-1e9, dropout=0.3)
+    near({**qkv(rng, 2, 40, 75), "Mask": mask, "Key": np.array([11, 4, 9])}, masked_score=-1e9, dropout=0.3)
 
 
 @on_host
