@@ -24,7 +24,8 @@ def checks() -> Iterator[Check]:
                 yield Check(f"shapes/{name}/{shape}/{dtype}", partial(_case, name, shape, dtype))
     for dtype in (*TYPES, "float64"):
         yield Check(f"shapes/spread/{dtype}", partial(_spread, dtype, 20000, 15000))
-    yield Check("shapes/spread/few", partial(_spread, "float32", 1600, 1200), sanitize=True)
+    yield Check("shapes/spread/few", partial(_spread, "float32", 400, 300), sanitize=True)
+    yield Check("shapes/spread/crowd", _crowd, sanitize=True)
     for dtype in TYPES:
         yield Check(f"shapes/tiles/{dtype}", partial(_tiles, dtype), sanitize=True)
 
@@ -222,6 +223,14 @@ def _spread(dtype: str, n: int, rows: int) -> None:
             scale = 16 * float(np.bincount(ids).max()) ** 0.5
             title, check = _one(f"{name} {width}", dtype, "embedding_grad", grads, scale, padding_idx=3)
             each(iter([(title, check)]))
+
+
+def _crowd() -> None:
+    """So many ids are the same that their sums are added up in two steps."""
+    ids = np.full(4500, 7)
+    grads = {"Ids": ids, "W": np.zeros((1200, 128)), "Out_grad": normal(len(ids), 128, seed=2)}
+    _, check = _one("crowd", "float32", "embedding_grad", grads, 16 * len(ids) ** 0.5)
+    check()
 
 
 def _tiles(dtype: str) -> None:

@@ -94,7 +94,8 @@ class Step:
 class StubRuntime:
     """The methods of kernels/cuda/runtime.py's Runtime."""
 
-    device, stream = Device(), Stream()
+    device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
+    stream = Stream()
     variant = 0  # which one of a Choice runs, or the last one
     lock = threading.RLock()
 

@@ -90,6 +90,10 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
         for bias in of("8,1024,1024") if head in (64, 512) else (None, *of("8,1024,1024")):
             yield "memory_efficient_attention", [q, q, q, bias], {"causal": True}
             yield "memory_efficient_attention_grad", [q, q, q, q, sums, q, bias], {"causal": True}
+    for rows, width in ((50304, 1024), (50304, 256), (50304, 33), (500, 1024)):  # few ids for a row, or many
+        w, grad = of(f"{rows},{width}", f"65536,{width}")
+        for ids in types("65536", "int64"), types("65536", "int32"):
+            yield "embedding_grad", [ids, w, grad], {}
     for shape in ("3,1031,1033", "3,1030,1034", "3,1024,1040"):
         yield "transpose", of(shape), {"perm": (0, 2, 1)}
     yield "relu", of(f"{2**31 + 3}"), {}

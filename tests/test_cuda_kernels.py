@@ -147,6 +147,55 @@ def test_rows_are_added_whatever_the_ids(width, dtype, rng):
         np.testing.assert_array_equal(found["W_grad"].astype(np.float32), expected.astype(dtype), err_msg=name)
 
 
+def ids_for_bins(rng):
+    sizes = [7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300, 513, 1025, 0, 1]
+    crowded = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    yield "few", rng.integers(0, 300, 70), 300
+    yield "one item", np.array([4]), 9
+    yield "all different", rng.permutation(1000), 1000
+    yield "one id, groups of units", np.full(4400, 5), 1100
+    yield "more than a bin holds", crowded, len(crowded)
+    yield "sorted", np.sort(crowded), len(crowded)
+    yield "all padding", np.full(100, 2), 53
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(float64, 66), (float32, 128), (bfloat16, 264), (bfloat16, 520)], ids=str)
+def test_rows_of_few_items_are_added_from_bins(width, dtype, rng):
+    alone = Device(multiprocessors=1)  # one block sorts: here a block ends before the next one begins
+    for name, ids, size in ids_for_bins(rng):
+        grad = rng.integers(-2, 3, (len(ids), width)).astype(dtype)  # sums are exact
+        ins = {"Ids": ids.astype(np.int32), "W": np.empty((size, width), dtype), "Out_grad": grad}
+        types = {"W_grad": TensorType((size, width), dtype)}
+        for padding in (None, 2):
+            found, fault = run_bind(
+                index.embedding_grad, ins, types, {"padding_idx": padding}, unread=("W",), device=alone
+            )
+            expected = np.zeros((size, width), np.float32)
+            kept = slice(None) if padding is None else ids != padding
+            np.add.at(expected, ids[kept], grad[kept].astype(np.float32))
+            assert not fault.any()
+            np.testing.assert_array_equal(found["W_grad"].astype(np.float32), expected.astype(dtype), err_msg=name)
+
+
+def test_bins_add_in_the_order_of_places_and_count_from_the_back(rng):
+    ids, grad = rng.permutation(np.repeat(np.arange(-30, 30), 5)[:150]), rng.normal(size=(150, 128)).astype(np.float32)
+    ins = {"X": np.empty((90, 128), np.float32), "Index": ids, "Out_grad": grad}
+    found, _ = run_bind(index.gather_grad, ins, {"X_grad": TensorType((90, 128), float32)}, {"axis": 0}, unread=("X",))
+    expected = np.zeros((90, 128), np.float32)
+    for i, at in enumerate(ids):  # one after the other: the same roundings
+        expected[at] += grad[i]
+    np.testing.assert_array_equal(found["X_grad"], expected)
+
+
+def test_an_id_out_of_range_adds_nothing_to_bins():
+    ids = np.repeat([0, 9, -1, 3], [1, 1, 12, 20])  # 3 is crowded
+    ins = {"Ids": ids, "W": np.empty((16, 64)), "Out_grad": np.ones((34, 64))}
+    types = {"W_grad": TensorType((16, 64), float64)}
+    found, fault = run_bind(index.embedding_grad, ins, types, {"padding_idx": 9}, unread=("W",))
+    assert fault.tolist()[:3] == [1, 3, -1]
+    np.testing.assert_array_equal(found["W_grad"][:, 0], [1, 0, 0, 20] + [0] * 12)
+
+
 def test_rows_are_added_in_the_order_of_their_places(rng):
     ids, grad = rng.integers(0, 3, 150), rng.normal(size=(150, 5)).astype(np.float32)
     ins = {"Ids": ids, "W": np.empty((3, 5), np.float32), "Out_grad": grad}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minigraph.kernels.cuda import (
     add_rows,
+    bin_rows,
     creation,
     index,
     movement,
@@ -273,7 +274,8 @@ def test_a_view_of_the_same_memory_is_not_copied():
     ("n", "size", "passes"),
     [(1, 1, 1), (1000, 255, 1), (1000, 256, 2), (8192, 50257, 2), (10**6, 2**16 - 1, 2), (10**6, 10**6, 3)],
 )
-def test_radix_passes_cover_all_keys_and_their_sentinel(n, size, passes):
+def test_radix_passes_cover_all_keys_and_their_sentinel(n, size, passes, monkeypatch):
+    monkeypatch.setattr(bin_rows, "MOST", 0)
     recorded = calls(
         index.embedding_grad, {"Ids": ((n,), int64), "Out_grad": ((n, 64), bfloat16)},
         {"W_grad": ((size, 64), bfloat16)}, {"padding_idx": None},
@@ -291,6 +293,37 @@ def test_radix_passes_cover_all_keys_and_their_sentinel(n, size, passes):
     assert zeros[:-1] == [0] * (passes - 1) and (zeros[-1] > 0) == (passes > 1)
     assert any(isinstance(c, Fill) for c in recorded) == (passes == 1)
     assert blocks <= add_rows.SORT_BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "width", "dtype", "bins"),
+    [
+        (65536, 50304, 1024, bfloat16, True), (1, 1, 256, bfloat16, True), (2**17, 2**17, 64, float64, True),
+        (2**17 + 1, 2**18, 1024, float32, False), (64, 64, 1023, float32, False), (64, 64, 124, float32, False),
+        (65536, 1000, 1024, float32, False), (2**17, 2**20 + 1, 256, bfloat16, False),
+    ],
+)  # fmt: skip
+def test_bins_serve_few_items_and_rows_of_whole_packs(n, size, width, dtype, bins):
+    recorded = calls(
+        index.embedding_grad, {"Ids": ((n,), int64), "Out_grad": ((n, width), dtype)},
+        {"W_grad": ((size, width), dtype)}, {"padding_idx": None},
+    )  # fmt: skip
+    names = [c.function for c in recorded if isinstance(c, Launch)]
+    assert (names == ["put_into_bins", "bin_sums"]) == bins and ("radix_count" in names) != bins
+
+
+@given(st.integers(1, 2**17), st.lists(st.integers(1, 3000), max_size=50))
+def test_tables_of_crowded_keys_hold_whatever_the_ids(n, counts):
+    """At most n items in keys of the given counts; the rest is the worst for a table."""
+    ins, outs = {"Ids": ((n,), int64), "Out_grad": ((n, 128), float32)}, {"W_grad": ((n, 128), float32)}
+    sums = calls(index.embedding_grad, ins, outs, {"padding_idx": None})[-1]
+    names, before, units, parts = (sums.args[i].shape for i in (4, 6, 9, 11))
+    for rest in (bin_rows.BIN + 1, bin_rows.CHUNK + 1):
+        kept = [c for i, c in enumerate(counts) if c > bin_rows.BIN and sum(counts[: i + 1]) <= n]
+        kept += [rest] * ((n - sum(kept)) // rest)
+        cut = [-(-c // bin_rows.CHUNK) for c in kept]
+        assert len(kept) <= names[0] == before[0] and before[1] * bin_rows.TILE >= n
+        assert sum(cut) <= units[0] and sum(c for c in cut if c > 1) <= parts[0]
 
 
 @pytest.mark.parametrize(

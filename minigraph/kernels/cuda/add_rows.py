@@ -1,4 +1,7 @@
-"""Sums of rows by integer index: what gradients of gather and embedding are. See add_rows.cu."""
+"""Sums of rows by integer index: what gradients of gather and embedding are.
+
+Where most rows of the result get few items, places lie in bins (bin_rows.py), else they are sorted (add_rows.cu).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...types import bfloat16, float16, float32, int32, int64, uint8
+from .bin_rows import bind_bins, suits
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .movement import WORDS, lanes_for
@@ -45,6 +49,9 @@ def bind_add_rows(
     n = index.size
     if n == 0:
         return binder.zero(out)
+    if suits(n, rows, out, axis):
+        table = out.view((out.shape[axis], math.prod(out.shape[axis + 1 :])))
+        return bind_bins(binder, index, rows, table, low, padding)
     outer, size, width = math.prod(out.shape[:axis]), out.shape[axis], math.prod(out.shape[axis + 1 :])
     pack = pack_size([rows, out], [width], [[1], [1]])
     found = bind_sort(binder, index, out.view((outer, size, width)), pack, low, padding)
