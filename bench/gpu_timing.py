@@ -2,7 +2,8 @@
 
 An arm is launched repeatedly between two CUDA events on one stream, and its figure is the median over all
 turns; before each the card rests (turns.py), and products are timed without rest too. Plans of several launches
-run as CUDA graphs, as an Executor runs them; peers run as they are. The sets of inputs that an arm goes through
+run as CUDA graphs, as an Executor runs them, of several runs: between two graphs the GPU does nothing for 3 to 4 us,
+which a step pays once and not for each operator. Peers run as they are. The sets of inputs that an arm goes through
 are together larger than the L2 cache. A copy of 512 MiB takes its turns between the arms: its bandwidth is what
 others are compared with.
 """
@@ -26,6 +27,7 @@ from .turns import in_turns, without_rest
 TURN_MS = 8.0  # what an arm runs in one turn
 L2_BYTES = 256 << 20  # four times an H200's cache: the sets of inputs are together larger
 MOST_SETS = 8
+RUNS = 16  # in one graph; of products as many as there are sets of inputs
 COPIED = 512 << 20
 TOLERANCE = {
     "float64": 1e-11,
@@ -337,6 +339,7 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
     sets = 1 if case.captured else min(MOST_SETS, max(2, -(-L2_BYTES // footprint)))
     arms: dict[str, list[Callable[[], Any]]] = {}
     plans: list[Planned] = []
+    runs: dict[str, int] = {}  # in a graph; 0 where there is none
     errors: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
     exact: tuple[Rows, Sequence[Any]] | None = None
@@ -348,8 +351,9 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
         for name in case.programs:
             plan = gpu.planned(case, name, arrays)
             plans.append(plan)
-            several = len(plan.plan.calls) > 1 and not case.captured
-            arms.setdefault(name, []).append(gpu.captured([plan], 1) if several else plan)
+            several = len(plan.plan.calls) > 1
+            runs[name] = case.captured or several * (sets if case.flops else RUNS)
+            arms.setdefault(name, []).append(plan)
             if number == 0 and name not in case.unchecked:
                 exact = exact or _exact(gpu, case, arrays)
                 errors[name] = _checked(gpu, case, *exact, plan.results, name)
@@ -370,20 +374,21 @@ def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = No
                 found = jax.results(arm(), [r.dtype for r in plans[0].results])
                 exact = exact or _exact(gpu, case, arrays)
                 errors["jax"] = _checked(gpu, case, *exact, found, "jax")
-    if case.captured:
-        arms = {name: [gpu.captured(calls, case.captured)] for name, calls in arms.items()}
+    arms |= {name: [gpu.captured(arms[name], count)] for name, count in runs.items() if count}
     arms["copy"] = [gpu.copy]
     turns = turns_of(gpu, torch, arms)
     times = in_turns(turns, rounds)
-    for name in case.programs if case.captured else ():
-        times[name] = [ms / case.captured for ms in times[name]]
+    tired = without_rest(turns) if case.flops and not case.captured else {}
+    for name, count in runs.items():
+        times[name] = [ms / (count or 1) for ms in times[name]]
+        tired |= {name: tired[name] / (count or 1)} if name in tired else {}
     for plan in plans:
         if not plan.repeats_itself():
             raise ArithmeticError("results changed from run to run")
     return {
         "title": case.title, "nbytes": case.nbytes, "flops": case.flops, "sets": sets, "relative_error": errors,
         "remarks": remarks, "milliseconds": {name: summarized(ms) for name, ms in times.items()},
-        "milliseconds_without_rest": without_rest(turns) if case.flops and not case.captured else {},
+        "milliseconds_without_rest": tired,
     }  # fmt: skip
 
 
