@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...types import FLOATS
-from .binder import Binder, i64
+from .binder import Binder
 from .fused_code import Code, TooMuch, literal
+from .loss import no_class
 
 
 class _Row:
@@ -128,7 +129,7 @@ def _add_label(r: _Row) -> None:
     """`label`, the number of the row's class, -1 in ignored rows; one that is no class is reported, its row ignored."""
     if "Fault* fault" not in r.code.parameters:
         r.code.parameters += ["Fault* fault", "i64 fault_step"]
-        r.code.arguments += [r.binder.fault, i64(r.binder.step)]
+        r.code.arguments += r.binder.report(no_class(r.n, r.member.attrs))
     r.lines += [
         f"i64 label = i64({r.code.at(r.member.inputs['Label'][0])});",
         f"if (label == {r.member.attrs['ignore_index']}ll) label = -1;", "else if (label < 0 || label >= n) {",
