@@ -14,13 +14,13 @@ from typing import Any
 
 from .errors import MinigraphError
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall
-from .kernels.cuda.buffer import Buffer
+from .kernels.cuda.buffer import Buffer, owner
 from .kernels.cuda.moved import Repeats
 from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
-from .order import Unit, dependencies, late, lives, most_needed, owner, thrifty, touched
+from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
 from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
 from .types import TensorType

@@ -14,8 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from .bound import BoundProgram
-from .kernels.cuda.buffer import Buffer
-from .order import owner
+from .kernels.cuda.buffer import Buffer, owner
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 SLOTS, STAGED = 80, 1 << 20  # runs that have staging memory: as many as fit into so many bytes, at least two

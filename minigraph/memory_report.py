@@ -12,9 +12,9 @@ from typing import Any
 from . import cuda
 from .bound import BoundProgram
 from .errors import FeedError, require
+from .kernels.cuda.buffer import owner
 from .memory import Life, most_live, rounded
 from .options import RunOptions
-from .order import owner
 from .plan import Plan
 from .program import Operator, Program
 from .schedule import Value

@@ -33,13 +33,6 @@ class Unit:
         return self.reads | self.writes
 
 
-def owner(buffer: Buffer) -> Buffer:
-    """The buffer whose memory this one shows."""
-    while buffer.owner is not None:
-        buffer = buffer.owner
-    return buffer
-
-
 def touched(call: Call) -> list[Buffer]:
     """All buffers that a call, or a variant of it, is given."""
     if isinstance(call, Launch):

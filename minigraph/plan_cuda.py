@@ -22,9 +22,9 @@ from .bound import SMALL, BoundProgram
 from .errors import KernelError, OutOfMemoryError, UninitializedError
 from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
-from .kernels.cuda.buffer import Buffer
+from .kernels.cuda.buffer import Buffer, owner
 from .options import DEFAULT, RunOptions
-from .order import owner, touched
+from .order import touched
 from .program import Program
 from .schedule import Value
 from .scope import Scope

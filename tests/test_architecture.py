@@ -55,11 +55,11 @@ MAY_IMPORT = {
     "order": "kernels",
     "lanes": "order",
     "bound": "errors types options kernels program schedule memory order lanes",
-    "feed_cuda": "kernels bound order",
+    "feed_cuda": "kernels bound",
     "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
     "executor": "errors types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
-    "memory_report": "errors types options program cuda schedule plan bound memory order",
+    "memory_report": "errors types options kernels program cuda schedule plan bound memory",
     "compiler": "errors types options garbage program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",

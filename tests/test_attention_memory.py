@@ -6,7 +6,7 @@ import pytest
 
 from bench.gpu_attention import Row, planned_memory, program_of
 from minigraph.bound import BoundProgram
-from minigraph.order import owner
+from minigraph.kernels.cuda.buffer import owner
 
 MIB = 2**20
 CUDNN = 195  # MiB beside inputs and gradients that cuDNN takes at (4, 16, 4096, 128)

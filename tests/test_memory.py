@@ -21,11 +21,12 @@ from minigraph.errors import FeedError, ProgramError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda import update
 from minigraph.kernels.cuda.binder import Gemm, every_call
+from minigraph.kernels.cuda.buffer import owner
 from minigraph.kernels.cuda.workspace import Algorithm, settling
 from minigraph.lanes import assigned, waits
 from minigraph.memory import Life, by_birth, by_importance, large_first, layout, most_live, rounded
 from minigraph.options import RunOptions
-from minigraph.order import Unit, dependencies, lives, owner, thrifty, touched
+from minigraph.order import Unit, dependencies, lives, thrifty, touched
 from minigraph.program import Program
 from minigraph.types import TensorType, float32
 

@@ -12,8 +12,8 @@ from random_programs import random_program
 import minigraph as mg
 from minigraph.bound import BoundProgram
 from minigraph.kernels.cuda.binder import Choice, Launch, every_call
-from minigraph.kernels.cuda.buffer import Buffer, Words
-from minigraph.kernels.cuda.moved import Repeats, root_of
+from minigraph.kernels.cuda.buffer import Buffer, Words, owner
+from minigraph.kernels.cuda.moved import Repeats
 from minigraph.types import TensorType
 
 SEEDS = range(60)
@@ -28,7 +28,7 @@ class Facts:
 
     def of(self, what: Any) -> Any:
         if isinstance(what, Buffer):
-            root, offset = root_of(what), 0
+            root, offset = owner(what), 0
             self.kept.append(root)
             inner: Buffer | None = what
             while inner is not None:

@@ -263,14 +263,15 @@ def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Bu
     """Out_grad, LogSumExp and delta; with a Bias the first two as backward starts from them."""
     grad, sums, delta = ins["Out_grad"], ins["LogSumExp"], binder.scratch((c.rows,), c.computed)
     biased = ins.get("Bias") is not None
-    tail = (binder.scratch(grad.shape, grad.dtype), binder.scratch(sums.shape, sums.dtype)) if biased else (grad, sums)
-    started = tail[::-1] if biased else (ABSENT, ABSENT)
+    own_grad = binder.scratch(grad.shape, grad.dtype) if biased else grad
+    own_sums = binder.scratch(sums.shape, sums.dtype) if biased else sums
+    started = (own_sums, own_grad) if biased else (ABSENT, ABSENT)
     grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
     binder.launch_source(
         source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums, delta, *started,
         i64(c.rows),
     )  # fmt: skip
-    return *tail, delta
+    return own_grad, own_sums, delta
 
 
 def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:

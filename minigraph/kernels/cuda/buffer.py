@@ -63,6 +63,13 @@ class Buffer:
         return f"<Buffer {CUDA_TYPES[self.dtype]}{list(self.shape)}>"
 
 
+def owner(buffer: Buffer) -> Buffer:
+    """The buffer whose memory this one shows."""
+    while buffer.owner is not None:
+        buffer = buffer.owner
+    return buffer
+
+
 class Words:
     """Words of 8 bytes, among them addresses of buffers, which are known once memory is laid out.
 

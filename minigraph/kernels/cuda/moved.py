@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder, Call, Choice, Copy, Fill, Foreign, Gemm, HostCall, Launch, every_call
-from .buffer import Buffer, Constant, Words
+from .buffer import Buffer, Constant, Words, owner
 
 FIELDS: dict[type, Any] = {kind: attrgetter(*kind.__slots__) for kind in (Gemm, Copy, Fill, Foreign, HostCall)}
 MOVABLE = (Launch, Gemm, Copy, Fill)
@@ -25,20 +25,13 @@ def constants(calls: Iterable[Call]) -> list[Constant]:
 
 
 def _roots(calls: Iterable[Call]) -> list[Buffer]:
-    return list({id(root): root for call in every_call(calls) for root in map(root_of, _buffers(call))}.values())
+    return list({id(root): root for call in every_call(calls) for root in map(owner, _buffers(call))}.values())
 
 
 def _buffers(call: Call) -> list[Buffer]:
     if isinstance(call, Launch):
         return [b for a in call.args for b in (a.buffers if isinstance(a, Words) else [a]) if isinstance(b, Buffer)]
     return [b for b in FIELDS[type(call)](call) if isinstance(b, Buffer)]
-
-
-def root_of(buffer: Buffer) -> Buffer:
-    """The buffer whose memory this one shows."""
-    while buffer.owner is not None:
-        buffer = buffer.owner
-    return buffer
 
 
 def moved(call: Any, places: dict[int, Buffer], step: int | None = None) -> Any:

@@ -24,9 +24,9 @@ import numpy as np
 
 from . import compile
 from .binder import Call, Choice, Copy, Fill, Gemm, Launch, workspace_of
-from .buffer import Buffer, Constant, Words
+from .buffer import Buffer, Constant, Words, owner
 from .lt import LibraryError, LtPlan, Unsupported, alignment
-from .moved import moved, owners, root_of
+from .moved import moved, owners
 
 FORMAT = 3  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
@@ -184,7 +184,7 @@ def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[
 def described(what: Any) -> Any:
     """Calls as plain data: sizes, types and how operands lie, no addresses."""
     if isinstance(what, Buffer):
-        lies = _assumed(what) if isinstance(root_of(what), Constant) else alignment(what.address)
+        lies = _assumed(what) if isinstance(owner(what), Constant) else alignment(what.address)
         return [str(what.dtype), list(what.shape), lies]
     if isinstance(what, Words):
         return [type(what).__name__, described(what.facts)]
