@@ -16,8 +16,8 @@ from typing import Any
 from gpucheck import Check
 
 TOOLS = {"memcheck": 6, "racecheck": 4, "initcheck": 3, "synccheck": 3}  # processes for each
-SECONDS = 280  # after these no check is begun
-LAST = 40  # seconds that one under way may then still take
+SECONDS = 320  # that a run takes at the most
+LAST = 40  # of these at the end, when no check is begun any more
 RESULT = "RESULT "  # before the result of a check, among what libraries print
 Running = tuple[subprocess.Popen[bytes], Any, Path, float]  # a tool's process, what it prints and reports, its end
 

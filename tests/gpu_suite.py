@@ -313,20 +313,24 @@ def run_inline(checks: list[Check], claims: Path, end: float) -> int:
 
 
 def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> int:
-    """Each tool over the small set, all at the same time; nothing may be reported."""
+    """Each tool over the small set, all at the same time; nothing may be reported.
+
+    The report is written when `options.seconds` are over, whatever has not ended by then.
+    """
     facts, start = header(command), time.perf_counter()
     checks = [c for c in checks if c.sanitize]
     stub = ["--stub"] if options.stub else []
-    limit = min(options.seconds, gpu_sanitizer.SECONDS)
-    inner = [sys.executable, str(Path(__file__)), *stub, "--only", options.only, "--seconds", str(limit)]
-    plain = run_all(checks, sum(gpu_sanitizer.TOOLS.values()), stub, start + limit)  # compiles kernels, too
+    seconds = min(options.seconds, gpu_sanitizer.SECONDS)
+    plain = run_all(checks, sum(gpu_sanitizer.TOOLS.values()), stub, start + seconds / 3)  # compiles kernels, too
+    left = max(1.0, start + seconds - gpu_sanitizer.LAST - time.perf_counter())
+    inner = [sys.executable, str(Path(__file__)), *stub, "--only", options.only, "--seconds", str(left)]
     failed = [r for r in plain if r["error"]]
     lines = [f"compute-sanitizer: {json.dumps(facts)}"]
     seconds = time.perf_counter() - start
     lines.append(f"{'no tool':10} {len(plain) - len(failed)} of {len(plain)} passed in {seconds:.0f} s")
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        running = {t: gpu_sanitizer.begin(t, Path(folder), options.out, inner, limit) for t in options.tools}
+        running = {t: gpu_sanitizer.begin(t, Path(folder), options.out, inner, left) for t in options.tools}
         results = {}
         for tool, parts in running.items():
             names = [c.name for c in checks if c.judged_by(tool)]
