@@ -354,7 +354,8 @@ def every_operator_is_commutative(patch):
 
     def sorted_inputs(op):
         found = key(op)
-        return found[0], tuple(sorted(str(vs) for _, vs in found[1])), found[2], found[3]
+        inputs = sorted(tuple((v.name, v.version) for v in vs) for _, *vs in found[1])
+        return found[0], tuple(inputs), found[2], found[3]
 
     _changed_key(patch, sorted_inputs)
 

@@ -71,9 +71,9 @@ def _key(op: OpNode) -> Hashable:
     """Equal for operators that compute the same."""
     inputs: list[Hashable] = [(slot, *vs) for slot, vs in op.inputs.items()]
     if "commutative" in op.opdef.traits and op.attrs.get("axis", -1) == -1:
-        inputs = [tuple(vs) for vs in sorted(op.inputs.values(), key=lambda vs: [(v.name, v.version) for v in vs])]
+        inputs = [("", *vs) for vs in sorted(op.inputs.values(), key=lambda vs: [(v.name, v.version) for v in vs])]
     outputs = [(slot, len(vs)) for slot, vs in op.outputs.items()]
-    return op.type, *inputs, *outputs, *map(_exactly, op.attrs.values())
+    return op.type, tuple(inputs), tuple(outputs), tuple(map(_exactly, op.attrs.values()))
 
 
 def _exactly(value: Any) -> Hashable:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from ..builder import GradNeeds, gradient_slot, grads_by_input, link_slot, writers
@@ -265,7 +266,7 @@ class _Rewrite:
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
         result = self.kept[0]
         require(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
-        gradient, last = incoming.pop(), result.producer
+        gradient, last = min(incoming, key=attrgetter("name")), result.producer  # the only one
         for grad in self.grads:
             outside = grad.forward is last or not any(v is gradient for v in grad.input_vars)
             require(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
