@@ -190,6 +190,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
 def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
     t, bias, lengths = cut.tiles, ins.get("Bias"), ins.get("CuSeqlensQ")
     name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
+    least = t.blocks if _capability(binder.device.arch) >= CLUSTERS else min(t.blocks, 5)  # 6 spill registers on sm_80
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
@@ -197,7 +198,7 @@ def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: S
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "FILLED_D": blocks_for(c.d, 16) * 16, "FILLED_V": blocks_for(c.dv, 16) * 16,
         "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": least, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     files = "attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", "attention_mma_rows.cuh", file
