@@ -190,7 +190,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
 def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
     t, bias, lengths = cut.tiles, ins.get("Bias"), ins.get("CuSeqlensQ")
     name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
-    least = t.blocks if _capability(binder.device.arch) >= CLUSTERS else min(t.blocks, 5)  # 6 spill registers on sm_80
+    least = t.blocks if _capability(binder.device.arch) >= CLUSTERS else min(t.blocks, 4)  # more spill on sm_80
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
