@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import minigraph.ops.fused_blocks as blocks
 from minigraph import cuda, unique_name
 from minigraph.program import Program, program_guard
 from minigraph.scope import Scope, scope_guard
@@ -25,6 +26,16 @@ def fresh_state() -> Iterator[None]:
     with program_guard(Program("main"), Program("startup")), scope_guard(Scope()), unique_name.guard():
         yield
     set_default_dtype("float32")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of some hundred elements, so that small programs are cut."""
+    blocks.recipe.cache_clear()
+    monkeypatch.setattr(blocks, "CACHED_BYTES", 4096)
+    monkeypatch.setattr(blocks, "SMALLEST", 200)
+    yield
+    blocks.recipe.cache_clear()
 
 
 @pytest.fixture

@@ -51,16 +51,6 @@ def fused_ops(program: Program) -> list:
     return [op for op in program.ops if op.type == "fused_elementwise"]
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of some hundred elements, so that small programs are cut."""
-    blocks.recipe.cache_clear()
-    monkeypatch.setattr(blocks, "CACHED_BYTES", 4096)
-    monkeypatch.setattr(blocks, "SMALLEST", 200)
-    yield
-    blocks.recipe.cache_clear()
-
-
 # on a CPU
 
 

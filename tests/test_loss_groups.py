@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 from cuda_host import COMPILER, run_bind
+from gpu_stub import StubRuntime
 from loss_programs import KINDS, cross_entropy_step, random_loss
 
 import minigraph as mg
-import minigraph.ops.fused_blocks as blocks
 from minigraph.compiler import CompiledProgram
 from minigraph.errors import KernelError, MinigraphError
 from minigraph.executor import Executor
@@ -21,9 +21,10 @@ from minigraph.kernels.cuda.buffer import Buffer
 from minigraph.kernels.cuda.compile import compile_source
 from minigraph.opdef import OPS
 from minigraph.passes import fuse_elementwise, groups, loss_groups, split_reductions
+from minigraph.plan_cuda import CudaPlan
 from minigraph.scope import Scope
 from minigraph.strategy import BuildStrategy
-from minigraph.types import float64
+from minigraph.types import TensorType, float64
 
 FUSED = OPS["fused_elementwise"]
 SHAPES = ((70, 10), (3, 50, 33))
@@ -44,16 +45,6 @@ def together(program) -> int:
 
 def compiled(step, strategy=ALONE):
     return CompiledProgram(step.program, strategy).program_for(step.fetches)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of some hundred elements, so that small programs are cut."""
-    blocks.recipe.cache_clear()
-    monkeypatch.setattr(blocks, "CACHED_BYTES", 4096)
-    monkeypatch.setattr(blocks, "SMALLEST", 200)
-    yield
-    blocks.recipe.cache_clear()
 
 
 # equal
@@ -169,6 +160,18 @@ def test_a_kernel_reports_the_row_and_ignores_it():
     x_grad = step.fetches[1]
     assert not made[x_grad][41].any()
     np.testing.assert_allclose(np.delete(made[x_grad], 41, 0), np.delete(good[x_grad], 41, 0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+def test_a_gpus_plan_says_what_a_class_is():
+    step = cross_entropy_step("flat", "float32", (70, 10))
+    step.feeds["label"][41] = 10
+    types = {name: TensorType(np.shape(a), np.asarray(a).dtype) for name, a in step.feeds.items()}
+    after = compiled(step)
+    assert together(after)
+    plan = CudaPlan(after, types, step.fetches, False, 0, StubRuntime(), False)
+    with pytest.raises(KernelError, match=r"value 10 at row 41 is not a class in \[0, 10\)"):
+        plan.run(step.feeds, Scope())
 
 
 # generated kernels
