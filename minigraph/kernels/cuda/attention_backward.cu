@@ -59,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int first = int(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
-    const int kv_heads = heads / groups, kv = h / groups, valid = queries - first;
-    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const int kv = h / groups, valid = queries - first;
+    const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, kv);
+    const Rows v_rows = rows_in(z.v, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
 
     if (threadIdx.x == 0) odd = 0;
@@ -100,8 +100,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
             }
         accumulate<CHUNKS_D>(acc, p, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
     }
-    if (part) store_rows(acc, factor, part + split * elements + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
-    else store_rows(acc, factor, dQ + q_rows.at + first * q_rows.step, q_rows.step, valid, d);
+    const Rows dq_rows = rows_of(z, heads, queries, d, b, h);
+    const i64 place = dq_rows.at + first * dq_rows.step;
+    if (part) store_rows(acc, factor, part + split * elements + place, dq_rows.step, valid, d);
+    else store_rows(acc, factor, dQ + place, dq_rows.step, valid, d);
 }
 #endif
 
@@ -123,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int kv_heads = heads / groups, first = int(blockIdx.x % tiles) * BM, valid = keys - first;
     const int b = blockIdx.x / tiles / kv_heads, kv = blockIdx.x / tiles % kv_heads;
-    const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const Rows k_rows = rows_in(z.k, b, kv), v_rows = rows_in(z.v, b, kv);
 
     if (threadIdx.x == 0) odd = 0;
     look(lo, hi, [&](int row) { return sight.of_key(first + row); });
@@ -144,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     for (int n = int(whole * split / splits); n < last; ++n) {
         const int h = kv * groups + n / steps, q0 = all.lo + n % steps * BN;
         const i64 row = i64(b * heads + h) * queries;
-        const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
+        const Rows q_rows = rows_in(z.q, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         const Place at = place_of(m, z, b, h);
         const T *const q_tile = Q + q_rows.at + q0 * q_rows.step, *const o_tile = dO + o_rows.at + q0 * o_rows.step;
         C s[RM][RN], dp[RM][RN];
@@ -181,11 +183,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
         accumulate<CHUNKS_D>(to_k, p, q_tile, q_rows.step, queries - q0, d, stage, &odd);
     }
     C *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
-    const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
-    if (dK && part) store_rows(to_k, factor_k, part_k + at_k, k_rows.step, valid, d);
-    else if (dK) store_rows(to_k, factor_k, dK + at_k, k_rows.step, valid, d);
-    if (dV && part) store_rows(to_v, factor_v, part_v + at_v, v_rows.step, valid, dv);
-    else if (dV) store_rows(to_v, factor_v, dV + at_v, v_rows.step, valid, dv);
+    const Rows dk_rows = rows_of(z, kv_heads, keys, d, b, kv), dv_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const i64 at_k = dk_rows.at + first * dk_rows.step, at_v = dv_rows.at + first * dv_rows.step;
+    if (dK && part) store_rows(to_k, factor_k, part_k + at_k, dk_rows.step, valid, d);
+    else if (dK) store_rows(to_k, factor_k, dK + at_k, dk_rows.step, valid, d);
+    if (dV && part) store_rows(to_v, factor_v, part_v + at_v, dv_rows.step, valid, dv);
+    else if (dV) store_rows(to_v, factor_v, dV + at_v, dv_rows.step, valid, dv);
 }
 #endif
 
@@ -217,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
     __shared__ C over_rows[THREADS / TX][BN];
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int column_tile = blockIdx.x % column_tiles, row_tile = blockIdx.x / column_tiles % row_tiles;
-    const int bias_head = blockIdx.x / column_tiles / row_tiles, kv_heads = heads / groups;
+    const int bias_head = blockIdx.x / column_tiles / row_tiles;
     const int b_first = batch == 1 ? 0 : bias_head / own_heads, b_last = batch == 1 ? batches : b_first + 1;
     const int h_first = own_heads == 1 ? 0 : bias_head % own_heads, h_last = own_heads == 1 ? heads : h_first + 1;
     const int q_first = rows == 1 ? 0 : row_tile * BM, q_last = rows == 1 ? queries : min(q_first + BM, queries);
@@ -233,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
         for (int h = h_first; h < h_last; ++h)
             for (int first = q_first; first < q_last; first += BM) {
                 const int kv = h / groups, valid = queries - first, head = b * heads + h;
-                const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-                const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+                const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, kv);
+                const Rows v_rows = rows_in(z.v, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
                 const Place at = place_of(m, z, b, h);
                 __syncthreads();
                 look(lo, hi, [&](int row) { return sight.of_query(first + row); });

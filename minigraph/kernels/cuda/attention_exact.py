@@ -150,6 +150,14 @@ def score_sizes(x: Buffer, rank: int) -> tuple[int, ...]:
     return (sizes[0], 1, *sizes[1:]) if rank == 3 else sizes
 
 
+def strides_of(x: Buffer, layout: str) -> tuple[int, int, int]:
+    """Elements from one batch, head and row of `x` to the next."""
+    if x.ndim == 3:
+        return x.strides[0], x.strides[1], x.strides[1]
+    batch, a, b, _ = x.strides
+    return (batch, b, a) if layout == "bshd" else (batch, a, b)
+
+
 def inputs_of(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
     """The arguments INPUTS of attention_inputs.cuh."""
     rank, window, p = ins["Q"].ndim, attrs["window"] or (-1, -1), attrs["dropout"]
@@ -159,6 +167,7 @@ def inputs_of(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
     given = [ABSENT if (x := ins.get(slot)) is None else x for slot in slots]
     numbers = (
         c.heads, c.heads // max(c.kv_heads, 1), c.queries, c.keys, c.d, c.dv, int(c.bshd),
+        *(n for slot in "QKV" for n in strides_of(ins[slot], attrs["layout"])),
         lengths.size - 1 if lengths is not None else 0, window[0], after, int(attrs["bottom_right"]),
         *score_strides(ins.get("Bias"), rank), *score_strides(ins.get("Mask"), rank),
     )  # fmt: skip

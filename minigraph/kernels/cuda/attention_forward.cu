@@ -27,9 +27,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
     __shared__ int odd;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;
     const int first = int(blockIdx.x % tiles) * BM, head = blockIdx.x / tiles, b = head / heads, h = head % heads;
-    const int kv_heads = heads / groups, kv = h / groups, valid = queries - first;
-    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const int kv = h / groups, valid = queries - first;
+    const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, kv);
+    const Rows v_rows = rows_in(z.v, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
 
     if (threadIdx.x == 0) odd = 0;

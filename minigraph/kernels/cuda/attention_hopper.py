@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...types import bfloat16, float16
+from .attention_exact import strides_of
 from .attention_pieces import pieces
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
@@ -86,14 +87,6 @@ def window_of(attrs: Mapping[str, Any], shape: Shape) -> tuple[int, int]:
     left, right = attrs["window"] if attrs["window"] is not None else (UNBOUNDED, UNBOUNDED)
     right = min(right, 0) if attrs["causal"] else right
     return max(shift - left, -UNBOUNDED), min(shift + right, UNBOUNDED)
-
-
-def strides_of(x: Buffer, layout: str) -> tuple[int, int, int]:
-    """Elements from one batch, head and row of `x` to the next."""
-    if x.ndim == 3:
-        return x.shape[1] * x.shape[2], x.shape[2], x.shape[2]
-    _, a, b, width = x.shape
-    return (a * b * width, width, b * width) if layout == "bshd" else (a * b * width, b * width, width)
 
 
 def _map(x: Buffer, layout: str, rows: int) -> TensorMap:
@@ -230,7 +223,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         _map(K, layout, ROWS), _map(V, layout, ROWS), _map(Q, layout, step), _map(grad, layout, step), numbers, sums,
         turns, k_grad, v_grad,
         *map(i32, (shape.queries, padded, shape.keys, shape.heads, shape.groups, shape.width)), scale,
-        *map(i32, (low, high, key_lines, together)), *_strides(K, layout), *_strides(V, layout),
+        *map(i32, (low, high, key_lines, together)), *_strides(k_grad, layout), *_strides(v_grad, layout),
     )  # fmt: skip
     # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
     stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
@@ -239,7 +232,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     binder.launch_source(source, "attention_backward", grid, THREADS, *args, shared=shared, together=around)
     if outs.get("Q_grad") is not None:
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
-        args = sums, turns, outs["Q_grad"], *sizes, *_strides(Q, layout)
+        args = sums, turns, outs["Q_grad"], *sizes, *_strides(outs["Q_grad"], layout)
         binder.launch_source(source, "attention_finish", (tiles, shape.heads, shape.batch), 256, *args)
 
 

@@ -2,13 +2,19 @@
 // C type computed in, T type in memory, BT that of Bias, L that of cumulative lengths, GENERAL: there are Bias, Mask or
 // dropout.
 
+struct Strides {  // of an array: elements from one batch, head, row to the next
+    i64 batch, head, row;
+};
 struct Sizes {
     int heads, groups, queries, keys, d, dv;
     bool bshd;
+    Strides q, k, v;
 };
 struct Rows {  // of one head of an array: where they begin, elements from one to the next
     i64 at, step;
 };
+__device__ __forceinline__ Rows rows_in(const Strides& s, i64 b, i64 h) { return {b * s.batch + h * s.head, s.row}; }
+// Of an array that is contiguous.
 __device__ __forceinline__ Rows rows_of(const Sizes& z, i64 heads, i64 rows, i64 width, i64 b, i64 h) {
     const i64 batch = b * heads * rows * width;
     if (z.bshd) return {batch + h * width, heads * width};
@@ -112,8 +118,7 @@ __device__ __forceinline__ Start start_of(
 {
     const C far = lse < 0 ? -lse : lse;
     if (!GENERAL || !m.bias || !(far > C(-HIDDEN_WHOLE)) || far == infinity<C>()) return {lse, C(1)};
-    const int kv_heads = z.heads / z.groups;
-    const Rows q_rows = rows_of(z, z.heads, z.queries, z.d, b, h), k_rows = rows_of(z, kv_heads, z.keys, z.d, b, h / z.groups);
+    const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, h / z.groups);
     const Place at = place_of(m, z, b, h);
     const Interval seen = sight.of_query(q);
     C largest = -infinity<C>(), total = 0;
@@ -147,11 +152,13 @@ __device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes&
 
 #define INPUTS                                                                                                       \
     const T *Q, const T *K, const T *V, const BT *bias, const bool *mask, const L *lengths_q, const L *lengths_k,    \
-        const i64 *key, int heads, int groups, int queries, int keys, int d, int dv, int bshd, i64 count,            \
+        const i64 *key, int heads, int groups, int queries, int keys, int d, int dv, int bshd, i64 q_batch,          \
+        i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch, i64 v_head, i64 v_row, i64 count,    \
         i64 before, i64 after, i64 bottom_right, i64 bias_b, i64 bias_h, i64 bias_q, i64 bias_k, i64 mask_b,         \
         i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale
 #define READ_INPUTS                                                                                                  \
-    const Sizes z = {heads, groups, queries, keys, d, dv, bshd != 0};                                                \
+    const Sizes z = {heads, groups, queries, keys, d, dv, bshd != 0, {q_batch, q_head, q_row},                       \
+                     {k_batch, k_head, k_row}, {v_batch, v_head, v_row}};                                            \
     const Sight sight = {lengths_q, lengths_k, queries, keys, count, before, after, bottom_right != 0};              \
     const Modifiers m = {bias, mask, bias_b, bias_h, bias_q, bias_k, mask_b, mask_h, mask_q, mask_k, C(scale),       \
                          C(masked_score), threshold ? u64(key[0]) : 0, threshold ? key[1] : 0,                       \

@@ -107,9 +107,9 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
-    const int b = head / heads, h = head % heads, kv_heads = heads / groups, kv = h / groups;
-    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
+    const int b = head / heads, h = head % heads, kv = h / groups;
+    const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, kv);
+    const Rows v_rows = rows_in(z.v, b, kv), o_rows = rows_of(z, heads, queries, dv, b, h);
     const Place at = place_of(m, z, b, h);
 
     load_tile<BM, HEAD>(own, Q + q_rows.at + first * q_rows.step, int(q_rows.step), queries - first, d);
@@ -173,18 +173,19 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         wait_for_copies();
         __syncthreads();
     }
-    const i64 place = q_rows.at + first * q_rows.step;
+    const Rows dq_rows = rows_of(z, heads, queries, d, b, h);
+    const i64 place = dq_rows.at + first * dq_rows.step;
     if (CLUSTER > 1) {
         meet_cluster();
         send_sums<HEAD>(sum, own, own_row);
         meet_cluster();
-        store_joined<HEAD>(own, dQ + place, q_rows.step, queries - first, d, Same{m.scale});
+        store_joined<HEAD>(own, dQ + place, dq_rows.step, queries - first, d, Same{m.scale});
         return;
     }
     float factor[MT][2];
     fill(factor, m.scale);
-    if (part) store_sums<HEAD>(sum, factor, part + split * elements + place, q_rows.step, own_row, queries - first, d);
-    else store_sums<HEAD>(sum, factor, dQ + place, q_rows.step, own_row, queries - first, d);
+    if (part) store_sums<HEAD>(sum, factor, part + split * elements + place, dq_rows.step, own_row, queries - first, d);
+    else store_sums<HEAD>(sum, factor, dQ + place, dq_rows.step, own_row, queries - first, d);
 }
 #endif
 
@@ -206,7 +207,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(tile % u32(tiles)) * BM, kv_head = tile / u32(tiles), b = kv_head / kv_heads;
     const int kv = kv_head % kv_heads;
-    const Rows k_rows = rows_of(z, kv_heads, keys, d, b, kv), v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const Rows k_rows = rows_in(z.k, b, kv), v_rows = rows_in(z.v, b, kv);
 
     load_tile<BM, HEAD>(own, K + k_rows.at + first * k_rows.step, int(k_rows.step), keys - first, d);
     load_tile<BM, HEAD_V>(own_value, V + v_rows.at + first * v_rows.step, int(v_rows.step), keys - first, dv);
@@ -221,7 +222,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     auto load_stage = [&](int step, int h, int q_step) {
         Byte* const to = stages + step % 2 * BYTES;
         const int q0 = all.begin + q_step * BN;
-        const Rows q_rows = rows_of(z, heads, queries, d, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
+        const Rows q_rows = rows_in(z.q, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, int(q_rows.step), all.end - q0, d);
         load_tile<BN, HEAD_V>(to + Q_BYTES, dO + o_rows.at + q0 * o_rows.step, int(o_rows.step), all.end - q0, dv);
         for (int r = threadIdx.x; r < BN; r += THREADS) {
@@ -278,7 +279,8 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         __syncthreads();
     }
     float *const part_k = part + split * (elements_k + elements_v), *const part_v = part_k + elements_k;
-    const i64 at_k = k_rows.at + first * k_rows.step, at_v = v_rows.at + first * v_rows.step;
+    const Rows dk_rows = rows_of(z, kv_heads, keys, d, b, kv), dv_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const i64 at_k = dk_rows.at + first * dk_rows.step, at_v = dv_rows.at + first * dv_rows.step;
     const int valid = keys - first;
     if (CLUSTER > 1) {
         Byte* const of_values = own + (FOR_K ? INBOX<HEAD> : 0);
@@ -286,16 +288,16 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         if (FOR_K) send_sums<HEAD>(to_k, own, own_row);
         if (FOR_V) send_sums<HEAD_V>(to_v, of_values, own_row);
         meet_cluster();
-        if (FOR_K) store_joined<HEAD>(own, dK + at_k, k_rows.step, valid, d, Same{m.scale});
-        if (FOR_V) store_joined<HEAD_V>(of_values, dV + at_v, v_rows.step, valid, dv, Same{1});
+        if (FOR_K) store_joined<HEAD>(own, dK + at_k, dk_rows.step, valid, d, Same{m.scale});
+        if (FOR_V) store_joined<HEAD_V>(of_values, dV + at_v, dv_rows.step, valid, dv, Same{1});
         return;
     }
     float factor[MT][2], one[MT][2];
     fill(factor, m.scale);
     fill(one, 1);
-    if (FOR_K && part) store_sums<HEAD>(to_k, factor, part_k + at_k, k_rows.step, own_row, valid, d);
-    else if (FOR_K) store_sums<HEAD>(to_k, factor, dK + at_k, k_rows.step, own_row, valid, d);
-    if (FOR_V && part) store_sums<HEAD_V>(to_v, one, part_v + at_v, v_rows.step, own_row, valid, dv);
-    else if (FOR_V) store_sums<HEAD_V>(to_v, one, dV + at_v, v_rows.step, own_row, valid, dv);
+    if (FOR_K && part) store_sums<HEAD>(to_k, factor, part_k + at_k, dk_rows.step, own_row, valid, d);
+    else if (FOR_K) store_sums<HEAD>(to_k, factor, dK + at_k, dk_rows.step, own_row, valid, d);
+    if (FOR_V && part) store_sums<HEAD_V>(to_v, one, part_v + at_v, dv_rows.step, own_row, valid, dv);
+    else if (FOR_V) store_sums<HEAD_V>(to_v, one, dV + at_v, dv_rows.step, own_row, valid, dv);
 }
 #endif

@@ -35,9 +35,9 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
     const int b = head / heads, h = head % heads;
-    const int kv_heads = heads / groups, kv = h / groups, own_row = warp * 16 * MT;
-    const Rows q_rows = rows_of(z, heads, queries, d, b, h), k_rows = rows_of(z, kv_heads, keys, d, b, kv);
-    const Rows v_rows = rows_of(z, kv_heads, keys, dv, b, kv);
+    const int kv = h / groups, own_row = warp * 16 * MT;
+    const Rows q_rows = rows_in(z.q, b, h), k_rows = rows_in(z.k, b, kv);
+    const Rows v_rows = rows_in(z.v, b, kv);
     const Place at = place_of(m, z, b, h);
     const float unit = GENERAL ? 1.0f : m.scale * LOG2E;  // scores times this are exponents of 2
     const float product_unit = m.scale * LOG2E, masked_unit = exponent_of(m.masked_score);

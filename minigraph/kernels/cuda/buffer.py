@@ -1,4 +1,4 @@
-"""Buffer: a contiguous array on the device."""
+"""Buffer: an array on the device."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ CUDA_TYPES = {  # one word each, so that T(0) is a conversion
 class Buffer:
     """Shape and type of an array whose address `ptr` is filled in when memory is laid out.
 
-    Rows lie one after the other (C order) and `ptr` is a multiple of `alignment` bytes.
+    Rows lie one after the other (C order), but where `steps` says otherwise: elements from one index to the next along
+    each axis. Only kernels that ask for `strides` are given such a one. `ptr` is a multiple of `alignment` bytes.
     """
 
-    __slots__ = ("alignment", "dtype", "offset", "owner", "ptr", "shape")
+    __slots__ = ("alignment", "dtype", "offset", "owner", "ptr", "shape", "steps")
 
     def __init__(self, shape: Sequence[int], dtype: np.dtype, ptr: int | None = None, alignment: int = 256) -> None:
         self.shape, self.dtype, self.ptr, self.alignment = tuple(shape), np.dtype(dtype), ptr, alignment
         self.owner: Buffer | None = None  # the buffer whose memory this one shows
         self.offset = 0
+        self.steps: tuple[int, ...] | None = None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index to the next along each axis."""
+        return rows_apart(self.shape) if self.steps is None else self.steps
 
     @property
     def size(self) -> int:
@@ -56,11 +63,38 @@ class Buffer:
         alignment = math.gcd(self.alignment, offset) if offset else self.alignment
         shown = Buffer(shape, dtype, alignment=alignment)
         shown.owner, shown.offset = self, offset
+        assert self.steps is None, f"{self} does not lie in one piece"
         assert offset + shown.nbytes <= self.nbytes, f"{shown} exceeds {self}"
+        return shown
+
+    def spread(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> Buffer:
+        """Elements of this one from number `start` on, so many steps apart along each axis.
+
+        C order in one piece is an ordinary view; the elements of a Buffer that has strides are counted where they lie.
+        """
+        offset = start * self.dtype.itemsize
+        shown = Buffer(shape, self.dtype, alignment=math.gcd(self.alignment, offset) if offset else self.alignment)
+        shown.owner, shown.offset = self, offset
+        shown.steps = None if in_one_piece(shape, strides) else tuple(strides)
         return shown
 
     def __repr__(self) -> str:
         return f"<Buffer {CUDA_TYPES[self.dtype]}{list(self.shape)}>"
+
+
+def rows_apart(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements from one index to the next along each axis of an array in C order."""
+    steps, step = [], 1
+    for extent in reversed(shape):
+        steps.append(step)
+        step *= extent
+    return tuple(steps[::-1])
+
+
+def in_one_piece(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether these strides are those of C order; axes of one index have none."""
+    pairs = zip(shape, strides, rows_apart(shape), strict=True)
+    return 0 in shape or all(stride == own for extent, stride, own in pairs if extent > 1)
 
 
 def owner(buffer: Buffer) -> Buffer:

@@ -56,7 +56,7 @@ def _moved(value: Any, places: dict[int, Buffer]) -> Any:
         return value.elsewhere(partial(_moved, places=places))
     assert value.owner is not None, f"{value} has no place"
     found = places[id(value)] = Buffer(value.shape, value.dtype, alignment=value.alignment)
-    found.owner, found.offset = _moved(value.owner, places), value.offset
+    found.owner, found.offset, found.steps = _moved(value.owner, places), value.offset, value.steps
     return found
 
 
@@ -95,7 +95,8 @@ class Repeats:
                 root, offset = root.owner, offset + root.offset
             number, _ = roots.setdefault(id(root), (len(roots), root))
             outside = id(root) in self.binder.outside
-            return number, offset, slot.shape, slot.dtype, slot.alignment, slot is root, root.ptr, outside
+            layout = slot.shape, slot.steps, slot.dtype, slot.alignment
+            return number, offset, layout, slot is root, root.ptr, outside
 
         return (what, *map(facts, slots)), [root for _, root in roots.values()]
 
