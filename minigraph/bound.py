@@ -16,6 +16,7 @@ from .errors import MinigraphError
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer, owner
 from .kernels.cuda.moved import Repeats
+from .kernels.cuda.views import SHOWN, whole
 from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
@@ -286,4 +287,4 @@ def _laid_out(buffers: Iterable[Buffer]) -> tuple[list[tuple[Buffer, int]], int]
 
 def _is_view(op_type: Any) -> bool:
     """On the GPU all values are contiguous: only a change of shape shows the same memory."""
-    return getattr(op_type.gpu_bind, "__name__", "") == "view"
+    return SHOWN.get(op_type.type) is whole

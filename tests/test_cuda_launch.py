@@ -23,7 +23,7 @@ from minigraph.kernels.cuda import (
     update,
 )
 from minigraph.kernels.cuda.binder import Binder, Copy, Device, Fill, Launch
-from minigraph.kernels.cuda.buffer import Buffer
+from minigraph.kernels.cuda.buffer import Buffer, rows_apart
 from minigraph.kernels.cuda.compile import compile_source
 from minigraph.kernels.cuda.movement import Axis
 from minigraph.kernels.cuda.pointwise import bind_pointwise
@@ -74,9 +74,9 @@ def test_merged_axes_visit_the_same_places(axes):
 
 @given(st.permutations(range(4)), st.tuples(*[st.integers(1, 3)] * 4))
 def test_a_permutation_of_neighbours_is_one_axis(perm, shape):
-    sources = movement.steps_of(shape)
+    sources = rows_apart(shape)
     out = tuple(shape[p] for p in perm)
-    axes = [Axis(out[i], sources[p], d) for (i, p), d in zip(enumerate(perm), movement.steps_of(out), strict=True)]
+    axes = [Axis(out[i], sources[p], d) for (i, p), d in zip(enumerate(perm), rows_apart(out), strict=True)]
     moved = [p for p in perm if shape[p] > 1]
     breaks = sum(b != min((q for q in moved if q > a), default=-1) for a, b in itertools.pairwise(moved))
     assert len(movement.merged(axes)) == 1 + breaks if moved else 1
@@ -264,7 +264,7 @@ def test_a_view_of_the_same_memory_is_not_copied():
     for out, copies in ((x.view((3, 8)), 0), (Buffer((3, 8), float32), 1)):
         binder = Binder()
         binder.begin(0)
-        movement.view(binder, {"X": x}, {"Out": out}, {})
+        movement.reshape(binder, {"X": x}, {"Out": out}, {})
         assert len(binder.calls) == copies
     a, b = Buffer((4,), float32, ptr=512), Buffer((2,), float32, ptr=512).view((2,))
     assert movement.place(a) == movement.place(b)

@@ -7,14 +7,16 @@ there are along each, and how far a step leads in the source and in the destinat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...types import int8, int16, int32, int64, uint8
+from . import views
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import Buffer
 from .pointwise import PACK_BYTES, bind_pointwise
 from .reduce import bind_sum_to
+from .views import reshaped
 
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
 BITS = {1: int8, 2: int16, 4: int32, 8: int64}
@@ -39,15 +41,6 @@ class Axis(NamedTuple):
 def bits(buffer: Buffer) -> Buffer:
     """The buffer with its elements as integers of their size: values are moved, not computed."""
     return buffer.view(buffer.shape, BITS[buffer.dtype.itemsize])
-
-
-def steps_of(shape: Sequence[int]) -> list[int]:
-    """Elements from one index to the next along each axis of a contiguous array."""
-    steps, step = [], 1
-    for extent in reversed(shape):
-        steps.append(step)
-        step *= extent
-    return steps[::-1]
 
 
 def bind_copy(
@@ -191,14 +184,27 @@ def tile_bytes(word: int, aligned: bool, odd: bool = False) -> int:
     return (rows * lines + (0 if odd else rows // pack)) * PACK_BYTES
 
 
-def view(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """The first output has the elements of the only input that is read; nothing to do where it shows its memory."""
-    source, out = ins.get("Out_grad") or ins["X"], next(iter(outs.values()))
-    if place(out) != place(source):
-        binder.copy(out, source)
+def bring(binder: Binder, out: Buffer, shown: Buffer) -> None:
+    """out = `shown`, element by element in C order; nothing to do where both are the same memory."""
+    source, target = reshaped(shown, out.shape), out
+    if source is None:
+        source, target = shown, reshaped(out, shown.shape)
+    assert source is not None
+    assert target is not None
+    if place(source) == place(target) and source.steps == target.steps:
+        return
+    axes = [Axis(*steps) for steps in zip(source.shape, source.strides, target.strides, strict=True)]
+    (target, to), (source, start) = _around(target), _around(source)
+    bind_copy(binder, target, source, axes, to=to, start=start)
 
 
-reshape = reshape_grad = squeeze = unsqueeze = flatten = view
+def _around(buffer: Buffer) -> tuple[Buffer, int]:
+    """What lies in one piece around a buffer, and the number of its first element there: words may be wider."""
+    inner, offset = buffer, 0
+    while inner.steps is not None:
+        assert inner.owner is not None
+        inner, offset = inner.owner, offset + inner.offset
+    return inner, offset // buffer.dtype.itemsize
 
 
 def place(buffer: Buffer) -> tuple[Buffer, int] | int:
@@ -210,72 +216,34 @@ def place(buffer: Buffer) -> tuple[Buffer, int] | int:
     return (buffer, offset) if buffer.ptr is None else buffer.ptr + offset
 
 
-def transpose(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Out's axis i is X's axis perm[i]."""
-    x, out = ins["X"], outs["Out"]
-    sources, destinations = steps_of(x.shape), steps_of(out.shape)
-    axes = [Axis(out.shape[i], sources[p], destinations[i]) for i, p in enumerate(attrs["perm"])]
-    bind_copy(binder, out, x, axes)
+def _showing(shows: views.Shows) -> Callable[[Binder, Slots, Slots, Slots], None]:
+    """Bind an operator whose outputs hold what a function of views.py shows."""
+
+    def bind(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+        parts = next(iter(outs.values()))
+        for out, shown in zip(parts if isinstance(parts, list) else [parts], shows(ins, outs, attrs), strict=True):
+            if out is not None:
+                bring(binder, out, shown)
+
+    return bind
 
 
-def slice(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Out = X[start:end:step]."""
-    x, out = ins["X"], outs["Out"]
-    ranges = _ranges(x.shape, attrs)
-    start = sum(r.start * s for r, s in zip(ranges, steps_of(x.shape), strict=True))
-    bind_copy(binder, out, x, _section(x.shape, ranges), start=start)
+reshape = reshape_grad = squeeze = unsqueeze = flatten = _showing(views.whole)
+transpose, slice = _showing(views.transposed), _showing(views.sliced)
+split, concat_grad = _showing(views.cut), _showing(views.joined_from)
 
 
 def slice_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Zeros, and Out_grad where the slice was taken."""
-    grad, out = ins["Out_grad"], outs["X_grad"]
-    ranges = _ranges(out.shape, attrs)
-    binder.zero(out)
-    start = sum(r.start * s for r, s in zip(ranges, steps_of(out.shape), strict=True))
-    axes = [Axis(a.extent, a.destination, a.source) for a in _section(out.shape, ranges)]
-    bind_copy(binder, out, grad, axes, to=start)
-
-
-def _ranges(shape: Sequence[int], attrs: Slots) -> list[range]:
-    """The indices that a slice takes along each axis."""
-    ranges = [range(size) for size in shape]
-    steps = attrs["steps"] or (1,) * len(attrs["axes"])
-    for axis, start, end, step in zip(attrs["axes"], attrs["starts"], attrs["ends"], steps, strict=True):
-        ranges[axis] = ranges[axis][start:end:step]
-    return ranges
-
-
-def _section(shape: Sequence[int], ranges: Sequence[range]) -> list[Axis]:
-    """Axes from the section of an array of `shape` to a contiguous array."""
-    sources, destinations = steps_of(shape), steps_of([len(r) for r in ranges])
-    return [Axis(len(r), r.step * s, d) for r, s, d in zip(ranges, sources, destinations, strict=True)]
+    binder.zero(outs["X_grad"])
+    bring(binder, views.section(outs["X_grad"], attrs), ins["Out_grad"])
 
 
 def concat(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out = X[0], X[1], ... along an axis; one copy for each."""
-    out, start = outs["Out"], 0
-    axis = attrs["axis"] % out.ndim
-    inner = math.prod(out.shape[axis + 1 :])
-    for x in ins["X"]:
-        run = x.shape[axis] * inner
-        rows = Axis(math.prod(out.shape[:axis]), run, out.shape[axis] * inner)
-        bind_copy(binder, out, x, [rows, Axis(run, 1, 1)], to=start)
-        start += run
-
-
-def split(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Out[0], Out[1], ... are consecutive pieces of X along an axis."""
-    x, parts = ins["X"], outs["Out"]
-    size = x.shape[attrs["axis"]]
-    sections = attrs["sections"] or (size // len(parts),) * len(parts)
-    left = size - sum(s for s in sections if s >= 0)
-    _cut(binder, x, parts, [left if s == -1 else s for s in sections], attrs["axis"])
-
-
-def concat_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """X_grad[i] is the piece of Out_grad that came from X[i]."""
     sizes = [x.shape[attrs["axis"]] for x in ins["X"]]
-    _cut(binder, ins["Out_grad"], outs["X_grad"], sizes, attrs["axis"])
+    for part, x in zip(views.pieces(outs["Out"], sizes, attrs["axis"]), ins["X"], strict=True):
+        bring(binder, part, x)
 
 
 def stack(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
@@ -283,16 +251,6 @@ def stack(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     axis = attrs["axis"] % outs["Out"].ndim
     parts = [x.view((*x.shape[:axis], 1, *x.shape[axis:])) for x in ins["X"]]
     concat(binder, {"X": parts}, outs, {"axis": axis})
-
-
-def _cut(binder: Binder, whole: Buffer, parts: Sequence[Buffer | None], sizes: Sequence[int], axis: int) -> None:
-    axis, start = axis % whole.ndim, 0
-    outer, inner = math.prod(whole.shape[:axis]), math.prod(whole.shape[axis + 1 :])
-    for part, size in zip(parts, sizes, strict=True):
-        run = size * inner
-        if part is not None:
-            bind_copy(binder, part, whole, [Axis(outer, whole.shape[axis] * inner, run), Axis(run, 1, 1)], start=start)
-        start += run
 
 
 def expand(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

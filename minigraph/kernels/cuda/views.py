@@ -1,0 +1,109 @@
+"""Views: what operators that only give elements other places show of their input's memory, as Buffers with strides.
+
+SHOWN has a function for each of them, which gives a Buffer for each output: its elements, in C order, are those of
+the output. movement.py copies them where the output does not lie there already.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .buffer import Buffer
+
+Slots = Mapping[str, Any]
+PIECE = 16  # bytes: what kernels load at once
+
+
+def whole(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """The only input that is read."""
+    return [ins.get("Out_grad") or ins["X"]]
+
+
+def transposed(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """Axis i is X's axis perm[i]."""
+    x, perm = ins["X"], attrs["perm"]
+    return [x.spread([x.shape[p] for p in perm], [x.strides[p] for p in perm])]
+
+
+def sliced(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """X[start:end:step], no axis dropped yet."""
+    return [section(ins["X"], attrs)]
+
+
+def section(x: Buffer, attrs: Slots) -> Buffer:
+    """The part of `x` that a slice takes."""
+    ranges = [range(size) for size in x.shape]
+    steps = attrs["steps"] or (1,) * len(attrs["axes"])
+    for axis, start, end, step in zip(attrs["axes"], attrs["starts"], attrs["ends"], steps, strict=True):
+        ranges[axis] = ranges[axis][start:end:step]
+    start = sum(r.start * s for r, s in zip(ranges, x.strides, strict=True)) if all(ranges) else 0
+    return x.spread([len(r) for r in ranges], [r.step * s for r, s in zip(ranges, x.strides, strict=True)], start)
+
+
+def cut(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """Consecutive pieces of X along an axis."""
+    sizes = [part.shape[attrs["axis"]] for part in outs["Out"]]
+    return pieces(ins["X"], sizes, attrs["axis"])
+
+
+def joined_from(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """The pieces of Out_grad that came from each of X."""
+    return pieces(ins["Out_grad"], [x.shape[attrs["axis"]] for x in ins["X"]], attrs["axis"])
+
+
+def pieces(x: Buffer, sizes: Sequence[int], axis: int) -> list[Buffer]:
+    """Pieces of these sizes along an axis, one behind the other."""
+    axis %= x.ndim
+    starts = [0, *itertools.accumulate(sizes)]
+    return [
+        x.spread((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.strides, start * x.strides[axis] if size else 0)
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+
+
+Shows = Callable[[Slots, Slots, Slots], list[Buffer]]
+SHOWN: dict[str, Shows] = {
+    **dict.fromkeys(("reshape", "reshape_grad", "squeeze", "unsqueeze", "flatten"), whole),
+    "transpose": transposed, "slice": sliced, "split": cut, "concat_grad": joined_from,
+}  # fmt: skip
+
+
+def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
+    """The same elements in another shape; None where strides cannot say where they lie."""
+    if tuple(shape) == x.shape:
+        return x
+    if x.steps is None:
+        return x.view(shape)
+    runs: list[tuple[int, int]] = []  # (places, step) of axes that are one, outermost first
+    for extent, step in zip(x.shape, x.steps, strict=True):
+        if extent > 1 and runs and runs[-1][1] == extent * step:
+            runs[-1] = runs[-1][0] * extent, step
+        elif extent > 1:
+            runs.append((extent, step))
+    strides, left, step = [], 1, 1
+    for extent in reversed(shape):
+        if extent > 1 and left == 1:
+            left, step = runs.pop()
+        if left % extent:
+            return None
+        strides.append(step)
+        left, step = left // extent, step * extent
+    return x.spread(shape, strides[::-1])
+
+
+def unfit(x: Buffer) -> str | None:
+    """Why kernels that read rows by strides, in pieces of 16 bytes, cannot read `x` where it lies."""
+    *outer, last = x.strides
+    if last != 1:
+        return f"elements of its rows lie {last} apart"
+    size = x.dtype.itemsize
+    if any(step <= 0 for step in outer):
+        return "its rows run backwards"
+    odd = next((step * size for step in outer if step * size % PIECE), None)
+    if odd is not None:
+        return f"its rows are {odd} bytes apart, which is no multiple of {PIECE}"
+    if x.alignment % PIECE:
+        return f"it begins {x.offset} bytes behind what it is part of, which is no multiple of {PIECE}"
+    return None
