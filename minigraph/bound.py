@@ -16,7 +16,6 @@ from .errors import MinigraphError
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall
 from .kernels.cuda.buffer import Buffer, owner
 from .kernels.cuda.moved import Repeats
-from .kernels.cuda.views import SHOWN, whole
 from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
 from .memory import Life, apart, layout, most_live, rounded
@@ -24,6 +23,7 @@ from .options import DEFAULT, RunOptions
 from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
 from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
+from .strided import show
 from .types import TensorType
 
 AS_RECORDED = Settling()
@@ -52,11 +52,12 @@ class BoundProgram:
     ) -> None:  # fmt: skip
         """`settling` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
         self.program, self.options, self.settle = program, options, settling.settle
-        self.schedule = Schedule(program, feeds, fetches, prune, shows_memory=_is_view, inplace=options.inplace)
+        self.schedule = Schedule(program, feeds, fetches, prune, show=show, inplace=options.inplace)
         self.binder = Binder(
             device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
             autotune=options.autotune, sure=settling.sure,
         )  # fmt: skip
+        self.binder.notes += self.schedule.remarks
         self.repeats = Repeats(self.binder)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
@@ -104,7 +105,9 @@ class BoundProgram:
                 self.results.append((buffers[indices[-1]], name))
         for index, value in enumerate(values):
             if value.root != index:
-                buffers[index] = buffers[value.root].view(value.type.shape, value.type.dtype)
+                root, shape = buffers[value.root], value.type.shape
+                lies = value.layout
+                buffers[index] = root.spread(shape, lies.strides, lies.start) if lies is not None else root.view(shape)
         return buffers
 
     def _take_over(self, position: int, step: Step, buffers: list[Buffer]) -> None:
@@ -283,8 +286,3 @@ def _laid_out(buffers: Iterable[Buffer]) -> tuple[list[tuple[Buffer, int]], int]
         placed.append((b, end))
         end += rounded(b.nbytes)
     return placed, end
-
-
-def _is_view(op_type: Any) -> bool:
-    """On the GPU all values are contiguous: only a change of shape shows the same memory."""
-    return SHOWN.get(op_type.type) is whole

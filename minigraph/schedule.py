@@ -13,12 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import FeedError, MinigraphError
-from .opdef import OpDef, Slot
+from .opdef import Slot
 from .program import Operator, Program, Variable, describe_call
 from .types import TensorType
+
+
+class Layout(NamedTuple):
+    """Where a value lies in the memory that it shows: its first element, elements from one index to the next."""
+
+    start: int
+    strides: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -31,6 +38,7 @@ class Value:
     persistable: bool = False
     last_use: int = -1
     root: int = -1  # index of the value whose memory this one shows; itself if none
+    layout: Layout | None = None  # where there, unless it is all of it in C order
     buffer: int | None = None  # number of the shared buffer it lies in
 
 
@@ -72,23 +80,31 @@ class Step:
         return frozenset(s.name for s, o in zip(self.op.opdef.outputs, self.outputs, strict=True) if o is not None)
 
 
-def is_view(opdef: OpDef) -> bool:
-    """Whether NumPy computes this operator without a copy."""
-    return "view" in opdef.traits
+Show = Callable[["Schedule"], list[tuple[int, str]]]
+
+
+def show_views(schedule: Schedule) -> list[tuple[int, str]]:
+    """Let the values show the memory of others that NumPy computes without a copy."""
+    for step in schedule.steps:
+        viewed = next((i for i in step.inputs if isinstance(i, int)), None)
+        if viewed is not None and "view" in step.op.opdef.traits:
+            for i in step.written:
+                schedule.values[i].root = schedule.values[viewed].root
+    return []
 
 
 class Schedule:
     """Values and steps of `program` for feeds of the given types.
 
-    shows_memory   which operators' outputs are views on this device
-    inplace        whether an operator may write over the value that it updates
+    show      finds which values show the memory of others on this device; what it remarks is kept: (step, text)
+    inplace   whether an operator may write over the value that it updates
     """
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
-        shows_memory: Callable[[OpDef], bool] = is_view, inplace: bool = True,
+        show: Show = show_views, inplace: bool = True,
     ) -> None:  # fmt: skip
-        self.shows_memory, self.inplace = shows_memory, inplace
+        self.inplace = inplace
         self.program, self.fetches = program, tuple(fetches)
         self.values: list[Value] = []
         self.current: dict[str, int] = {}
@@ -101,6 +117,7 @@ class Schedule:
         for op in ops:
             self._add_step(op)
         self.fetched = [self._read(name) for name in self.fetches]
+        self.remarks = show(self)
         self._lives()
 
     def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
@@ -161,10 +178,6 @@ class Schedule:
                     step.stored.append((index, name))
             step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
             step.in_place.append((in_place if slot.variadic else in_place[0]) if in_place else None)
-        viewed = next((i for i in inputs if isinstance(i, int)), None)
-        if viewed is not None and self.shows_memory(opdef):
-            for i in step.written:
-                self.values[i].root = self.values[viewed].root
         self.steps.append(step)
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:

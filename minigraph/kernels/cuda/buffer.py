@@ -104,6 +104,14 @@ def owner(buffer: Buffer) -> Buffer:
     return buffer
 
 
+def begins(buffer: Buffer) -> int:
+    """The number of its first element in the buffer whose memory it shows, which has the same type."""
+    offset = 0
+    while buffer.owner is not None:
+        buffer, offset = buffer.owner, offset + buffer.offset
+    return offset // buffer.dtype.itemsize
+
+
 class Words:
     """Words of 8 bytes, among them addresses of buffers, which are known once memory is laid out.
 

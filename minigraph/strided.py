@@ -1,0 +1,111 @@
+"""Which values a GPU need not copy out of others, because whoever reads them takes rows where they lie.
+
+    qkv [B, S, 3, H, D] -> slice -> q [B, S, H, D] -> attention       q shows qkv's memory, in qkv's strides
+
+An operator says which inputs its kernels read by strides (`OpDef.strided`). What slices, splits, transposes and
+changes of shape give to such inputs, and to nobody else, shows the memory that they were given; else it is copied as
+ever, with a remark why. A change of shape alone shows its input's memory to every reader.
+
+What shows another value's memory keeps that alive and unchanged, as every view does: schedule.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .kernels.cuda.buffer import Buffer, begins
+from .kernels.cuda.views import SHOWN, Shows, reshaped, unfit, whole
+from .schedule import Layout, Schedule, Step, each
+from .types import TensorType
+
+
+def show(schedule: Schedule) -> list[tuple[int, str]]:
+    """Let values show the memory of others; (step, why it copies) where a reader would have taken strides."""
+    return Views(schedule).remarks
+
+
+class Views:
+    """Values of a Schedule that show others.
+
+    direct  values that are read by strides
+    taken   {value: how many of its elements are, also as other values that show them}
+    apart   {value of these: why it must lie in C order}
+    lies    {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.values, self.remarks = schedule.values, list[tuple[int, str]]()
+        self.direct = {i for step in schedule.steps for i in _by_strides(step)}
+        self.taken = self._taken(schedule)
+        self.apart = self._apart(schedule)
+        self.lies: dict[int, Buffer] = {}
+        for position, step in enumerate(schedule.steps):
+            shows = SHOWN.get(step.op.type)
+            if shows is not None:
+                self._show(position, step, shows)
+
+    def _taken(self, schedule: Schedule) -> dict[int, int]:
+        found = {i: self.values[i].type.size for i in self.direct}
+        for step in reversed(schedule.steps) if found else ():
+            elements = sum(found.get(i, 0) for i in step.written) if step.op.type in SHOWN else 0
+            for source in step.read if elements else ():
+                found[source] = min(found.get(source, 0) + elements, self.values[source].type.size)
+        return found
+
+    def _apart(self, schedule: Schedule) -> dict[int, str]:
+        found = dict.fromkeys(schedule.fetched, "it is fetched")
+        found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
+        for step in schedule.steps if self.taken else ():
+            if step.op.type not in SHOWN:
+                others = set(step.read).intersection(self.taken).difference(_by_strides(step))
+                found |= dict.fromkeys(others, f"{step.op.type} reads it, too")
+        return found
+
+    def _show(self, position: int, step: Step, shows: Shows) -> None:
+        (source,) = step.read
+        if shows is whole and source not in self.lies:
+            for i in step.written:
+                self.values[i].root = self.values[source].root
+            return
+        if self.taken.keys().isdisjoint(step.written):
+            return
+        opdef = step.op.opdef
+        ins = {slot.name: each(i, self._stand_in) for slot, i in zip(opdef.inputs, step.inputs, strict=True)}
+        outs = {slot.name: each(i, self._stand_in) for slot, i in zip(opdef.outputs, step.outputs, strict=True)}
+        for i, shown in zip(step.written, shows(ins, outs, step.op.attrs), strict=True):
+            if not self.taken.get(i):
+                continue
+            there = reshaped(shown, self.values[i].type.shape)
+            why = self._against(i, source, there)
+            if there is None or why:
+                self.remarks.append((position, f"copies {self.values[i].name}: {why}"))
+                continue
+            self.lies[i] = there
+            self.values[i].root = self.values[source].root
+            self.values[i].layout = Layout(begins(there), there.strides)
+
+    def _stand_in(self, i: int | TensorType | None) -> Buffer | None:
+        if i is None or i in self.lies:
+            return self.lies[i] if i is not None else None
+        t = i if isinstance(i, TensorType) else self.values[i].type
+        return Buffer(t.shape, t.dtype)
+
+    def _against(self, i: int, source: int, there: Buffer | None) -> str | None:
+        """Why value i cannot lie there."""
+        if i in self.apart:
+            return self.apart[i]
+        if there is None:
+            return "strides cannot say where its elements lie"
+        root = self.values[self.values[source].root]
+        taken = self.taken[self.values[source].root]
+        if not root.persistable and 2 * taken < root.type.size:
+            return f"it would keep {root.name}, of which {taken} of {root.type.size} elements are read so"
+        return unfit(there) if i in self.direct else None
+
+
+def _by_strides(step: Step) -> Iterator[int]:
+    """The values that a step reads by strides."""
+    opdef = step.op.opdef
+    for slot, i in zip(opdef.inputs, step.inputs, strict=True) if opdef.strided else ():
+        if slot.name in opdef.strided and isinstance(i, int):
+            yield i
