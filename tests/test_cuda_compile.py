@@ -49,6 +49,10 @@ def without(shape: str, axis: int) -> str:
     return ",".join(sizes)
 
 
+# Batches and lengths of narrow heads whose attention is cut in all ways.
+NARROW = (1, 127), (1, 300), (1, 512), (1, 1024), (1, 2048), (4, 300), (4, 4096), (8, 300), (8, 512), (9, 99), (64, 300)
+
+
 def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, Any]]]:
     """(operator, input types, attributes) of shapes that samples do not reach."""
 
@@ -90,6 +94,10 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
         for bias in of("8,1024,1024") if head in (64, 512) else (None, *of("8,1024,1024")):
             yield "memory_efficient_attention", [q, q, q, bias], {"causal": True}
             yield "memory_efficient_attention_grad", [q, q, q, q, sums, q, bias], {"causal": True}
+    for batch, size in NARROW * (dtype == "float32"):
+        q, sums = of(f"{batch},{size},1,32")[0], types(f"{batch},1,{size}", "float32")
+        yield "memory_efficient_attention", [q, q, q], {}
+        yield "memory_efficient_attention_grad", [q, q, q, q, sums, q], {}
     for rows, width in ((50304, 1024), (50304, 256), (50304, 33), (500, 1024)):  # few ids for a row, or many
         w, grad = of(f"{rows},{width}", f"65536,{width}")
         for ids in types("65536", "int64"), types("65536", "int32"):
@@ -165,6 +173,15 @@ def test_large_shapes_reach_every_row_kernel():
     assert functions >= {
         "pointwise", "rows", "columns", "held", "streamed", "statistics", "apply", "forward", "backward", "column_sums",
     }  # fmt: skip
+
+
+def test_large_shapes_reach_every_cluster_of_attention():
+    found: dict[str, set[str]] = {}
+    for op_type in ("memory_efficient_attention", "memory_efficient_attention_grad"):
+        for call in launches(op_type, "sm_90a"):
+            found.setdefault(call.function, set()).update(re.findall(r"#define CLUSTER (\d+)\n", call.source))
+    for function in ("attention_mma_forward", "attention_mma_query_grad", "attention_mma_key_grad"):
+        assert found[function] >= {"1", "2", "4", "6", "8"}, function
 
 
 @pytest.mark.parametrize("arch", DEVICES)

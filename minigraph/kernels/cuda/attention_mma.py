@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...types import bfloat16, float16, float32, int64
 from ..attention import HIDDEN_WHOLE, scale_of
 from . import attention_exact
-from .attention_exact import ABSENT, Call, call_of, drops, inputs_of
+from .attention_exact import ABSENT, Call, call_of, drops, inputs_of, strides_of
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
@@ -113,7 +113,7 @@ def widths(c: Call) -> tuple[int, int]:
 
 
 def is_aligned(c: Call) -> bool:
-    """Whether rows of Q, K and V are whole pieces of 16 bytes."""
+    """Whether rows of Q, K and V are whole pieces of 16 bytes; strides always are."""
     return c.d * c.dtype.itemsize % 16 == 0 and c.dv * c.dtype.itemsize % 16 == 0
 
 
@@ -126,7 +126,7 @@ def forward_tiles(c: Call, general: bool) -> tuple[Tiles, ...]:
     """What measured fastest of what fits into registers."""
     widest = max(widths(c))
     if is_narrow(c, general):
-        return Tiles(2, 32, True, 4, 2), Tiles(1, 32, True, 6, 2)
+        return Tiles(2, 32, True, 4, 2), Tiles(1, 32, True, 4, 2)
     if c.dtype == float32 and widest <= 32:
         return (Tiles(1 if general else 2, 32, True, 2),)
     if c.dtype == float32:
@@ -138,7 +138,7 @@ def backward_tiles(c: Call, general: bool, query: bool) -> tuple[Tiles, ...]:
     """Likewise, for dQ, or for dK and dV."""
     widest = max(widths(c))
     if is_narrow(c, general) and query:
-        return Tiles(2, 32, False, 4, 2), Tiles(1, 32, False, 6, 2)
+        return Tiles(2, 32, False, 4, 2), Tiles(1, 32, False, 4, 2)
     if is_narrow(c, general):
         return Tiles(1, 32, False, 2), Tiles(1, 32, False, 4, 2)
     if c.dtype == float32:
@@ -182,7 +182,8 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     needed, shared = backward_shared(c, backward_tiles(c, True, False)[0]), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
         found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
-    if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or c.heads * widest >= WIDEST_ROW:
+    rows = max(c.heads * widest, *(strides_of(ins[slot], attrs["layout"])[2] for slot in "QKV"))
+    if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or rows >= WIDEST_ROW:
         found.append("a size exceeds 32 bits")
     return found
 
@@ -190,7 +191,6 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
 def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
     t, bias, lengths = cut.tiles, ins.get("Bias"), ins.get("CuSeqlensQ")
     name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
-    least = t.blocks if _capability(binder.device.arch) >= CLUSTERS else min(t.blocks, 4)  # more spill on sm_80
     defines = {
         "T": name, "C": "float", "PTX_T": f'"{name}"', "TERMS": 0 if c.dtype != float32 else 1 if binder.tf32 else 3,
         "BT": CUDA_TYPES[bias.dtype if bias is not None else c.dtype],
@@ -198,7 +198,7 @@ def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: S
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "FILLED_D": blocks_for(c.d, 16) * 16, "FILLED_V": blocks_for(c.dv, 16) * 16,
         "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": least, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
     }  # fmt: skip
     start = full_source("philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     files = "attention_inputs.cuh", "tensor_cores.cuh", "attention_mma.cuh", "attention_mma_rows.cuh", file
@@ -219,7 +219,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     binder.launch_source(
         source_of(binder, "attention_mma_forward.cu", c, cut, ins, attrs), "attention_mma_forward", cut.grid, t.threads,
         *inputs_of(c, ins, attrs), *results, part, part_sums, i64(blocks_for(c.queries, t.rows)), *facts,
-        shared=max(shared_bytes(c, t, widths(c)[0]), cut.inbox(widths(c)[1])),
+        shared=shared_bytes(c, t, widths(c)[0]) + cut.inbox(widths(c)[1]),
     )  # fmt: skip
     if splits > 1:
         attention_exact.join(binder, c, ins, attrs, (part, part_sums), results, facts)
@@ -263,7 +263,7 @@ def _query_grad(
     binder.launch_source(
         source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, QUERY_GRAD=1), "attention_mma_query_grad",
         cut.grid, t.threads, *common, to, part, i64(blocks_for(c.queries, t.rows)), i64(splits), i64(to.size),
-        shared=max(backward_shared(c, t), cut.inbox(widths(c)[0])),
+        shared=backward_shared(c, t) + cut.inbox(widths(c)[0]),
     )  # fmt: skip
     if isinstance(part, Buffer):
         attention_exact.add_parts(binder, c, ins, attrs, part, to, to.size, splits)
@@ -283,7 +283,7 @@ def _key_grad(
         source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, **defines), "attention_mma_key_grad",
         cut.grid, t.threads, *common, ABSENT if to_k is None else to_k, ABSENT if to_v is None else to_v, part,
         i64(blocks_for(c.keys, t.rows)), i64(splits), *map(i64, sizes),
-        shared=max(backward_shared(c, t), cut.inbox(*(w for w, x in zip(widths(c), sizes, strict=True) if x))),
+        shared=backward_shared(c, t) + cut.inbox(*(w for w, x in zip(widths(c), sizes, strict=True) if x)),
     )  # fmt: skip
     if isinstance(part, Buffer):
         for to, start in ((to_k, 0), (to_v, sizes[0])):

@@ -102,9 +102,11 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     Byte* const own_grad = own + BM * HEAD * sizeof(T);
     Byte* const stages = own_grad + BM * HEAD_V * sizeof(T);
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
+    Byte* const inbox = stages + 2 * (K_BYTES + V_BYTES);
     __shared__ Interval seen[BM];
     __shared__ float2 own_numbers[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT;
+    if (CLUSTER > 1) cluster_arrive();
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
     const int b = head / heads, h = head % heads, kv = h / groups;
@@ -176,10 +178,10 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const Rows dq_rows = rows_of(z, heads, queries, d, b, h);
     const i64 place = dq_rows.at + first * dq_rows.step;
     if (CLUSTER > 1) {
-        meet_cluster();
-        send_sums<HEAD>(sum, own, own_row);
-        meet_cluster();
-        store_joined<HEAD>(own, dQ + place, dq_rows.step, queries - first, d, Same{m.scale});
+        cluster_wait();
+        send_sums<HEAD>(sum, inbox, own_row);
+        cluster_arrive(), cluster_wait();
+        store_joined<HEAD>(inbox, dQ + place, dq_rows.step, queries - first, d, Same{m.scale});
         return;
     }
     float factor[MT][2];
@@ -202,8 +204,11 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     Byte* const stages = own_value + BM * HEAD_V * sizeof(T);
     constexpr int Q_BYTES = BN * HEAD * sizeof(T), O_BYTES = BN * HEAD_V * sizeof(T);
     constexpr int NUMBERS = Q_BYTES + O_BYTES, BYTES = NUMBERS + BN * 8;
+    Byte* const of_keys = stages + 2 * BYTES;  // inboxes
+    Byte* const of_values = of_keys + (FOR_K ? INBOX<HEAD> : 0);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 * MT, kv_heads = heads / groups;
+    if (CLUSTER > 1) cluster_arrive();
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(tile % u32(tiles)) * BM, kv_head = tile / u32(tiles), b = kv_head / kv_heads;
     const int kv = kv_head % kv_heads;
@@ -283,12 +288,11 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     const i64 at_k = dk_rows.at + first * dk_rows.step, at_v = dv_rows.at + first * dv_rows.step;
     const int valid = keys - first;
     if (CLUSTER > 1) {
-        Byte* const of_values = own + (FOR_K ? INBOX<HEAD> : 0);
-        meet_cluster();
-        if (FOR_K) send_sums<HEAD>(to_k, own, own_row);
+        cluster_wait();
+        if (FOR_K) send_sums<HEAD>(to_k, of_keys, own_row);
         if (FOR_V) send_sums<HEAD_V>(to_v, of_values, own_row);
-        meet_cluster();
-        if (FOR_K) store_joined<HEAD>(own, dK + at_k, dk_rows.step, valid, d, Same{m.scale});
+        cluster_arrive(), cluster_wait();
+        if (FOR_K) store_joined<HEAD>(of_keys, dK + at_k, dk_rows.step, valid, d, Same{m.scale});
         if (FOR_V) store_joined<HEAD_V>(of_values, dV + at_v, dv_rows.step, valid, dv, Same{1});
         return;
     }

@@ -30,8 +30,10 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     Byte* const own = (Byte*)memory;
     Byte* const stages = own + BM * HEAD * sizeof(T);
     constexpr int K_BYTES = BN * HEAD * sizeof(T), V_BYTES = BN * HEAD_V * sizeof(T);
+    Byte* const inbox = stages + 2 * (K_BYTES + V_BYTES);
     __shared__ Interval seen[BM];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (CLUSTER > 1) cluster_arrive();
     const u32 tile = blockIdx.x / CLUSTER;
     const int first = int(u32(tiles) - 1 - tile % u32(tiles)) * BM, head = tile / u32(tiles);
     const int b = head / heads, h = head % heads;
@@ -158,8 +160,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         return GENERAL && m.mask && m.masked_score <= float(HIDDEN_WHOLE) && most == masked_unit;
     };
     if (CLUSTER > 1) {
-        Byte* const inbox = (Byte*)memory;
-        meet_cluster();
+        cluster_wait();
         send_sums<HEAD_V>(out, inbox, own_row);
 #pragma unroll
         for (int i = 0; i < MT; ++i)
@@ -170,7 +171,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                 if (lane % 4 == 0)
                     send<CLUSTER>(inbox_row<HEAD_V>(inbox, split, row % SHARE) + 4 * HEAD_V, row / SHARE, sent);
             }
-        meet_cluster();
+        cluster_arrive(), cluster_wait();
         auto weigh = [&](int row, int r, float (&weights)[CLUSTER]) {
             float most = -infinity<float>(), of_row = 0;
             Pack<float, 2> found[CLUSTER];

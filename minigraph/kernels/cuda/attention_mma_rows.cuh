@@ -130,17 +130,14 @@ __device__ __forceinline__ Steps steps_of(const Reach& all, int times, i64 split
 }
 
 // A cluster's sums. Each block completes SHARE of the rows from what all blocks put into its inbox: for each of them
-// SHARE rows of WIDTH numbers, in the order of store_results, and 16 bytes beside each row.
+// SHARE rows of WIDTH numbers, in the order of store_results, and 16 bytes beside each row. Nothing else lies in an inbox,
+// so a block may send as soon as all blocks of the cluster have begun.
 constexpr int SHARE = (BM + CLUSTER - 1) / CLUSTER;
 template <int WIDTH> __device__ __forceinline__ Byte* inbox_row(Byte* inbox, int sender, int row) {
     return inbox + (sender * SHARE + row) * (4 * WIDTH + 16);
 }
 template <int WIDTH> constexpr int INBOX = CLUSTER * SHARE * (4 * WIDTH + 16);
-__device__ __forceinline__ void meet_cluster() {
-    cluster_arrive();
-    cluster_wait();
-}
-// The sums of the own rows, to the blocks that complete them. No block of the cluster may still need what lies there.
+// The sums of the own rows, to the blocks that complete them.
 template <int WIDTH>
 __device__ __forceinline__ void send_sums(const float (&sum)[MT][WIDTH / 8][4], Byte* inbox, int own_row) {
     const int lane = threadIdx.x % 32;
