@@ -349,9 +349,7 @@ def sanitize(checks: list[Check], options: argparse.Namespace, command: str) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description="all checks that need a GPU")
     parser.add_argument("--only", default="", help="a regular expression that names must contain")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "bench" / "results", help="folder of the summary"
-    )
+    parser.add_argument("--out", type=Path, help="folder of the summary: bench/results of a whole run, else out")
     parser.add_argument(
         "--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes"
     )
@@ -371,6 +369,7 @@ def main() -> int:
     parser.add_argument("--inline", metavar="TOOL", help=argparse.SUPPRESS)
     parser.add_argument("--claims", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.out = options.out or ROOT / ("out" if options.stub or options.only else "bench/results")
     if options.stub:
         importlib.import_module("gpu_stub").install()
     if options.worker:
