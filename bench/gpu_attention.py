@@ -148,8 +148,9 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
         errors[name] = _errors(gpu, planned.results, exact, row)
         remarks[name] = planned.remarks
         memory[name] = planned.plan.bound.arena_bytes / 2**20
-        several = len(planned.plan.calls) > 1 or kernel == "cudnn"  # whose launch takes the host longer than a kernel's
-        arms[name] = [gpu.captured([planned], 1) if several else planned]
+        # A single kernel is launched as it is, unless its launch takes the host longer than the GPU the kernel.
+        alone = len(planned.plan.calls) == 1 and kernel != "cudnn" and not row.few
+        arms[name] = [planned if alone else gpu.captured([planned], 1)]
     for name, backend in BACKENDS.items() if torch is not None else ():
         b, h, s, _ = row.shape
         if row.few and name not in ("naive", "efficient"):

@@ -308,14 +308,8 @@ class GpuBench:
         cases = [case for case in self.cases() if only in case.title]
         if jax is not None:
             jax.prepare(cases)
-        for case in cases:
-            try:
-                rows.append(measured(gpu, torch, case, rounds, jax))
-            except Exception as problem:  # one row must not cost the others; it stands in the table
-                rows.append(
-                    {"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:300]}
-                )
-            gpu.release(torch)
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}.json"
         report = {
             "bench": self.name,
             "title": self.title,
@@ -324,11 +318,18 @@ class GpuBench:
             "gpu": gpu.facts(),
             "versions": versions(),
             "rounds": rounds,
+            "cases": len(cases),
             "rows": rows,
         }
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        for case in cases:
+            try:
+                rows.append(measured(gpu, torch, case, rounds, jax))
+            except Exception as problem:  # one row must not cost the others; it stands in the table
+                rows.append(
+                    {"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:300]}
+                )
+            gpu.release(torch)
+            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # a run that is cut off leaves these
         print(table(report))
         print(f"written to {path}")
 
