@@ -85,10 +85,11 @@ class Views:
             self.values[i].layout = Layout(begins(there), there.strides)
 
     def _stand_in(self, i: int | TensorType | None) -> Buffer | None:
-        if i is None or i in self.lies:
-            return self.lies[i] if i is not None else None
+        if i is None:
+            return None
         t = i if isinstance(i, TensorType) else self.values[i].type
-        return Buffer(t.shape, t.dtype)
+        there = None if isinstance(i, TensorType) else self.lies.get(i)
+        return there or Buffer(t.shape, t.dtype)
 
     def _against(self, i: int, source: int, there: Buffer | None) -> str | None:
         """Why value i cannot lie there."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ...types import bfloat16, float16
 from ..attention import scale_of
 from . import attention_cudnn_graph
-from .attention_exact import Call, call_of, drops
+from .attention_exact import Call, call_of, drops, strides_of
 from .attention_hopper import shape_of, window_of
 from .binder import Binder
 
@@ -33,6 +33,7 @@ class Sdpa(NamedTuple):
     left, right   query i sees keys from i - left to i + right, as far as there is a bound; with bottom_right
                   counted from the diagonal that ends in the last query and key
     statistics    whether forward writes LogSumExp
+    strides       of Q, K and V: elements from one batch, head and row to the next
     Operands are Q, K, V, Out, LogSumExp; of backward these, Out_grad, and the gradients of Q, K and V.
     """
 
@@ -43,6 +44,7 @@ class Sdpa(NamedTuple):
     bottom_right: bool
     backward: bool
     statistics: bool
+    strides: tuple[tuple[int, int, int], ...]
 
     def planned(self, device: int) -> Any:
         """The graph made ready for a GPU; a PlaceError where cuDNN has nothing for it."""
@@ -94,7 +96,8 @@ def asked(ins: Slots, attrs: Slots, backward: bool, statistics: bool) -> Sdpa:
     left = shift - low if c.queries - 1 + low > 0 else None
     right = high - shift if high < c.keys - 1 else None
     bottom_right = shift != 0 and (left, right) != (None, None)
-    return Sdpa(c, scale_of(attrs["scale"], c.d), left, right, bottom_right, backward, statistics)
+    strides = tuple(strides_of(ins[slot], attrs["layout"]) for slot in "QKV")
+    return Sdpa(c, scale_of(attrs["scale"], c.d), left, right, bottom_right, backward, statistics, strides)
 
 
 def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

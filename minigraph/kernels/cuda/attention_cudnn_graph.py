@@ -90,7 +90,9 @@ def drawn(asked: Any, **options: Any) -> Any:
     q, out = _layout(c, c.heads, c.queries, c.d), _layout(c, c.heads, c.queries, c.dv)
     k, v = _layout(c, c.kv_heads, c.keys, c.d), _layout(c, c.kv_heads, c.keys, c.dv)
     sums = {"dim": [c.batch, c.heads, c.queries, 1], "stride": [c.heads * c.queries, c.queries, 1, 1]}
-    given = dict(zip("qkv", (g.tensor(**x, uid=FIRST + i) for i, x in enumerate((q, k, v))), strict=True))
+    given = {}
+    for i, (name, x, steps) in enumerate(zip("qkv", (q, k, v), asked.strides, strict=True)):
+        given[name] = g.tensor(dim=x["dim"], stride=[*steps, 1], uid=FIRST + i)
     facts = _facts(cudnn, asked)
     if asked.backward:
         given["o"] = g.tensor(**out, uid=FIRST + 3)
