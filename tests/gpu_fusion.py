@@ -31,6 +31,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"fusion/float64/{name}", partial(_exact, shape), sanitize=shape == SHAPES[4])
         for dtype in UNIT:
             yield Check(f"fusion/{dtype}/{name}", partial(_rounded, dtype, shape))
+    yield Check("fusion/rounding/layer_norm", _many_rows)
     for kind in LOSSES:
         for dtype in ("float64", *UNIT):
             yield Check(f"fusion/loss/{kind}/{dtype}", partial(_loss, kind, dtype), sanitize=dtype == "float32")
@@ -85,6 +86,33 @@ def _no_worse(chain: Any, exact: Any, dtype: str, strategy: BuildStrategy = ALON
             continue  # the largest of many errors tells something, one is luck; so is what is 0 but for rounding
         before, after = (np.abs(v.astype(float) - r).max() for v in (a, b))
         assert after <= 2 * max(before, UNIT[dtype] * peak), f"{name}: error {after:.3g}, unfused {before:.3g}"
+
+
+def _many_rows() -> None:
+    each((f"rows of {n}", partial(_rows_of, n)) for n in (48, 50, 300, 1024))
+
+
+def _rows_of(n: int) -> None:
+    """Over many rows the gradient of a layer norm has errors as large as those of the unfused run."""
+    size, rng = [60000 // n, n], np.random.default_rng(n)
+
+    def program(dtype: str) -> Chain:
+        main = mg.static.Program("rows")
+        with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+            x, d, e, w, b = (
+                mg.static.data(name, s, dtype) for name, s in zip("xdewb", (size, size, size, [n], [n]), strict=True)
+            )
+            x.stop_gradient = False
+            (grad,) = mg.static.gradients([mg.nn.functional.layer_norm(x, [n], w, b)], [x], [d * e])
+        feeds = {v.name: rng.uniform(-1.5, 1.5, v.shape).astype("float32") for v in (x, d, e, w, b)}
+        return Chain(main, feeds, [grad.name])
+
+    chain, exact = program("float32"), program("float64")
+    feeds = {name: x.astype(float) for name, x in chain.feeds.items()}
+    (right,) = Executor().run(exact.program, feeds, exact.fetches, scope=Scope())
+    peaks = np.abs(right).max(axis=1, keepdims=True)
+    before, after = (np.sqrt(np.mean(((found - right) / peaks) ** 2)) for (found,) in _runs(chain))
+    assert after <= 1.03 * before, f"error {after:.3g}, unfused {before:.3g}"
 
 
 LOSSES = {

@@ -91,9 +91,11 @@ def _layer_norm_grad(r: _Row) -> None:
         return
     r.totals({"sum": d, "product": f"{d} * {h}"})
     mean_grad, variance_grad = r.read("Mean_grad"), r.read("Variance_grad")
-    more = f" + {mean_grad} / {n}" * bool(mean_grad)
-    more += f" + ({x} - mean) * (C(2) * {variance_grad} / {n})" * bool(variance_grad)
-    r.each("X_grad", f"({d} - sum / {n} - {h} * (product / {n})) * inverse{more}")
+    constant = f"-(sum / {n}) * inverse" + f" + {mean_grad} / {n}" * bool(mean_grad)
+    slope = f"-(product / {n}) * inverse * inverse" + f" + C(2) * {variance_grad} / {n}" * bool(variance_grad)
+    r.lines.append(f"const C constant = {constant}, slope = {slope};")
+    # Linear in d and in x - mean, as the kernel in norm.cu: (d - sum - h * product) * inverse rounds d twice more.
+    r.each("X_grad", f"{d} * inverse + (({x} - mean) * slope + constant)")
 
 
 def _softmax(r: _Row) -> None:
