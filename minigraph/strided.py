@@ -35,7 +35,7 @@ class Views:
 
     def __init__(self, schedule: Schedule) -> None:
         self.values, self.remarks = schedule.values, list[tuple[int, str]]()
-        self.direct = {i for step in schedule.steps for i in _by_strides(step)}
+        self.direct = {i for step in schedule.steps for i in by_strides(step)}
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
@@ -57,7 +57,7 @@ class Views:
         found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
         for step in schedule.steps if self.taken else ():
             if step.op.type not in SHOWN:
-                others = set(step.read).intersection(self.taken).difference(_by_strides(step))
+                others = set(step.read).intersection(self.taken).difference(by_strides(step))
                 found |= dict.fromkeys(others, f"{step.op.type} reads it, too")
         return found
 
@@ -104,7 +104,7 @@ class Views:
         return unfit(there) if i in self.direct else None
 
 
-def _by_strides(step: Step) -> Iterator[int]:
+def by_strides(step: Step) -> Iterator[int]:
     """The values that a step reads by strides."""
     opdef = step.op.opdef
     for slot, i in zip(opdef.inputs, step.inputs, strict=True) if opdef.strided else ():

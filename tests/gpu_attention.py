@@ -10,6 +10,7 @@ import fuzz
 import gpu_attention_cudnn
 import gpu_attention_small
 import gpu_attention_xformers
+import gpu_strided
 import numpy as np
 import opcheck
 from attention_programs import attention_program
@@ -56,6 +57,7 @@ def checks() -> Iterator[Check]:
     yield from gpu_attention_small.checks()
     yield from gpu_attention_cudnn.checks()
     yield from gpu_attention_xformers.checks()
+    yield from gpu_strided.checks()
     yield Check("attention/strides", _wide_strides)
     yield Check("attention/faults", _faults)
     yield Check("attention/memory", _memory)

@@ -135,7 +135,8 @@ def strided_program(seed: int, dtype: str = "float64") -> Case:
     with unique_name.guard():
         w = _Writer(seed, dtype)
         with mg.static.program_guard(w.program, Program("startup")):
-            sizes = {"b": r.choice((1, 2)), "s": r.choice((3, 7)), "n": 3, "h": r.choice((1, 2)), "d": r.choice((2, 4, 8))}
+            b, s, h, d = (r.choice(sizes) for sizes in ((1, 2), (3, 7), (1, 2), (2, 4, 8)))
+            sizes = {"b": b, "s": s, "n": 3, "h": h, "d": d}
             layout = r.choice(("bshd", "bhsd"))
             lies = "".join(r.sample("bsnh", 4)) + "d"
             if r.random() < 0.15:
