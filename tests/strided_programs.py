@@ -109,7 +109,7 @@ class _Writer:
 
 def packed(
     spelling: str, dtype: str = "float32", b: int = 2, s: int = 12, h: int = 2, d: int = 16, extra: Any = None,
-    **attrs: Any,
+    bias: np.ndarray | None = None, **attrs: Any,
 ) -> Case:  # fmt: skip
     """Attention of one projection [B, S, 3 * H * D].
 
@@ -122,7 +122,10 @@ def packed(
             x = w.projected(b, s, 3 * h * d)
             q, k, v = part(x, h, d)
             inner = extra(w, x, q, k, v) if extra else []
-            out = attend("packed", q, k, v, layout=layout, **attrs)
+            added = None if bias is None else w.data(*bias.shape)
+            if added is not None:
+                w.feeds[added.name] = bias.astype(added.dtype)
+            out = attend("packed", q, k, v, added, layout=layout, **attrs)
             return w.case(0, [out], inner)
 
 

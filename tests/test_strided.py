@@ -10,10 +10,12 @@ from strided_programs import SPELLINGS, packed, strided_program
 import minigraph as mg
 from minigraph import cuda, strided
 from minigraph.bound import BoundProgram
+from minigraph.builder import Builder
 from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import every_call
 from minigraph.kernels.cuda.buffer import Buffer, in_one_piece, rows_apart
 from minigraph.kernels.cuda.views import SHOWN, reshaped, unfit
+from minigraph.ops.attention import memory_efficient_attention
 from minigraph.options import RunOptions
 from minigraph.program import Program
 from minigraph.scope import Scope
@@ -263,6 +265,54 @@ def test_a_base_that_is_updated_afterwards_is_read_before(stub):
         results.append([*(x for run in runs for x in run), np.asarray(scope.read("kept"))])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_a_base_that_is_updated_between_is_not_overwritten(stub):
+    """Slices show the parameter as it was before; what follows updates it in place, and reads it."""
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        block = program.global_block()
+        kept = block.create_parameter("kept", (1, 6, 3, 2, 4), "float64")
+        q, k, v = (kept[:, :, i] for i in range(3))
+        Builder(block).increment(kept, step=1.0, out={"Out": kept})
+        out = mg.nn.functional.scaled_dot_product_attention(q, k, v)
+        total = mg.sum(kept * 2.0)
+    assert copies(BoundProgram(program, {}, [out.name, total.name])) == []
+    values, scope, executor = np.random.default_rng(0).normal(size=(1, 6, 3, 2, 4)), Scope(), Executor(mg.CUDAPlace(0))
+    scope.write("kept", values.copy())
+    for _ in range(3):
+        found, doubled = executor.run(program, {}, [out, total], scope=scope)
+        exact = memory_efficient_attention.reference(*(values[:, :, i] for i in range(3)))[0]
+        values += 1.0
+        np.testing.assert_allclose(found, exact, rtol=1e-10)
+        np.testing.assert_allclose(doubled, 2 * values.sum(), rtol=1e-10)
+    np.testing.assert_allclose(scope.read("kept"), values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_queries_whose_bias_is_far_from_0_read_strides_again(stub, monkeypatch, dtype):
+    bias = np.random.default_rng(0).normal(size=(1, 1, 12, 12)) + 5e3
+    case = packed("interleaved", dtype, bias=bias)
+    where_they_lie = on_stub(case)
+    all_copied(monkeypatch)
+    for a, b in zip(where_they_lie, on_stub(case), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_operators_that_differ_in_strides_only_are_bound_apart(stub):
+    """Two attentions whose Q begins at the same place, with the same sizes."""
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = program.global_block().create_var("x", (4, 4, 2, 4), "float64", is_data=True)
+        y = x * 2.0
+        parts = y[:, :3], mg.transpose(y, [1, 0, 2, 3])[:, :3]
+        outs = [mg.nn.functional.scaled_dot_product_attention(q, q, q) for q in parts]
+    feed, fetches = {"x": np.random.default_rng(0).normal(size=(4, 4, 2, 4))}, [v.name for v in outs]
+    plan = BoundProgram(program, {"x": TensorType((4, 4, 2, 4), as_dtype("float64"))}, fetches)
+    read = [s.inputs[0] for s in plan.schedule.steps if s.op.type == "memory_efficient_attention"]
+    assert [plan.buffers[i].strides for i in read] == [(32, 8, 4, 1), (8, 32, 4, 1)]
+    for a, b in zip(*(Executor(p).run(program, feed, outs) for p in (mg.CPUPlace(), mg.CUDAPlace(0))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 # Buffers with strides
