@@ -145,7 +145,8 @@ class OpDef:
         assert self.no_need_buffer <= names, f"{self.type}: no_need_buffer names no input"
         assert self.read_for.keys() <= names, f"{self.type}: read_for names no input"
         assert {*self.read_for.values()} <= {s.name for s in self.outputs}, f"{self.type}: read_for names no output"
-        assert {*self.inplace.values(), *self.strided} <= names, f"{self.type}: inplace or strided names no input"
+        assert {*self.inplace.values()} <= names, f"{self.type}: inplace names no input"
+        assert self.strided <= names | {s.name for s in self.outputs}, f"{self.type}: strided names no slot"
         assert self.reference.__doc__, f"{self.type} has no docstring"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -334,8 +335,8 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the only output slot that is computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
-    strided          input slots that its GPU kernels read by strides: rows of elements side by side, which begin at
-                     multiples of 16 bytes
+    strided          slots that its GPU kernels read or write by strides: rows of elements side by side, which begin
+                     at multiples of 16 bytes
     cpu              "module:function", where the reference would waste memory or time on a CPU
     cuda             C++ expression of one element, in which slots and attributes that are numbers are variables
                      and C is the type computed in: "X < C(0) ? C(0) : X"; {output slot: expression} for several

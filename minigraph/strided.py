@@ -6,15 +6,17 @@ An operator says which inputs its kernels read by strides (`OpDef.strided`). Wha
 changes of shape give to such inputs, and to nobody else, shows the memory that they were given; else it is copied as
 ever, with a remark why. A change of shape alone shows its input's memory to every reader.
 
-What shows another value's memory keeps that alive and unchanged, as every view does: schedule.py.
+What shows another value's memory keeps that alive and unchanged, as every view does: schedule.py. Outputs that are
+written by strides and then only joined with others lie where they are joined, so nobody joins them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from .kernels.cuda.buffer import Buffer, begins
-from .kernels.cuda.views import SHOWN, Shows, reshaped, unfit, whole
+from .kernels.cuda.views import JOINED, SHOWN, Shows, reshaped, shown_from, unfit, whole
 from .schedule import Layout, Schedule, Step, each
 from .types import TensorType
 
@@ -43,6 +45,11 @@ class Views:
             shows = SHOWN.get(step.op.type)
             if shows is not None:
                 self._show(position, step, shows)
+        self.reads = Counter(i for step in schedule.steps for i in step.read) if self.direct else Counter()
+        self.reads.update(schedule.fetched)
+        for step in schedule.steps if self.direct else ():
+            if step.op.type in JOINED:
+                self._join(schedule.steps, step)
 
     def _taken(self, schedule: Schedule) -> dict[int, int]:
         found = {i: self.values[i].type.size for i in self.direct}
@@ -80,9 +87,36 @@ class Views:
             if there is None or why:
                 self.remarks.append((position, f"copies {self.values[i].name}: {why}"))
                 continue
+            self._lay({i: there}, self.values[source].root)
+
+    def _join(self, steps: list[Step], step: Step) -> None:
+        """Let what this step joins be written where it belongs."""
+        (out,), (parts,) = step.written, step.inputs
+        if self.values[out].persistable:
+            return
+        ins, outs = {"X": [self._stand_in(i) for i in parts]}, {"Out": self._stand_in(out)}
+        for i, there in zip(parts, JOINED[step.op.type](ins, outs, step.op.attrs), strict=True):
+            chain, place = {}, reshaped(there, self.values[i].type.shape)
+            while place is not None and self._is_passed_on(i):
+                chain[i], maker = place, steps[self.values[i].producer]
+                if i in by_strides(maker, outputs=True):
+                    if unfit(place) is None:
+                        self._lay(chain, out)
+                    break
+                if maker.op.type not in SHOWN or len(maker.written) > 1:
+                    break
+                (i,) = maker.read
+                place = shown_from(maker.op.type, place, self.values[i].type.shape, maker.op.attrs)
+
+    def _is_passed_on(self, i: int) -> bool:
+        """Whether one step writes value i for one other step, and nobody else sees it."""
+        return self.reads[i] == 1 and self.values[i].producer >= 0 and not self.values[i].persistable
+
+    def _lay(self, places: dict[int, Buffer], root: int) -> None:
+        """Let values lie in another."""
+        for i, there in places.items():
             self.lies[i] = there
-            self.values[i].root = self.values[source].root
-            self.values[i].layout = Layout(begins(there), there.strides)
+            self.values[i].root, self.values[i].layout = root, Layout(begins(there), there.strides)
 
     def _stand_in(self, i: int | TensorType | None) -> Buffer | None:
         if i is None:
@@ -104,9 +138,10 @@ class Views:
         return unfit(there) if i in self.direct else None
 
 
-def by_strides(step: Step) -> Iterator[int]:
-    """The values that a step reads by strides."""
+def by_strides(step: Step, outputs: bool = False) -> Iterator[int]:
+    """The values that a step reads, or writes, by strides."""
     opdef = step.op.opdef
-    for slot, i in zip(opdef.inputs, step.inputs, strict=True) if opdef.strided else ():
+    slots, given = (opdef.outputs, step.outputs) if outputs else (opdef.inputs, step.inputs)
+    for slot, i in zip(slots, given, strict=True) if opdef.strided else ():
         if slot.name in opdef.strided and isinstance(i, int):
             yield i

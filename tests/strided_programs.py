@@ -86,6 +86,7 @@ class _Writer:
         self.values: dict[str, np.ndarray] = {}
         self.feeds: dict[str, np.ndarray] = {}
         self.words: list[str] = []
+        self.others: list[Variable] = []  # what has a gradient besides the result
 
     def data(self, *shape: int) -> Variable:
         name = f"x{len(self.feeds)}"
@@ -126,7 +127,7 @@ def packed(
             if added is not None:
                 w.feeds[added.name] = bias.astype(added.dtype)
             out = attend("packed", q, k, v, added, layout=layout, **attrs)
-            return w.case(0, [out], inner)
+            return w.case(0, [out, *w.others], inner)
 
 
 TRAPS = ("none", "none", "none", "fetched", "read", "gradient", "updated", "whole", "shared")

@@ -9,11 +9,13 @@ from strided_programs import SPELLINGS, packed, strided_program
 
 import minigraph as mg
 from minigraph import cuda, strided
+from minigraph.backward import gradients
 from minigraph.bound import BoundProgram
 from minigraph.builder import Builder
 from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import every_call
 from minigraph.kernels.cuda.buffer import Buffer, in_one_piece, rows_apart
+from minigraph.kernels.cuda.movement import place
 from minigraph.kernels.cuda.views import SHOWN, reshaped, unfit
 from minigraph.ops.attention import memory_efficient_attention
 from minigraph.options import RunOptions
@@ -179,6 +181,73 @@ def test_explain_says_what_is_copied(stub):
     assert "strided_programs.py" in line
 
 
+# gradients
+
+
+def calls_of(plan: BoundProgram, op_type: str) -> list[str]:
+    """What operators of this type record: names of kernels, or kinds of calls."""
+    return [
+        getattr(plan.binder.calls[i], "function", type(plan.binder.calls[i]).__name__)
+        for step, span in zip(plan.schedule.steps, plan.spans, strict=True) if step.op.type == op_type for i in span
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", ["split", "interleaved", "parts turned", "unbound"])
+def test_gradients_are_written_where_they_are_joined(spelling):
+    plan = bound(packed(spelling, "bfloat16", s=70, d=64))
+    joiner = next(s for s in plan.schedule.steps if s.op.type == "concat")
+    assert calls_of(plan, "concat") == calls_of(plan, "reshape_grad") == []
+    assert calls_of(plan, "memory_efficient_attention_grad") == [
+        "attention_prepare", "attention_backward", "attention_finish",
+    ]  # fmt: skip
+    whole = plan.buffers[joiner.outputs[0]]
+    assert all(place(plan.buffers[i])[0] is whole for i in joiner.inputs[0])
+
+
+def test_kernels_get_the_strides_of_the_joined_gradient():
+    plan = bound(packed("split", "bfloat16", s=70, d=64))
+    backward, finish = (
+        next(c for c in every_call(plan.binder.calls) if getattr(c, "function", "") == name)
+        for name in ("attention_backward", "attention_finish")
+    )
+    assert backward.args[-6:] == (70 * 384, 64, 384) * 2
+    assert finish.args[-3:] == (70 * 384, 64, 384)
+    assert [backward.args[i].offset for i in (7, 8)] == [256, 512]
+
+
+def test_kernels_that_cannot_spread_gradients_copy_them():
+    plan = bound(packed("split", "float32"))
+    assert calls_of(plan, "concat") == []
+    assert calls_of(plan, "memory_efficient_attention_grad")[-3:] == ["copy"] * 3
+
+
+def gradient_is_fetched(w, x, q, k, v):
+    return [q.grad_name]
+
+
+def gradient_is_read(w, x, q, k, v):
+    w.others.append(mg.tanh(q))
+    return []
+
+
+@pytest.mark.parametrize(("extra", "copied"), [(None, 0), (gradient_is_fetched, 1), (gradient_is_read, 1)])
+def test_gradients_that_others_read_are_joined_by_copies(extra, copied):
+    plan = bound(packed("split", "bfloat16", s=70, d=64, extra=extra))
+    assert len(calls_of(plan, "concat")) == copied
+
+
+def test_gradients_whose_place_is_unfit_are_joined_by_copies():
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = program.global_block().create_parameter("x", (2, 70, 1, 3 * 64 + 2), "bfloat16")
+        *parts, _ = mg.split(x * 1.0, [64, 64, 64, 2], axis=3)
+        loss = mg.sum(mg.nn.functional.scaled_dot_product_attention(*parts))
+        (d,) = gradients([loss], [x])
+    plan = BoundProgram(program, {}, [d.name])
+    assert ["bytes apart, which is no multiple of 16" in text for text in remarks(plan)] == [True] * 3
+    assert len(calls_of(plan, "concat")) >= 3
+
+
 # what comes out
 
 
@@ -255,8 +324,8 @@ def test_a_base_that_is_updated_afterwards_is_read_before(stub):
         mg.optimizer.SGD(0.1).minimize(loss)
     values = np.random.default_rng(0).normal(size=(1, 6, 3, 2, 4))
     results = []
-    for place in (mg.CPUPlace(), mg.CUDAPlace(0)):
-        scope, executor = Scope(), Executor(place)
+    for device in (mg.CPUPlace(), mg.CUDAPlace(0)):
+        scope, executor = Scope(), Executor(device)
         scope.write("kept", values.copy())
         block = program.global_block()
         for name in (v.name for v in block.vars.values() if v.persistable and v.name != "kept"):

@@ -23,7 +23,10 @@ from .attention import calls, dense, memory_efficient_attention
 from .elementwise import sum_to
 
 
-@op("Q_grad?, K_grad?, V_grad?, Bias_grad?", cpu="minigraph.kernels.attention:backward", gpu="attention", strided="QKV")
+@op(
+    "Q_grad?, K_grad?, V_grad?, Bias_grad?", cpu="minigraph.kernels.attention:backward", gpu="attention",
+    strided=("Q", "K", "V", "Q_grad", "K_grad", "V_grad"),
+)  # fmt: skip
 def memory_efficient_attention_grad(
     Q, K, V, Out, LogSumExp, Out_grad, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None,
     *, layout: str = "bshd", scale: float | None = None, causal: bool = False, bottom_right: bool = False,

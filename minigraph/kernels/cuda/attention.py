@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import PlaceError
 from . import attention_cudnn, attention_exact, attention_hopper, attention_mma
 from .binder import Binder
+from .movement import bring
 
 Slots = Mapping[str, Any]
 Bind = Callable[[Binder, Slots, Slots, Slots], None]
@@ -24,6 +25,7 @@ class Kernel(NamedTuple):
     reasons            (inputs, attributes, architecture) -> why it cannot compute a call; empty if it can
     forward, backward  bind functions of both operators
     by_name            only its name takes it: its backward adds up in no fixed order
+    spreads            backward writes gradients by strides
     """
 
     name: str
@@ -31,11 +33,12 @@ class Kernel(NamedTuple):
     forward: Bind
     backward: Bind
     by_name: bool = False
+    spreads: bool = False
 
 
 KERNELS: tuple[Kernel, ...] = (
     Kernel("cudnn", attention_cudnn.reasons, attention_cudnn.forward, attention_cudnn.backward, by_name=True),
-    Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward),
+    Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward, spreads=True),
     Kernel("mma", attention_mma.reasons, attention_mma.forward, attention_mma.backward),
     Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
 )
@@ -65,7 +68,12 @@ def memory_efficient_attention(binder: Binder, ins: Slots, outs: Slots, attrs: S
 
 def memory_efficient_attention_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Those of the gradients that are wanted."""
-    chosen(binder, ins, attrs).backward(binder, ins, outs, attrs)
+    kernel = chosen(binder, ins, attrs)
+    apart = () if kernel.spreads else [slot for slot, to in outs.items() if to is not None and to.steps is not None]
+    parts = {slot: binder.scratch(outs[slot].shape, outs[slot].dtype) for slot in apart}
+    kernel.backward(binder, ins, {**outs, **parts}, attrs)
+    for slot, part in parts.items():
+        bring(binder, outs[slot], part)
 
 
 def random_key(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

@@ -239,18 +239,17 @@ def slice_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     bring(binder, views.section(outs["X_grad"], attrs), ins["Out_grad"])
 
 
-def concat(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Out = X[0], X[1], ... along an axis; one copy for each."""
-    sizes = [x.shape[attrs["axis"]] for x in ins["X"]]
-    for part, x in zip(views.pieces(outs["Out"], sizes, attrs["axis"]), ins["X"], strict=True):
-        bring(binder, part, x)
+def _joining(parts: views.Shows) -> Callable[[Binder, Slots, Slots, Slots], None]:
+    """Bind an operator whose inputs are the parts of Out that a function of views.py gives; one copy for each."""
+
+    def bind(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+        for part, x in zip(parts(ins, outs, attrs), ins["X"], strict=True):
+            bring(binder, part, x)
+
+    return bind
 
 
-def stack(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Out = X[0], X[1], ... along a new axis."""
-    axis = attrs["axis"] % outs["Out"].ndim
-    parts = [x.view((*x.shape[:axis], 1, *x.shape[axis:])) for x in ins["X"]]
-    concat(binder, {"X": parts}, outs, {"axis": axis})
+concat, stack = _joining(views.joined), _joining(views.stacked)
 
 
 def expand(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

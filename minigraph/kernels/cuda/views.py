@@ -1,7 +1,8 @@
 """Views: what operators that only give elements other places show of their input's memory, as Buffers with strides.
 
 SHOWN has a function for each of them, which gives a Buffer for each output: its elements, in C order, are those of
-the output. movement.py copies them where the output does not lie there already.
+the output. JOINED has one for each operator that joins its inputs, which gives a Buffer of its output for each of them.
+movement.py copies what does not lie there already.
 """
 
 from __future__ import annotations
@@ -68,6 +69,29 @@ SHOWN: dict[str, Shows] = {
     **dict.fromkeys(("reshape", "reshape_grad", "squeeze", "unsqueeze", "flatten"), whole),
     "transpose": transposed, "slice": sliced, "split": cut, "concat_grad": joined_from,
 }  # fmt: skip
+
+
+def joined(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """Where in Out each of X belongs."""
+    return pieces(outs["Out"], [x.shape[attrs["axis"]] for x in ins["X"]], attrs["axis"])
+
+
+def stacked(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """Likewise, along a new axis, of size 1 here."""
+    return pieces(outs["Out"], [1] * len(ins["X"]), attrs["axis"])
+
+
+JOINED: dict[str, Shows] = {"concat": joined, "stack": stacked}
+
+
+def shown_from(op_type: str, there: Buffer, shape: Sequence[int], attrs: Slots) -> Buffer | None:
+    """Where the input of an operator of SHOWN lies, if its only output lies there; None where that is not known."""
+    if SHOWN[op_type] is whole:
+        return reshaped(there, shape)
+    if SHOWN[op_type] is transposed:
+        places = [attrs["perm"].index(axis) for axis in range(len(shape))]
+        return there.spread(shape, [there.strides[p] for p in places])
+    return None
 
 
 def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
