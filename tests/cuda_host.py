@@ -1,6 +1,6 @@
 """CUDA kernels on a CPU: what a Binder recorded, compiled by the host's C++ compiler and run.
 
-cuda_host.h stands in for the GPU; the kernels' text is the one that NVRTC gets. Every array lies between
+cuda_host.h and .cpp stand in for the GPU; the kernels' text is the one that NVRTC gets. Every array lies between
 guards and begins with garbage, so writes beside an array and elements never written show.
 """
 
@@ -29,7 +29,7 @@ CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\(
 DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
-HEADER = Path(__file__).with_name("cuda_host.h")
+HEADER, RUNTIME = (Path(__file__).with_name(f"cuda_host.{suffix}") for suffix in ("h", "cpp"))
 
 Slots = dict[str, Any]
 
@@ -106,23 +106,37 @@ def _run(call: Call) -> None:
 def compiled(source: str, function: str) -> ctypes.CDLL:
     """The kernel as a function of this process."""
     text, _ = CONVERSION.subn(lambda m: f"{m[2]} = cvt_{m[1].replace('.', '_')}({m[3]});", source)
-    own = rf"static \1 \2_of[CLUSTER_BLOCKS][{SHARED_BYTES} / sizeof(\1)]; \1* const \2 = \2_of[fiber->rank];"
+    own = rf"static \1 \2_of[CLUSTER_BLOCKS][{SHARED_BYTES} / sizeof(\1)]; \1* const \2 = \2_of[host_thread->rank];"
     text, blocks = DYNAMIC_SHARED.sub(own, text), CLUSTER.search(text)
     text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function}, {blocks[1] if blocks else 1})\n"
-    path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16]
-    path.with_suffix(".cpp").write_text(text, encoding="utf-8")
-    _compile("-shared", "-o", path.with_suffix(".so"), path.with_suffix(".cpp"))
-    library = ctypes.CDLL(str(path.with_suffix(".so")))
+    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
+    path.write_text(text, encoding="utf-8")
+    library = _library(path, "-nostdlib", _runtime(), "-lm", "-lc")  # looking through all that C++ has takes time
     library.host_run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 4]
     library.host_parameters.restype = ctypes.c_long
     return library
 
 
+def _library(source: Path, *arguments: Any, **loading: Any) -> ctypes.CDLL:
+    target = source.with_suffix(".so")
+    _compile("-shared", "-o", target, source, *arguments)
+    return ctypes.CDLL(str(target), **loading)
+
+
 def _compile(*arguments: Any) -> None:
-    options = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-w")
+    options = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
     command = [COMPILER or "g++", *options, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[:3000]
+
+
+@cache
+def _runtime() -> Path:
+    """The library of what all kernels share, loaded for them."""
+    source = _folder() / RUNTIME.name
+    shutil.copy(RUNTIME, source)
+    _library(source, "-O2", "-U_FORTIFY_SOURCE", mode=ctypes.RTLD_GLOBAL)  # which would take fibers for broken stacks
+    return source.with_suffix(".so")
 
 
 @cache
@@ -164,8 +178,8 @@ def run_bind(
     outs = {
         slot: ins[in_place[slot]] if in_place and slot in in_place else over(t, buffer) for slot, t in outputs.items()
     }
-    memory.put(binder.fault, np.zeros(4, np.int64))
+    memory.put(binder.fault, np.zeros(binder.fault.shape, np.int64))
     memory.put(binder.counter, np.array([step]))
     bind(binder, ins, outs, attrs)
     run(binder, memory)
-    return {slot: over(b, memory.arrays.__getitem__) for slot, b in outs.items()}, memory.arrays[binder.fault]
+    return {slot: over(b, memory.arrays.__getitem__) for slot, b in outs.items()}, memory.arrays[binder.fault][:4]

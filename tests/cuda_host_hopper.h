@@ -1,5 +1,7 @@
 // What hopper.cuh offers and wgmma, for cuda_host.h: addresses are those of a cluster's shared memory, 256 KiB for each of
 // its blocks, the number of the block above. Copies and products are done at once; who waits for them waits all the same.
+#include <cstdio>
+
 static const int WINDOW = 1 << 18;
 alignas(1024) static unsigned char windows[CLUSTER_BLOCKS][WINDOW];
 static inline unsigned char* at_address(u32 address) { return windows[address / WINDOW] + address % WINDOW; }
@@ -43,19 +45,19 @@ static inline void barrier_wait(u32 address, u32 parity) {
 }
 static inline void barrier_arrive_at(u32 address, int rank) { barrier_arrive(there(address, rank)); }
 static inline void barriers_ready() {}
-static inline void cluster_sync() { meet(cluster_barrier); }
+static inline void cluster_sync() { cluster_wait(); }
 
 // bar.sync and bar.arrive of some of a block's threads
 static struct { int arrived; unsigned generation; } named_barriers[CLUSTER_BLOCKS][16];
 static inline void named_arrive(int name, int count) {
-    auto& b = named_barriers[fiber->rank][name];
-    meet(warp());
+    auto& b = named_barriers[host_thread->rank][name];
+    __syncwarp();
     if (++b.arrived == count) b.arrived = 0, ++b.generation;
     ++progress;
 }
 static inline void named_sync(int name, int count) {
-    auto& b = named_barriers[fiber->rank][name];
-    meet(warp());
+    auto& b = named_barriers[host_thread->rank][name];
+    __syncwarp();
     const unsigned generation = b.generation;
     named_arrive(name, count);
     while (b.generation == generation) leave();
@@ -95,7 +97,7 @@ static inline float operand(u64 descriptor, int row, int k, bool by_rows) {
     const u32 stride = u32(descriptor >> 32 & 0x3fff) << 4;
     const u32 place = by_rows ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2
                               : row / 8 * stride + row % 8 * 128 + k * 2;
-    return half_of(PTX_T, *(unsigned short*)(windows[fiber->rank] + swizzled(start + place)));
+    return half_of(PTX_T, *(unsigned short*)(windows[host_thread->rank] + swizzled(start + place)));
 }
 template <int N, class A> static void multiplied(float (&d)[N], A a, u64 b, bool by_rows, bool add) {
     const int lane = lane_id();
@@ -117,19 +119,19 @@ template <int N> static void wgmma_ss(float (&d)[N], u64 a, u64 b, int add = 1) 
     multiplied(d, [&](int row, int k) { return operand(a, warp * 16 + row, k, false); }, b, false, add);
 }
 template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b, int add = 1) {
-    const unsigned first = fiber->number / 32 * 32;
-    memcpy(shown[fiber->number], a, sizeof a);
-    meet(warp());
+    const unsigned first = host_thread->number / 32 * 32;
+    memcpy(shown[host_thread->number], a, sizeof a);
+    __syncwarp();
     multiplied(d, [&](int row, int k) {
         const u32 two = shown[first + row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
         return half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
     }, b, true, add);
-    meet(warp());
+    __syncwarp();
 }
 #pragma GCC pop_options
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() {}
-template <int PENDING> static void wgmma_wait() { meet(warp()); }  // warps run it together
+template <int PENDING> static void wgmma_wait() { __syncwarp(); }  // warps run it together
 template <class X> static void keep(X&) {}
 template <int REGISTERS> static void more_registers() {}
 template <int REGISTERS> static void fewer_registers() {}

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compi
 HEADER = Path(__file__).with_name("cuda_host_hopper.h").read_text(encoding="utf-8")
 FORWARD = "attention_hopper_forward.cu"
 SHARED = {  # what lies in shared memory, in the window of a block
-    "extern __shared__ unsigned char raw[];": "unsigned char* raw = windows[fiber->rank] + 1024;",
-    "__shared__ Barriers barriers;": "Barriers& barriers = *(Barriers*)windows[fiber->rank];",
+    "extern __shared__ unsigned char raw[];": "unsigned char* raw = windows[host_thread->rank] + 1024;",
+    "__shared__ Barriers barriers;": "Barriers& barriers = *(Barriers*)windows[host_thread->rank];",
 }
 ASM = {  # inline PTX
-    r'asm\("ex2.*\);': "y = std::exp2(x);",
+    r'asm\("ex2.*\);': "y = exp2f(x);",
     r'asm\("cvt\.rn\." PTX_T.*\);': "y = two_of(PTX_T, low, high);",
     r'asm volatile\("bar\.(sync|arrive) %0, 256;" ::"r"\((.*?)\) : "memory"\);': r"named_\1(\2, 256);",
 }

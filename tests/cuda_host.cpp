@@ -1,0 +1,175 @@
+// What every kernel on a CPU shares: threads as fibers, barriers, warps and their matrix products (see cuda_host.h).
+#include "cuda_host.h"
+
+#include <csetjmp>
+#include <cstdio>
+#include <ucontext.h>
+
+struct Barrier {
+    int alive = 0, waiting = 0;
+    unsigned generation = 0;
+    void release() {
+        if (alive == 0 || waiting < alive) return;
+        waiting = 0;
+        ++generation;
+    }
+};
+struct Fiber : HostThread {
+    jmp_buf place;  // switching by jumps needs no system call, only the first entry does
+    bool done, begun;
+};
+
+static const int STACK = 256 * 1024;
+static Fiber fibers[MOST];
+static jmp_buf scheduler;
+static Barrier cluster_barrier, block_barriers[CLUSTER_BLOCKS], warp_barriers[MOST / 32];
+static unsigned long long lanes[MOST];
+long progress;
+static HostKernel* kernel;
+static const void** arguments;
+HostThread* host_thread;
+Dim gridDim, blockDim;
+
+static Fiber* running() { return static_cast<Fiber*>(host_thread); }
+void leave() {
+    if (!_setjmp(running()->place)) _longjmp(scheduler, 1);
+}
+static void meet(Barrier& b) {
+    const unsigned generation = b.generation;
+    ++b.waiting;
+    ++progress;
+    b.release();
+    while (b.generation == generation) leave();
+}
+static void fiber_main() {
+    for (;;) {  // one thread of every block
+        kernel(arguments);
+        running()->done = true;
+        ++progress;
+        for (Barrier* b : {&cluster_barrier, block_barriers + host_thread->rank, warp_barriers + host_thread->number / 32})
+            --b->alive, b->release();
+        leave();
+    }
+}
+static void enter(Fiber& f) {
+    host_thread = &f;
+    if (_setjmp(scheduler)) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = malloc(STACK);
+    context.uc_stack.ss_size = STACK;
+    makecontext(&context, fiber_main, 0);
+    setcontext(&context);
+}
+static void run_cluster(Dim first, int blocks) {  // blocks are neighbours along x
+    const int size = blockDim.x, whole = (size + 31) / 32 * 32;
+    cluster_barrier = Barrier();
+    for (Barrier& b : block_barriers) b = Barrier();
+    for (Barrier& b : warp_barriers) b = Barrier();
+    for (int k = 0; k < blocks * whole; ++k) {
+        Fiber& f = fibers[k];
+        f.number = k, f.rank = k / whole, f.index.x = k % whole, f.block = first, f.block.x += f.rank;
+        f.done = k % whole >= size;
+        if (f.done) continue;
+        for (Barrier* b : {&cluster_barrier, block_barriers + f.rank, warp_barriers + k / 32}) ++b->alive;
+    }
+    for (unsigned round = first.x; cluster_barrier.alive; ++round) {  // in turn from either end: no order is the rule
+        const long before = progress;
+        for (int k = 0; k < blocks * whole; ++k) {
+            Fiber& f = fibers[round % 2 ? blocks * whole - 1 - k : k];
+            if (!f.done) enter(f);
+        }
+        if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
+    }
+}
+void run_grid(HostKernel* one, const void** args, Dim grid, unsigned threads, unsigned cluster) {
+    kernel = one, arguments = args, gridDim = grid, blockDim = {threads, 1, 1};
+    Dim first;
+    for (first.z = 0; first.z < grid.z; ++first.z)
+        for (first.y = 0; first.y < grid.y; ++first.y)
+            for (first.x = 0; first.x < grid.x; first.x += cluster) run_cluster(first, cluster);
+}
+
+static Barrier& warp() { return warp_barriers[host_thread->number / 32]; }
+void __syncthreads() { meet(block_barriers[host_thread->rank]); }
+void __syncwarp(unsigned) { meet(warp()); }
+void cluster_arrive() { meet(cluster_barrier); }
+void cluster_wait() { meet(cluster_barrier); }
+unsigned long long word_from_lane(unsigned long long x, unsigned lane) {
+    lanes[host_thread->number] = x;
+    meet(warp());
+    const unsigned long long found = lanes[host_thread->number / 32 * 32 + lane];
+    meet(warp());
+    return found;
+}
+unsigned __match_any_sync(unsigned, unsigned x) {
+    lanes[host_thread->number] = x;
+    meet(warp());
+    unsigned mask = 0;
+    const unsigned first = host_thread->number / 32 * 32;
+    for (unsigned l = 0; l < 32; ++l)
+        if (!fibers[first + l].done && unsigned(lanes[first + l]) == x) mask |= 1u << l;
+    meet(warp());
+    return mask;
+}
+unsigned __ballot_sync(unsigned, int x) {
+    lanes[host_thread->number] = x != 0;
+    meet(warp());
+    unsigned mask = 0;
+    const unsigned first = host_thread->number / 32 * 32;
+    for (unsigned l = 0; l < 32; ++l)
+        if (!fibers[first + l].done && lanes[first + l]) mask |= 1u << l;
+    meet(warp());
+    return mask;
+}
+
+double erfinv(double y) {
+    double x = 0;
+    for (int i = 0; i < 60; ++i) x -= (erf(x) - y) * sqrt(3.14159265358979323846) / 2 * exp(x * x);
+    return x;
+}
+
+unsigned shown[MOST][6];
+static const unsigned char* rows_shown[MOST];
+static float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
+// K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
+template <int K>
+static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
+    const unsigned first = host_thread->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(shown[host_thread->number], mine, sizeof mine);
+    meet(warp());
+    for (int e = 0; e < 4; ++e) {
+        double sum = c[e];
+        for (int r = 0; r < 8; ++r) {  // registers of a row of A, of a column of B
+            const unsigned x = shown[first + 4 * g + r % 4][r / 4 * 2 + e / 2];
+            const unsigned y = shown[first + 4 * (2 * t + e % 2) + r % 4][4 + r / 4];
+            if (K == 8) sum += double(tf32_of(x)) * tf32_of(y);
+            else
+                for (int shift = 0; shift < 32; shift += 16)
+                    sum += double(half_of(type, x >> shift & 0xffff)) * half_of(type, y >> shift & 0xffff);
+        }
+        c[e] = float(sum);
+    }
+    meet(warp());
+}
+void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {
+    const unsigned first = host_thread->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
+    rows_shown[host_thread->number] = tile + row;
+    meet(warp());
+    for (unsigned i = 0; i < 4; ++i) {
+        unsigned short two[2];
+        for (unsigned e = 0; e < 2; ++e) {
+            const unsigned r = transposed ? 2 * t + e : g, column = transposed ? g : 2 * t + e;
+            memcpy(&two[e], rows_shown[first + 8 * i + r] + 2 * column, 2);
+        }
+        x[i] = two[0] | unsigned(two[1]) << 16;
+    }
+    meet(warp());
+}
+void mma_tf32(float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) { mma_on_host<8>("", c, a, b0, b1); }
+void mma_16(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
+    mma_on_host<16>(type, c, a, b0, b1);
+}
