@@ -4,7 +4,8 @@
 
 All arms run in one process, get the same parameters and batches (already on the GPU), and must agree in what
 they compute before they are timed. A figure is the wall time of many steps back to back, one wait at the end,
-median of turns that the arms take in alternation, with a rest before each turn; "no rest" is after a long load.
+median of turns that the arms take in alternation, with a rest before each turn and an eighth as many steps before its
+clock starts; "no rest" is after a long load.
 
 Peak memory is the most that is needed at one time of a step beside its inputs, parameters and states, counted
 alike: gradients count from when they are written, feeds and what was there before the step do not. It is

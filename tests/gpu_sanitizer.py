@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucheck import Check
 
-TOOLS = {"memcheck": 5, "racecheck": 5, "initcheck": 3, "synccheck": 3}  # processes for each
+TOOLS = {"memcheck": 4, "racecheck": 5, "initcheck": 3, "synccheck": 4}  # processes for each
 SECONDS = 320  # that a run takes at the most
 LAST = 40  # of these at the end, when no check is begun any more
 RESULT = "RESULT "  # before the result of a check, among what libraries print
