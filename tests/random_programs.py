@@ -83,6 +83,7 @@ class Case:
     feeds: dict[str, np.ndarray]
     fetches: list[str]
     description: list[str] = field(default_factory=list)
+    results: dict[str, np.ndarray] | None = None  # without passes, once somebody asked for them
 
 
 def random_program(seed: int, layers: Collection[int] | None = None, bare: bool = False) -> Case:

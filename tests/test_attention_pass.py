@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 from attention_programs import attention_program
 from fuzz import Different, choices, passed, run
+from random_programs import Case
 
 import minigraph as mg
+from minigraph.dump import dump
 from minigraph.executor import Executor
 from minigraph.ir.graph import Graph
 from minigraph.passes import attention_masks, attention_scores
@@ -31,11 +34,21 @@ REASONS = {
 }  # fmt: skip
 
 
+@lru_cache(250)
+def _known(seed: int) -> Case:
+    """A program for many tests: planted defects lie in the pass, so what it computes without that is the same."""
+    return attention_program(seed)
+
+
 def check(seed: int, flags: Sequence[str] = (FLAG,)) -> Any:
     """Compare all results with passes off and on; the program after them, their outcome, what the program is like."""
-    case = attention_program(seed)
+    case = _known(seed)
     after, outcome = passed(case, tuple(flags))
-    off, on = run(case, case.program), run(case, after)
+    if dump(after) == dump(case.program):
+        return after, outcome, case.description
+    if case.results is None:
+        case.results = run(case, case.program)
+    off, on = case.results, run(case, after)
     peak = max((float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0)) for a in off.values()), default=0.0)
     for name, array in off.items():
         difference = distance(array, on[name], floor=max(1e-3 * peak, 1e-30))
@@ -66,12 +79,13 @@ def test_other_passes_go_with_it():
 
 
 def test_every_refusal_occurs():
-    refused = Counter()
+    refused, left = Counter(), dict(REASONS)
     for seed in range(PROGRAMS):
         refused.update(passed(attention_program(seed), (FLAG,))[1].refused)
-    for reason, least in REASONS.items():
-        found = sum(n for text, n in refused.items() if reason in text)
-        assert found >= least, f"{reason}: {refused}"
+        left = {r: least for r, least in left.items() if sum(n for text, n in refused.items() if r in text) < least}
+        if not left:
+            break
+    assert not left, refused
 
 
 # planted defects

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 from fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, choices, failure, passed, shrink
-from random_programs import random_program
+from random_programs import Case, random_program
 
 from minigraph.ir.graph import Graph, OpNode
 from minigraph.ops.gemm_epilogue import fused_gemm_epilogue
@@ -470,9 +470,15 @@ def test_programs_depend_on_the_seed_only():
     assert all((again.feeds[name] == array).all() for name, array in first.feeds.items())
 
 
+@cache
+def _known(seed: int) -> Case:
+    """A program for many planted defects: they lie in rewrites, so what it computes without these is the same."""
+    return random_program(seed)
+
+
 def _failures(flags: Flags) -> Iterator[str]:
-    for seed in itertools.islice(itertools.count(), WITHIN):
+    for seed in range(WITHIN):
         try:
-            check(random_program(seed), [flags])
+            check(_known(seed), [flags])
         except Different as problem:
             yield f"seed {seed}: {problem}"
