@@ -179,7 +179,8 @@ class BuildStrategy:
     fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
                                       linear_cross_entropy_chunk_bytes of scores exist at a time
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
-    fuse_grad_accumulation            gradients are added to others by the products that compute them
+    fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
+                                      slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator

@@ -5,7 +5,8 @@
 
 and so for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the gradient and the pass
 that reads and writes it: for tied weights, for several users of one value, and for gradients that a
-state collects over steps. Refused where somebody else reads the gradient.
+state collects over steps. Refused where somebody else reads the gradient. Gradients of slices that fill one array
+together are joined: slice_grads.py.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from ..errors import MinigraphError
 from ..ir.graph import Graph, OpNode, VarNode
 from ..types import float32
 from .log import Applied, PassReport
-from .redirect import require_temporary, take_out
+from .redirect import require_temporary, take_out, take_place
 from .rule import GraphBuilder, Refused, require
+from .slice_grads import join_slice_grads
 
 LAST = 1 << 62  # a rank behind all others of one place
 ADDS = frozenset({"sum", "elementwise_add"})
@@ -81,13 +83,7 @@ def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> Op
         raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
     old = part.product.label(), add.label()
     report.applied.append(Applied("GradAccumulation", f"{out.name} = matmul_accumulate", old, add.site, add.role))
-    op, forward, slot = g.emitted[-1], add.forward, add.grad_slot
-    graph.remove_op(add)
-    graph.set_output(op, "Out", 0, out)
-    graph.remove_var(new)
-    if forward is not None:
-        graph.link(op, forward)
-        op.grad_slot = slot
+    take_place(graph, add, g.emitted[-1])
     if len(others) > 1:
         graph.rename_var(acc, graph.fresh_name(out.name))
     if part.cast is not None:
@@ -122,7 +118,7 @@ def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file, the last operand of an addition first."""
     for add in graph.ops_of(ADDS):
-        left: OpNode | None = add
+        left: OpNode | None = None if join_slice_grads(graph, add, report) else add
         while left is not None:
             parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
             left = _one(graph, left, parts, report)

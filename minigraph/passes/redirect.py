@@ -53,6 +53,18 @@ def take_out(graph: Graph, op: OpNode) -> None:
         graph.remove_var(v)
 
 
+def take_place(graph: Graph, old: OpNode, new: OpNode) -> None:
+    """Let `new` write the only output of `old`, which goes, instead of its own."""
+    (out,), (own,) = old.output_vars, new.output_vars
+    forward, slot = old.forward, old.grad_slot
+    graph.remove_op(old)
+    graph.set_output(new, next(iter(new.outputs)), 0, out)
+    graph.remove_var(own)
+    if forward is not None:
+        graph.link(new, forward)
+        new.grad_slot = slot
+
+
 def take_out_unread(graph: Graph, ops: Iterable[OpNode | None]) -> None:
     """Remove those of `ops` that are unread by now, and whatever is unread then, as dead_code_elimination does."""
     waiting = [*ops]
