@@ -50,9 +50,9 @@ def _join(graph: Graph, add: OpNode, parts: list[OpNode], rewriter: str) -> Appl
     _check(add, parts)
     pieces = sorted(map(_piece, parts), key=lambda p: p[:2])
     axis, dropped, size = pieces[0].axis, pieces[0].dropped, next(add.output_vars).type.shape[pieces[0].axis]
-    require(all(p.axis == axis and p.dropped == dropped for p in pieces), "slices of {} are not alike", add)
+    require(all(p.axis == axis and p.dropped == dropped for p in pieces), "the slices are not alike")
     ends = [0, *(p.stop for p in pieces)]
-    require([*(p.start for p in pieces), size] == ends, "slices of {} share places or leave some out", add)
+    require([*(p.start for p in pieces), size] == ends, "the slices share places or leave some out")
     place = add.rank
     g = GraphBuilder(graph, place, add, rewriter)
     g.forward = None
