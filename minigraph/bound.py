@@ -13,8 +13,9 @@ from operator import itemgetter
 from typing import Any
 
 from .errors import MinigraphError
-from .kernels.cuda.binder import Binder, Copy, Device, HostCall
+from .kernels.cuda.binder import Binder, Copy, Device, HostCall, Launch, i64
 from .kernels.cuda.buffer import Buffer, owner
+from .kernels.cuda.foreach import store
 from .kernels.cuda.moved import Repeats
 from .kernels.cuda.workspace import Settling
 from .lanes import Turn, turns
@@ -27,6 +28,7 @@ from .strided import show
 from .types import TensorType
 
 AS_RECORDED = Settling()
+GUARDED = ("update", "foreach")  # modules whose kernels update nothing after a fault
 SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
 
 
@@ -35,6 +37,7 @@ class BoundProgram:
 
     outside   buffers whose memory the Scope owns, by name
     results   (buffer, name): temporary values that are copied to persistables at the end
+    apart     likewise, by name, after the last step that writes one: where a run has a fault they are not, by `stores`
     spans     for each step the range of its calls in `binder.calls`
     order     positions of calls in the order in which they run
     blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena;
@@ -61,13 +64,15 @@ class BoundProgram:
         self.repeats = Repeats(self.binder)
         self.outside: dict[str, Buffer] = {}
         self.results: list[tuple[Buffer, str]] = []
+        self.apart: dict[str, Buffer] = {}
+        self.stores = range(0)
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
+        self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if step.stored), default=-1)
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
-        self.rest = range(len(self.binder.calls), len(self.binder.calls) + len(self.results))
-        for buffer, name in self.results:
-            self.binder.calls.append(Copy(self.outside[name], buffer))
+        self.rest = self._store_results()
+        self._tell_guards()
         self.once = frozenset(i for position in self.constant_steps for i in self.spans[position])
         self.constants, self.constant_bytes = _laid_out(
             self.buffers[i] for position in self.constant_steps for i in self.schedule.steps[position].written
@@ -105,10 +110,13 @@ class BoundProgram:
                 self.results.append((buffers[indices[-1]], name))
         for index, value in enumerate(values):
             if value.root != index:
-                root, shape = buffers[value.root], value.type.shape
-                lies = value.layout
-                buffers[index] = root.spread(shape, lies.strides, lies.start) if lies is not None else root.view(shape)
+                buffers[index] = self._shown(index, buffers[value.root])
         return buffers
+
+    def _shown(self, index: int, root: Buffer) -> Buffer:
+        """The buffer of a value that shows memory of another's."""
+        shape, lies = self.schedule.values[index].type.shape, self.schedule.values[index].layout
+        return root.spread(shape, lies.strides, lies.start) if lies is not None else root.view(shape)
 
     def _take_over(self, position: int, step: Step, buffers: list[Buffer]) -> None:
         """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
@@ -140,15 +148,30 @@ class BoundProgram:
         return ends and not value.persistable and not fed and value.producer not in self.constant_steps
 
     def _bind(self, position: int, step: Step) -> range:
-        opdef, first = step.op.opdef, len(self.binder.calls)
+        """The calls of a step; behind the last one that writes what the Scope keeps those that bring it there."""
+        first = len(self.binder.calls)
+        self.binder.stored = position > self.last_stored and not self.results
+        self._keep_apart(step)
+        self._record(position, step)
+        if position in self.binder.wrong and self._keep_apart(step):  # its own kernels may report
+            del self.binder.calls[first:], self.binder.scratches[-1]
+            self._record(position, step)
+        if position == self.last_stored and self.apart:
+            start = len(self.binder.calls)
+            store(self.binder, [(self.outside[name], b) for name, b in self.apart.items()])
+            self.stores = range(start, len(self.binder.calls))
+        return range(first, len(self.binder.calls))
+
+    def _record(self, position: int, step: Step) -> None:
+        opdef, first, guarded = step.op.opdef, len(self.binder.calls), bool(self.binder.wrong)
         self.binder.begin(position, step.op.number, opdef.reference)
         ins = {s.name: self._buffer(i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
         outs = {s.name: self._buffer(i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
-        key, given = self.repeats.key((opdef, repr(step.op.attrs)), [*ins.values(), *outs.values()])
+        key, given = self.repeats.key((opdef, repr(step.op.attrs), guarded), [*ins.values(), *outs.values()])
         known = self.repeats.again(key, given)
         if known is not None:
             self.binder.calls += known
-            return range(first, len(self.binder.calls))
+            return
         notes = len(self.binder.notes)
         try:
             opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
@@ -156,7 +179,47 @@ class BoundProgram:
         except MinigraphError as error:
             raise error.at(step.op.call(), step.op.site) from None
         self.repeats.keep(key, given, self.binder.calls[first:], [text for _, text in self.binder.notes[notes:]])
+
+    def _keep_apart(self, step: Step) -> bool:
+        """Let what a step writes into the Scope's arrays lie elsewhere until it is known that the run has no fault.
+
+        Not where nothing has reported faults so far, and not for kernels that look at them and update in place.
+        """
+        read = {id(self.buffers[i]) for i in step.read}
+        stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
+        guarded = step.op.opdef.gpu in GUARDED and all(id(self.buffers[i]) in read for i, _ in stored)
+        if guarded or not stored or not self.binder.wrong:
+            return False
+        for index, name in stored:
+            type = self.schedule.values[index].type
+            self.buffers[index] = self.apart[name] = made = Buffer(type.shape, type.dtype)
+            for i, value in enumerate(self.schedule.values):
+                if value.root == index != i:
+                    self.buffers[i] = self._shown(i, made)
+        return True
+
+    def _store_results(self) -> range:
+        """The calls that copy into the Scope's arrays at the end."""
+        first, pairs = len(self.binder.calls), [(self.outside[name], b) for b, name in self.results]
+        if self.binder.wrong:
+            store(self.binder, pairs)
+        else:
+            self.binder.calls += [Copy(to, b) for to, b in pairs]
         return range(first, len(self.binder.calls))
+
+    def _guards(self, position: int) -> dict[int, Launch]:
+        """The calls of a step, or of the end, that leave the Scope alone after a fault."""
+        span = self.spans[position] if position < len(self.spans) else self.rest
+        own = span if position not in self.binder.wrong else [i for i in span if i in self.stores]
+        launches = [(i, call) for i in own if isinstance(call := self.binder.calls[i], Launch)]
+        return {i: call for i, call in launches if any(a is self.binder.fault for a in call.args)}
+
+    def _tell_guards(self) -> None:
+        """Which guards have others after them with kernels between that may report: the run has no answer there yet."""
+        end = len(self.spans) if self.results else self.last_stored + 1
+        for position in range(max((p for p in self.binder.wrong if p < end), default=0)):
+            for call in self._guards(position).values():
+                call.args = *call.args[:-1], i64(0)
 
     def _buffer(self, index: Any) -> Any:
         if isinstance(index, list):
@@ -201,14 +264,22 @@ class BoundProgram:
             return found
 
         units = []
-        for step, span in [*zip(self.schedule.steps, self.spans, strict=True), (None, self.rest)]:
+        reporters, guards = frozenset[int](), list[int]()  # these wait for all of those that were recorded before
+        spans = [*zip(self.schedule.steps, self.spans, strict=True), (None, self.rest)]
+        for position, (step, span) in enumerate(spans):
             read_only = self._read_only(step) if step is not None else {id(b) for b, _ in self.results}
             read_only.update(tables)
+            own = self._guards(position)
             for call in (self.binder.calls[i] for i in span):
                 given = {id(b): b for b in map(owner, touched(call))}
                 if not tables.keys().isdisjoint(given):
                     given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
                 unit = Unit(barrier=isinstance(call, HostCall))
+                if len(units) in own:
+                    unit.after = reporters
+                    guards.append(len(units))
+                elif id(self.binder.fault) in given:
+                    unit.after, reporters = frozenset(guards), reporters | {len(units)}
                 for key, b in given.items():
                     if key not in ignored:
                         (unit.reads if key in read_only else unit.writes).add(number(b))

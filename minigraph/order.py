@@ -22,11 +22,13 @@ class Unit:
     """What one recorded call reads and writes: numbers of the blocks of memory.
 
     barrier   it must keep its place: the host takes part, or what it touches is not known
+    after     numbers of units that must have ended besides
     """
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     barrier: bool = False
+    after: frozenset[int] = frozenset()
 
     @cached_property
     def blocks(self) -> set[int]:
@@ -62,7 +64,7 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
     readers: dict[int, list[int]] = {}
     fence, since = -1, []
     for i, unit in enumerate(units):
-        wanted = {fence} if fence >= 0 else set()
+        wanted = {*unit.after} | ({fence} if fence >= 0 else set())
         if unit.barrier:
             wanted.update(since)
             fence, since = i, []

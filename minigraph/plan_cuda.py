@@ -84,7 +84,7 @@ class Faults:
     def judge(self, record: np.ndarray, hint: str | None = None) -> None:
         """Turn what a kernel reported into an error that names its operator."""
         if record[0]:
-            _, number, value, row = (int(x) for x in record)
+            number, value, row = (int(x) for x in record[1:4])
             self.clear()
             step = self.schedule.steps[number]
             raise KernelError(

@@ -33,6 +33,7 @@ from typing import Any
 import gpu_attention
 import gpu_capture
 import gpu_edges
+import gpu_faults
 import gpu_fusion
 import gpu_hopper_product
 import gpu_huge
@@ -61,7 +62,7 @@ def all_checks() -> list[Check]:
         c
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
-            gpu_capture, gpu_fusion, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_edges,
+            gpu_capture, gpu_fusion, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults, gpu_edges,
         )
         for c in m.checks()
     ]

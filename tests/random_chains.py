@@ -57,6 +57,7 @@ class _Maker:
         self.unary = [(name, attrs) for name, attrs in UNARY if not (smooth and name in CHOOSING)]
         self.binary = [name for name in BINARY if not (smooth and name in CHOOSING)]
         self.program = Program("chain")
+        self.program.random_seed = 7  # the same masks in every process
         self.block = self.program.global_block()
         self.g = Builder(self.block)
         self.feeds: dict[str, np.ndarray] = {}

@@ -108,8 +108,13 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
     yield "elementwise_add", of(f"3,{2**30}", "3,1"), {}
 
 
-def bound(opdef: OpDef, inputs: dict[str, Any], attrs: dict[str, Any], device: Device) -> Binder:
-    """The operator's calls for inputs of these types ({slot: list of types}), all outputs wanted."""
+def bound(
+    opdef: OpDef, inputs: dict[str, Any], attrs: dict[str, Any], device: Device, guarded: bool = False
+) -> Binder:  # fmt: skip
+    """The operator's calls for inputs of these types ({slot: list of types}), all outputs wanted.
+
+    guarded   outputs belong to a Scope and must stay as they are where a kernel before reported a fault
+    """
     variadic = {s.name for s in (*opdef.inputs, *opdef.outputs) if s.variadic}
 
     def buffers(slots: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -118,8 +123,13 @@ def bound(opdef: OpDef, inputs: dict[str, Any], attrs: dict[str, Any], device: D
 
     outputs = opdef.infer_types(inputs, attrs)
     binder = Binder(device)
-    binder.begin(0)
-    opdef.gpu_bind(binder, buffers(opdef.inputs, inputs), buffers(opdef.outputs, outputs), attrs)
+    binder.begin(1)
+    outs = buffers(opdef.outputs, outputs)
+    if guarded:
+        binder.wrong[0] = "out of range"
+        slots = (slot if isinstance(slot, list) else [slot] for slot in outs.values())
+        binder.outside = frozenset(id(b) for slot in slots for b in slot)
+    opdef.gpu_bind(binder, buffers(opdef.inputs, inputs), outs, attrs)
     return binder
 
 
@@ -131,7 +141,8 @@ def launches(op_type: str, arch: str) -> list[Launch]:
         for dtype in FLOAT_TYPES if call.float_places else FLOAT_TYPES[:1]:
             typed = call.for_gpu(dtype)
             inputs = {slot: [opcheck.type_of(x) for x in xs] for slot, xs in typed.inputs.items()}
-            found |= by_source(bound(opdef, inputs, typed.attrs, DEVICES[arch]))
+            for guarded in (False, True) if opdef.gpu in ("update", "foreach") else (False,):
+                found |= by_source(bound(opdef, inputs, typed.attrs, DEVICES[arch], guarded))
     for dtype in FLOAT_TYPES:
         for name, given, attrs in large(dtype):
             if name == op_type:

@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(SORTERS) radix_count(
     i64 block_shift, i64 passes, Fault* fault, i64 step)
 {
     __shared__ u32 count[256];
+    look(fault);
     if (threadIdx.x < 256) count[threadIdx.x] = 0;
     __syncthreads();
     const i64 first = i64(blockIdx.x) << block_shift, end = min(i64(blockIdx.x + 1) << block_shift, n);

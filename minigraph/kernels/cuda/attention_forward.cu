@@ -137,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(
 extern "C" __global__ void __launch_bounds__(THREADS) check_lengths(
     const L* lengths_q, const L* lengths_k, i64 count, i64 queries, i64 keys, Fault* fault, i64 step)
 {
+    look(fault);
     for (i64 i = i64(blockIdx.x) * THREADS + threadIdx.x; i <= count; i += i64(gridDim.x) * THREADS)
         for (int side = 0; side < 2; ++side) {
             const L* lengths = side ? lengths_k : lengths_q;

@@ -16,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) put_into_bins(
     const INDEX* __restrict__ index, State* state, u32* counts, u32* bins, u32* crowded, u32* numbers, i64 n, i64 size,
     i64 low, i64 padding, Fault* fault, i64 step)
 {
+    look(fault);
     const i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
     u32 key = NONE;
     if (i < n) {

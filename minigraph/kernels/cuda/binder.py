@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import KernelError, require
-from .buffer import Arena, Buffer, Table, Words
+from .buffer import Arena, Buffer, Table, Words, owner
 from .compile import full_source
 
 Grid = tuple[int, int, int]
@@ -171,7 +171,7 @@ class Binder:
 
     calls    in order of execution
     step     number of the operator that is being bound, for faults
-    fault    where kernels report values that they cannot take
+    fault    where kernels report values that they cannot take, prelude.cuh's Fault
     wrong    what such a value is, by the number of its operator
     """
 
@@ -184,8 +184,9 @@ class Binder:
     outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns
     paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
-    fault: Buffer = field(default_factory=lambda: Buffer((4,), np.dtype("int64")))
+    fault: Buffer = field(default_factory=lambda: Buffer((7,), np.dtype("int64")))
     wrong: dict[int, str] = field(default_factory=dict)
+    stored: bool = False  # whether all that a Scope keeps is written before the operator that is being bound
     counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
     tf32: bool = False  # whether products of float32 may round their operands
     multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
@@ -210,7 +211,17 @@ class Binder:
     def report(self, wrong: str) -> tuple[Buffer, np.int64]:
         """Arguments of a kernel that reports values that are `wrong`: "out of range [0, 7)", for example."""
         self.wrong[self.step] = wrong
-        return self.fault, i64(self.step)
+        return self.fault, i64(~self.step if self.stored else self.step)
+
+    def guard(self, outs: Iterable[Buffer]) -> tuple[dict[str, int], tuple[Any, ...]]:
+        """What a kernel that writes `outs` is compiled with, and its arguments, so that a Scope keeps what it has there
+        where the run has a fault; nothing for other outputs, and where no kernel before this one may report.
+
+        The last argument is 1 where none after it may.
+        """
+        if not self.wrong or not any(id(owner(b)) in self.outside for b in outs):
+            return {}, ()
+        return {"GUARD": 1}, (self.fault, i64(1))
 
     def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
         """Memory for this operator alone; its content is undefined."""

@@ -58,7 +58,7 @@ def elementwise_pow(
     if X.dtype in FLOATS:
         return bind_pointwise(binder, {"Out": Out}, {"X": X, "Y": Y}, {"Out": "power(X, Y)"}, shapes=shapes)
     fault, step = binder.report("a negative power of an integer")
-    refused = "(Y < 0 ? report((Fault*)p_fault, s_step, Y, i64(o_Out) + i) : void())"
+    refused = "(look((Fault*)p_fault), Y < 0 ? report((Fault*)p_fault, s_step, Y, i64(o_Out) + i) : void())"
     bind_pointwise(
         binder, {"Out": Out}, {"X": X, "Y": Y, "fault": fault}, {"Out": f"({refused}, power(X, Y))"},
         {"step": int(step)}, shapes | {"fault": ()},

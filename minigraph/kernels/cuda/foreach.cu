@@ -2,7 +2,7 @@
 // Columns: 0 x of type X, 1 out of type R, 2 (where it is an array or one element of each) y of type Y.
 // ONE: y has one element. NUMBER: y is a number. Every operand is read once and out written once.
 
-template <int V> __device__ __forceinline__ void pack(const X* xs, R* outs, const Y* ys, const C number, const bool condition)
+template <int V> __device__ __forceinline__ void pack(const X* xs, R* outs, const Y* ys, const C number, const bool condition, const bool bad)
 {
     Pack<R, V> out;
     const Pack<X, V> px = *(const Pack<X, V>*)xs;
@@ -19,11 +19,12 @@ template <int V> __device__ __forceinline__ void pack(const X* xs, R* outs, cons
 #endif
         out.v[j] = down<R>(RESULT);
     }
-    *(Pack<R, V>*)outs = out;
+    if (!bad) *(Pack<R, V>*)outs = out;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) foreach(TENSORS, double given, const bool* flag)
+extern "C" __global__ void __launch_bounds__(256, 1) foreach(TENSORS, double given, const bool* flag AND_FAULT)
 {
+    const bool bad = FAILED;
     FIND
     const X* const x = (const X*)ADDRESS(0) + start;
     R* const out = (R*)ADDRESS(1) + start;
@@ -42,8 +43,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) foreach(TENSORS, double giv
 #endif
     const u64 places = (u64)x % (PACK * sizeof(X)) | (u64)out % (PACK * sizeof(R)) | (u64)y % (PACK * sizeof(Y));
     if (left >= CHUNK && places == 0) {
-        for (int i = threadIdx.x * PACK; i < CHUNK; i += 256 * PACK) pack<PACK>(x + i, out + i, y + i, number, condition);
+        for (int i = threadIdx.x * PACK; i < CHUNK; i += 256 * PACK) pack<PACK>(x + i, out + i, y + i, number, condition, bad);
     } else {
-        for (int i = threadIdx.x; i < CHUNK && i < left; i += 256) pack<1>(x + i, out + i, y + i, number, condition);
+        for (int i = threadIdx.x; i < CHUNK && i < left; i += 256) pack<1>(x + i, out + i, y + i, number, condition, bad);
     }
+    SETTLE(bad);
 }

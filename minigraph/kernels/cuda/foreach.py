@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,19 @@ def _record(
         defines |= {"FLAG": 1} if flag is not None else {}
         tensors = Tensors(columns, [xs[i].size for i in part])
         unused = Buffer((1,), bool_, ptr=0)
+        guard, fault = binder.guard(columns[1])
         mode = chosen_mode(binder, len(part), len(columns))
         launch_over(
             binder, "foreach.cu", "foreach", tensors, mode, CHUNK, np.float64(number), flag or unused,
-            defines=defines,
+            *fault, defines=defines | guard,
         )  # fmt: skip
+
+
+def store(binder: Binder, pairs: Sequence[tuple[Buffer, Buffer]]) -> None:
+    """(to, from): copies into arrays of a Scope, unless the run has a fault."""
+    for dtype in dict.fromkeys(to.dtype for to, _ in pairs):
+        some = [pair for pair in pairs if pair[0].dtype == dtype]
+        _record(binder, [source for _, source in some], [to for to, _ in some], None, "x")
 
 
 def _binary(function: str) -> Callable[..., None]:

@@ -133,7 +133,7 @@ def _add_label(r: _Row) -> None:
         r.code.parameters += ["Fault* fault", "i64 fault_step"]
         r.code.arguments += r.binder.report(no_class(r.n, r.member.attrs))
     r.lines += [
-        f"i64 label = i64({r.code.at(r.member.inputs['Label'][0])});",
+        "look(fault);", f"i64 label = i64({r.code.at(r.member.inputs['Label'][0])});",
         f"if (label == {r.member.attrs['ignore_index']}ll) label = -1;", "else if (label < 0 || label >= n) {",
         "    if (inside && lane == 0) report(fault, fault_step, label, row);", "    label = -1;", "}",
     ]  # fmt: skip

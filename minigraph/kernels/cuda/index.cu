@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) take(
     i64 outer, i64 n, i64 size, i64 inner, i64 pieces, i64 low, i64 padding, Fault* fault, i64 step)
 {
     constexpr int WORDS = 8;
+    look(fault);
     const J item = J(blockIdx.x) * (256 / LANES) + threadIdx.x / LANES;
     const J line = item / J(pieces), matrix = line / J(n);
     if (matrix >= J(outer)) return;
@@ -46,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) take(
 extern "C" __global__ void __launch_bounds__(256) one_hot(
     const INDEX* __restrict__ x, T* out, i64 n, i64 depth, Fault* fault, i64 step)
 {
+    look(fault);
     const i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
     if (i >= n) return;
     const i64 at = i64(x[i]);

@@ -57,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
     __shared__ State warps[THREADS / 32];
     Scored *shelf = (Scored*)memory, *row = (Scored*)(Z + blockIdx.x * n);
     const i64 count = n / WIDTH;
+    look(fault);
     i64 label = i64(Label[blockIdx.x]);
     if (label == ignored)
         label = -1;

@@ -23,6 +23,7 @@ __device__ __forceinline__ Row open_row(const T* x, i64 row, i64 n, i64 stride R
 #elif KIND == SOFT_GRAD
     return {0, C(up(Loss[row]))};
 #else
+    look(fault);
     i64 label = i64(Label[row]);
     if (label == ignored)
         label = -1;

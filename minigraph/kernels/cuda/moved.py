@@ -105,7 +105,8 @@ class Repeats:
         if self.binder.paged or not all(isinstance(c, MOVABLE) for c in every_call(calls)):
             return
         scratch = list(self.binder.scratches[-1])
-        if {id(b) for b in (*given, *scratch)}.issuperset(map(id, _roots(calls))):
+        shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
+        if {id(b) for b in (*given, *scratch, *shared)}.issuperset(map(id, _roots(calls))):
             self.known[key] = Recording(calls, given, scratch, notes)
 
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
@@ -114,6 +115,7 @@ class Repeats:
         if found is None:
             return None
         places = {id(old): new for old, new in zip(found.given, given, strict=True)}
+        places[id(self.binder.fault)] = self.binder.fault
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in found.scratch}
         for text in found.notes:
             self.binder.note(text)

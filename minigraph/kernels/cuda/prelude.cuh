@@ -187,15 +187,38 @@ template <class C> __device__ __forceinline__ C gelu_tanh_slope(C x) {
     return s + x * (s * (C(1) - s)) * (C(2 * 0.7978845608028654) * (C(1) + C(3 * 0.044715) * x * x));
 }
 
-// The first fault of a run: which step, and the value that was out of range. The host reads it.
+// The first fault since the host looked: which step, and the value that was out of range. The host reads these. What
+// follows says whether the run that goes on now has one, with which nothing of it may be kept:
+//   looked   grows whenever a kernel that may report begins
+//   settled  twice what `looked` was when the last run ended, and 1 if that run had a fault
+//   latest   above settled / 2 once this run has a fault
 struct Fault {
     u64 taken;
     i64 step, value, row;
+    u64 looked, settled, latest;
 };
+__device__ __forceinline__ bool is_first_thread() {
+    return threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
+}
+// Every kernel that may report does this; nobody waits for it.
+__device__ __forceinline__ void look(Fault* fault) {
+    if (is_first_thread()) atomicAdd(&fault->looked, 1ull);
+}
+// `step` is ~ its number where all that the run keeps is written already.
 __device__ __forceinline__ void report(Fault* fault, i64 step, i64 value, i64 row) {
+    if (step >= 0) fault->latest = fault->settled / 2 + 1;
     if (atomicCAS(&fault->taken, 0ull, 1ull) == 0ull) {
-        fault->step = step;
+        fault->step = step < 0 ? ~step : step;
         fault->value = value;
         fault->row = row;
     }
+}
+// Whether this run has a fault, once all kernels that may report have ended. Others may settle it meanwhile.
+__device__ __forceinline__ bool failed(const Fault* fault) {
+    const u64 looked = fault->looked, settled = *(const volatile u64*)&fault->settled;
+    return settled / 2 == looked ? settled % 2 : fault->latest > settled / 2;
+}
+// What the last kernels to ask do with the answer: the next fault is one of the next run.
+__device__ __forceinline__ void settle(Fault* fault, bool answer) {
+    if (is_first_thread()) fault->settled = 2 * fault->looked + answer;
 }

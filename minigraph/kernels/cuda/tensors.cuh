@@ -5,6 +5,16 @@
 // WAY 0: a table in device memory, and for each block the number of its tensor.
 // WAY 1: a struct by value, WIDTH tensors at most; the block searches its tensor among their first blocks.
 // WAY 2: arenas with one base for each column, in which tensors have the same places, multiples of CHUNK.
+// GUARD: nothing is written where this run has a fault; `last`: no kernel that comes later may report one.
+#ifdef GUARD
+#define AND_FAULT , Fault *fault, i64 last
+#define FAILED failed(fault)
+#define SETTLE(answer) if (last) settle(fault, answer)
+#else
+#define AND_FAULT
+#define FAILED false
+#define SETTLE(answer)
+#endif
 #if WAY == 0
 #define TENSORS const u64 *addresses, const i64 *sizes, const u32 *firsts, const u32 *owners, i64 count
 #define FIND                                                        \

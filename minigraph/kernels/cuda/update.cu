@@ -13,7 +13,7 @@
 #endif
 
 template <int V> __device__ __forceinline__ void update_pack(
-    T* param, const G* grad, C* const* states, const C* k, const C scale, const C decay)
+    T* param, const G* grad, C* const* states, const C* k, const C scale, const C decay, const bool bad)
 {
     C g[V], x[VARIABLES][V];
     const Pack<G, V> gradient = load_once<Pack<G, V>>(grad);
@@ -47,6 +47,7 @@ template <int V> __device__ __forceinline__ void update_pack(
         for (int s = 0; s < VARIABLES; ++s) x[s][j] = values[s];
         rounded.v[j] = down<T>(x[0][j]);
     }
+    if (bad) return;
     *(Pack<T, V>*)param = rounded;
 #pragma unroll
     for (int s = 1 - PAIR; s < VARIABLES; ++s) {
@@ -57,10 +58,15 @@ template <int V> __device__ __forceinline__ void update_pack(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) update(TENSORS, NUMBERS_FROM, const bool* skip, const F* scale, C decay)
+extern "C" __global__ void __launch_bounds__(256, 1) update(
+    TENSORS, NUMBERS_FROM, const bool* skip, const F* scale, C decay AND_FAULT)
 {
+    const bool bad = FAILED;
 #ifdef SKIP
-    if (*skip) return;
+    if (*skip) {
+        SETTLE(bad);
+        return;
+    }
 #endif
     FIND
     C k[KNOWN];
@@ -85,15 +91,16 @@ extern "C" __global__ void __launch_bounds__(256, 1) update(TENSORS, NUMBERS_FRO
         for (int i = int(threadIdx.x) * PACK; i < CHUNK; i += 256 * PACK) {
 #pragma unroll
             for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            update_pack<PACK>(param + i, grad + i, at, k, factor, decay);
+            update_pack<PACK>(param + i, grad + i, at, k, factor, decay, bad);
         }
     } else {
         for (int i = threadIdx.x; i < CHUNK && i < left; i += 256) {
 #pragma unroll
             for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            update_pack<1>(param + i, grad + i, at, k, factor, decay);
+            update_pack<1>(param + i, grad + i, at, k, factor, decay, bad);
         }
     }
+    SETTLE(bad);
 }
 #endif
 
@@ -114,8 +121,10 @@ struct Powers {
 #define POWER_BEFORE 0
 #define POWER_ADDRESS(i, t) given[i * count + t]
 #endif
-extern "C" __global__ void __launch_bounds__(256) prepare(POWERS_FROM, const L* learning_rate, C* known, const bool* skip ATTRIBUTES)
+extern "C" __global__ void __launch_bounds__(256) prepare(
+    POWERS_FROM, const L* learning_rate, C* known, const bool* skip ATTRIBUTES AND_FAULT)
 {
+    const bool bad = FAILED;
     const i64 t = i64(blockIdx.x) * 256 + threadIdx.x;
     if (t >= POWER_COUNT) return;
     const double rate = double(up(*learning_rate));
@@ -128,6 +137,8 @@ extern "C" __global__ void __launch_bounds__(256) prepare(POWERS_FROM, const L* 
     }
     C* const k = known + (POWER_BEFORE + t) * PREPARED;
     numbers(rate, values, k ATTRIBUTE_NAMES);
+    SETTLE(bad);
+    if (bad) return;
 #ifdef SKIP
     if (*skip) return;
 #endif

@@ -113,9 +113,11 @@ class _Step:
             **self._types(), "G": self.compute, "UPDATE": 1, "KNOWN": 1, "LOAD_NUMBERS": "k[0] = sizes_of[tensor];",
             "NUMBERS_FROM": f"const {self.compute}* sizes_of",
         } | ({"MASTER": 1} if master else {})  # fmt: skip
+        guard, fault = binder.guard(b for column in columns for b in column)
         launch_over(
             binder, "update.cu", "update", Tensors(columns, pairs.sizes), self.mode, CHUNK, step_sizes, self._skip(),
-            self.rate, self.real.type(0), defines=defines, generated=_step_function(self.update.finish, "gp", 1),
+            self.rate, self.real.type(0), *fault, defines=defines | guard,
+            generated=_step_function(self.update.finish, "gp", 1),
         )  # fmt: skip
 
     def _prepare(self) -> Buffer:
@@ -134,7 +136,9 @@ class _Step:
             "ATTRIBUTE_NAMES": "".join(f", s_{n}" for n in named), "COLUMNS": 1, "CHUNK": CHUNK,
         }  # fmt: skip
         generated = self._numbers_function(named)
-        rest = known, self._skip(), *(np.float64(self.attrs[n]) for n in named)
+        guard, fault = binder.guard(b for column in powers for b in column)
+        defines |= guard
+        rest = known, self._skip(), *(np.float64(self.attrs[n]) for n in named), *fault
         if total > 1 and self.mode not in STRUCT_BYTES:
             table, = binder.table([b for column in powers for b in column])
             source = tensor_source("update.cu", {**defines, "WAY": 0, "WIDTH": 1}, generated)
@@ -181,7 +185,9 @@ class _Step:
         generated = _step_function(loop, arrays, count) + ("" if known else self._numbers_function(named))
         args = [known] if known else [self.rate, *(np.float64(self.attrs[n]) for n in named)]
         args += [self.real.type(v) for v in self.fixed]
-        args += [self._skip(), self.scale or self.rate, self.real.type(decay)]
+        guard, fault = self.binder.guard(b for column in self.results.values() for b in column)
+        defines |= guard
+        args += [self._skip(), self.scale or self.rate, self.real.type(decay), *fault]
         launch_over(
             self.binder, "update.cu", "update", tensors, self.mode, self._chunk(), *args, defines=defines,
             generated=generated, groups=self.groups,

@@ -1,0 +1,73 @@
+"""Runs with a fault on a stub of the GPU: nothing is updated, nothing waits that need not."""
+
+from __future__ import annotations
+
+import gpu_faults
+import gpu_stub
+import numpy as np
+import pytest
+from gpu_faults import LEVELS, OPTIMIZERS, Net
+
+import minigraph as mg
+from minigraph import cuda
+from minigraph.bound import BoundProgram
+from minigraph.kernels.cuda.binder import Launch
+from minigraph.order import dependencies
+from minigraph.strategy import BuildStrategy
+from minigraph.types import TensorType
+
+pytestmark = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch):
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    return gpu_stub.install()
+
+
+@pytest.mark.parametrize("check", list(gpu_faults.checks()), ids=lambda check: check.name)
+def test_nothing_is_lost(check):
+    check.run()
+
+
+def bound(optimizer: str, level: str | None = None) -> BoundProgram:
+    made = Net(OPTIMIZERS[optimizer]())
+    feeds = {name: TensorType(x.shape, x.dtype) for name, x in made.feed(0).items()}
+    program = mg.static.CompiledProgram(made.main, BuildStrategy(**({level: True} if level else {})))
+    return BoundProgram(program.program_for([]), feeds, [])
+
+
+def kinds(made: BoundProgram) -> tuple[set[int], set[int]]:
+    """Numbers of the calls that may report, and of those that leave the Scope alone after a fault."""
+    touching = {i for i, c in enumerate(made.binder.calls) if isinstance(c, Launch) and made.binder.fault in c.args}
+    reporters = {i for position in made.binder.wrong for i in made.spans[position] if i in touching}
+    return reporters, touching - reporters
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_who_writes_into_the_scope_waits_for_all_that_may_report(level):
+    made = bound("AdamW", level)
+    reporters, guards = kinds(made)
+    assert len(reporters) >= 3 and guards
+    before = dependencies(made._units()[0])
+    assert all(reporters <= before[i] for i in guards)
+    own = {id(b) for b in made.outside.values()}
+    units, blocks = made._units()
+    writers = {i for i, unit in enumerate(units) if any(id(blocks[n]) in own for n in unit.writes)}
+    assert writers == guards, "others write what a Scope keeps"
+
+
+def test_programs_in_which_nothing_can_be_wrong_have_no_guards():
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        x = mg.static.data("x", [4, 5])
+        mg.optimizer.AdamW(0.1).minimize(mg.mean(mg.square(mg.nn.Linear(5, 3)(x))))
+    made = BoundProgram(main, {"x": TensorType((4, 5), np.dtype("float32"))}, [])
+    assert kinds(made) == (set(), set())
+
+
+def test_updates_of_one_shape_are_bound_once():
+    made = bound("SGD")
+    sources = [c.source for i in kinds(made)[1] for c in [made.binder.calls[i]] if c.function == "update"]
+    assert len(sources) == 5 and len(set(map(id, sources))) == 1
