@@ -30,8 +30,10 @@ def checks() -> Iterator[Check]:
         for level in LEVELS:
             run, judged = partial(nothing_is_lost, name, level), name in ("AdamW", "Lamb") and level is not None
             yield Check(f"faults/{name}/{level or 'for-loop'}", run, sanitize=judged, product=True)
-    for run in (modes, all_passes, low_precision, with_flags, two_updates, after_the_update, indices):
+    for run in (modes, all_passes, low_precision, with_flags, two_updates, after_the_update):
         yield Check(f"faults/{run.__name__}", run, sanitize=run is two_updates, product=True)
+    for run in (indices, positions_of_nothing):
+        yield Check(f"faults/{run.__name__}", run, sanitize=True)
 
 
 class Net:
@@ -223,3 +225,46 @@ def indices() -> None:
             failed = True
         same = all(np.array_equal(scope.read(name), x) for name, x in before.items()) and bool(before)
         assert failed == (kind == BAD_ID) == (same and i > 0), (i, failed, same)
+
+
+def _ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, "float32")
+
+
+def _index(*values: int) -> np.ndarray:
+    return np.array(values, "int64")
+
+
+POSITIONS = (
+    ("gather", (_ones(4, 0), _index(9)), {}), ("gather", (_ones(4, 0), _index(3, -5)), {}),
+    ("gather", (_ones(0, 4), _index(9)), {"axis": 1}), ("gather", (_ones(0, 0), _index(0)), {}),
+    ("gather", (_ones(4, 0), _index(-4, 3)), {}), ("gather", (_ones(0, 4), _index()), {}),
+    ("gather_grad", (_ones(4, 0), _index(9), _ones(1, 0)), {}),
+    ("gather_grad", (_ones(4, 3), _index(-5), _ones(1, 3)), {}),
+    ("gather_grad", (_ones(0, 4), _index(4), _ones(0, 1)), {"axis": 1}),
+    ("gather_grad", (_ones(4, 0), _index(-4), _ones(1, 0)), {}),
+    ("embedding", (_index(5), _ones(5, 0)), {}), ("embedding", (_index(4), _ones(5, 0)), {}),
+    ("embedding", (_index(0), _ones(0, 3)), {}), ("embedding_grad", (_index(5), _ones(5, 0), _ones(1, 0)), {}),
+    ("embedding_grad", (_index(-1), _ones(5, 2), _ones(1, 2)), {}),
+    ("embedding_grad", (_index(0), _ones(0, 3), _ones(1, 3)), {}),
+    ("embedding_grad", (_index(4), _ones(5, 0), _ones(1, 0)), {}),
+)  # fmt: skip
+
+
+def positions_of_nothing() -> None:
+    """Positions are looked at where there is nothing to pick, too, as on a CPU."""
+    each((f"{op_type} {i}", partial(_position, op_type, *case)) for i, (op_type, *case) in enumerate(POSITIONS))
+
+
+def _position(op_type: str, arrays: Any, attrs: Any) -> None:
+    block = Program(op_type).global_block()
+    inputs = [block.create_var(f"x{i}", a.shape, a.dtype, is_data=True) for i, a in enumerate(arrays)]
+    out = Builder(block).emit(op_type, *inputs, **attrs)
+    feed, said = {v.name: a for v, a in zip(inputs, arrays, strict=True)}, []
+    for exe in (Executor(), Executor(PLACE)):
+        try:
+            (found,) = exe.run(block.program, feed, [out], scope=Scope())
+            said.append(found.shape)
+        except KernelError as error:
+            said.append("[" + str(error).partition("out of range [")[2].partition(")")[0])
+    assert said[0] == said[1] != "[", f"on a CPU {said[0]}, on the GPU {said[1]}"

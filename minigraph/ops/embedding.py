@@ -56,7 +56,8 @@ def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
 
     Dense, and the same bits in every run.
     """
-    W_grad = add_rows(Ids.reshape(-1), Out_grad.reshape(-1, W.shape[1]), W.shape[0])
+    require_index(Ids, 0, W.shape[0], "id")
+    W_grad = add_rows(Ids.reshape(-1), Out_grad.reshape(Ids.size, W.shape[1]), W.shape[0])
     if padding_idx is not None:
         W_grad[padding_idx] = 0
     return W_grad

@@ -171,6 +171,7 @@ def _(rng):
 def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
+    require_index(Index, -X.shape[axis], X.shape[axis], "index")
     picked = np.moveaxis(Out_grad.reshape((*X.shape[:axis], Index.size, *X.shape[axis + 1 :])), axis, 0)
     index = Index.reshape(-1).astype(np.intp)
     index[index < 0] += X.shape[axis]

@@ -35,6 +35,14 @@ class Sorted(NamedTuple):
     items: Buffer
 
 
+def bind_look(binder: Binder, index: Buffer, low: int, size: int) -> None:
+    """Report integers outside [low, size), where no other kernel reads them."""
+    binder.launch(
+        "index.cu", "look_at", blocks_for(index.size, THREADS), THREADS, index, i64(index.size), i64(low), i64(size),
+        *binder.report(f"out of range [{low}, {size})"), defines={"LOOK": 1, "INDEX": CUDA_TYPES[index.dtype]},
+    )  # fmt: skip
+
+
 def bind_add_rows(
     binder: Binder, index: Buffer, rows: Buffer, out: Buffer, axis: int, low: int, padding: int = -1
 ) -> None:
@@ -44,11 +52,11 @@ def bind_add_rows(
     index    integers in [low, size along axis), negative ones count from the back
     padding  an index that adds nothing
     """
-    if out.size == 0:
-        return
     n = index.size
     if n == 0:
         return binder.zero(out)
+    if out.size == 0:
+        return bind_look(binder, index, low, out.shape[axis])
     if suits(n, rows, out, axis):
         table = out.view((out.shape[axis], math.prod(out.shape[axis + 1 :])))
         return bind_bins(binder, index, rows, table, low, padding)

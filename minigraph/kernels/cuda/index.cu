@@ -4,6 +4,7 @@
 //            group of LANES threads copies up to 8 words per thread of one row, so long rows are
 //            spread over groups, numbered in J. An index outside [low, size) is reported and its row zero; negative
 //            ones count from the back; rows of index `padding` are zero. Reads and writes each row once.
+// look_at    reports indices outside [low, size); reads each once.
 // one_hot    writes the ones into an array of zeros. An index outside [0, depth) is reported.
 // triangle   out[..., i, j] = x[..., i, j] where j - i <= diagonal (lower) or >= diagonal (upper), else 0;
 //            V words per access, which is not read where it is all zeros.
@@ -40,6 +41,18 @@ extern "C" __global__ void __launch_bounds__(256) take(
 #pragma unroll
     for (int k = 0; k < WORDS; ++k)
         if (first + k * LANES < inner) to[k * LANES] = word[k];
+}
+#endif
+
+#ifdef LOOK
+extern "C" __global__ void __launch_bounds__(256) look_at(
+    const INDEX* __restrict__ index, i64 n, i64 low, i64 size, Fault* fault, i64 step)
+{
+    look(fault);
+    const i64 i = i64(blockIdx.x) * 256 + threadIdx.x;
+    if (i >= n) return;
+    const i64 at = i64(index[i]);
+    if (at < low || at >= size) report(fault, step, at, i);
 }
 #endif
 

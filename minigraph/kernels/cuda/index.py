@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .add_rows import bind_add_rows
+from .add_rows import bind_add_rows, bind_look
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .movement import WORDS, Axis, bits, lanes_for, numbering, word_bytes
@@ -24,7 +24,7 @@ def bind_take(
 ) -> None:
     """Out is X with `axis` replaced by the positions `index`, integers in [low, X's size along it)."""
     if out.size == 0:
-        return
+        return bind_look(binder, index, low, x.shape[axis])
     outer, size, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
     word = word_bytes(x.dtype.itemsize, [Axis(inner, 1, 1)], (), min(x.alignment, out.alignment))
     words = inner * x.dtype.itemsize // word
