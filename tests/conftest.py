@@ -16,8 +16,9 @@ from minigraph.scope import Scope, scope_guard
 from minigraph.types import set_default_dtype
 
 # numba keeps machine code by source, not by the options it was compiled with: a test must not meet an earlier run's
-MACHINE_CODE = tempfile.TemporaryDirectory(prefix="minigraph-numba-")
-os.environ["NUMBA_CACHE_DIR"] = MACHINE_CODE.name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share what one of them compiled
+    MACHINE_CODE = tempfile.TemporaryDirectory(prefix="minigraph-numba-")
+    os.environ["NUMBA_CACHE_DIR"] = MACHINE_CODE.name
 
 
 @pytest.fixture(autouse=True)

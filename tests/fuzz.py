@@ -123,7 +123,7 @@ def choices(seed: int) -> list[Flags]:
 
 def check(case: Case, chosen: Sequence[Flags] | None = None) -> Outcome:
     """Compare all results of `case` without passes and with each choice of flags; raises Different."""
-    outcome, seen = Outcome(), {dump(case.program)}
+    outcome, seen = Outcome(), {case.text}
     for flags in choices(case.seed) if chosen is None else chosen:
         after, found = passed(case, flags)
         outcome.add(found)

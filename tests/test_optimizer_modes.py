@@ -5,6 +5,8 @@ Plans, arenas and tables are the real ones; kernels run on a CPU (gpu_stub).
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from cuda_host import COMPILER
@@ -136,12 +138,19 @@ def test_groups_hold_each_tensor_once_the_last_ones_first(sizes):
         assert all(sum(sizes[i] for i in group) >= update.GROUP for group in groups)
 
 
+@cache
+def many(count):
+    """A net of so many tensors and the Scope after a step on a CPU, for all modes."""
+    made = net(opt.SGD(0.1), [(2, 3)] * count)
+    return made, on_cpu(made, steps=1)
+
+
 @pytest.mark.parametrize(("mode", "count"), [*((mode, 424) for mode in MODES), ("table", 1000), ("struct4k", 1000)])
 def test_many_tensors(mode, count):
     """424 is where a struct by value with one address for each overflowed in the lecture."""
-    made = net(opt.SGD(0.1), [(2, 3)] * count)
+    made, expected = many(count)
     scope, plan = on_stub(made, mode, steps=1)
-    assert difference(scope, on_cpu(made, steps=1)) == ("", 0.0)
+    assert difference(scope, expected) == ("", 0.0)
     updates = [c for c in plan.bound.binder.calls if isinstance(c, Launch) and c.function == "update"]
     width = {"struct4k": tensors.struct_width(2, 4096), "struct32k": tensors.struct_width(2, 32764)}.get(mode, count)
     assert len(updates) == -(-count // width)
