@@ -32,15 +32,17 @@ extern "C" __global__ void __launch_bounds__(SORTERS) radix_count(
     if (threadIdx.x < 256) count[threadIdx.x] = 0;
     __syncthreads();
     const i64 first = i64(blockIdx.x) << block_shift, end = min(i64(blockIdx.x + 1) << block_shift, n);
+    i64 wrong = -1;  // reported behind the loop, whose registers are few
     for (i64 i = first + threadIdx.x; i < end; i += SORTERS) {
         i64 at = i64(index[i]);
         const bool found = at >= low && at < size;
-        if (!found) report(fault, step, at, i);
+        if (!found) wrong = i;
         if (at < 0) at += size;
         const I key = found && at != padding ? I(at) : I(size);
         keys[i] = key;
         atomicAdd(&count[key & 255], 1u);
     }
+    if (wrong >= 0) report(fault, step, i64(index[wrong]), wrong);
     for (i64 v = i64(blockIdx.x) * SORTERS + threadIdx.x; v < size; v += i64(gridDim.x) * SORTERS) used[v] = 0;
     __syncthreads();
     if (threadIdx.x >= 256) return;
