@@ -15,6 +15,7 @@ from cuda_host import COMPILER
 import minigraph as mg
 from minigraph import static
 from minigraph.errors import FeedError, KernelError, OutOfMemoryError
+from minigraph.types import bfloat16
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -33,6 +34,31 @@ class Producer:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()
+
+
+class Tensor:
+    """A tensor of bfloat16 of a library that tells NumPy of its other types only: by DLPack, or as an array."""
+
+    dtype = "library.bfloat16"
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+    def float(self) -> Any:
+        return self.array.astype(np.float32)
+
+
+class DLPackTensor(Producer):
+    dtype = "library.bfloat16"
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("there is no such type")
+
+    def float(self) -> Any:
+        return Producer(self.array.astype(np.float32))
 
 
 class Elsewhere:
@@ -61,6 +87,44 @@ def test_a_producer_of_dlpack_on_the_host_is_fed(stub, place):
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     (found,) = static.Executor(place).run(main, {"x": Producer(x)}, [out])
     np.testing.assert_array_equal(found, 2 * x)
+
+
+def sixteen_bits() -> np.ndarray:
+    """Numbers of bfloat16: all but the first two."""
+    every = np.arange(2**16, dtype=np.uint16).view(bfloat16)
+    return every[~np.isnan(every.astype(np.float32))][2:].reshape(-1, 4)
+
+
+def echo() -> tuple[static.Program, Any]:
+    main = static.Program()
+    with static.program_guard(main, static.Program()):
+        return main, mg.assign(static.data("x", [None, 4], "bfloat16"))
+
+
+@pytest.mark.parametrize("place", [mg.CPUPlace(), mg.CUDAPlace(0)], ids=str)
+@pytest.mark.parametrize("kind", [Tensor, DLPackTensor])
+def test_a_tensor_of_bfloat16_is_fed_bit_by_bit(stub, kind, place):
+    main, out = echo()
+    for x in (sixteen_bits(), sixteen_bits()[::-7], sixteen_bits()[:0]):
+        (found,) = static.Executor(place).run(main, {"x": kind(x)}, [out])
+        assert found.dtype == bfloat16
+        assert found.tobytes() == x.tobytes()
+
+
+def test_tensors_of_pytorch_of_bfloat16_are_fed():
+    torch = pytest.importorskip("torch")
+    main, out = echo()
+    x = sixteen_bits()
+    tensor = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    exe = static.Executor()
+    for given, wanted in ((tensor, x), (tensor.reshape(4, -1).T, x.reshape(4, -1).T), (tensor[3:, :], x[3:])):
+        (found,) = exe.run(main, {"x": given}, [out])
+        assert found.tobytes() == wanted.tobytes()
+    with pytest.raises(FeedError, match=r"feed x is no array: .*requires.grad"):
+        exe.run(main, {"x": torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=True)}, [out])
+    wrong, _ = doubled()
+    with pytest.raises(FeedError, match="feed x must be float32, is bfloat16"):
+        exe.run(wrong, {"x": tensor}, [])
 
 
 def test_an_array_that_numpy_cannot_take_says_why():
@@ -115,7 +179,7 @@ def test_values_that_stay_on_the_gpu_are_not_copied_to_the_host(stub, monkeypatc
     monkeypatch.setattr(stub, "fetch", lambda b, as_numpy: b if not as_numpy else pytest.fail("copied to the host"))
     for _ in range(3):
         exe.run(main, {"x": x}, [out], return_numpy=False)
-    assert received == [32] * 3, "the record of faults"
+    assert received == [56] * 3, "the record of faults"
 
 
 def test_an_index_out_of_range_is_named_with_the_sizes_of_the_run(stub):
