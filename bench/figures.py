@@ -18,7 +18,8 @@ BEGIN, END = "<!-- figures: made by python -m bench.figures -->", "<!-- end of f
 PEERS = ("torch", "compile", "jax", "liger")
 HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
-ATTENTION_ROWS = ("float32 256x", "float32 1x1x", "bfloat16 4x16x4096", "bfloat16 2x16x16384")
+PR_281 = ("float32 256x1x1024x32", "float32 1x1x1024x32", "float32 1x1x4096x32")
+ATTENTION_ROWS = (*PR_281, "bfloat16 4x16x4096", "bfloat16 2x16x16384")
 TUNED = ("autotuned", "tuned")
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
