@@ -191,9 +191,9 @@ def bring(binder: Binder, out: Buffer, shown: Buffer) -> None:
         source, target = shown, reshaped(out, shown.shape)
     assert source is not None
     assert target is not None
-    if place(source) == place(target) and source.steps == target.steps:
-        return
     axes = [Axis(*steps) for steps in zip(source.shape, source.strides, target.strides, strict=True)]
+    if place(source) == place(target) and all(a.source == a.destination for a in axes if a.extent > 1):
+        return
     (target, to), (source, start) = _around(target), _around(source)
     bind_copy(binder, target, source, axes, to=to, start=start)
 
