@@ -7,7 +7,7 @@ changes of shape give to such inputs, and to nobody else, shows the memory that 
 ever, with a remark why. A change of shape alone shows its input's memory to every reader.
 
 What shows another value's memory keeps that alive and unchanged, as every view does: schedule.py. Outputs that are
-written by strides and then only joined with others lie where they are joined, so nobody joins them.
+written by strides and then only joined with others, or turned, lie where that would put them; nobody moves them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .kernels.cuda.buffer import Buffer, begins
 from .kernels.cuda.views import JOINED, SHOWN, Shows, reshaped, shown_from, unfit, whole
 from .schedule import Layout, Schedule, Step, each
 from .types import TensorType
+
+APART = JOINED.keys() - SHOWN.keys()  # what joins values that have made places of their own
 
 
 def show(schedule: Schedule) -> list[tuple[int, str]]:
@@ -33,6 +35,7 @@ class Views:
     taken   {value: how many of its elements are, also as other values that show them}
     apart   {value of these: why it must lie in C order}
     lies    {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
+    written_there   values of these that are written before their root is
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -41,13 +44,14 @@ class Views:
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
+        self.written_there: set[int] = set()
         for position, step in enumerate(schedule.steps):
             shows = SHOWN.get(step.op.type)
             if shows is not None:
                 self._show(position, step, shows)
         self.reads = Counter(i for step in schedule.steps for i in step.read) if self.direct else Counter()
         self.reads.update(schedule.fetched)
-        for step in schedule.steps if self.direct else ():
+        for step in reversed(schedule.steps) if self.direct else ():
             if step.op.type in JOINED:
                 self._join(schedule.steps, step)
 
@@ -90,23 +94,31 @@ class Views:
             self._lay({i: there}, self.values[source].root)
 
     def _join(self, steps: list[Step], step: Step) -> None:
-        """Let what this step joins be written where it belongs."""
-        (out,), (parts,) = step.written, step.inputs
-        if self.values[out].persistable:
+        """Let what this step joins or turns be written where it belongs."""
+        (out,) = step.written
+        root = self.values[out].root
+        if self.values[root].persistable or (root != out and out not in self.written_there):
             return
-        ins, outs = {"X": [self._stand_in(i) for i in parts]}, {"Out": self._stand_in(out)}
-        for i, there in zip(parts, JOINED[step.op.type](ins, outs, step.op.attrs), strict=True):
-            chain, place = {}, reshaped(there, self.values[i].type.shape)
-            while place is not None and self._is_passed_on(i):
-                chain[i], maker = place, steps[self.values[i].producer]
-                if i in by_strides(maker, outputs=True):
-                    if unfit(place) is None:
-                        self._lay(chain, out)
+        for i, there in self._places(step, self._stand_in(out)):
+            chain: dict[int, Buffer] = {}
+            while there is not None and self._is_passed_on(i):
+                chain[i], maker = there, steps[self.values[i].producer]
+                if i in by_strides(maker, outputs=True) or maker.op.type in APART:
+                    parts = self._places(maker, there) if maker.op.type in APART else [(i, there)]
+                    if all(part is not None and unfit(part) is None for _, part in parts):
+                        self._lay(chain, root)
+                        self.written_there.update(chain)
                     break
                 if maker.op.type not in SHOWN or len(maker.written) > 1:
                     break
                 (i,) = maker.read
-                place = shown_from(maker.op.type, place, self.values[i].type.shape, maker.op.attrs)
+                there = shown_from(maker.op.type, there, self.values[i].type.shape, maker.op.attrs)
+
+    def _places(self, step: Step, out: Buffer | None) -> list[tuple[int, Buffer | None]]:
+        """The values that a step joins or turns, and where in its output each belongs."""
+        ins = {"X": each(step.inputs[0], self._stand_in)}
+        parts = JOINED[step.op.type](ins, {"Out": out}, step.op.attrs)
+        return [(i, reshaped(p, self.values[i].type.shape)) for i, p in zip(step.read, parts, strict=True)]
 
     def _is_passed_on(self, i: int) -> bool:
         """Whether one step writes value i for one other step, and nobody else sees it."""

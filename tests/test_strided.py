@@ -16,7 +16,8 @@ from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import every_call
 from minigraph.kernels.cuda.buffer import Buffer, in_one_piece, rows_apart
 from minigraph.kernels.cuda.movement import place
-from minigraph.kernels.cuda.views import SHOWN, reshaped, unfit
+from minigraph.kernels.cuda.views import JOINED, SHOWN, reshaped, unfit
+from minigraph.nn.functional.attention import attend
 from minigraph.ops.attention import memory_efficient_attention
 from minigraph.options import RunOptions
 from minigraph.program import Program
@@ -204,6 +205,41 @@ def test_gradients_are_written_where_they_are_joined(spelling):
     assert all(place(plan.buffers[i])[0] is whole for i in joiner.inputs[0])
 
 
+def after_passes(case, **flags):
+    case.program = CompiledProgram(case.program, BuildStrategy(**flags)).program_for(case.fetches)
+    return case
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_copies_gradients_once_those_of_slices_are_joined(spelling):
+    plan = bound(after_passes(packed(spelling, "bfloat16", s=70, d=64), fuse_grad_accumulation=True))
+    kinds = [step.op.type for step in plan.schedule.steps]
+    assert "slice_grad" not in kinds
+    assert {"concat", "stack"} & {*kinds}
+    moved = [op for op in (*SHOWN, *JOINED) if op in kinds]
+    assert [calls_of(plan, op) for op in moved] == [[]] * len(moved)
+
+
+def of_heads_first(fit: bool, seen: bool = False) -> BoundProgram:
+    """The gradient of attention whose inputs, three arrays, are turned; the gradient of the first one is fetched."""
+    program, shape = Program(), (2, 70, 2, 64) if fit else (2, 2, 64, 70)
+    with mg.static.program_guard(program, Program()):
+        given = [program.global_block().create_parameter(n, shape, "bfloat16") for n in "qkv"]
+        turned = [mg.transpose(x * 1.0, [0, 2, 1, 3] if fit else [0, 1, 3, 2]) for x in given]
+        found = gradients([mg.sum(attend("turned", *turned, layout="bhsd"))], given)
+    fetches = [v.name for v in found if v is not None]
+    return BoundProgram(program, {}, [*fetches, turned[0].grad_name] if seen else fetches)
+
+
+def test_gradients_are_written_as_a_transpose_would_put_them():
+    assert calls_of(of_heads_first(True), "transpose") == []
+
+
+def test_gradients_are_turned_by_copies_where_that_place_is_unfit_or_others_see_them():
+    assert len(calls_of(of_heads_first(False), "transpose")) == 6  # Q, K and V, too
+    assert len(calls_of(of_heads_first(True, seen=True), "transpose")) == 1
+
+
 def test_kernels_get_the_strides_of_the_joined_gradient():
     plan = bound(packed("split", "bfloat16", s=70, d=64))
     backward, finish = (
@@ -306,8 +342,10 @@ def test_random_programs(stub):
         stayed += sum(v.layout is not None for v in plan.schedule.values)
         words += len(remarks(plan))
         exact = Executor().run(case.program, case.feeds, case.fetches, scope=scope_of(case))
-        for name, a, b in zip(case.fetches, on_stub(case), exact, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11, err_msg=f"{name} of {seed}: {case.description}")
+        for flags in ({}, {"fuse_grad_accumulation": True}):
+            for name, a, b in zip(case.fetches, on_stub(case, **flags), exact, strict=True):
+                said = f"{name} of {seed}: {case.description}"
+                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11, err_msg=said)
     assert stayed > 100
     assert words > 20
 

@@ -1,8 +1,8 @@
 """Views: what operators that only give elements other places show of their input's memory, as Buffers with strides.
 
 SHOWN has a function for each of them, which gives a Buffer for each output: its elements, in C order, are those of
-the output. JOINED has one for each operator that joins its inputs, which gives a Buffer of its output for each of them.
-movement.py copies what does not lie there already.
+the output. JOINED has one for each operator that joins or turns its inputs, which gives a Buffer of its output for each
+of them. movement.py copies what does not lie there already.
 """
 
 from __future__ import annotations
@@ -81,17 +81,20 @@ def stacked(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     return pieces(outs["Out"], [1] * len(ins["X"]), attrs["axis"])
 
 
-JOINED: dict[str, Shows] = {"concat": joined, "stack": stacked}
+def turned_back(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
+    """Where in Out the input of a transpose belongs."""
+    out, places = outs["Out"], [attrs["perm"].index(axis) for axis in range(len(attrs["perm"]))]
+    return [out.spread([out.shape[p] for p in places], [out.strides[p] for p in places])]
+
+
+JOINED: dict[str, Shows] = {"concat": joined, "stack": stacked, "transpose": turned_back}
 
 
 def shown_from(op_type: str, there: Buffer, shape: Sequence[int], attrs: Slots) -> Buffer | None:
     """Where the input of an operator of SHOWN lies, if its only output lies there; None where that is not known."""
-    if SHOWN[op_type] is whole:
-        return reshaped(there, shape)
     if SHOWN[op_type] is transposed:
-        places = [attrs["perm"].index(axis) for axis in range(len(shape))]
-        return there.spread(shape, [there.strides[p] for p in places])
-    return None
+        return turned_back({}, {"Out": there}, attrs)[0]
+    return reshaped(there, shape) if SHOWN[op_type] is whole else None
 
 
 def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
