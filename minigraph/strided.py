@@ -35,7 +35,6 @@ class Views:
     taken   {value: how many of its elements are, also as other values that show them}
     apart   {value of these: why it must lie in C order}
     lies    {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
-    written_there   values of these that are written before their root is
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -44,7 +43,6 @@ class Views:
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
-        self.written_there: set[int] = set()
         for position, step in enumerate(schedule.steps):
             shows = SHOWN.get(step.op.type)
             if shows is not None:
@@ -97,7 +95,7 @@ class Views:
         """Let what this step joins or turns be written where it belongs."""
         (out,) = step.written
         root = self.values[out].root
-        if self.values[root].persistable or (root != out and out not in self.written_there):
+        if self.values[root].persistable:
             return
         for i, there in self._places(step, self._stand_in(out)):
             chain: dict[int, Buffer] = {}
@@ -107,7 +105,6 @@ class Views:
                     parts = self._places(maker, there) if maker.op.type in APART else [(i, there)]
                     if all(part is not None and unfit(part) is None for _, part in parts):
                         self._lay(chain, root)
-                        self.written_there.update(chain)
                     break
                 if maker.op.type not in SHOWN or len(maker.written) > 1:
                     break

@@ -272,6 +272,34 @@ def test_gradients_that_others_read_are_joined_by_copies(extra, copied):
     assert len(calls_of(plan, "concat")) == copied
 
 
+def test_gradients_that_the_scope_keeps_are_joined_by_copies():
+    case = packed("split", "bfloat16", s=70, d=64)
+    joiner = next(op for op in case.program.ops if op.type == "concat")
+    case.program.vars[joiner.output_arg_names[0]].persistable = True
+    assert calls_of(bound(case), "concat") != []
+
+
+def test_what_shows_its_input_is_no_place_for_it(stub):
+    """Gradients are joined and turned, and attention reads that where the joined ones lie."""
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        given = [program.global_block().create_parameter(n, (2, 6, 2, 4), "float64") for n in "qkv"]
+        out = attend("first", *(x * 1.0 for x in given))
+        dq, dk, _ = gradients([mg.sum(out * out)], given)
+        turned = mg.transpose(mg.concat([dq, dk], axis=1), [0, 2, 1, 3])
+        again = attend("second", turned, turned, turned, layout="bhsd")
+    plan = BoundProgram(program, {}, [again.name])
+    assert plan.buffers[plan.schedule.steps[-1].inputs[0]].steps is not None
+    rng, results = np.random.default_rng(0), []
+    values = {n: rng.normal(size=(2, 6, 2, 4)) for n in "qkv"}
+    for device in (mg.CPUPlace(), mg.CUDAPlace(0)):
+        scope = Scope()
+        for name, value in values.items():
+            scope.write(name, value.copy())
+        results.append(Executor(device).run(program, {}, [again], scope=scope)[0])
+    np.testing.assert_allclose(*results, rtol=1e-11)
+
+
 def test_gradients_whose_place_is_unfit_are_joined_by_copies():
     program = Program()
     with mg.static.program_guard(program, Program()):
