@@ -213,12 +213,25 @@ __device__ __forceinline__ void report(Fault* fault, i64 step, i64 value, i64 ro
         fault->row = row;
     }
 }
-// Whether this run has a fault, once all kernels that may report have ended. Others may settle it meanwhile.
-__device__ __forceinline__ bool failed(const Fault* fault) {
-    const u64 looked = fault->looked, settled = *(const volatile u64*)&fault->settled;
-    return settled / 2 == looked ? settled % 2 : fault->latest > settled / 2;
+// Whether this run has a fault, once all kernels that may report have ended: loaded early and asked late, nobody waits
+// for it. Others may settle it meanwhile.
+struct Answer {
+    u64 looked, settled, latest;
+    __device__ __forceinline__ bool bad() const {
+        return settled / 2 == looked ? settled % 2 : latest > settled / 2;
+    }
+};
+__device__ __forceinline__ Answer ask(const Fault* fault) {
+#ifdef __CUDACC__
+    Answer found;  // volatile: a compiler would load it where it is asked
+    asm volatile("ld.global.v2.u64 {%0, %1}, [%3];\nld.global.u64 %2, [%3 + 16];"
+        : "=l"(found.looked), "=l"(found.settled), "=l"(found.latest) : "l"(&fault->looked));
+    return found;
+#else
+    return {fault->looked, fault->settled, fault->latest};
+#endif
 }
 // What the last kernels to ask do with the answer: the next fault is one of the next run.
-__device__ __forceinline__ void settle(Fault* fault, bool answer) {
-    if (is_first_thread()) fault->settled = 2 * fault->looked + answer;
+__device__ __forceinline__ void settle(Fault* fault, Answer answer) {
+    if (is_first_thread()) fault->settled = 2 * answer.looked + answer.bad();
 }

@@ -7,13 +7,15 @@
 // WAY 2: arenas with one base for each column, in which tensors have the same places, multiples of CHUNK.
 // GUARD: nothing is written where this run has a fault; `last`: no kernel that comes later may report one.
 #ifdef GUARD
+#define FAULT fault
 #define AND_FAULT , Fault *fault, i64 last
-#define FAILED failed(fault)
-#define SETTLE(answer) if (last) settle(fault, answer)
+#define ASK ask(fault)
+#define SETTLE if (last) settle(fault, answer);
 #else
+#define FAULT nullptr
 #define AND_FAULT
-#define FAILED false
-#define SETTLE(answer)
+#define ASK Answer{1, 0, 0}
+#define SETTLE
 #endif
 #if WAY == 0
 #define TENSORS const u64 *addresses, const i64 *sizes, const u32 *firsts, const u32 *owners, i64 count
@@ -64,4 +66,25 @@ template <class P> __device__ __forceinline__ P load_once(const void* at) {
     if (sizeof(P) == 16) return streamed<P, uint4>(at);
     if (sizeof(P) == 8) return streamed<P, uint2>(at);
     return *(const P*)at;
+}
+
+// *to = value unless the answer is bad. No branch: a compiler would move all loads behind it, and these would wait.
+template <class P> __device__ __forceinline__ void store(P* to, P value, Answer answer) {
+#if defined(GUARD) && defined(__CUDACC__)
+#define UNLESS_BAD(st) "{\n.reg .pred p;\nsetp.eq.u32 p, %0, 0;\n@p st.global." st ";\n}"
+    const u32 bad = answer.bad();
+    if constexpr (sizeof(P) == 16) {
+        const uint4 w = *(const uint4*)&value;
+        asm volatile(UNLESS_BAD("v4.u32 [%1], {%2, %3, %4, %5}") ::"r"(bad), "l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+    } else if constexpr (sizeof(P) == 8)
+        asm volatile(UNLESS_BAD("u64 [%1], %2") ::"r"(bad), "l"(to), "l"(*(const u64*)&value) : "memory");
+    else if constexpr (sizeof(P) == 4)
+        asm volatile(UNLESS_BAD("u32 [%1], %2") ::"r"(bad), "l"(to), "r"(*(const u32*)&value) : "memory");
+    else if constexpr (sizeof(P) == 2)
+        asm volatile(UNLESS_BAD("u16 [%1], %2") ::"r"(bad), "l"(to), "h"(*(const unsigned short*)&value) : "memory");
+    else
+        asm volatile(UNLESS_BAD("u8 [%1], %2") ::"r"(bad), "l"(to), "r"(u32(*(const u8*)&value)) : "memory");
+#else
+    if (!answer.bad()) *to = value;
+#endif
 }

@@ -12,8 +12,8 @@
 #define PAIR 0
 #endif
 
-template <int V> __device__ __forceinline__ void update_pack(
-    T* param, const G* grad, C* const* states, const C* k, const C scale, const C decay, const bool bad)
+template <int V> __device__ __forceinline__ Answer update_pack(
+    T* param, const G* grad, C* const* states, const C* k, const C scale, const C decay, const Fault* fault)
 {
     C g[V], x[VARIABLES][V];
     const Pack<G, V> gradient = load_once<Pack<G, V>>(grad);
@@ -28,6 +28,7 @@ template <int V> __device__ __forceinline__ void update_pack(
 #pragma unroll
         for (int j = 0; j < V; ++j) x[s][j] = state.v[j];
     }
+    const Answer answer = ASK;  // among the loads: nothing waits for it before the stores
     Pack<T, V> rounded;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -47,24 +48,25 @@ template <int V> __device__ __forceinline__ void update_pack(
         for (int s = 0; s < VARIABLES; ++s) x[s][j] = values[s];
         rounded.v[j] = down<T>(x[0][j]);
     }
-    if (bad) return;
-    *(Pack<T, V>*)param = rounded;
+    store((Pack<T, V>*)param, rounded, answer);
 #pragma unroll
     for (int s = 1 - PAIR; s < VARIABLES; ++s) {
         Pack<C, V> state;
 #pragma unroll
         for (int j = 0; j < V; ++j) state.v[j] = x[s][j];
-        *(Pack<C, V>*)states[s ? s - 1 : VARIABLES - 1] = state;
+        store((Pack<C, V>*)states[s ? s - 1 : VARIABLES - 1], state, answer);
     }
+    return answer;
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) update(
     TENSORS, NUMBERS_FROM, const bool* skip, const F* scale, C decay AND_FAULT)
 {
-    const bool bad = FAILED;
+    Answer answer = {};
 #ifdef SKIP
     if (*skip) {
-        SETTLE(bad);
+        answer = ASK;
+        SETTLE
         return;
     }
 #endif
@@ -91,16 +93,16 @@ extern "C" __global__ void __launch_bounds__(256, 1) update(
         for (int i = int(threadIdx.x) * PACK; i < CHUNK; i += 256 * PACK) {
 #pragma unroll
             for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            update_pack<PACK>(param + i, grad + i, at, k, factor, decay, bad);
+            answer = update_pack<PACK>(param + i, grad + i, at, k, factor, decay, FAULT);
         }
     } else {
         for (int i = threadIdx.x; i < CHUNK && i < left; i += 256) {
 #pragma unroll
             for (int s = 0; s < COLUMNS - 2; ++s) at[s] = states[s] + i;
-            update_pack<1>(param + i, grad + i, at, k, factor, decay, bad);
+            answer = update_pack<1>(param + i, grad + i, at, k, factor, decay, FAULT);
         }
     }
-    SETTLE(bad);
+    SETTLE
 }
 #endif
 
@@ -124,7 +126,6 @@ struct Powers {
 extern "C" __global__ void __launch_bounds__(256) prepare(
     POWERS_FROM, const L* learning_rate, C* known, const bool* skip ATTRIBUTES AND_FAULT)
 {
-    const bool bad = FAILED;
     const i64 t = i64(blockIdx.x) * 256 + threadIdx.x;
     if (t >= POWER_COUNT) return;
     const double rate = double(up(*learning_rate));
@@ -135,10 +136,11 @@ extern "C" __global__ void __launch_bounds__(256) prepare(
         powers[i] = (double*)POWER_ADDRESS(i, t);
         values[i] = *powers[i];
     }
+    const Answer answer = ASK;
     C* const k = known + (POWER_BEFORE + t) * PREPARED;
     numbers(rate, values, k ATTRIBUTE_NAMES);
-    SETTLE(bad);
-    if (bad) return;
+    SETTLE
+    if (answer.bad()) return;
 #ifdef SKIP
     if (*skip) return;
 #endif
