@@ -225,7 +225,7 @@ def of_heads_first(fit: bool, seen: bool = False) -> BoundProgram:
     program, shape = Program(), (2, 70, 2, 64) if fit else (2, 2, 64, 70)
     with mg.static.program_guard(program, Program()):
         given = [program.global_block().create_parameter(n, shape, "bfloat16") for n in "qkv"]
-        turned = [mg.transpose(x * 1.0, [0, 2, 1, 3] if fit else [0, 1, 3, 2]) for x in given]
+        turned = [mg.transpose(x * 1.0, [0, -2, 1, -1] if fit else [0, 1, 3, 2]) for x in given]
         found = gradients([mg.sum(attend("turned", *turned, layout="bhsd"))], given)
     fetches = [v.name for v in found if v is not None]
     return BoundProgram(program, {}, [*fetches, turned[0].grad_name] if seen else fetches)

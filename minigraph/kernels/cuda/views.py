@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .buffer import Buffer
+from .buffer import Buffer, begins
 
 Slots = Mapping[str, Any]
 PIECE = 16  # bytes: what kernels load at once
@@ -83,7 +83,9 @@ def stacked(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
 
 def turned_back(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     """Where in Out the input of a transpose belongs."""
-    out, places = outs["Out"], [attrs["perm"].index(axis) for axis in range(len(attrs["perm"]))]
+    out = outs["Out"]
+    perm = [axis % out.ndim for axis in attrs["perm"]]
+    places = [perm.index(axis) for axis in range(out.ndim)]
     return [out.spread([out.shape[p] for p in places], [out.strides[p] for p in places])]
 
 
@@ -132,5 +134,5 @@ def unfit(x: Buffer) -> str | None:
     if odd is not None:
         return f"its rows are {odd} bytes apart, which is no multiple of {PIECE}"
     if x.alignment % PIECE:
-        return f"it begins {x.offset} bytes behind what it is part of, which is no multiple of {PIECE}"
+        return f"it begins {begins(x) * size} bytes behind what it is part of, which is no multiple of {PIECE}"
     return None
