@@ -54,6 +54,7 @@ def main() -> int:
         for name, bench in BENCHES.items():
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
         print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
+        print("gpu_packed_attention Q, K and V of one projection: python -m bench.gpu_packed_attention; peers: torch")
         return 0
     command = f"python -m bench {shlex.join(sys.argv[1:])}"
     named = [b for b in BENCHES.values() if b.name in options.benches or "all" in options.benches]
