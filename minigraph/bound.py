@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from .errors import MinigraphError
+from .joins import Joins, candidates, joins
 from .kernels.cuda.binder import Binder, Copy, Device, HostCall, Launch, i64
 from .kernels.cuda.buffer import Buffer, owner
 from .kernels.cuda.foreach import store
@@ -73,11 +74,13 @@ class BoundProgram:
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
         self.rest = self._store_results()
         self._tell_guards()
+        self.joins = Joins()
         self.once = frozenset(i for position in self.constant_steps for i in self.spans[position])
         self.constants, self.constant_bytes = _laid_out(
             self.buffers[i] for position in self.constant_steps for i in self.schedule.steps[position].written
         )
         self.letters, self.inbox_bytes, self.mailbox_bytes = self._fill_mailbox()
+        self._join()
         self._place()
 
     def _is_constant(self, step: Step) -> bool:
@@ -280,16 +283,26 @@ class BoundProgram:
                     guards.append(len(units))
                 elif id(self.binder.fault) in given:
                     unit.after, reporters = frozenset(guards), reporters | {len(units)}
+                stored = self.binder.outside if len(units) in self.stores else ()  # the Scope's arrays are written
+                unchanged = read_only.union(map(id, getattr(call, "reads", ()))).difference(stored)
                 for key, b in given.items():
                     if key not in ignored:
-                        (unit.reads if key in read_only else unit.writes).add(number(b))
+                        (unit.reads if key in unchanged else unit.writes).add(number(b))
                 units.append(unit)
+        self.joins.unite(units)
         return units, blocks
 
     def _read_only(self, step: Step) -> set[int]:
         """Ids of the buffers that own what a step reads and does not update."""
         read, written = ({id(owner(self.buffers[i])) for i in indices} for indices in (step.read, step.written))
         return (read | {id(self.binder.counter)}) - written
+
+    def _join(self) -> None:
+        """Let calls that may be one launch be one."""
+        triples = candidates(self.binder.calls, self.once)
+        if triples:
+            self.joins = joins(self.binder.calls, triples, self._units()[0])
+            self.binder.joined, self.binder.gone = self.joins.launches, frozenset(self.joins.taken)
 
     def _place(self) -> None:
         """The order of calls, and offsets in the arena of what neither Scope nor mailbox holds."""
@@ -301,10 +314,11 @@ class BoundProgram:
         sizes = {n: rounded(b.nbytes) for n, b in own.items()}
         given, needed = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, kept))
         before = dependencies(units)
-        self.order = [i for i in range(len(units)) if i not in self.once]
+        absent = self.once | self.binder.gone
+        self.order = [i for i in range(len(units)) if i not in absent]
         if self.options.reuse:
             peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=needed)
-            frugal = [i for i in thrifty(units, before, sizes, given, needed) if i not in self.once]
+            frugal = [i for i in thrifty(units, before, sizes, given, needed) if i not in absent]
             least, self.order = min((peak(self.order), self.order), (peak(frugal), frugal), key=itemgetter(0))
             postponed = late(self.order, units, before, sizes, needed)
             self.order = postponed if peak(postponed) < least else self.order
@@ -318,7 +332,7 @@ class BoundProgram:
         units, blocks = self._units()
         start = {id(b): o for b, o in self.offsets if b.nbytes}
         places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in start}
-        return turns(self.order, units, places)
+        return turns(self.order, units, places, {n: b.nbytes for n, b in blocks.items()})
 
     def _elsewhere(self) -> set[int]:
         """Ids of the buffers that have a place outside the arena."""

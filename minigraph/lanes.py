@@ -5,7 +5,8 @@
 A call waits for those that write what it reads, read or write what it writes, or used the memory that its
 blocks lie in now. A lane is a stream: it runs its calls one after the other and waits for single calls of the
 others. Where blocks share no memory, two lanes instead of one make the MLP's step 11 % faster, four are no better
-(bench/results/gpu_lanes.json).
+(bench/results/studies/lanes.json). A lane goes on with what has the longest way to the end of the step, so that this way
+changes lanes as seldom as can be: another 3 us of that step's 60 (bench/results/studies/mlp_step.json).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from .order import Unit, dependencies
 
 LANES = 2
+NONE: Mapping[int, int] = {}
 
 
 class Turn(NamedTuple):
@@ -27,9 +29,24 @@ class Turn(NamedTuple):
     waits: list[int]
 
 
-def turns(order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]]) -> list[Turn]:
-    """A Turn for each call in order; `places` are offsets and ends of the blocks that share an arena."""
-    return assigned(order, waits(order, units, places))
+def turns(
+    order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
+) -> list[Turn]:
+    """A Turn for each call in order; `places` are offsets and ends of the blocks that share an arena, `sizes` bytes."""
+    work = {i: sum(sizes[b] for b in units[i].blocks) for i in order}
+    return assigned(order, waits(order, units, places), LANES, heirs(order, dependencies(units), work), work)
+
+
+def heirs(order: Sequence[int], before: Sequence[set[int]], work: Mapping[int, int]) -> dict[int, int]:
+    """For each call that others need, the one of these with the longest way to the end: most work in a row."""
+    way: dict[int, int] = {}  # from the beginning of a call on
+    found: dict[int, int] = {}
+    for i in reversed(order):
+        way[i] = work[i] + (way[found[i]] if i in found else 0)
+        for w in before[i]:
+            if w not in found or way[i] >= way[found[w]]:
+                found[w] = i
+    return found
 
 
 def waits(order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]]) -> dict[int, set[int]]:
@@ -79,8 +96,14 @@ class _Memory:
         return {n for _, _, n in old}
 
 
-def assigned(order: Sequence[int], waits: Mapping[int, set[int]], lanes: int = LANES) -> list[Turn]:
-    """A lane for each call: that of a call it waits for, or one that is done by then, so that it waits for no other."""
+def assigned(
+    order: Sequence[int], waits: Mapping[int, set[int]], lanes: int = LANES, heirs: Mapping[int, int] = NONE,
+    work: Mapping[int, int] = NONE,
+) -> list[Turn]:  # fmt: skip
+    """A lane for each call: that of a call it waits for, or one that is done by then, so that it waits for no other.
+
+    heirs   the call that should follow another one on its lane;  work: of several lanes it takes that of most work
+    """
     tails: list[int] = []  # the last call of each lane
     at = {call: number for number, call in enumerate(order)}
     lane_of: dict[int, int] = {}
@@ -88,10 +111,13 @@ def assigned(order: Sequence[int], waits: Mapping[int, set[int]], lanes: int = L
     made = []
     for call in order:
         known = _latest([ended[w] for w in waits[call]], lanes)
-        fitting = [lane for lane, tail in enumerate(tails) if tail in waits[call]]
-        fitting = fitting or [lane for lane, tail in enumerate(tails) if at[tail] <= known[lane]]
-        if fitting:
-            lane = max(fitting, key=lambda lane: at[tails[lane]])
+        ready = [lane for lane, tail in enumerate(tails) if at[tail] <= known[lane]]
+        own = [lane for lane in ready if heirs.get(tails[lane]) == call]
+        free = [lane for lane in ready if (heir := heirs.get(tails[lane], call)) == call or heir in lane_of]
+        awaited = [lane for lane in free if tails[lane] in waits[call]]
+        if own or free:
+            most = work if own else NONE
+            lane = max(own or awaited or free, key=lambda lane: (most.get(tails[lane], 0), at[tails[lane]]))
         elif len(tails) < lanes:
             lane = len(tails)
         else:

@@ -35,6 +35,11 @@ class Unit:
         return self.reads | self.writes
 
 
+def conflict(a: Unit, b: Unit) -> bool:
+    """Whether it matters which of them runs first."""
+    return a.barrier or b.barrier or not (a.writes.isdisjoint(b.blocks) and b.writes.isdisjoint(a.blocks))
+
+
 def touched(call: Call) -> list[Buffer]:
     """All buffers that a call, or a variant of it, is given."""
     if isinstance(call, Launch):

@@ -31,6 +31,7 @@ from .scope import Scope
 from .types import TensorType
 
 BINDINGS_KEPT = 4
+SHORT = 64 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 
 
@@ -119,6 +120,7 @@ class CudaPlan:
         ):  # fmt: skip
             for buffer, offset in placed:
                 buffer.ptr = memory.data.ptr + offset
+        self.short = self.bound.arena_bytes + sum(b.nbytes for b in self.bound.outside.values()) <= SHORT
         self.faults = Faults(self.bound, runtime, self.mailbox)
         self.watched: Any = None  # the set of a Scope in which the faults stand
         counter = self.bound.binder.counter
@@ -235,7 +237,7 @@ class CudaPlan:
     def _first_runs(self, binding: Binding) -> None:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
-            made = self.runtime.captured(self._parts(binding.steps))
+            made = self.runtime.captured(self._parts(binding.steps), loosened=self.short)
             if not isinstance(made, str):
                 binding.launch = made
                 return made()

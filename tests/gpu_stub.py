@@ -131,7 +131,7 @@ class StubRuntime:
         binder.write_tables(self)
         return [
             Step(one, partial(self._run, deepcopy(one), binder.counter), position)  # with the addresses of now
-            for position, call in enumerate(binder.calls)
+            for position, call in binder.running()
             for one in self._chosen(call)
         ]
 
@@ -157,7 +157,7 @@ class StubRuntime:
         else:
             cuda_host._run(call)
 
-    def captured(self, parts: list[Part]) -> Callable[[], None]:
+    def captured(self, parts: list[Part], loosened: bool = False) -> Callable[[], None]:
         """A graph that runs its last lane as far ahead as it may: what does not wait for what it needs shows."""
         self.captures.append(parts)
         lanes = [[i for i, part in enumerate(parts) if part.lane == lane] for lane in range(8)]

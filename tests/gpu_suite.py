@@ -37,6 +37,7 @@ import gpu_faults
 import gpu_fusion
 import gpu_hopper_product
 import gpu_huge
+import gpu_joined
 import gpu_linear_cross_entropy
 import gpu_ops
 import gpu_products
@@ -62,7 +63,8 @@ def all_checks() -> list[Check]:
         c
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
-            gpu_capture, gpu_fusion, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults, gpu_edges,
+            gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults,
+            gpu_edges,
         )
         for c in m.checks()
     ]

@@ -218,6 +218,7 @@ def require_clean(call: Launch, op_type: str, arch: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
     cubin = compile_source(call.source, arch)
     report = _report(cubin.log, call.function)
+    assert cubin.waits_first == (arch != "sm_80"), f"{call.function} may begin before what it reads is written"
     assert cubin.spilled_bytes == 0, f"{call.function} spills registers: {cubin.log}"
     assert "serialized" not in cubin.log, f"{call.function} waits for each wgmma: {cubin.log}"
     assert op_type in LOCAL_MEMORY or "0 bytes stack frame" in report, f"{call.function}: {report}"

@@ -87,12 +87,17 @@ class Driver:
         return self.answer("cuGraphDestroyNode")
 
 
-def replaced(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> int:
+def pretend(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    """Let this be cuda.bindings.driver."""
     for name in ("cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
     monkeypatch.setattr(sys.modules["cuda.bindings"], "driver", driver, raising=False)
     monkeypatch.setattr(sys.modules["cuda"], "bindings", sys.modules["cuda.bindings"], raising=False)
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> int:
+    pretend(monkeypatch, driver)
     return fills.as_kernels(1, lambda: 55)
 
 

@@ -37,6 +37,8 @@ class Launch:
     """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value).
 
     together  blocks wait for each other, so the device must run all of them at once or refuse
+    reads     scratch that it does not write
+    form      what the kernel is made of, where it may become part of another: joined_head.py
     """
 
     source: str
@@ -46,6 +48,8 @@ class Launch:
     args: tuple[Any, ...]
     shared: int = 0
     together: bool = False
+    form: Any = None
+    reads: tuple[Buffer, ...] = ()
 
     def check(self, limit: int = Device().arguments) -> None:
         """Sizes that every device of compute capability 8.0 or more can launch; `limit` bytes of arguments."""
@@ -198,6 +202,8 @@ class Binder:
     reference: Callable[..., Any] | None = None  # its NumPy definition
     workspace: Buffer | None = None  # of the products that are recorded now, if they share one
     sure: Callable[[Sequence[Call]], bool] = lambda calls: False  # whether calls will run: workspace.py
+    joined: dict[int, Launch] = field(default_factory=dict)  # what runs in the place of a call and of others
+    gone: frozenset[int] = frozenset()  # positions of these others
 
     def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
@@ -230,16 +236,16 @@ class Binder:
 
     def launch(
         self, file: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
-        defines: Mapping[str, Any] | None = None,
+        defines: Mapping[str, Any] | None = None, form: Any = None,
     ) -> None:  # fmt: skip
         """Launch `function` of a .cu file compiled with `#define key value` for each of `defines`."""
         given = defines or {}
         source = full_source(file, tuple(zip(given, map(str, given.values()), strict=True)))
-        self.launch_source(source, function, grid, block, *args, shared=shared)
+        self.launch_source(source, function, grid, block, *args, shared=shared, form=form)
 
     def launch_source(
         self, source: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
-        together: bool = False,
+        together: bool = False, form: Any = None, reads: tuple[Buffer, ...] = (),
     ) -> None:  # fmt: skip
         """Launch `function` of a generated source; a grid without blocks launches nothing."""
         blocks = (grid,) if isinstance(grid, int) else tuple(grid)
@@ -247,7 +253,7 @@ class Binder:
             return
         x, y, z = (*blocks, 1, 1)[:3]
         source = self.sources.setdefault(source, source)  # layers share their text, of many kilobytes
-        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared, together)
+        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared, together, form, reads)
         call.check(self.device.arguments)
         self.calls.append(call)
 
@@ -275,6 +281,10 @@ class Binder:
         """
         for table in self.tables:
             table.write(runtime)
+
+    def running(self) -> Iterator[tuple[int, Call]]:
+        """The calls that run, with their positions."""
+        return ((i, self.joined.get(i, call)) for i, call in enumerate(self.calls) if i not in self.gone)
 
     def copy(self, destination: Buffer, source: Buffer) -> None:
         """Copy all bytes; nothing to do where both are one buffer or empty."""

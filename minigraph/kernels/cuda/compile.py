@@ -1,6 +1,7 @@
 """CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
 
-They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it.
+They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it. From compute
+capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it while they end (edges.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def _home() -> Path:
 CACHE = _home() / ".cache" / "minigraph" / "kernels"
 THREADS = 8  # that compile at the same time
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
+KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
+WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
+WAITS = "every kernel waits before it touches memory"
+TOUCHES = re.compile(r"^\s*(?:@\S+\s+)?(?!ld\.param)(?:ldu?|st|atom|red|cp|prefetchu?|tex|call|mbarrier)\b", re.M)
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
 _one_thread = threading.Lock()
 
@@ -42,6 +47,11 @@ class Cubin(NamedTuple):
     def spilled_bytes(self) -> int:
         """Bytes of registers that did not fit and go through local memory."""
         return sum(int(n) for n in re.findall(r"(\d+) bytes spill", self.log))
+
+    @property
+    def waits_first(self) -> bool:
+        """Whether its kernels wait for those before them, before they read or write anything."""
+        return self.log.endswith(WAITS)
 
 
 @cache
@@ -65,6 +75,8 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
     import cuda.bindings.nvrtc as nvrtc
 
+    if int(re.sub(r"\D", "", arch)) >= 90:
+        source = KERNEL.sub(lambda m: m[0] + WAIT, source)
     _, major, minor = nvrtc.nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
     found = _found(CACHE, key)
@@ -135,8 +147,17 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     _, size = nvrtc.nvrtcGetCUBINSize(program)
     code = bytes(size)
     nvrtc.nvrtcGetCUBIN(program, code)
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    ptx = bytes(size)
+    nvrtc.nvrtcGetPTX(program, ptx)
     nvrtc.nvrtcDestroyProgram(program)
-    return code, report
+    return code, f"{report}\n{WAITS}" if waits_first(ptx.decode(errors="replace")) else report
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether in the text of each kernel nothing but its arguments is read before the wait."""
+    kernels = ptx.split(".entry ")[1:]
+    return all("griddepcontrol.wait" in k and not TOUCHES.search(k[: k.index("griddepcontrol.wait")]) for k in kernels)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .fused_code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
 from .fused_row_members import add_rows
+from .joined_head import Rows
 from .pointwise import PACK_BYTES, compute_type, merged_axes
 from .reduce import accumulator, power_of_two
 
@@ -69,18 +70,22 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     body = [
         f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
         "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *columns,
-        "for (i64 first = i64(blockIdx.x) * GROUPS; first < rows; first += i64(gridDim.x) * GROUPS, turn ^= 1) {",
-        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < rows;",
+        "for (i64 first = ROWS_FROM; first < ROWS_TO; first += ROWS_STEP, turn ^= 1) {",
+        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < ROWS_TO;",
         "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
         "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
         *leading.offsets(strided), *loads, *code.lines, *_stores(code, layout, written, buffers, width), "}",
         *_sum_lines(code, sums, groups, types),
     ]  # fmt: skip
-    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups}
+    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups, "ROWS_TO": "rows",
+             "ROWS_FROM": "i64(blockIdx.x) * GROUPS", "ROWS_STEP": "i64(gridDim.x) * GROUPS"}  # fmt: skip
     source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
     args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
-    binder.launch_source(source, "fused_rows", blocks, threads, *args)
+    whole = [i for i, name in enumerate([*inputs, *written]) if layout.kinds[name] == "whole"]
+    reads, writes = (frozenset(i for i in whole if (i < len(inputs)) == first) for first in (True, False))
+    form = None if sums else Rows(facts, parameters, body, (rows, n), reads, writes, lanes)
+    binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
 

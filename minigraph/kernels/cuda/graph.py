@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import cupy
 
-from . import fills
-from .binder import Part
+from . import edges, fills
+from .binder import Launch, Part
 
 graph_launch, instantiate = cupy.cuda.runtime.graphLaunch, cupy.cuda.runtime.graphInstantiate
 
@@ -23,12 +23,14 @@ class Graph:
 
     target   whose `ptr` is the stream that calls go to, then the graph; set back after the capture
     lanes    streams of its own: nobody else's work can get into the graph
-    fill     gives the kernel that takes the place of small fills, see fills.py
+    function gives the kernel of a launch: of that which takes the place of small fills, see fills.py
+    waiting  kernels that wait for those before them, see edges.py
     Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
     """
 
     def __init__(
-        self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], fill: Callable[[], int]
+        self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], function: Callable[[Launch], Any],
+        waiting: Collection[int] = (),
     ) -> None:  # fmt: skip
         outside = self.stream = target.ptr
         lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
@@ -42,10 +44,11 @@ class Graph:
             self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
         try:
-            replaced = fills.as_kernels(self.graph.graph, fill)
+            changed = fills.as_kernels(self.graph.graph, lambda: function(fills.launch()).kernel.ptr)
+            changed += edges.loosen(self.graph.graph, waiting)
         except RuntimeError as why:
             raise CaptureError(str(why)) from why
-        if replaced:
+        if changed:
             self.executable = instantiate(self.graph.graph)
             weakref.finalize(self, cupy.cuda.runtime.graphExecDestroy, self.executable)
 

@@ -44,7 +44,10 @@ def moved(call: Any, places: dict[int, Buffer], step: int | None = None) -> Any:
         return Choice(variants, call.step if step is None else step, call.remark)
     if isinstance(call, Launch):
         args = tuple([_moved(a, places) if isinstance(a, (Buffer, Words)) else a for a in call.args])
-        return Launch(call.source, call.function, call.grid, call.block, args, call.shared, call.together)
+        reads = tuple([_moved(b, places) for b in call.reads])
+        return Launch(
+            call.source, call.function, call.grid, call.block, args, call.shared, call.together, call.form, reads
+        )
     return type(call)(*[_moved(x, places) if isinstance(x, Buffer) else x for x in FIELDS[type(call)](call)])
 
 

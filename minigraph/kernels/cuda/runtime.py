@@ -13,7 +13,6 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...errors import PlaceError
-from . import fills
 from .binder import (
     Binder,
     Call,
@@ -88,6 +87,7 @@ class Runtime:
         self.lock = threading.RLock()
         self._fences = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
         self._functions: dict[tuple[str, str], Any] = {}
+        self._waiting: set[int] = set()  # kernels that wait for those before them
 
     def allocate(self, nbytes: int) -> cupy.ndarray:
         """Bytes of device memory, aligned to 512."""
@@ -138,13 +138,13 @@ class Runtime:
         autotune   choose products and variants by their times, see tune.py
         """
         binder.write_tables(self)
-        likely = [c for call in binder.calls for c in (_first_variant(call) if isinstance(call, Choice) else [call])]
+        likely = [c for _, call in binder.running() for c in _first_variant(call)]
         launches = [c for c in likely if isinstance(c, Launch) and (c.source, c.function) not in self._functions]
         if len(launches) > 1:
             compile_all([c.source for c in launches], self.device.arch)
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         found: list[Step] = []
-        for position, call in enumerate(binder.calls):
+        for position, call in binder.running():
             if isinstance(call, HostCall):
                 found.append(Step(call, partial(self._call_host, call, binder.counter), position))
                 continue
@@ -244,18 +244,19 @@ class Runtime:
         if key not in self._functions:
             cubin = compile_source(call.source, self.device.arch)
             module = cupy.RawModule(path=str(cubin.path), enable_cooperative_groups=call.together)
-            self._functions[key] = module.get_function(call.function)
+            function = self._functions[key] = module.get_function(call.function)
+            self._waiting |= {function.kernel.ptr} if cubin.waits_first and not call.together else set()
         function = self._functions[key]
         if call.shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
             function.max_dynamic_shared_size_bytes = call.shared
         return function
 
-    def captured(self, parts: Sequence[Part]) -> Callable[[], None] | str:
-        """A function that launches the graph of these parts, or why there is none."""
+    def captured(self, parts: Sequence[Part], loosened: bool = False) -> Callable[[], None] | str:
+        """A function that launches the graph of these parts, or why there is none; `loosened`: see edges.py."""
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
-            return Graph(parts, self.target, self.lanes, lambda: self._function(fills.launch()).kernel.ptr)
+            return Graph(parts, self.target, self.lanes, self._function, self._waiting if loosened else ())
         except CaptureError as why:
             return str(why)
 
@@ -386,10 +387,11 @@ class Runtime:
         return copy
 
 
-def _first_variant(choice: Choice) -> list[Call]:
-    """The calls that are likely to run."""
-    calls = next(iter(choice.variants.values()))
-    return [c for call in calls for c in (_first_variant(call) if isinstance(call, Choice) else [call])]
+def _first_variant(call: Call) -> list[Call]:
+    """The calls that are likely to run: itself, or those that a Choice has first."""
+    if not isinstance(call, Choice):
+        return [call]
+    return [c for part in next(iter(call.variants.values())) for c in _first_variant(part)]
 
 
 @cache

@@ -8,6 +8,7 @@ of 8, or rows are thousands, cuBLASLt is faster, but for weight gradients. See s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from ...types import float32, float64
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
+from .joined_head import Narrow
 from .pointwise import compute_type
 from .reduce import bind_sum_to
 
 COLUMNS = 16  # at most
 FEW = 1024  # rows
+REGISTERS, MOST_UNDER_WAY = 88, 8  # of a thread for sums and what it reads; rows that it reads at a time
 
 
 def suits(x: Buffer, w: Buffer, out: Buffer, trans_x: bool) -> bool:
@@ -34,9 +37,14 @@ def comes_first(rows: int, columns: int, weight_gradient: bool = False) -> bool:
     return columns % 8 != 0 and rows <= FEW
 
 
-def _facts(x: Buffer, n: int, trans_w: bool, **more: Any) -> dict[str, Any]:
-    return {"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype), "U": CUDA_TYPES[x.dtype], "N": n, "V": 1,
-            "WT": int(trans_w), "ROWS": 1, "BIAS": 0, "RELU": 0, "MASK": 0, "DB": 0, **more}  # fmt: skip
+def _facts(few: Buffer, n: int, trans_w: bool, sums: int, values: int, **more: Any) -> dict[str, Any]:
+    """Of a kernel that reads rows of `n` elements of `few`; a thread keeps `sums` sums and reads `values` at a time."""
+    width = math.gcd(n, 16 // few.dtype.itemsize, few.alignment // few.dtype.itemsize)
+    words = 2 if few.dtype == float64 else 1
+    unroll = max(1, min(MOST_UNDER_WAY, (REGISTERS - words * sums) // (words * values)))
+    return {"T": CUDA_TYPES[few.dtype], "C": compute_type(few.dtype), "U": CUDA_TYPES[few.dtype], "N": n, "V": 1,
+            "WT": int(trans_w), "FORWARD": 0, "INPUT_GRAD": 0, "ROWS": 1, "BIAS": 0, "RELU": 0, "MASK": 0, "DB": 0,
+            "G": width, "UNROLL": 1 << unroll.bit_length() - 1, **more}  # fmt: skip
 
 
 def bind_forward(
@@ -46,9 +54,10 @@ def bind_forward(
     """out = x @ w + bias, with relu where asked; `shape` is (rows, inner, columns)."""
     rows, inner, n = shape
     group = 1 if rows <= binder.device.multiprocessors else 2 if rows <= 4 * binder.device.multiprocessors else 4
-    defines = _facts(x, n, trans_w, ROWS=group, BIAS=int(bias is not None), RELU=int(relu))
+    around = {"BIAS": int(bias is not None), "RELU": int(relu)}
+    defines = _facts(w, n, trans_w, group * n, group + n, FORWARD=1, ROWS=group, **around)
     binder.launch("skinny.cu", "forward", blocks_for(rows, group), 256, x, w, w if bias is None else bias, out,
-                  i64(rows), i64(inner), defines=defines)  # fmt: skip
+                  i64(rows), i64(inner), defines=defines, form=Narrow(defines, shape, trans_w))  # fmt: skip
 
 
 def bind_input_gradient(
@@ -59,9 +68,10 @@ def bind_input_gradient(
     across = blocks_for(inner, 128)
     piece = max(4, blocks_for(rows * across, 4 * binder.device.multiprocessors))
     width = mask.shape[-1] if mask is not None else 0
+    defines = _facts(d, n, trans_w, n, n, INPUT_GRAD=1, MASK=int(mask is not None))
     binder.launch("skinny.cu", "input_grad", across * blocks_for(rows, piece), 128, d, w, w if mask is None else mask,
                   dx, i64(rows), i64(inner), i64(width), i64(piece),
-                  defines=_facts(d, n, trans_w, MASK=int(mask is not None)))  # fmt: skip
+                  defines=defines, form=Narrow(defines, shape, trans_w))  # fmt: skip
 
 
 def bind_weight_gradient(
@@ -75,7 +85,7 @@ def bind_weight_gradient(
     pieces = min(blocks_for(4 * binder.device.multiprocessors, across), rows // 256) if many else 1
     piece = blocks_for(rows, pieces)
     pieces = blocks_for(rows, piece)
-    facts = _facts(x, n, trans_w, V=wide, DB=int(db is not None))
+    facts = _facts(d, n, trans_w, wide * n, wide, V=wide, DB=int(db is not None))
     to_w, to_b = dw, db
     if pieces > 1:
         kept = float64 if x.dtype == float64 else float32

@@ -65,11 +65,12 @@ def struct_width(columns: int, limit: int) -> int:
 def launch_over(
     binder: Binder, text: str, function: str, tensors: Tensors, mode: str, chunk: int, *args: Any,
     defines: Mapping[str, Any], generated: str = "", width: int | None = None,
-    groups: Sequence[range] | None = None,
+    groups: Sequence[range] | None = None, reads: tuple[Buffer, ...] = (),
 ) -> None:  # fmt: skip
     """Launch `function` of a .cu file over all tensors, `args` after what says where they are.
 
     width   tensors in one struct; what the mode's limit allows if not given
+    reads   of `args`, what the kernel does not write
     groups  numbers of tensors that get launches of their own, in this order, where addresses come in structs; else all
             have one
     """
@@ -106,7 +107,7 @@ def launch_over(
             part = range(first, min(first + width, group.stop))
             struct = packed_struct(tensors, part, blocks, width, int(blocks[:first].sum()))
             count = int(blocks[part.start : part.stop].sum())
-            binder.launch_source(source, function, count, THREADS, struct, *args)
+            binder.launch_source(source, function, count, THREADS, struct, *args, reads=reads)
 
 
 def _bases(binder: Binder, tensors: Tensors, blocks: np.ndarray) -> list[Buffer | int] | None:

@@ -187,10 +187,11 @@ class _Step:
         args += [self.real.type(v) for v in self.fixed]
         guard, fault = self.binder.guard(b for column in self.results.values() for b in column)
         defines |= guard
-        args += [self._skip(), self.scale or self.rate, self.real.type(decay), *fault]
+        skip = self._skip()
+        args += [skip, self.scale or self.rate, self.real.type(decay), *fault]
         launch_over(
             self.binder, "update.cu", "update", tensors, self.mode, self._chunk(), *args, defines=defines,
-            generated=generated, groups=self.groups,
+            generated=generated, groups=self.groups, reads=(skip,) if known is None else (known, skip),
         )  # fmt: skip
 
     def _chunk(self) -> int:
