@@ -5,8 +5,8 @@
 A call waits for those that write what it reads, read or write what it writes, or used the memory that its
 blocks lie in now. A lane is a stream: it runs its calls one after the other and waits for single calls of the
 others. Where blocks share no memory, two lanes instead of one make the MLP's step 11 % faster, four are no better
-(bench/results/studies/lanes.json). A lane goes on with what has the longest way to the end of the step, so that this way
-changes lanes as seldom as can be: another 3 us of that step's 60 (bench/results/studies/mlp_step.json).
+(bench/results/studies/lanes.json). A lane goes on with what has the longest way to the end of the step, so that this
+way changes lanes as seldom as can be (bench/results/studies/mlp_step.json).
 """
 
 from __future__ import annotations

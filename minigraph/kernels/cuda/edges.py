@@ -4,9 +4,9 @@ Our kernels begin with a wait for all that the graph has before them (compile.py
 wrote can be seen. So an edge from a kernel to one of ours need not hold it back, which saves most of the microsecond
 between two launches. This is CUDA's programmatic dependent launch, of compute capability 9.0; the kernels before it say
 nothing themselves, so it begins when their last blocks end. Since every kernel waits before it does anything, what
-follows from two edges holds as well, and so does memory that is used again. Between large kernels there is nothing to
-gain, and under a long load steps of milliseconds took a tenth longer (bench/results/studies/mlp_step.json), so plans ask
-for it where a step is short. Only edges between two of our kernels change: a library's may let others begin early.
+follows from two edges holds as well, and so does memory that is used again. Between large kernels there is little to
+gain, so plans ask for it where a step is short (bench/results/studies/mlp_step.json). Only edges between two of our
+kernels change: those of a library may let others begin early.
 """
 
 from __future__ import annotations
