@@ -22,6 +22,7 @@ from minigraph.types import as_dtype, float64
 SHAPES = ((37, 1024), (3, 11, 768), (700, 48), (5, 4096), (2, 9, 50), (1, 300))
 SEEDS = 12
 ALONE, EVERY = BuildStrategy(fuse_elementwise=True), BuildStrategy.all()
+MANY_ROWS = 16  # whose sums' roundings, each of them luck, make a mean
 ROUNDED = 0.25  # units: the mean error of what is rounded once, where the unfused run is exact
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -72,6 +73,8 @@ def _rounded(dtype: str, shape: tuple[int, ...]) -> None:
     found: list[Errors] = []
     each((f"seed {seed}", partial(_rounded_seed, seed, dtype, shape, found)) for seed in range(SEEDS))
     _largest(found)
+    ratio = float(np.exp(np.mean([np.log(max(e.mean[1], ROUNDED) / max(e.mean[0], ROUNDED)) for e in found])))
+    assert ratio <= 1.1, f"errors are {ratio:.3f} times the unfused ones, on average"
 
 
 def _rounded_seed(seed: int, dtype: str, shape: tuple[int, ...], found: list[Errors]) -> None:
@@ -89,7 +92,8 @@ def _no_worse(chain: Any, exact: Any, dtype: str, strategy: BuildStrategy = ALON
     """The root mean square of a value's errors is at most 1.5 times that of the unfused run on the GPU.
 
     The largest error of a value is where roundings of one element add up: luck. It is judged over all values, by
-    `_largest`. A mean square of a few elements, and of what is 0 but for rounding, is luck, too.
+    `_largest`. Of few rows all errors are luck, since a row's sum is one number that all its elements meet; and
+    so are those of what is 0 but for rounding.
     """
     exact.feeds = {name: x.astype(float64) if x.dtype.kind in "fV" else x for name, x in chain.feeds.items()}
     right = Executor().run(exact.program, exact.feeds, exact.fetches, scope=Scope())
@@ -100,7 +104,8 @@ def _no_worse(chain: Any, exact: Any, dtype: str, strategy: BuildStrategy = ALON
             continue
         errors = [np.abs(v.astype(float) - r) / (UNIT[dtype] * peak) for v in both]
         before, after = (float(np.sqrt(np.mean(e * e))) for e in errors)
-        assert after <= 1.5 * max(before, ROUNDED), f"{name}: mean error {after:.3g} units, unfused {before:.3g}"
+        few = r.size // r.shape[-1] < MANY_ROWS
+        assert few or after <= 1.5 * max(before, ROUNDED), f"{name}: mean error {after:.3g} units, unfused {before:.3g}"
         found.append(Errors((before, after), (float(errors[0].max()), float(errors[1].max()))))
     return found
 
