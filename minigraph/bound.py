@@ -67,6 +67,7 @@ class BoundProgram:
         self.results: list[tuple[Buffer, str]] = []
         self.apart: dict[str, Buffer] = {}
         self.stores = range(0)
+        self.views: dict[int, list[int]] = {}  # by the value whose memory they show
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
         self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if step.stored), default=-1)
         self.buffers = self._make_buffers()
@@ -113,6 +114,7 @@ class BoundProgram:
                 self.results.append((buffers[indices[-1]], name))
         for index, value in enumerate(values):
             if value.root != index:
+                self.views.setdefault(value.root, []).append(index)
                 buffers[index] = self._shown(index, buffers[value.root])
         return buffers
 
@@ -196,9 +198,8 @@ class BoundProgram:
         for index, name in stored:
             type = self.schedule.values[index].type
             self.buffers[index] = self.apart[name] = made = Buffer(type.shape, type.dtype)
-            for i, value in enumerate(self.schedule.values):
-                if value.root == index != i:
-                    self.buffers[i] = self._shown(i, made)
+            for i in self.views.get(index, ()):
+                self.buffers[i] = self._shown(i, made)
         return True
 
     def _store_results(self) -> range:
@@ -283,8 +284,11 @@ class BoundProgram:
                     guards.append(len(units))
                 elif id(self.binder.fault) in given:
                     unit.after, reporters = frozenset(guards), reporters | {len(units)}
-                stored = self.binder.outside if len(units) in self.stores else ()  # the Scope's arrays are written
-                unchanged = read_only.union(map(id, getattr(call, "reads", ()))).difference(stored)
+                unchanged = read_only
+                if len(units) in self.stores:  # what its step reads of the Scope's arrays is written here
+                    unchanged = read_only - self.binder.outside
+                elif isinstance(call, Launch) and call.reads:
+                    unchanged = read_only.union(map(id, call.reads))
                 for key, b in given.items():
                     if key not in ignored:
                         (unit.reads if key in unchanged else unit.writes).add(number(b))

@@ -153,7 +153,10 @@ def _apart(forward: Launch, rows: Launch, gradient: Launch, own: set[int]) -> bo
 def heads(calls: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
     """Numbers of a forward, a kernel on rows and an input gradient that may be one launch: those next to each other."""
     forward, rows = -1, -1
-    for i, call in enumerate(map(single, calls)):
+    for i, call in enumerate(calls):
+        call = single(call)
+        if getattr(call, "form", None) is None:
+            continue
         if is_forward(call):
             forward, rows = i, -1
         elif is_on_rows(call) and forward >= 0:
