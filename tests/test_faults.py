@@ -26,7 +26,11 @@ def stub(monkeypatch):
     return gpu_stub.install()
 
 
-@pytest.mark.parametrize("check", list(gpu_faults.checks()), ids=lambda check: check.name)
+OTHERS = "/for-loop", "/foreach_optimizer_ops"  # of one optimizer; make test-gpu runs them of all
+CHECKS = [c for c in gpu_faults.checks() if not c.name.endswith(OTHERS) or "/AdamW/" in c.name]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_nothing_is_lost(check):
     check.run()
 
