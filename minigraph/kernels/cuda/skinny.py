@@ -3,8 +3,8 @@
 One of them also does what would be a launch before or after the product: bias, relu, the mask, the bias gradient.
 On an H200, 256 rows x 1024 x 10 in TF32, they take 3.5, 2.7 and 3.1 us (forward, dX with relu's mask, dW with db), the
 first two with a cross entropy between them 4.5 as one launch (joined_head.py); cuBLASLt with its epilogues takes 10.0
-and 7.0, its product for dX alone 4.1. Where columns are a multiple
-of 8, or rows are thousands, cuBLASLt is faster, but for weight gradients. See skinny.cu.
+and 7.0, its product for dX alone 4.1. Where columns are a multiple of 8, or rows are thousands, cuBLASLt is faster, but
+for weight gradients. See skinny.cu.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .reduce import bind_sum_to
 
 COLUMNS = 16  # at most
 FEW = 1024  # rows
-REGISTERS, MOST_UNDER_WAY = 88, 8  # of a thread for sums and what it reads; rows that it reads at a time
+REGISTERS, MOST_UNDER_WAY = 88, 8  # of a thread for sums and what it reads; rows that it reads at a time, at most
 
 
 def suits(x: Buffer, w: Buffer, out: Buffer, trans_x: bool) -> bool:
@@ -38,11 +38,13 @@ def comes_first(rows: int, columns: int, weight_gradient: bool = False) -> bool:
     return columns % 8 != 0 and rows <= FEW
 
 
-def _facts(few: Buffer, n: int, trans_w: bool, sums: int, values: int, **more: Any) -> dict[str, Any]:
+def _facts(
+    few: Buffer, n: int, trans_w: bool, sums: int, values: int, most: int = MOST_UNDER_WAY, **more: Any
+) -> dict[str, Any]:
     """Of a kernel that reads rows of `n` elements of `few`; a thread keeps `sums` sums and reads `values` at a time."""
     width = math.gcd(n, 16 // few.dtype.itemsize, few.alignment // few.dtype.itemsize)
     words = 2 if few.dtype == float64 else 1
-    unroll = max(1, min(MOST_UNDER_WAY, (REGISTERS - words * sums) // (words * values)))
+    unroll = max(1, min(most, (REGISTERS - words * sums) // (words * values)))
     return {"T": CUDA_TYPES[few.dtype], "C": compute_type(few.dtype), "U": CUDA_TYPES[few.dtype], "N": n, "V": 1,
             "WT": int(trans_w), "FORWARD": 0, "INPUT_GRAD": 0, "ROWS": 1, "BIAS": 0, "RELU": 0, "MASK": 0, "DB": 0,
             "G": width, "UNROLL": 1 << unroll.bit_length() - 1, **more}  # fmt: skip
@@ -69,7 +71,7 @@ def bind_input_gradient(
     across = blocks_for(inner, 128)
     piece = max(4, blocks_for(rows * across, 4 * binder.device.multiprocessors))
     width = mask.shape[-1] if mask is not None else 0
-    defines = _facts(d, n, trans_w, n, n, INPUT_GRAD=1, MASK=int(mask is not None))
+    defines = _facts(d, n, trans_w, n, n, MOST_UNDER_WAY // 2, INPUT_GRAD=1, MASK=int(mask is not None))
     binder.launch("skinny.cu", "input_grad", across * blocks_for(rows, piece), 128, d, w, w if mask is None else mask,
                   dx, i64(rows), i64(inner), i64(width), i64(piece),
                   defines=defines, form=Narrow(defines, shape, trans_w))  # fmt: skip
