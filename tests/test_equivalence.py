@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, choices, failure, passed, shrink
+from fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, failure, shrink
 from random_programs import known_program, random_program
 
 from minigraph.ir.graph import Graph, OpNode
@@ -45,20 +45,11 @@ def test_passes_change_no_result(first):
         except Different as problem:
             pytest.fail(f"seed {seed}: {problem}; `python tests/fuzz.py 1 --seed {seed}` shows the program")
         fired.applied.update(set(outcome.applied))
+        fired.refused += outcome.refused
     for rule, share in SHARES.items():
         assert fired.applied[rule] >= share, f"{rule} fired in {fired.applied[rule]} of {CHUNK} programs"
-
-
-def test_every_refusal_occurs():
-    """Of the engine and of the rules; a reason that REASONS does not know is a new one: add it."""
-    total = Outcome()
-    for seed in range(PROGRAMS):
-        case = random_program(seed)
-        for flags in choices(seed):
-            total.add(passed(case, flags)[1])
-        if total.refused.keys() >= REASONS.keys():
-            break
-    assert total.refused.keys() == REASONS.keys()
+    assert fired.refused.keys() <= REASONS.keys(), "new reasons: add them"
+    assert first or fired.refused.keys() == REASONS.keys(), "a refusal does not occur"
 
 
 # planted defects: each is a rewrite rule or engine that somebody could have written
