@@ -105,8 +105,8 @@ def head(forward: Launch, rows: Launch, gradient: Launch) -> Launch | None:
 def _source(first: Narrow, second: Rows, third: Narrow, scores: Sequence[int], slopes: Sequence[int]) -> str:
     """The text: fused_rows as a function, skinny.cu, and the kernel that calls both."""
     each, n = int(first.defines["ROWS"]), first.shape[2]
-    facts = second.facts | {
-        "GROUPS": THREADS // second.lanes, "ROWS_FROM": f"i64(blockIdx.x) * {each}",
+    facts = {
+        **second.facts, "GROUPS": THREADS // second.lanes, "ROWS_FROM": f"i64(blockIdx.x) * {each}",
         "ROWS_TO": f"min(rows, i64(blockIdx.x + 1) * {each})", "ROWS_STEP": "GROUPS",
     }  # fmt: skip
     pack = min(first.defines["G"], third.defines["G"])
