@@ -46,14 +46,6 @@ def results(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def rows(name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """(row, its file) of a comparison; rows that NAME_again has were timed again, on a later tree."""
-    again = {(row.get("title"), row.get("training")): row for row in results(f"{name}_again").get("rows", ())}
-    for row in results(name).get("rows", ()):
-        later = again.get((row.get("title"), row.get("training")))
-        yield (row, f"{name}.json") if later is None else (later, f"{name}_again.json")
-
-
 def median(figure: Any) -> float:
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
@@ -66,7 +58,7 @@ def best_peer(times: dict[str, Any]) -> tuple[float | None, str]:
 
 def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figure]:
     """Rows with `milliseconds`; our figure is that of the first arm of `ours` which a row has."""
-    for row, source in rows(file):
+    for row in results(file).get("rows", ()):
         times = row.get("milliseconds", {})
         wanted = row.get("asked") or next((a for part, a in asked.items() if part in row["title"]), None)
         arm = next((a for a in ours if a in times), None)
@@ -78,27 +70,27 @@ def from_times(file: str, asked: dict[str, float], *ours: str) -> Iterator[Figur
                 wanted = share * peer
             load = row.get("milliseconds_without_rest")
             tired = (median(load[arm]), best_peer(load)[0]) if load else None
-            yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", source, tired)
+            yield Figure(row["title"], median(times[arm]), tuned, peer, name, wanted, "ms", f"{file}.json", tired)
 
 
 def steps() -> Iterator[Figure]:
     """Times of whole steps, what they need in memory beside inputs, parameters and states, and the host's time."""
     yield from from_times("gpu_steps", {}, "captured")
-    for row, source in rows("gpu_steps"):
+    for row in results("gpu_steps").get("rows", ()):
         mib = {arm: x for arm, x in row.get("peak_with_workspaces_mib", {}).items() if x is not None}
         peer, name = best_peer(mib)
         if "captured" in mib and peer is not None:
             title = f"{row['title']}: peak of a step"
-            yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", source)
+            yield Figure(title, mib["captured"], mib.get("autotuned"), peer, name, peer, "MiB", "gpu_steps.json")
         host = row.get("host_microseconds_per_run", {})
         if "captured" in host:
             title = f"{row['title']}: the host's time for a step"
-            yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", source)
+            yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", "gpu_steps.json")
 
 
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
-    for row, source in rows("gpu_attention"):
+    for row in results("gpu_attention").get("rows", ()):
         times = row.get("milliseconds", {})
         peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
         if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
@@ -107,12 +99,12 @@ def attention() -> Iterator[Figure]:
         best = min(peers, key=peers.__getitem__)
         title = f"attention {row['title']}, {'forward + backward' if row['training'] else 'forward'}"
         ours = median(times["minigraph"])
-        yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", source)
+        yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", "gpu_attention.json")
         kept = row.get("beside_gradients_MiB", {})
         if row["training"] and "cudnn" in kept:
             title = f"attention {row['title']}, forward + backward, beside inputs and gradients"
             theirs = kept["cudnn"]
-            yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", source)
+            yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", "gpu_attention.json")
 
 
 def figures() -> Iterator[Figure]:
