@@ -25,6 +25,7 @@ from .turns import in_turns, without_rest
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
 
 TURN_MS = 25.0  # what an arm runs in one turn
+WARM, WARM_STEPS = 1.0, 64  # seconds or steps before an arm's step is timed for the first time
 BURSTS_MS = 500.0  # what it runs at the most while the host's time is taken, two bursts at least
 REPEATS = 20  # of one call, when its time inside a graph is measured
 
@@ -116,15 +117,20 @@ def _agree(reference: Sequence[float], values: Sequence[float], tolerance: float
 
 
 def _times(made: Mapping[str, Arm], rounds: int) -> dict[str, Any]:
-    turns, bursts = {}, {}
+    turns, steps, bursts = {}, {}, {}
     for title, arm in made.items():
-        for _ in range(5):
+        end = time.perf_counter() + WARM
+        for _ in range(WARM_STEPS):  # calls are bound where feeds come again and again, and captured: not a step's time
             arm.step()
+            if time.perf_counter() > end:
+                break
         ms = timed(arm, 10)
-        turns[title] = partial(timed, arm, max(5, min(400, int(TURN_MS / ms))))
+        steps[title] = max(5, min(400, int(TURN_MS / ms)))
+        turns[title] = partial(timed, arm, steps[title])
         bursts[title] = max(2, min(8, int(BURSTS_MS / (ms * arm.queued))))
     in_turns(turns, 1)  # feeds that come again and again are bound where they lie, clocks rise: not counted
     return {
+        "steps_in_a_turn": steps,
         "milliseconds": {t: summarized(found) for t, found in in_turns(turns, rounds).items()},
         "milliseconds_without_rest": {t: round(ms, 5) for t, ms in without_rest(turns).items()},
         "host_microseconds_per_run": {t: host_time(arm, bursts[t]) for t, arm in made.items()},
