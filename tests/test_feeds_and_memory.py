@@ -344,7 +344,7 @@ def test_the_largest_values_of_an_error_are_different_memory(stub, monkeypatch):
 def test_a_capture_that_is_refused_is_still_told_when_calls_are_bound_anew(stub, monkeypatch):
     main, out = doubled()
     compiled, exe = static.CompiledProgram(main), static.Executor(mg.CUDAPlace(0))
-    monkeypatch.setattr(stub, "captured", lambda parts: "this library refuses")
+    monkeypatch.setattr(stub, "captured", lambda parts, loosened: "this library refuses")
     for scope in (static.Scope(), static.Scope()):
         for _ in range(3):
             exe.run(compiled, {"x": np.ones((3, 4), np.float32)}, [out], scope=scope)

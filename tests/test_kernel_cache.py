@@ -21,7 +21,7 @@ def compiled(monkeypatch):
 def test_a_kernel_is_compiled_once(compiled, monkeypatch, tmp_path):
     monkeypatch.setattr(compile, "CACHE", tmp_path / "new" / "kernels")
     first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
-    assert first == second and compiled == [SOURCE]
+    assert first == second and len(compiled) == 1
     assert first.path.parent == compile.CACHE and first.path.stat().st_size and first.spilled_bytes == 0
 
 
@@ -52,7 +52,7 @@ def test_where_the_folder_cannot_be_written_kernels_go_with_the_process(compiled
     blocked.write_text("")
     monkeypatch.setattr(compile, "CACHE", blocked / "kernels")
     first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
-    assert first == second and compiled == [SOURCE] and first.path.exists()
+    assert first == second and len(compiled) == 1 and first.path.exists()
     assert str(first.path.parent) == compile._own_folder().name
 
 
