@@ -66,15 +66,16 @@ class Views:
         found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
         for step in schedule.steps if self.taken else ():
             if step.op.type not in SHOWN:
-                others = set(step.read).intersection(self.taken).difference(by_strides(step))
-                found |= dict.fromkeys(others, f"{step.op.type} reads it, too")
+                others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
+                found |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
         return found
 
     def _show(self, position: int, step: Step, shows: Shows) -> None:
         (source,) = step.read
         if shows is whole and source not in self.lies:
             for i in step.written:
-                self.values[i].root = self.values[source].root
+                if not self.values[i].persistable:  # the Scope's arrays are places of their own
+                    self.values[i].root = self.values[source].root
             return
         if self.taken.keys().isdisjoint(step.written):
             return

@@ -434,6 +434,38 @@ def test_queries_whose_bias_is_far_from_0_read_strides_again(stub, monkeypatch, 
         np.testing.assert_array_equal(a, b)
 
 
+def test_queries_that_are_the_bias_too_are_copied(stub):
+    """Attention reads Q by strides, but not its Bias."""
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = program.global_block().create_var("x", (2, 3, 5, 8), "float64", is_data=True)
+        q = (x * 2.0)[:, :, :, :4]
+        k = mg.transpose(q[:, :, :4], [0, 1, 3, 2])
+        out = attend("both", q, k, k, q, layout="bhsd")
+    plan = BoundProgram(program, {"x": TensorType((2, 3, 5, 8), as_dtype("float64"))}, [out.name])
+    assert any("memory_efficient_attention reads it, too" in text for text in remarks(plan))
+    feed = {"x": np.random.default_rng(0).normal(size=(2, 3, 5, 8))}
+    found, exact = (Executor(place).run(program, feed, [out])[0] for place in (mg.CUDAPlace(0), mg.CPUPlace()))
+    np.testing.assert_allclose(found, exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_what_the_scope_keeps_is_no_view(stub, updated):
+    """A change of shape is written into the Scope's own array."""
+    program = Program()
+    with mg.static.program_guard(program, Program()):
+        x = program.global_block().create_var("x", (2, 6), "float64", is_data=True) * 2.0
+        kept = mg.reshape(x, [3, 4])
+        kept.persistable = True
+        if updated:
+            Builder(program.global_block()).increment(kept, step=1.0, out={"Out": kept})
+        total = mg.sum(x)
+    feed, scope = {"x": np.random.default_rng(0).normal(size=(2, 6))}, Scope()
+    (found,) = Executor(mg.CUDAPlace(0)).run(program, feed, [total], scope=scope)
+    np.testing.assert_allclose(found, 2 * feed["x"].sum())
+    np.testing.assert_allclose(np.asarray(scope.read(kept.name)), 2 * feed["x"].reshape(3, 4) + updated)
+
+
 def test_operators_that_differ_in_strides_only_are_bound_apart(stub):
     """Two attentions whose Q begins at the same place, with the same sizes."""
     program = Program()
