@@ -114,8 +114,10 @@ def nothing_is_lost(name: str, level: str | None) -> None:
 
 def modes() -> None:
     """However kernels learn their addresses."""
+    fused = {LEVELS[-1]: True}
     each(
-        (mode, partial(agree, Net(OPTIMIZERS["Adam"]()), BuildStrategy(multi_tensor_mode=mode, **{LEVELS[-1]: True})))
+        (f"{name} {mode}", partial(agree, Net(OPTIMIZERS[name]()), BuildStrategy(multi_tensor_mode=mode, **fused)))
+        for name in ("Adam", "Lamb")
         for mode in ("table", "struct4k", "struct32k", "arena", "unified")
     )
 

@@ -185,7 +185,7 @@ class Binder:
     scratches: list[list[Buffer]] = field(default_factory=list)  # per step
     tables: list[Table] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)  # of neighbours
-    outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns
+    outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns, and of their arenas
     paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((7,), np.dtype("int64")))
@@ -272,7 +272,10 @@ class Binder:
         if len(owned) > 1 or any(b.owner is not None for b in members) or len({id(b) for b in members}) < len(members):
             return None
         self.arenas.append(Arena(members, offsets, nbytes, owned == {True}))
-        return self.arenas[-1].base
+        base = self.arenas[-1].base
+        if owned == {True}:
+            self.outside |= {id(base)}  # what owns the members from now on
+        return base
 
     def write_tables(self, runtime: Any) -> None:
         """Put the tables into new memory of the runtime, now that addresses are known.
