@@ -76,6 +76,7 @@ class BoundProgram:
         self.rest = self._store_results()
         self._tell_guards()
         self.joins = Joins()
+        self.constant_steps = {position: None for position in self.constant_steps if self._lies_alone(position)}
         self.once = frozenset(i for position in self.constant_steps for i in self.spans[position])
         self.constants, self.constant_bytes = _laid_out(
             self.buffers[i] for position in self.constant_steps for i in self.schedule.steps[position].written
@@ -91,6 +92,10 @@ class BoundProgram:
             not step.read and not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
             and all(v.type.nbytes <= SMALL for v in values) and not {*step.written} & {*self.schedule.fetched}
         )  # fmt: skip
+
+    def _lies_alone(self, position: int) -> bool:
+        """Whether no arena of a kernel over lists has taken what a step writes."""
+        return all(self.buffers[i].owner is None for i in self.schedule.steps[position].written)
 
     def _make_buffers(self) -> list[Buffer]:
         values = self.schedule.values

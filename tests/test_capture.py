@@ -506,3 +506,25 @@ def test_what_depends_on_shapes_only_is_computed_once(stub):
     assert plan.bound.schedule.steps[0].op.type == "fill_constant"
     assert once in plan.bound.spans[0]
     assert once not in plan.bound.order
+
+
+def test_a_constant_gradient_in_an_arena_is_written_in_every_run(stub):
+    """An arena of gradients lies where other values lie in the same run; a constant that joins it is no longer kept."""
+    main, startup = Program(), Program()
+    with mg.base.unique_name.guard(), mg.static.program_guard(main, startup):
+        a, b = (mg.static.create_parameter([3, 4], "float32", name=name) for name in "ab")
+        mg.optimizer.SGD(0.1).minimize(mg.sum(a) + mg.sum(mg.square(b) * mg.static.data("x", [3, 4])))
+    strategy = mg.static.BuildStrategy(
+        fuse_all_optimizer_ops=True, constant_folding=True, multi_tensor_mode="arena"
+    )
+    program, found = mg.static.CompiledProgram(main, build_strategy=strategy), []
+    for exe in (Executor(), gpu()):
+        scope = Scope()
+        startup.random_seed = 1
+        Executor().run(startup, scope=scope)
+        for i in range(4):
+            x = np.full((3, 4), i + 0.5, np.float32)
+            exe.run(program, {"x": x}, scope=scope)
+        found.append([scope.read(name) for name in "ab"])
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
