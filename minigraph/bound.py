@@ -69,7 +69,7 @@ class BoundProgram:
         self.stores = range(0)
         self.views: dict[int, list[int]] = {}  # by the value whose memory they show
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
-        self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if step.stored), default=-1)
+        self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if self._stores(step)), default=-1)
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
@@ -92,6 +92,10 @@ class BoundProgram:
             not step.read and not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
             and all(v.type.nbytes <= SMALL for v in values) and not {*step.written} & {*self.schedule.fetched}
         )  # fmt: skip
+
+    def _stores(self, step: Step) -> bool:
+        """Whether a step writes elements that the Scope keeps."""
+        return any(self.schedule.values[i].type.size for i, _ in step.stored)
 
     def _lies_alone(self, position: int) -> bool:
         """Whether no arena of a kernel over lists has taken what a step writes."""
@@ -160,7 +164,7 @@ class BoundProgram:
     def _bind(self, position: int, step: Step) -> range:
         """The calls of a step; behind the last one that writes what the Scope keeps those that bring it there."""
         first = len(self.binder.calls)
-        self.binder.stored = position > self.last_stored and not self.results
+        self.binder.stored = position > self.last_stored
         self._keep_apart(step)
         self._record(position, step)
         if position in self.binder.wrong and self._keep_apart(step):  # its own kernels may report
@@ -224,9 +228,9 @@ class BoundProgram:
         return {i: call for i, call in launches if any(a is self.binder.fault for a in call.args)}
 
     def _tell_guards(self) -> None:
-        """Which guards have others after them with kernels between that may report: the run has no answer there yet."""
-        end = len(self.spans) if self.results else self.last_stored + 1
-        for position in range(max((p for p in self.binder.wrong if p < end), default=0)):
+        """Which guards have others after them with kernels between that may report: the answer is needed again."""
+        before = max((p for p in self.binder.wrong if p <= self.last_stored), default=0)
+        for position in range(len(self.spans) if any(b.size for b, _ in self.results) else before):
             for call in self._guards(position).values():
                 call.args = *call.args[:-1], i64(0)
 

@@ -30,7 +30,7 @@ def checks() -> Iterator[Check]:
         for level in LEVELS:
             run, judged = partial(nothing_is_lost, name, level), name in ("AdamW", "Lamb") and level is not None
             yield Check(f"faults/{name}/{level or 'for-loop'}", run, sanitize=judged, product=True)
-    for run in (modes, all_passes, low_precision, with_flags, two_updates, after_the_update):
+    for run in (modes, all_passes, low_precision, with_flags, two_updates, after_the_update, nothing_to_store):
         yield Check(f"faults/{run.__name__}", run, sanitize=run is two_updates, product=True)
     for run in (indices, positions_of_nothing):
         yield Check(f"faults/{run.__name__}", run, sanitize=True)
@@ -190,6 +190,14 @@ def after_the_update() -> None:
     """What is wrong with values that are read after the update is said; the update stays, and so do the next ones."""
     made = Net(OPTIMIZERS["AdamW"]())
     with program_guard(made.main, made.startup):
+        block, first = made.main.global_block(), made.startup.global_block()
+        g = Builder(block)
+        for b in (block, first):
+            b.create_var("last", [33], "float32", persistable=True, stop_gradient=True)
+        Builder(first).fill_constant(shape=(33,), value=0, out={"Out": first.var("last")})
+        old = g.reshape(block.var("last"), shape=(33, 1))  # read later: the new value is copied at the end
+        g.elementwise_add(block.var("last"), block.var("mean"), out={"Out": block.var("last")})
+        g.tanh(old)
         late = mg.static.data("late", [2], "int64")
         F.one_hot(late, 3)
     feed = made.feed
@@ -206,6 +214,34 @@ def after_the_update() -> None:
         assert len(messages) == count and all("value 6 at row 1" in m for m in messages), messages
         assert all(found[name].tobytes() == x.tobytes() for name, x in expected.items()), fetch
     agree(made, None, [GOOD, BAD_LABEL, BAD_ID, GOOD, BAD_LABEL])
+
+
+class Empty:
+    """What is stored after the last kernels that may report has no elements: nobody asks for faults there."""
+
+    def __init__(self) -> None:
+        self.main, self.startup = Program("main"), Program("startup")
+        self.main.random_seed = self.startup.random_seed = 3
+        with guard(), program_guard(self.main, self.startup):
+            x, label = mg.static.data("x", [ROWS, 16]), mg.static.data("label", [ROWS, 1], "int64")
+            a, b = (mg.static.create_parameter([n, CLASSES], "float32", name=f"w{n}") for n in (16, 0))
+            OPTIMIZERS["AdamW"](parameters=[a]).minimize(F.cross_entropy(mg.matmul(x, a), label))
+            empty = mg.matmul(mg.static.data("empty", [ROWS, 0]), b)
+            loss = F.cross_entropy(empty, mg.static.data("other", [ROWS, 1], "int64"))
+            OPTIMIZERS["SGD"](parameters=[b]).minimize(loss)
+        self.loss = loss.name
+
+    def feed(self, number: int, kind: int = GOOD) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(number)
+        feed = {name: rng.integers(0, CLASSES, (ROWS, 1)) for name in ("label", "other")}
+        feed["label"][5] += CLASSES * (kind != GOOD)
+        return feed | {"x": rng.normal(size=(ROWS, 16)).astype("float32"), "empty": np.zeros((ROWS, 0), "float32")}
+
+
+def nothing_to_store() -> None:
+    """A fault ends with its run, also where what is stored after it has no elements."""
+    agree(Empty(), None)
+    agree(Empty(), BuildStrategy.all())
 
 
 def indices() -> None:
