@@ -106,10 +106,16 @@ def owner(buffer: Buffer) -> Buffer:
 
 def begins(buffer: Buffer) -> int:
     """The number of its first element in the buffer whose memory it shows, which has the same type."""
+    root, offset = root_and_offset(buffer)
+    return offset // root.dtype.itemsize
+
+
+def root_and_offset(buffer: Buffer) -> tuple[Buffer, int]:
+    """The buffer whose memory this one shows, and the bytes of it that lie before this one."""
     offset = 0
     while buffer.owner is not None:
         buffer, offset = buffer.owner, offset + buffer.offset
-    return offset // buffer.dtype.itemsize
+    return buffer, offset
 
 
 class Words:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .binder import Choice, Launch
-from .buffer import Buffer, Words, owner
+from .buffer import Buffer, Words, owner, root_and_offset
 from .compile import full_source, read_source
 
 THREADS = 256  # of a block, those of skinny.cu's forward
@@ -130,14 +130,8 @@ def _same(a: Any, b: Any) -> bool:
     """Whether both are one array, whatever its shape."""
     if not (isinstance(a, Buffer) and isinstance(b, Buffer)) or a.steps is not None or b.steps is not None:
         return False
-    return (a.size, a.dtype, *_place(a)) == (b.size, b.dtype, *_place(b))
-
-
-def _place(buffer: Buffer) -> tuple[int, int]:
-    offset = 0
-    while buffer.owner is not None:
-        buffer, offset = buffer.owner, offset + buffer.offset
-    return id(buffer), offset
+    (root, offset), (other, begin) = root_and_offset(a), root_and_offset(b)
+    return root is other and (a.size, a.dtype, offset) == (b.size, b.dtype, begin)
 
 
 def _apart(forward: Launch, rows: Launch, gradient: Launch, own: set[int]) -> bool:

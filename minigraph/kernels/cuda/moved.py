@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .binder import Binder, Call, Choice, Copy, Fill, Foreign, Gemm, HostCall, Launch, every_call
-from .buffer import Buffer, Constant, Words, owner
+from .buffer import Buffer, Constant, Words, owner, root_and_offset
 
 FIELDS: dict[type, Any] = {kind: attrgetter(*kind.__slots__) for kind in (Gemm, Copy, Fill, Foreign, HostCall)}
 MOVABLE = (Launch, Gemm, Copy, Fill)
@@ -93,9 +93,7 @@ class Repeats:
                 return tuple(map(facts, slot))
             if slot is None:
                 return None
-            root, offset = slot, 0
-            while root.owner is not None:
-                root, offset = root.owner, offset + root.offset
+            root, offset = root_and_offset(slot)
             number, _ = roots.setdefault(id(root), (len(roots), root))
             outside = id(root) in self.binder.outside
             layout = slot.shape, slot.steps, slot.dtype, slot.alignment

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...types import int8, int16, int32, int64, uint8
 from . import views
 from .binder import Binder, blocks_for, i32, i64
-from .buffer import Buffer
+from .buffer import Buffer, root_and_offset
 from .pointwise import PACK_BYTES, bind_pointwise
 from .reduce import bind_sum_to
 from .views import reshaped
@@ -209,11 +209,8 @@ def _around(buffer: Buffer) -> tuple[Buffer, int]:
 
 def place(buffer: Buffer) -> tuple[Buffer, int] | int:
     """Where a buffer's memory begins: its address, or before that is known the buffer that owns it and the offset."""
-    offset = 0
-    while buffer.owner is not None:
-        offset += buffer.offset
-        buffer = buffer.owner
-    return (buffer, offset) if buffer.ptr is None else buffer.ptr + offset
+    root, offset = root_and_offset(buffer)
+    return (root, offset) if root.ptr is None else root.ptr + offset
 
 
 def _showing(shows: views.Shows) -> Callable[[Binder, Slots, Slots, Slots], None]:

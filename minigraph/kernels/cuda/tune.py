@@ -24,7 +24,7 @@ import numpy as np
 
 from . import compile
 from .binder import Call, Choice, Copy, Fill, Gemm, Launch, workspace_of
-from .buffer import Buffer, Constant, Words, owner
+from .buffer import Buffer, Constant, Words, owner, root_and_offset
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 from .moved import moved, owners
 
@@ -229,10 +229,7 @@ def _operands(call: Gemm) -> list[Buffer]:
 
 def _assumed(buffer: Buffer) -> int:
     """The alignment of a buffer whose owner lies as well as any."""
-    offset = 0
-    while buffer.owner is not None:
-        offset, buffer = offset + buffer.offset, buffer.owner
-    return alignment(ANYWHERE + offset)
+    return alignment(ANYWHERE + root_and_offset(buffer)[1])
 
 
 # on disk
