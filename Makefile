@@ -36,8 +36,8 @@ kernels: $(DEV)
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:
-	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --out bench/results
-	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --out bench/results --sanitize
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --sanitize
 
 lint: $(DEV)
 	$(BIN)/ruff check .

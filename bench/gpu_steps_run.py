@@ -128,7 +128,7 @@ def _times(made: Mapping[str, Arm], rounds: int) -> dict[str, Any]:
         steps[title] = max(5, min(400, int(TURN_MS / ms)))
         turns[title] = partial(timed, arm, steps[title])
         bursts[title] = max(2, min(8, int(BURSTS_MS / (ms * arm.queued))))
-    in_turns(turns, 1)  # feeds that come again and again are bound where they lie, clocks rise: not counted
+    in_turns(turns, 1)  # not counted: clocks rise
     return {
         "steps_in_a_turn": steps,
         "milliseconds": {t: summarized(found) for t, found in in_turns(turns, rounds).items()},
