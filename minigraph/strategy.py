@@ -193,7 +193,7 @@ class BuildStrategy:
     memory_optimize           values whose lives do not overlap share memory
     and off unless switched on:
     autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
-                              the fastest are kept, and remembered on disk
+                              what is clearly faster is kept, and remembered on disk
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table

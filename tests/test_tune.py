@@ -150,12 +150,29 @@ def test_what_does_not_repeat_itself_or_fails_is_passed_over(library, tune):
     assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(b"first")
 
 
-@pytest.mark.parametrize(("second", "taken"), [(1.005, b"second"), (1.02, b"first")])
-def test_of_what_is_as_fast_the_smallest_workspace_is_taken(library, tune, second, taken):
+@pytest.mark.parametrize(("third", "taken"), [(1.005, b"third"), (1.02, b"second")])
+def test_of_what_is_as_fast_the_smallest_workspace_is_taken(library, tune, third, taken):
     library.algorithms = {None: [b"first", b"second", b"third"]}
-    library.workspaces = {b"first": 4096, b"second": 1024, b"third": 0}
-    lab = Lab(library, {"first": 1.0, "second": second, "third": 9.0})
+    library.workspaces = {b"first": 0, b"second": 4096, b"third": 1024}
+    lab = Lab(library, {"first": 9.0, "second": 1.0, "third": third})
     assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(taken)
+
+
+@pytest.mark.parametrize(("second", "taken"), [(0.96, b"first"), (0.95, b"second")])
+def test_the_librarys_own_choice_stays_unless_another_is_clearly_faster(library, tune, second, taken):
+    library.algorithms = {None: [b"first", b"second"]}
+    library.workspaces = {b"first": 4096, b"second": 0}
+    lab = Lab(library, {"first": 1.0, "second": second})
+    assert tune.Tuner(lab).algorithm(gemm(5, 7, 3)) == named(taken)
+
+
+@pytest.mark.parametrize(("other", "taken"), [(0.96, "one"), (0.95, "other")])
+def test_the_first_variant_stays_unless_another_is_clearly_faster(library, tune, other, taken):
+    choice, lab = variants(), Lab(library, {1: 1.0, 2: other})
+    name, remark = tune.Tuner(lab).variant(choice, list(choice.variants))
+    assert name == taken
+    assert remark.startswith(f"timed: other {other:.4f} ms, one 1.0000 ms")
+    assert ("one stays, as less than 5% would be gained" in remark) == (taken == "one")
 
 
 def test_none_that_can_be_trusted_is_unsupported(library, tune):

@@ -1,4 +1,4 @@
-"""Autotune: of several ways to compute the same, the one that is measured to be the fastest, remembered on disk.
+"""Autotune: of several ways to compute the same, one that is measured to be clearly faster, remembered on disk.
 
     a product    cuBLASLt's candidates, of several workspace sizes
     a Choice     its variants, each with its own best products: an epilogue, or a kernel after the product
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,10 +29,11 @@ from .buffer import Buffer, Constant, Words, owner, root_and_offset
 from .lt import LibraryError, LtPlan, Unsupported, alignment
 from .moved import moved, owners
 
-FORMAT = 3  # of the files
+FORMAT = 4  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
 FINALISTS, ROUNDS = 4, 7  # the fastest of the first round, timed again in turns
-CLOSE = 1.01  # times the least: of what is as fast as that the one with the smallest workspace is taken
+STAYS = 1.05  # times the least: what would run without autotune stays, since times alone, in L2, say no more of a step
+CLOSE = 1.01  # times the least: of other algorithms as fast as that the one with the smallest workspace is taken
 ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
 K = TypeVar("K", bound=Hashable)
@@ -74,7 +76,7 @@ class Tuner:
         self.lab = lab
 
     def algorithm(self, call: Gemm) -> bytes | None:
-        """The fastest algorithm of cuBLASLt for a product; None where there is no memory to measure in."""
+        """cuBLASLt's own algorithm or a clearly faster one; None where there is no memory to measure in."""
         key = self._key("product", call)
         known = recall(key)
         if known is not None:
@@ -89,7 +91,7 @@ class Tuner:
         return bytes.fromhex(record["algorithm"])
 
     def _measured(self, call: Gemm) -> dict[str, Any]:
-        """The fastest algorithm that can be trusted; `first` is the time of the library's own choice."""
+        """The algorithm to take, of those that can be trusted; `first` is the time of the library's own choice."""
         plan = LtPlan(self.lab.handle, call, self.lab.tf32, many=True)
         first = plan.candidates[0]
 
@@ -99,8 +101,14 @@ class Tuner:
 
         trials = {algorithm: partial(trial, algorithm) for algorithm in plan.candidates}
         times = dict(ranked(trials))
-        close = CLOSE * min(times.values())
-        for algorithm in sorted(times, key=lambda a: (times[a] > close, plan.needs[a] if times[a] <= close else 0)):
+        least = min(times.values())
+
+        def preference(algorithm: bytes) -> tuple[int, int]:
+            if algorithm == first and times[first] <= STAYS * least:
+                return 0, 0
+            return (1, plan.needs[algorithm]) if times[algorithm] <= CLOSE * least else (2, 0)
+
+        for algorithm in sorted(times, key=preference):
             plan.choose(algorithm)
             if self.lab.agrees(plan, first):
                 return {"algorithm": algorithm.hex(), "milliseconds": times[algorithm], "first": times.get(first),
@@ -108,7 +116,7 @@ class Tuner:
         raise Unsupported(f"no algorithm of {call.epilogue} keeps NaN and repeats itself")
 
     def variant(self, choice: Choice, names: Sequence[str]) -> tuple[str, str]:
-        """The fastest of the named variants, and a remark for reports."""
+        """The first of the named variants, or one that is clearly faster, and a remark for reports."""
         key = self._key("choice", [[name, choice.variants[name]] for name in names])
         record = recall(key)
         if record is None or not set(record["milliseconds"]) <= set(names):
@@ -118,7 +126,11 @@ class Tuner:
                 return names[0], "not timed, there is no memory to do it in"
             remember(key, record)
         times = sorted(record["milliseconds"].items(), key=lambda item: item[1])
-        return times[0][0], "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
+        remark = "timed: " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in times)
+        (best, least), usual = times[0], names[0]
+        if usual == best or record["milliseconds"].get(usual, math.inf) > STAYS * least:
+            return best, remark
+        return usual, f"{remark}; {usual} stays, as less than {STAYS - 1:.0%} would be gained"
 
     def decided(self, choice: Call) -> Call:
         """Of a choice its fastest variant alone, so that none keeps memory for others; of choices inside, too."""
