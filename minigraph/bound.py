@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import MinigraphError
 from .joins import Joins, candidates, joins
-from .kernels.cuda.binder import Binder, Copy, Device, HostCall, Launch, i64
+from .kernels.cuda.binder import Binder, Call, Copy, Device, HostCall, Launch, i64
 from .kernels.cuda.buffer import Buffer, owner
 from .kernels.cuda.foreach import store
 from .kernels.cuda.moved import Repeats
@@ -29,7 +29,6 @@ from .strided import show
 from .types import TensorType
 
 AS_RECORDED = Settling()
-GUARDED = ("update", "foreach")  # modules whose kernels update nothing after a fault
 SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
 
 
@@ -170,6 +169,7 @@ class BoundProgram:
         if position in self.binder.wrong and self._keep_apart(step):  # its own kernels may report
             del self.binder.calls[first:], self.binder.scratches[-1]
             self._record(position, step)
+        self._check_guard(step, self.binder.calls[first:])
         if position == self.last_stored and self.apart:
             start = len(self.binder.calls)
             store(self.binder, [(self.outside[name], b) for name, b in self.apart.items()])
@@ -189,7 +189,7 @@ class BoundProgram:
         notes = len(self.binder.notes)
         try:
             opdef.gpu_bind(self.binder, ins, outs, step.op.attrs)
-            self.binder.calls[first:] = self.settle(self.binder.calls[first:])
+            self.binder.calls[first:] = self.settle(self.binder.calls[first:], self.binder.note)
         except MinigraphError as error:
             raise error.at(step.op.call(), step.op.site) from None
         self.repeats.keep(key, given, self.binder.calls[first:], [text for _, text in self.binder.notes[notes:]])
@@ -197,11 +197,12 @@ class BoundProgram:
     def _keep_apart(self, step: Step) -> bool:
         """Let what a step writes into the Scope's arrays lie elsewhere until it is known that the run has no fault.
 
-        Not where nothing has reported faults so far, and not for kernels that look at them and update in place.
+        Not where nothing has reported faults so far, and not for kernels that look at them (trait `guarded`) and update
+        in place.
         """
         read = {id(self.buffers[i]) for i in step.read}
         stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
-        guarded = step.op.opdef.gpu in GUARDED and all(id(self.buffers[i]) in read for i, _ in stored)
+        guarded = "guarded" in step.op.opdef.traits and all(id(self.buffers[i]) in read for i, _ in stored)
         if guarded or not stored or not self.binder.wrong:
             return False
         for index, name in stored:
@@ -210,6 +211,12 @@ class BoundProgram:
             for i in self.views.get(index, ()):
                 self.buffers[i] = self._shown(i, made)
         return True
+
+    def _check_guard(self, step: Step, calls: Sequence[Call]) -> None:
+        """What is written in place where others may have reported looks at faults, as its definition says."""
+        stays = any(b.size and b is self.outside[name] for b, name in ((self.buffers[i], n) for i, n in step.stored))
+        looks = any(a is self.binder.fault for call in calls if isinstance(call, Launch) for a in call.args)
+        assert looks or not stays or not self.binder.wrong, f"{step.op.type} is guarded, but looks at no faults"
 
     def _store_results(self) -> range:
         """The calls that copy into the Scope's arrays at the end."""

@@ -141,7 +141,7 @@ def launches(op_type: str, arch: str) -> list[Launch]:
         for dtype in FLOAT_TYPES if call.float_places else FLOAT_TYPES[:1]:
             typed = call.for_gpu(dtype)
             inputs = {slot: [opcheck.type_of(x) for x in xs] for slot, xs in typed.inputs.items()}
-            for guarded in (False, True) if opdef.gpu in ("update", "foreach") else (False,):
+            for guarded in (False, True) if "guarded" in opdef.traits else (False,):
                 found |= by_source(bound(opdef, inputs, typed.attrs, DEVICES[arch], guarded))
     for dtype in FLOAT_TYPES:
         for name, given, attrs in large(dtype):
@@ -169,6 +169,31 @@ def test_operator_has_a_gpu_form(opdef):
 
 def test_listed_reasons_are_still_needed():
     assert NO_GPU_FORM.keys() | LOCAL_MEMORY.keys() <= OPS.keys()
+
+
+def looks_at_faults(opdef: OpDef) -> bool:
+    """Whether its kernels ask for what others reported, where they write what a Scope keeps."""
+    for call in opcheck.samples(opdef) if opdef.samples_function else ():
+        inputs = {slot: [opcheck.type_of(x) for x in xs] for slot, xs in call.inputs.items()}
+        binder = bound(opdef, inputs, call.attrs, DEVICES["sm_90a"], guarded=True)
+        given = (a for c in every_call(binder.calls) if isinstance(c, Launch) for a in c.args)
+        if binder.step not in binder.wrong and any(a is binder.fault for a in given):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("op_type", KERNELS)
+def test_definitions_say_whose_kernels_look_at_faults(op_type):
+    assert looks_at_faults(OPS[op_type]) == ("guarded" in OPS[op_type].traits)
+
+
+@pytest.mark.parametrize(("op_type", "looks"), [("foreach_mul", True), ("fused_adamw", True), ("scale", False)])
+def test_a_definition_that_does_not_say_it_is_found(monkeypatch, op_type, looks):
+    opdef = OPS[op_type]
+    monkeypatch.setattr(opdef, "traits", opdef.traits ^ {"guarded"})
+    with pytest.raises(AssertionError):
+        test_definitions_say_whose_kernels_look_at_faults(op_type)
+    assert looks_at_faults(opdef) == looks
 
 
 @pytest.mark.parametrize("op_type", KERNELS)

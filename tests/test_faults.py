@@ -11,7 +11,9 @@ from gpu_faults import LEVELS, OPTIMIZERS, Net
 import minigraph as mg
 from minigraph import cuda
 from minigraph.bound import BoundProgram
+from minigraph.builder import Builder
 from minigraph.kernels.cuda.binder import Launch
+from minigraph.opdef import OPS, OpDef
 from minigraph.order import dependencies
 from minigraph.strategy import BuildStrategy
 from minigraph.types import TensorType
@@ -69,6 +71,34 @@ def test_programs_in_which_nothing_can_be_wrong_have_no_guards():
         mg.optimizer.AdamW(0.1).minimize(mg.mean(mg.square(mg.nn.Linear(5, 3)(x))))
     made = BoundProgram(main, {"x": TensorType((4, 5), np.dtype("float32"))}, [])
     assert kinds(made) == (set(), set())
+
+
+def doubled(X):
+    """2 * X"""
+    return 2 * X
+
+
+def with_doubled(monkeypatch, *traits: str) -> Net:
+    """A net that doubles a state of its own in each run, by an operator with these traits."""
+    facts = {"traits": {"nondifferentiable", *traits}, "inplace": {"Out": "X"}, "cuda": "C(2) * X"}
+    monkeypatch.setitem(OPS, "doubled", OpDef(doubled, "Out", **facts))
+    made = Net(OPTIMIZERS["SGD"]())
+    for program in (made.startup, made.main):
+        program.global_block().create_var("state", [7], "float32", persistable=True, stop_gradient=True)
+    first, block = made.startup.global_block(), made.main.global_block()
+    Builder(first).fill_constant(shape=(7,), value=1, out={"Out": first.var("state")})
+    Builder(block).emit("doubled", block.var("state"), out={"Out": block.var("state")})
+    return made
+
+
+def test_an_update_that_does_not_say_that_it_looks_at_faults_is_kept_apart_from_the_scope(monkeypatch):
+    gpu_faults.agree(with_doubled(monkeypatch), None)
+
+
+def test_an_update_that_looks_at_no_faults_must_not_say_so(monkeypatch):
+    made = with_doubled(monkeypatch, "guarded")
+    with pytest.raises(AssertionError, match="doubled is guarded, but looks at no faults"):
+        gpu_faults.agree(made, None)
 
 
 def test_updates_of_one_shape_are_bound_once():

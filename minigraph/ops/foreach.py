@@ -21,7 +21,7 @@ from ..types import FLOATS, TensorType, bool_, float64
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum}
 UNARY = {"sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
-FACTS: dict[str, Any] = {"traits": {"nondifferentiable"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
+FACTS: dict[str, Any] = {"traits": {"nondifferentiable", "guarded"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
 
 
 def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
@@ -94,7 +94,7 @@ def _check_floats(X: list[TensorType]) -> None:
 ELEMENTARY = [_binary(*item) for item in BINARY.items()] + [_unary(*item) for item in UNARY.items()]
 
 
-@op("Out*", traits={"nondifferentiable"}, gpu="foreach")
+@op("Out*", traits={"nondifferentiable", "guarded"}, gpu="foreach")
 def foreach_cast(X: Arrays, *, dtype: DTypeAttr):
     """Each array of X in another float type."""
     return [x.astype(dtype) for x in X]
@@ -112,7 +112,7 @@ def _(rng):
     yield ([rng.normal(size=(4, 3)), rng.normal(size=()), rng.normal(size=7)],), {"dtype": "float32"}
 
 
-@op("Out*", traits={"nondifferentiable"}, inplace={"Out": "X"}, gpu="foreach")
+@op("Out*", traits={"nondifferentiable", "guarded"}, inplace={"Out": "X"}, gpu="foreach")
 def foreach_where(Condition, X: Arrays, Y: Arrays):
     """X where the one bool Condition is true, Y otherwise."""
     return [np.array(a) for a in (X if Condition.item() else Y)]

@@ -44,7 +44,8 @@ def update(formula: Callable[..., Any]) -> OpDef:
     optional = {p.name for p in parameters if p.default is None} | {*OPTIONAL}
     outputs = [f"{s}Out" + "?" * (s in optional) for s in slots.updated]
     facts = {
-        "traits": {"optimizer", "nondifferentiable"}, "inplace": {f"{s}Out": s for s in slots.updated}, "gpu": "update",
+        "traits": {"optimizer", "nondifferentiable", "guarded"}, "inplace": {f"{s}Out": s for s in slots.updated},
+        "gpu": "update",
     }  # fmt: skip
 
     def single(*inputs: Any, **values: Any) -> tuple[Any, ...]:
