@@ -125,7 +125,8 @@ class StubRuntime:
                 return Algorithm(call.graph.planned(self.device.index).nbytes)
             return Algorithm(64, b"NumPy")
 
-        return Settling(partial(settled, chosen=chosen, every=True)) if self.variant else settling(chosen)
+        every = Settling(lambda calls, note: settled(calls, chosen, every=True))
+        return every if self.variant else settling(chosen)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
         binder.write_tables(self)

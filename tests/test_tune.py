@@ -224,14 +224,13 @@ def test_the_fastest_variant_is_taken_and_said(library, tune):
     assert again.trials == 0
 
 
-def test_one_variant_is_left_of_a_choice_and_of_those_inside(library, tune):
+def test_of_a_choice_and_of_those_inside_the_calls_of_one_variant_are_left(library, tune):
     inner, lab = variants(), Lab(library, {"first": 1.0, 1: 2.0, 2: 1.5, 3: 1.0})
     outer = Choice({"one": [Fill(gemm(5, 7, 3).c)], "three": [inner, *inner.variants["other"]]}, step=0)
-    left = tune.Tuner(lab).decided(outer)
-    (calls,) = left.variants.values()
-    assert left.remark.startswith("timed: three 1.0000 ms, one")
-    assert calls[0].variants == {"other": inner.variants["other"]}
-    assert calls[1:] == inner.variants["other"]
+    said = []
+    calls = tune.Tuner(lab).decided(outer, said.append)
+    assert calls == inner.variants["other"] * 2, "one by one: other work may stand between them"
+    assert [text[:30] for text in said] == ["timed: three 1.0000 ms, one 2.", "timed: other 1.5000 ms, one 2."]
     assert list(outer.variants) == ["one", "three"], "the choice itself stays as it was"
 
 
@@ -239,12 +238,12 @@ def test_a_variant_with_a_product_that_the_library_lacks_is_not_timed(library, t
     choice, lab = variants(), Lab(library, {1: 1.0})
     choice.variants["kernel"] = [Fill(gemm(5, 7, 3).c)]
     library.algorithms = {None: []}
-    left = tune.Tuner(lab).decided(choice)
-    assert list(left.variants) == ["kernel"]
-    assert "not by one: cuBLASLt has no" in left.remark
+    said = []
+    assert tune.Tuner(lab).decided(choice, said.append) == choice.variants["kernel"]
+    assert [text[:22] for text in said] == ["not by one: cuBLASLt h", "not by other: cuBLASLt"]
     assert lab.trials == 0
     del choice.variants["kernel"]
-    assert tune.Tuner(lab).decided(choice) is choice, "the error comes where it is bound"
+    assert tune.Tuner(lab).decided(choice, said.append) == [choice], "the error comes where it is bound"
 
 
 def test_questions_are_equal_where_the_library_would_say_the_same(tune):

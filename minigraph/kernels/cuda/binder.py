@@ -129,12 +129,10 @@ class Choice:
     """Lists of calls that compute the same, by name; one of them runs.
 
     It is the first whose products the library has, or of these the fastest where they are timed (tune.py).
-    remark   how it came that only one is left
     """
 
     variants: dict[str, list[Any]]
     step: int
-    remark: str = ""
 
 
 @dataclass(slots=True)

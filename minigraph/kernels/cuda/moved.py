@@ -41,7 +41,7 @@ def moved(call: Any, places: dict[int, Buffer], step: int | None = None) -> Any:
     """
     if isinstance(call, Choice):
         variants = {name: [moved(c, places, step) for c in calls] for name, calls in call.variants.items()}
-        return Choice(variants, call.step if step is None else step, call.remark)
+        return Choice(variants, call.step if step is None else step)
     if isinstance(call, Launch):
         args = tuple([_moved(a, places) if isinstance(a, (Buffer, Words)) else a for a in call.args])
         reads = tuple([_moved(b, places) for b in call.reads])

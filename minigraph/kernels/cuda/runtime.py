@@ -33,7 +33,7 @@ from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
 from .tune import Tuner, lies_as_assumed, question, unplaced
-from .workspace import Algorithm, Settling, settled, settling
+from .workspace import Algorithm, Note, Settling, settled, settling
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
@@ -117,14 +117,14 @@ class Runtime:
                     known[key] = None
             return known[key]
 
-        def settle(calls: Sequence[Call]) -> list[Call]:
+        def settle(calls: Sequence[Call], note: Note) -> list[Call]:
             found = settled(calls, chosen, every=autotune)
             for call in found:
                 if isinstance(call, Foreign):
                     self.planned(call.graph)  # where it cannot be, the error names the operator
             if tuner is None:
                 return found
-            return settled([tuner.decided(c) for c in found], chosen, every=True)
+            return settled([one for call in found for one in tuner.decided(call, note)], chosen, every=True)
 
         return Settling(settle) if autotune else settling(chosen)._replace(settle=settle)
 
@@ -199,7 +199,7 @@ class Runtime:
         """The first variant whose products cuBLASLt has, or the fastest of them."""
         found: dict[str, list[Step]] = {}
         inner: dict[str, list[tuple[int, str]]] = {name: [] for name in choice.variants}
-        missing, remark = None, choice.remark
+        missing, remark = None, ""
         for name, calls in choice.variants.items():
             try:
                 found[name] = [step for call in calls for step in self.steps_of(call, tf32, inner[name], tuner)]

@@ -132,27 +132,29 @@ class Tuner:
             return best, remark
         return usual, f"{remark}; {usual} stays, as less than {STAYS - 1:.0%} would be gained"
 
-    def decided(self, choice: Call) -> Call:
-        """Of a choice its fastest variant alone, so that none keeps memory for others; of choices inside, too."""
-        if not isinstance(choice, Choice):
-            return choice
-        names, remarks = [], []
+    def decided(self, call: Call, note: Callable[[str], None]) -> list[Call]:
+        """What will run: of a choice the calls of one variant, so that none keeps memory for others.
+
+        note   is told of what was timed, and what was left out
+        """
+        if not isinstance(call, Choice):
+            return [call]
+        choice, names = call, list[str]()
         for name, calls in choice.variants.items():
             try:
-                for call in calls:
-                    if isinstance(call, Gemm):
-                        self.algorithm(unplaced(call))
+                for one in calls:
+                    if isinstance(one, Gemm):
+                        self.algorithm(unplaced(one))
                 names.append(name)
             except Unsupported as why:
-                remarks.append(f"not by {name}: {why}")
+                note(f"not by {name}: {why}")
         if not names:
-            return choice
+            return [choice]
         best = names[0]
         if len(names) > 1:
-            best, timed = self.variant(unplaced(choice), names)
-            remarks.append(timed)
-        calls = [self.decided(call) for call in choice.variants[best]]
-        return replace(choice, variants={best: calls}, remark="; ".join(remarks))
+            best, remark = self.variant(unplaced(choice), names)
+            note(remark)
+        return [inner for one in choice.variants[best] for inner in self.decided(one, note)]
 
     def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
         with self.lab.twins([choice]) as (twin,):

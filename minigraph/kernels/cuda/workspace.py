@@ -19,23 +19,24 @@ class Algorithm(NamedTuple):
 
 Product = Gemm | Foreign
 Chosen = Callable[[Product], Algorithm | None]
+Note = Callable[[str], None]
 UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
 
 
 class Settling(NamedTuple):
     """What a BoundProgram asks about the calls of an operator; by default they stay as they are recorded.
 
-    settle   which of them will run: `settled`
+    settle   which of them will run: `settled`; what a report should say of it is told to the function that comes second
     sure     whether these will, so that no other way to compute the same needs to be recorded
     """
 
-    settle: Callable[[Sequence[Call]], list[Call]] = list
+    settle: Callable[[Sequence[Call], Note], list[Call]] = lambda calls, note: list(calls)
     sure: Callable[[Sequence[Call]], bool] = lambda calls: False
 
 
 def settling(chosen: Chosen) -> Settling:
     """By the algorithms that a library chooses, where nothing is timed."""
-    return Settling(partial(settled, chosen=chosen), partial(will_run, chosen=chosen))
+    return Settling(lambda calls, note: settled(calls, chosen), partial(will_run, chosen=chosen))
 
 
 def will_run(calls: Sequence[Call], chosen: Chosen) -> bool:
