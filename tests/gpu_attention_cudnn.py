@@ -6,15 +6,28 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import gpu_strided
 import numpy as np
 import opcheck
-from gpucheck import Check, GpuExecutor, call_of, compare_norms, each, magnitude, normal
+from gpucheck import (
+    Check,
+    GpuExecutor,
+    assert_like_cpu,
+    call_of,
+    compare_norms,
+    each,
+    magnitude,
+    normal,
+)
+from strided_programs import SPELLINGS, packed
 
 import minigraph as mg
 from minigraph.builder import Builder
+from minigraph.executor import Executor
 from minigraph.kernels.cuda import attention_cudnn
 from minigraph.scope import Scope
 from minigraph.static import BuildStrategy, CompiledProgram
+from minigraph.types import bfloat16
 
 RUNS = 3  # the second is captured, the third launches the graph
 Inputs = dict[str, Any]
@@ -27,6 +40,8 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/cudnn/features/{dtype}", partial(_features, dtype))
         yield Check(f"attention/cudnn/head sizes/{dtype}", partial(_head_sizes, dtype))
     yield Check("attention/cudnn/training", _training, product=True)
+    for spelling in SPELLINGS:
+        yield Check(f"attention/cudnn/strided/{spelling}", partial(_strided, spelling), product=True)
 
 
 def qkv(sq: int = 100, sk: int = 0, h: int = 4, hk: int = 0, d: int = 64, dv: int = 0, layout: str = "bshd") -> Inputs:
@@ -112,3 +127,17 @@ def _training() -> None:
             error = np.linalg.norm(a.astype(float) - b.astype(float)) / np.linalg.norm(b.astype(float))
             assert error <= 2e-3, f"results differ by {error:.3g} of their norm"
     assert compiled.explain().count("computed by cudnn") == 4
+
+
+def _strided(spelling: str) -> None:
+    """Q, K and V are read where they lie inside a projection, also in a captured graph."""
+    facts = {"s": 200, "h": 3, "d": 64, "causal": spelling != "split"}
+    case = packed(spelling, "bfloat16", **facts)
+    gpu_strided.lies(case)
+    exact = gpu_strided.run(gpu_strided.in_float64(case, packed(spelling, "float64", **facts)), executor=Executor())
+    cpu, copied = gpu_strided.run(case, executor=Executor()), gpu_strided.copied(case, attention_kernel="cudnn")
+    for runs in (1, RUNS):
+        found = gpu_strided.run(case, runs, attention_kernel="cudnn")
+        assert found[0].tobytes() == copied[0].tobytes(), f"{case.fetches[0]} has other bits than of copies"
+        for name, a, b, e in zip(case.fetches, found, cpu, exact, strict=True):
+            assert_like_cpu(a, b, e, bfloat16, name, 1e-12)
