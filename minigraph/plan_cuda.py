@@ -31,7 +31,7 @@ from .scope import Scope
 from .types import TensorType
 
 BINDINGS_KEPT = 4
-SHORT = 64 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
+SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 
 
