@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from .plan import Plan
 from .plan_cuda import Arenas, CudaPlan
 from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
-from .types import FLOATS, CPUPlace, CUDAPlace, Place, TensorType, bfloat16
+from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
 PLANS_KEPT = 8
 
@@ -270,14 +270,13 @@ def _as_array(v: Variable, value: Any, on_gpu: bool = False) -> Any:
     try:
         if on_gpu and (device := cuda.device_array(value)) is not None:
             return device
-        array = _on_host(value)
-    except (ValueError, TypeError, RuntimeError, BufferError) as problem:  # of ragged lists, of other frameworks
+        array = as_numpy(value)
+    except NO_ARRAY as problem:
         lists = isinstance(value, (list, tuple))
-        why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
         hint = None if lists else "feed what numpy.asarray takes: an array of the host, of a type that NumPy knows"
         if on_gpu and hint:
             hint += "; or one of the GPU that cupy.from_dlpack takes"
-        raise FeedError(f"feed {v.name} is no array: {why}", site=v.site, hint=hint) from None
+        raise FeedError(f"feed {v.name} is {why_no_array(value, problem)}", site=v.site, hint=hint) from None
     numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
     if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
         with np.errstate(over="ignore"):
@@ -289,19 +288,6 @@ def _as_array(v: Variable, value: Any, on_gpu: bool = False) -> Any:
     if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
         array = array.astype(v.dtype)
     return array
-
-
-def _on_host(value: Any) -> np.ndarray:
-    """What NumPy makes of a value, or of its float32 form where a tensor holds bfloat16, which NumPy cannot take."""
-    foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
-    convert: Callable[[Any], np.ndarray] = np.from_dlpack if foreign else np.asarray
-    try:
-        return convert(value)
-    except (TypeError, RuntimeError, BufferError):
-        if str(getattr(value, "dtype", "")).rpartition(".")[2] != "bfloat16" or not hasattr(value, "float"):
-            raise
-    wide = convert(value.float()).astype(np.float32, copy=False)  # the same number, with 16 zeros behind its bits
-    return (wide.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16)
 
 
 def _check_fit(v: Variable, array: Any) -> None:

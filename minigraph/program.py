@@ -18,9 +18,10 @@ import numpy as np
 
 from .block import Block
 from .dump import dump
-from .errors import CallSite, ProgramError, raise_unknown, require, shortened
+from .errors import CallSite, DTypeError, ProgramError, raise_unknown, require, shortened
 from .operator import ROLES, Operator, Slots, describe_call
 from .scope import Scope, global_scope
+from .types import NO_ARRAY, as_numpy, why_no_array
 from .variable import GRAD_SUFFIX, Parameter, Variable, copy_var
 
 __all__ = [
@@ -170,7 +171,10 @@ class Program:
             if name not in self.vars:
                 raise_unknown("persistable variable", name, known, ProgramError)
             v = self.vars[name]
-            array = np.asarray(value)
+            try:
+                array = as_numpy(value)
+            except NO_ARRAY as problem:
+                raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
             require(v.persistable, f"{name} is not persistable", ProgramError)
             require(
                 array.shape == v.shape and array.dtype == v.dtype,

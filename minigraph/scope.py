@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DTypeError, ProgramError, ShapeError, require
+from .types import NO_ARRAY, as_numpy, why_no_array
 
 FAULTS_KEPT = 16
 
@@ -26,9 +27,15 @@ class ScopeTensor:
         return array if dtype is None else array.astype(dtype)
 
     def set(self, array: Any, place: Any = None) -> None:
-        """Replace the value; the shape must stay as it is, numbers of another type are cast where their kind fits."""
+        """Replace the value by that of an array of the host, or of another framework there, or of nested lists.
+
+        The shape must stay as it is, numbers of another type are cast where their kind fits.
+        """
         old = self._scope.arrays[self._name]
-        new = np.asarray(array)
+        try:
+            new = as_numpy(array)
+        except NO_ARRAY as problem:
+            raise DTypeError(f"value of {self._name} is {why_no_array(array, problem)}") from None
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )

@@ -7,7 +7,7 @@ A data type is a NumPy dtype (bfloat16 comes from ml_dtypes), so `var.dtype == "
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import AttrError, DTypeError, ShapeError, require
+from .errors import AttrError, DTypeError, ShapeError, require, shortened
 
 DType = np.dtype
 
@@ -53,6 +53,29 @@ def as_dtype(dtype: Any) -> DType:
 @cache
 def _known_dtypes() -> str:
     return ", ".join(d.name for d in SHORT_NAMES)
+
+
+NO_ARRAY = (ValueError, TypeError, RuntimeError, BufferError)  # what NumPy and other frameworks raise of such values
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """What NumPy makes of a value, or of its float32 form where a tensor holds bfloat16, which NumPy cannot take."""
+    foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+    convert: Callable[[Any], np.ndarray] = np.from_dlpack if foreign else np.asarray
+    try:
+        return convert(value)
+    except (TypeError, RuntimeError, BufferError):
+        if str(getattr(value, "dtype", "")).rpartition(".")[2] != "bfloat16" or not hasattr(value, "float"):
+            raise
+    wide = convert(value.float()).astype(np.float32, copy=False)  # the same number, with 16 zeros behind its bits
+    return (wide.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16)
+
+
+def why_no_array(value: Any, problem: Exception) -> str:
+    """What to say of a value where `as_numpy` raised one of NO_ARRAY."""
+    lists = isinstance(value, (list, tuple))
+    why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
+    return f"no array: {why}"
 
 
 def set_default_dtype(d: Any) -> None:

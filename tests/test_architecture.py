@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "variable": "errors types",
     "operator": "errors opdef variable",
     "block": "errors types opdef unique_name variable operator",
-    "program": "errors scope dump variable operator block",
+    "program": "errors types scope dump variable operator block",
     "builder": "errors types opdef unique_name program",
     "backward": "errors types opdef program builder",
     # passes know the graph, never a kernel or the executor

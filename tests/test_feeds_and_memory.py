@@ -14,7 +14,7 @@ from cuda_host import COMPILER
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import FeedError, KernelError, OutOfMemoryError
+from minigraph.errors import DTypeError, FeedError, KernelError, OutOfMemoryError, ProgramError
 from minigraph.types import bfloat16
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
@@ -125,6 +125,64 @@ def test_tensors_of_pytorch_of_bfloat16_are_fed():
     wrong, _ = doubled()
     with pytest.raises(FeedError, match="feed x must be float32, is bfloat16"):
         exe.run(wrong, {"x": tensor}, [])
+
+
+def parameter(dtype: str, value: Any = None) -> tuple[static.Program, static.Scope]:
+    """A program with a parameter `w` of the shape [2, 4] of `dtype`, and a Scope where it has a value."""
+    main, startup, scope = static.Program(), static.Program(), static.Scope()
+    with static.program_guard(main, startup):
+        first = mg.nn.initializer.Constant(3.0) if value is None else mg.nn.initializer.Assign(value)
+        static.create_parameter([2, 4], dtype, name="w", default_initializer=first)
+    static.Executor().run(startup, scope=scope)
+    return main, scope
+
+
+def written(tensor: Any, dtype: str) -> list[np.ndarray]:
+    """What a Scope holds after each way to put the value of a tensor there."""
+    main, scope = parameter(dtype)
+    scope.find_var("w").get_tensor().set(tensor)
+    found = [scope.read("w"), parameter(dtype, tensor)[1].read("w")]
+    if dtype == "bfloat16":  # a state of another type is refused
+        other = static.Scope()
+        main.set_state_dict({"w": tensor}, other)
+        found.append(other.read("w"))
+    return found
+
+
+@pytest.mark.parametrize("kind", [Tensor, DLPackTensor, "torch"])
+def test_a_parameter_takes_tensors_of_bfloat16_as_feeds_do(kind):
+    x = sixteen_bits()[[7, -9]]
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        tensor = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = kind(x)
+    for dtype in ("bfloat16", "float32"):
+        for found in written(tensor, dtype):
+            assert found.dtype == dtype
+            assert found.tobytes() == x.astype(found.dtype).tobytes()
+
+
+def test_a_parameter_takes_a_producer_of_dlpack_and_keeps_a_copy():
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    _, scope = parameter("float32")
+    scope.find_var("w").get_tensor().set(Producer(x))
+    expected, x[...] = x.copy(), 0
+    np.testing.assert_array_equal(scope.read("w"), expected)
+
+
+def test_what_a_parameter_cannot_take_says_why():
+    main, scope = parameter("float32")
+    why = "w is no array: Elsewhere: implicit conversion"
+    with pytest.raises(DTypeError, match=why):
+        scope.find_var("w").get_tensor().set(Elsewhere())
+    with pytest.raises(DTypeError, match=why):
+        main.set_state_dict({"w": Elsewhere()}, scope)
+    with pytest.raises(DTypeError, match="w is no array: lists in it differ in length"):
+        scope.find_var("w").get_tensor().set([[1.0] * 4, [1.0]])
+    with pytest.raises(ProgramError, match="value is no array: Elsewhere: implicit conversion"):
+        mg.nn.initializer.Assign(Elsewhere())
+    assert (scope.read("w") == 3).all()
 
 
 def test_an_array_that_numpy_cannot_take_says_why():

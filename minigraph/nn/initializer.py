@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from ..builder import Builder
 from ..errors import AttrError, ProgramError, nearest, require
 from ..program import Block, Operator, Variable, default_startup_program
+from ..types import NO_ARRAY, as_numpy, why_no_array
 
 GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
 
@@ -46,9 +45,9 @@ class Assign(Initializer):
     def __init__(self, value: Any, name: str | None = None) -> None:
         require(not isinstance(value, Variable), f"value must be an array, is the variable {value}", ProgramError)
         try:
-            self.value = np.asarray(value)
-        except ValueError as problem:
-            raise ProgramError(f"value is no array: {problem}") from None
+            self.value = as_numpy(value)
+        except NO_ARRAY as problem:
+            raise ProgramError(f"value is {why_no_array(value, problem)}") from None
 
     def emit(self, g: Builder, param: Variable) -> None:
         require(
