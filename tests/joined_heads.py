@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-from random_chains import Chain
+from random_chains import Chain, Feeds
 
 import minigraph as mg
 from minigraph import joins
-from minigraph.types import as_dtype
 
 
 @contextmanager
@@ -39,15 +37,9 @@ def random_head(
     r, rng = random.Random(seed), np.random.default_rng(seed)
     classes = classes or r.choice((1, 3, 7, 10, 13))
     main = mg.static.Program(f"head {seed}")
-    feeds: dict[str, np.ndarray] = {}
+    feeds = Feeds(dtype)
+    data = feeds.data
     fetches: list[str] = []
-
-    def data(array: np.ndarray, wanted: bool = True) -> Any:
-        array = array.astype(as_dtype(dtype)) if array.dtype.kind == "f" else array
-        v = mg.static.data(f"x{len(feeds)}", list(array.shape), array.dtype.name)
-        v.stop_gradient = not wanted
-        feeds[v.name] = array
-        return v
 
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
         F = mg.nn.functional
@@ -89,5 +81,4 @@ def random_head(
     if r.random() < 0.7:
         fetches.append(loss.name)
     fetches += [v.name for v in found]
-    used = {name for op in main.ops for name in op.input_arg_names}
-    return Chain(main, {n: a for n, a in feeds.items() if n in used}, list(dict.fromkeys(fetches)))
+    return Chain(main, feeds.read_by(main), list(dict.fromkeys(fetches)))

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
-from random_chains import Chain
+from random_chains import Chain, Feeds
 
 import minigraph as mg
 from minigraph.types import as_dtype
@@ -72,15 +72,9 @@ def random_loss(seed: int, dtype: str = "float64", shape: tuple[int, ...] = (23,
     """
     r, rng = random.Random(seed), np.random.default_rng(seed)
     main, rows, classes = mg.static.Program(f"loss {seed}"), shape[:-1], shape[-1]
-    feeds: dict[str, np.ndarray] = {}
+    feeds = Feeds(dtype)
+    data = feeds.data
     fetches: list[str] = []
-
-    def data(array: np.ndarray, wanted: bool = False) -> Any:
-        array = array.astype(as_dtype(dtype)) if array.dtype.kind == "f" else array
-        v = mg.static.data(f"x{len(feeds)}", list(array.shape), array.dtype.name)
-        v.stop_gradient = not wanted
-        feeds[v.name] = array
-        return v
 
     def expose(v: Any) -> None:
         chance = r.random()
@@ -95,9 +89,9 @@ def random_loss(seed: int, dtype: str = "float64", shape: tuple[int, ...] = (23,
             fetches.append(mg.full_like(v, 0.5).name)
 
     with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
-        inputs = [data(rng.normal(size=shape), wanted=True), data(rng.normal(size=(classes,)), wanted=r.random() < 0.7)]
+        inputs = [data(rng.normal(size=shape)), data(rng.normal(size=(classes,)), wanted=r.random() < 0.7)]
         weight = rng.normal(size=(classes, classes))
-        scores = inputs[0] + inputs[1] if r.random() < 0.5 else mg.matmul(inputs[0], data(weight))
+        scores = inputs[0] + inputs[1] if r.random() < 0.5 else mg.matmul(inputs[0], data(weight, wanted=False))
         if r.random() < 0.5:
             scores = mg.tanh(scores) * 2
         expose(scores)
@@ -108,12 +102,12 @@ def random_loss(seed: int, dtype: str = "float64", shape: tuple[int, ...] = (23,
             label = rng.uniform(size=shape) if soft else rng.integers(0, classes, (*rows, *axis))
             ignored = r.choice((-100, 1))
             loss, p = mg.nn.functional.softmax_with_cross_entropy(
-                scores, data(label), soft_label=soft, ignore_index=ignored, return_softmax=True
+                scores, data(label, wanted=False), soft_label=soft, ignore_index=ignored, return_softmax=True
             )
             expose(p)
             expose(loss)
             if r.random() < 0.3:
-                loss = loss * data(rng.uniform(0.5, 1.5, (*rows, 1)))
+                loss = loss * data(rng.uniform(0.5, 1.5, (*rows, 1)), wanted=False)
             if r.random() < 0.2:
                 loss = mg.square(loss)
             how = r.choice(("sum", "mean", "none", "scaled"))
@@ -122,5 +116,4 @@ def random_loss(seed: int, dtype: str = "float64", shape: tuple[int, ...] = (23,
         wanted = [v for v in inputs if any(v.name in op.input_arg_names for op in main.ops)]
         found = mg.static.gradients(parts, wanted)
     fetches += [v.name for v in (*parts, *found) if (v is not None and r.random() < 0.9) or v is found[0]]
-    used = {name for op in main.ops for name in op.input_arg_names}
-    return Chain(main, {n: a for n, a in feeds.items() if n in used}, list(dict.fromkeys(fetches)))
+    return Chain(main, feeds.read_by(main), list(dict.fromkeys(fetches)))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import minigraph.ops  # noqa: F401
-from minigraph import unique_name
+from minigraph import static, unique_name
 from minigraph.backward import gradients
 from minigraph.builder import Builder
 from minigraph.program import Program, Variable
@@ -38,6 +38,27 @@ class Chain:
     program: Program
     feeds: dict[str, np.ndarray]
     fetches: list[str]
+
+
+class Feeds(dict[str, np.ndarray]):
+    """Arrays for data variables of the main program, by name; floats are rounded to one type."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.dtype = as_dtype(dtype)
+
+    def data(self, array: np.ndarray, wanted: bool = True) -> Variable:
+        """A variable that is fed with `array`; `wanted` says whether its gradient may be asked for."""
+        array = array.astype(self.dtype) if array.dtype.kind == "f" else array
+        v = static.data(f"x{len(self)}", list(array.shape), array.dtype.name)
+        v.stop_gradient = not wanted
+        self[v.name] = array
+        return v
+
+    def read_by(self, program: Program) -> dict[str, np.ndarray]:
+        """Those that an operator of the program reads."""
+        used = {name for op in program.ops for name in op.input_arg_names}
+        return {name: array for name, array in self.items() if name in used}
 
 
 def random_chain(
