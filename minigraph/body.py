@@ -235,6 +235,9 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
                 if kind == WHOLE and m.opdef.rows is not None and own != shape:
                     raise ShapeError(f"{m.opdef.type} works on {list(own)}, others on {list(shape)}")
                 _settle(layout, name, kind, own)
+        own = types[m.read[0]].shape if m.read else shape
+        if "random" in m.opdef.traits and own != shape:  # draws are numbered by place in the operator's own shape
+            raise ShapeError(f"{m.opdef.type} draws for {list(own)}, others compute {list(shape)}")
     for name, kind in layout.kinds.items():
         _check_kind(layout, name, kind, types[name].shape)
     return layout

@@ -29,6 +29,7 @@ UNARY: tuple[tuple[str, dict[str, Any]], ...] = (
 BINARY = ("elementwise_add", "elementwise_sub", "elementwise_mul", "elementwise_max", "elementwise_min")
 CHOOSING = {"elementwise_max", "elementwise_min", "relu", "leaky_relu", "abs", "clip"}  # where rounding decides
 ROWS: tuple[str, ...] = ("softmax", "log_softmax", "layer_norm", "mean", "rms", "dropout")
+OTHERS = (*ROWS, "small_dropout")
 
 
 @dataclass
@@ -111,7 +112,7 @@ class _Maker:
                 wide = "float64" if self.dtype == np.float64 else "float32"
                 out = g.cast(g.tanh(g.cast(x, dtype=wide)), dtype=self.dtype)
             else:
-                out = getattr(self, r.choice(ROWS))(x)
+                out = getattr(self, r.choice(ROWS if self.smooth else OTHERS))(x)
             pool.append(out)
             self.expose(out)
         self.fetches.append(pool[-1].name)
@@ -160,6 +161,14 @@ class _Maker:
         """x / sqrt(mean(x^2) + 0.1)"""
         mean = self.g.reduce_mean(self.g.square(x), axis=(len(self.shape) - 1,), keepdim=True)
         return self.g.elementwise_mul(x, self.g.rsqrt(self.g.scale(mean, bias=0.1)))
+
+    def small_dropout(self, x: Variable) -> Variable:
+        """Rows, or columns, that are dropped together."""
+        if self.r.random() < 0.5:
+            small = self.g.reduce_mean(x, axis=(-1,), keepdim=True)
+        else:
+            small = self.g.tanh(self.data(*(1,) * (len(self.shape) - 1), self.shape[-1]))
+        return self.g.elementwise_mul(x, self.dropout(small))
 
     def dropout(self, x: Variable) -> Variable:
         out, mask = self.g.dropout(x, p=0.3)

@@ -205,6 +205,25 @@ def test_generated_kernels_compile_without_spills(dtype, shape, arch):
 # sizes that are known at run time
 
 
+def row_means(x, y):
+    """One number for each row is dropped or kept."""
+    t = mg.nn.functional.dropout(mg.mean(x, axis=-1, keepdim=True), 0.4)
+    return [mg.nn.functional.softmax(x) * t]
+
+
+def one_row(x, y):
+    """One row for all."""
+    return [mg.tanh(mg.nn.functional.dropout(y, 0.4) + x)]
+
+
+def one_row_normed(x, y):
+    """Likewise, before rows are normed."""
+    return [mg.nn.functional.layer_norm(mg.nn.functional.dropout(y, 0.4) + x, [24])]
+
+
+DROPPED = row_means, one_row, one_row_normed
+
+
 def test_a_size_of_one_at_run_time_broadcasts():
     text = """program p
   data x : f64[-1,8]
@@ -227,6 +246,31 @@ fetch u"""
     types = tuple(tensor_type(s, float64) for s in ((1, 8), (5, 8)))
     layout = fused.fused_body(fused_ops(after)[0].attrs["body"], types).layout
     assert isinstance(layout, str) and "has shape [1, 8], others [5, 8]" in layout  # member by member
+
+
+@pytest.mark.parametrize("spelling", DROPPED, ids=lambda d: d.__name__)
+@pytest.mark.parametrize("rows", [None, 40], ids=["any size", "known size"])
+def test_dropout_of_a_smaller_shape_draws_for_its_own(spelling, rows, small_blocks):
+    program = Program()
+    program.random_seed = 5
+    with static.program_guard(program):
+        sizes = {"x": rows, "y": rows if rows is None else 1}
+        x, y = (static.data(name, [size, 24], "float64") for name, size in sizes.items())
+        outs = spelling(x, y)
+    rng, names = np.random.default_rng(1), [v.name for v in outs]
+    feeds = {"x": rng.normal(size=(40, 24)), "y": rng.normal(size=(1, 24))}
+    chain = Chain(program, feeds, [*names, *(v.name for op in program.ops for v in op.outputs.get("Mask", ()))])
+    for expected, found in zip(run(program, chain), run(compiled(chain), chain), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+    (op,) = fused_ops(compiled(chain))
+    body = "\n".join(op.attrs["body"])
+    if rows is None and spelling is not row_means:  # whose shape is known to be another one
+        assert "dropout" in body
+        types = tuple(tensor_type(feeds[v.name].shape, float64) for v in op.inputs["X"])
+        layout = fused.fused_body(op.attrs["body"], types).layout
+        assert isinstance(layout, str) and layout.startswith("dropout draws for [1, 24], others compute"), layout
+    else:
+        assert "dropout" not in body
 
 
 # text

@@ -130,6 +130,8 @@ def joined(a: Group, b: Group) -> Group:
     layout = _common_layout(a.layout, b.layout)
     if layout is None:
         raise Refused("{} works on {}, {} on {}", a.ops[-1], [*a.layout.shape], b.ops[-1], [*b.layout.shape])
+    for op in a.ops if a.layout.shape != layout.shape else b.ops if b.layout.shape != layout.shape else ():
+        require("random" not in op.opdef.traits, "{} draws for its own shape, which is smaller", op)
     group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
