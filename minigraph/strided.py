@@ -31,10 +31,11 @@ def show(schedule: Schedule) -> list[tuple[int, str]]:
 class Views:
     """Values of a Schedule that show others.
 
-    direct  values that are read by strides
-    taken   {value: how many of its elements are, also as other values that show them}
-    apart   {value of these: why it must lie in C order}
-    lies    {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
+    direct    values that are read by strides
+    taken     {value: how many of its elements are, also as other values that show them}
+    apart     {value of these: why it must lie in C order}
+    lies      {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
+    replaced  what the Scope's arrays hold no more at the end, when results are fetched
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -43,6 +44,8 @@ class Views:
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}
+        current, self.fetched = schedule.current, {*schedule.fetched}
+        self.replaced = {i for i, v in enumerate(self.values) if v.persistable and current[v.name] != i}
         for position, step in enumerate(schedule.steps):
             shows = SHOWN.get(step.op.type)
             if shows is not None:
@@ -73,9 +76,10 @@ class Views:
     def _show(self, position: int, step: Step, shows: Shows) -> None:
         (source,) = step.read
         if shows is whole and source not in self.lies:
-            for i in step.written:
-                if not self.values[i].persistable:  # the Scope's arrays are places of their own
-                    self.values[i].root = self.values[source].root
+            root = self.values[source].root
+            for i in step.written:  # the Scope's arrays are places of their own
+                if not self.values[i].persistable and not (root in self.replaced and i in self.fetched):
+                    self.values[i].root = root
             return
         if self.taken.keys().isdisjoint(step.written):
             return

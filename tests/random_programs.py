@@ -134,6 +134,7 @@ class _Net(RewriteLayers, HeadLayers):
         self.fetched_grads: list[Variable] = []
         self.read_later: list[Variable] = []
         self.words: list[str] = []
+        self.before = random.Random(f"before {seed}")  # apart from what layers draw
         self.sizes: dict[str, tuple[int, ...]] = {}
         self.rows = 0 if r.random() < 0.02 else r.choice((1, 2, 3, 4, 5))
         self.batch = -1 if r.random() < 0.5 else self.rows
@@ -357,6 +358,7 @@ class _Net(RewriteLayers, HeadLayers):
         late = r.random() < 0.5
         bias = b if late else self.emit("tanh", b)
         z = self.emit("matmul", state, y)
+        self._show(state)
         if r.random() < 0.5:
             self._increment(state)
         else:
@@ -379,6 +381,7 @@ class _Net(RewriteLayers, HeadLayers):
         target = r.choice((z, out, x, y))
         if r.random() < 0.3:
             self.fetches.append(self.emit("fill_any_like", z, value=0.5).name)
+        self._show(target)
         if r.random() < 0.6:
             self._increment(target)
         else:
@@ -386,6 +389,11 @@ class _Net(RewriteLayers, HeadLayers):
         if r.random() < 0.3:
             self.fetches.append(self.emit("fill_any_like", z, value=1.5).name)
         return out
+
+    def _show(self, v: Variable) -> None:
+        """What is updated later is sometimes fetched in another shape."""
+        if self.before.random() < 0.2:
+            self.fetches.append(self.g.reshape(v, shape=(-1,)).name)
 
     def _increment(self, v: Variable) -> None:
         self.emit("increment", v, step=0.5, out={"Out": v})
@@ -406,6 +414,8 @@ class _Net(RewriteLayers, HeadLayers):
         self.fetches += [loss.name, *(self.emit("tanh", v).name for v in self.read_later)]
         parameters = [p for p in self.block.all_parameters() if p.trainable]
         self.words.append(ending)
+        for p in parameters:
+            self._show(p)
         if ending in OPTIMIZERS:
             self.minimize(loss, ending)
         elif ending != "inference":

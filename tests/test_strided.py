@@ -449,6 +449,35 @@ def test_queries_that_are_the_bias_too_are_copied(stub):
     np.testing.assert_allclose(found, exact, rtol=1e-12)
 
 
+SHAPES_OF_12 = {
+    "reshape": lambda w: mg.reshape(w, [12]),
+    "flatten": mg.flatten,
+    "unsqueeze": lambda w: mg.unsqueeze(w, 0),
+    "squeeze": lambda w: mg.squeeze(mg.unsqueeze(w, 0), 0),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES_OF_12)
+def test_another_shape_that_is_fetched_is_that_of_before_the_update(stub, shape, times):
+    """The Scope's array holds the updated parameter when results are fetched."""
+    program, given = Program(), np.random.default_rng(0).normal(size=(3, 4))
+    with mg.static.program_guard(program, Program()):
+        w = program.global_block().create_parameter("w", (3, 4), "float64")
+        shown = [SHAPES_OF_12[shape](w)]
+        for _ in range(times):
+            mg.assign(w * 2.0 + 1.0, output=w)
+            shown.append(SHAPES_OF_12[shape](w))
+    scope, executor, values = Scope(), Executor(mg.CUDAPlace(0)), given
+    scope.write("w", given.copy())
+    for _ in range(4):  # the later runs are a captured graph
+        found = executor.run(program, {}, shown, scope=scope)
+        for i, x in enumerate(found):
+            np.testing.assert_allclose(x.reshape(3, 4), values, err_msg=f"after {i} updates")
+            values = values * 2.0 + 1.0 if i < times else values
+    np.testing.assert_allclose(np.asarray(scope.read("w")), values)
+
+
 @pytest.mark.parametrize("updated", [False, True])
 def test_what_the_scope_keeps_is_no_view(stub, updated):
     """A change of shape is written into the Scope's own array."""
