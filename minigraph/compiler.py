@@ -98,11 +98,11 @@ class CompiledProgram:
         return "\n".join(lines)
 
     def memory_report(
-        self, feed: Mapping[str, Any] | None = None, fetch_list: Any = None, place: Place | None = None
+        self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Place | None = None
     ) -> MemoryReport:
         """What temporaries a run needs: planned peak, largest residents, what sharing saves; print it.
 
-        feed        {name of a data variable: array or shape}; needed where its sizes are not all declared
+        feed        {data variable or its name: array or shape}; needed where its sizes are not all declared
         fetch_list  as for Executor.run: fetched values live to the end
         place       a GPU for None, which need not be there; CPUPlace() for the Plan of a CPU
         """
@@ -114,7 +114,7 @@ class CompiledProgram:
         known = isinstance(place, (CPUPlace, CUDAPlace))
         require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
         program = self.program_for(fetches)
-        types = feed_types(program, feed or {})
+        types = feed_types(program, {} if feed is None else feed)
         return memory_report(program, types, fetches, place, self.options)
 
     def _latest_or_new(self) -> _Compilation:

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from . import cuda
 from .bound import BoundProgram
-from .errors import FeedError, require
+from .errors import FeedError, nearest, require, shortened
 from .kernels.cuda.buffer import owner
 from .memory import Life, most_live, rounded
 from .options import RunOptions
 from .plan import Plan
-from .program import Operator, Program
+from .program import Operator, Program, Variable
 from .schedule import Value
 from .types import CPUPlace, CUDAPlace, Place, TensorType
 
@@ -105,14 +108,23 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:9.2f} MiB"
 
 
-def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, TensorType]:
-    """Types of the feeds, given as arrays or shapes; data variables whose sizes are all known need not be given."""
+def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorType]:
+    """Types of the feeds {name or Variable: array or shape}; where all sizes are known they need not be given."""
+    kind = type(feed).__name__
+    require(isinstance(feed, Mapping), f"feed is a dict {{name: array or shape}}, not a {kind}", FeedError)
+    given = {name.name if isinstance(name, Variable) else name: value for name, value in feed.items()}
+    data = [v.name for v in program.vars.values() if v.is_data]
+    for name in given:
+        v = program.vars.get(name)
+        require(
+            v is not None and (v.is_data or not v.persistable),
+            f"feed {name!r} is not a data variable of program {program.name}", FeedError,
+            nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
+        )  # fmt: skip
     types = {}
-    for name in feed:
-        require(name in program.vars, f"{name!r} is not a variable of program {program.name}", FeedError)
     for v in program.vars.values():
-        if v.name in feed:
-            shape = tuple(getattr(feed[v.name], "shape", feed[v.name]))
+        if v.name in given:
+            shape = _sizes(v, given[v.name])
         elif v.is_data and -1 not in v.shape:
             shape = v.shape
         else:
@@ -123,9 +135,26 @@ def feed_types(program: Program, feed: Mapping[str, Any]) -> dict[str, TensorTyp
             )  # fmt: skip
             continue
         fits = len(shape) == v.ndim and all(s in (-1, n) for s, n in zip(v.shape, shape, strict=True))
-        require(fits, f"feed {v.name} must be {v.type}, has shape {list(shape)}", FeedError)
+        require(fits, f"feed {v.name} must be {v.type}, has shape {shortened(str(list(shape)))}", FeedError)
         types[v.name] = TensorType(shape, v.dtype)
     return types
+
+
+def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
+    """The shape of an array, or the one that was given in its place."""
+    shape = getattr(value, "shape", value)
+    known = isinstance(shape, (list, tuple)) and all(
+        isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in shape
+    )
+    require(
+        known, f"feed {v.name}: {shortened(repr(shape))} is not a shape, which is a list of sizes >= 0", FeedError,
+        f"give an array or its shape: memory_report({{{v.name!r}: [...]}})",
+    )  # fmt: skip
+    sizes = tuple(int(n) for n in shape)
+    require(
+        math.prod(sizes) < 2**63, f"feed {v.name}: {shortened(repr(shape))} has more than 2^63 elements", FeedError
+    )
+    return sizes
 
 
 def memory_report(

@@ -11,7 +11,7 @@ import minigraph as mg
 from minigraph import nn, static
 from minigraph import optimizer as opt
 from minigraph.builder import Builder
-from minigraph.errors import AttrError, PlaceError, ProgramError
+from minigraph.errors import AttrError, FeedError, PlaceError, ProgramError
 from minigraph.opdef import OPS, op
 
 X = {"x": np.ones((2, 4), "float32")}
@@ -123,6 +123,44 @@ def test_what_a_memory_report_is_asked_for():
         compiled.memory_report(X, [3])
     with pytest.raises(ProgramError, match=r"a place is CPUPlace\(\) or CUDAPlace\(n\), not 'cpu'"):
         compiled.memory_report(X, place="cpu")  # type: ignore[arg-type]
+
+
+SHAPES: dict[str, tuple[Any, str]] = {
+    "a negative size": ([-1, 4], r"feed x: \[-1, 4\] is not a shape, which is a list of sizes >= 0"),
+    "a number": (4, "feed x: 4 is not a shape"),
+    "a fraction": ([2.5, 4], r"feed x: \[2.5, 4\] is not a shape"),
+    "a truth value": ([True, 4], "feed x: .*True, 4.* is not a shape"),
+    "text": ("24", "feed x: '24' is not a shape"),
+    "nothing": (None, "feed x: None is not a shape"),
+    "a set": ({2, 4}, "feed x: {2, 4} is not a shape"),
+    "more than an address reaches": ([2**61, 4], r"feed x: .* has more than 2\^63 elements"),
+    "nested lists": ([[1.0] * 4] * 1000, r"feed x: \[\[1.0, .{60,70}\.\.\. is not a shape"),
+    "many sizes": ([1] * 1000, r"feed x must be f32\[-1,4\], has shape \[1, .{60,80}\.\.\.\n"),
+    "another rank": ([4], r"feed x must be f32\[-1,4\], has shape \[4\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)
+@pytest.mark.parametrize("case", SHAPES)
+def test_what_is_no_shape_of_a_memory_report(case, place):
+    value, said = SHAPES[case]
+    with pytest.raises(FeedError, match=said):
+        static.CompiledProgram(Net().main).memory_report({"x": value}, place=place)
+
+
+@pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)
+def test_a_memory_report_takes_the_feeds_that_a_run_takes(place):
+    net = Net()
+    compiled, x = static.CompiledProgram(net.main), net.main.vars["x"]
+    named = compiled.memory_report({"x": [2, 4]}, [net.loss], place)
+    assert compiled.memory_report({x: [np.int64(2), 4]}, [net.loss], place) == named
+    assert compiled.memory_report({x: X["x"]}, [net.loss], place) == named
+    with pytest.raises(FeedError, match=r"feed 'linear_0.w_0' is not a data variable of program net(.|\n)*: x$"):
+        compiled.memory_report({"linear_0.w_0": [4, 3], "x": [2, 4]}, place=place)
+    with pytest.raises(FeedError, match=r"feed is a dict \{name: array or shape\}, not a list"):
+        compiled.memory_report([2, 4], place=place)  # type: ignore[arg-type]
+    with pytest.raises(FeedError, match=r"feed x: \(-1, 4\) is not a shape"):
+        compiled.memory_report({x: x}, place=place)
 
 
 def test_flags_that_exclude_each_other_say_what_to_do():

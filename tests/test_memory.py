@@ -362,7 +362,7 @@ def test_a_report_needs_shapes_that_fit():
         compiled.memory_report()
     with pytest.raises(FeedError, match="must be"):
         compiled.memory_report({"x": [32, 65]})
-    with pytest.raises(FeedError, match="not a variable"):
+    with pytest.raises(FeedError, match="not a data variable"):
         compiled.memory_report({"z": [1]})
     arrays = compiled.memory_report({"x": np.zeros((32, 64), "float32")})
     assert arrays == compiled.memory_report({"x": (32, 64)})
