@@ -31,6 +31,7 @@ class CompiledProgram:
     """A Program with the rewrites that a BuildStrategy asks for; run it like a Program.
 
     before, after  Programs; their str() shows one operator per line
+    Where the Program was changed after it was compiled, all but `before` refuse to speak of it.
     """
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
@@ -118,15 +119,19 @@ class CompiledProgram:
         return memory_report(program, types, fetches, place, self.options)
 
     def _latest_or_new(self) -> _Compilation:
+        self._check_unchanged()
         return self._latest if self._latest is not None else self._compiled(())
 
-    def _compiled(self, fetches: Iterable[str]) -> _Compilation:
-        self._strategy.freeze()
+    def _check_unchanged(self) -> None:
         require(
             self._latest is None or self._latest.version == self._program.version,
             f"program {self._program.name} was changed after it was compiled", ProgramError,
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
+
+    def _compiled(self, fetches: Iterable[str]) -> _Compilation:
+        self._strategy.freeze()
+        self._check_unchanged()
         key = frozenset(fetches)
         if key not in self._compilations:
             with without_collection():

@@ -115,6 +115,29 @@ def test_a_value_that_shall_last_after_a_run_changes_the_program():
     assert scope.read(net.loss.name) == loss
 
 
+ASKED: dict[str, Any] = {
+    "run": lambda c, net: static.Executor().run(c, X, [net.loss]),
+    "memory_report": lambda c, net: c.memory_report(X, [net.loss]),
+    "diff": lambda c, net: c.diff(),
+    "explain": lambda c, net: c.explain(),
+    "after": lambda c, net: str(c.after),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_nothing_is_said_of_a_program_that_was_changed_after_it_was_compiled(ask):
+    net = Net()
+    static.Executor().run(net.startup)
+    compiled = static.CompiledProgram(net.main, static.BuildStrategy.all())
+    ASKED[ask](compiled, net)
+    with static.program_guard(net.main, net.startup):
+        mg.tanh(net.loss)
+    with pytest.raises(ProgramError, match=r"program net was changed after it was compiled(.|\n)*hint: make a new"):
+        ASKED[ask](compiled, net)
+    assert "tanh" in str(compiled.before)
+    ASKED[ask](static.CompiledProgram(net.main, static.BuildStrategy.all()), net)
+
+
 def test_what_a_memory_report_is_asked_for():
     compiled = static.CompiledProgram(Net().main)
     with pytest.raises(ProgramError, match=r"'mean_0.tmp' does not exist(.|\n)*did you mean 'mean_0.tmp_0'"):
