@@ -87,7 +87,11 @@ def _run(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
         if "rng" in injected:
             keywords["rng"] = (rng[0], m.number, *rng[2:])
         args = [_argument(m.inputs.get(s.name), s.variadic, env) for s in m.opdef.inputs]
-        results = m.opdef.reference(*args, **keywords)
+        try:
+            results = m.opdef.reference(*args, **keywords)
+        except MinigraphError as problem:
+            problem.fact += f", in {m.opdef.type}"
+            raise
         if len(m.opdef.outputs) == 1 or not isinstance(results, tuple):
             results = (results,)
         for slot, result in zip(m.opdef.output_names, results, strict=True):

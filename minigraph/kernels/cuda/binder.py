@@ -173,6 +173,7 @@ class Binder:
 
     calls    in order of execution
     step     number of the operator that is being bound, for faults
+    member   the type of a member of it that is being bound, if it is a fused one: faults name it, too
     fault    where kernels report values that they cannot take, prelude.cuh's Fault
     wrong    what such a value is, by the number of its operator
     """
@@ -180,6 +181,7 @@ class Binder:
     device: Device = field(default_factory=Device)
     calls: list[Call] = field(default_factory=list)
     step: int = 0
+    member: str = ""
     scratches: list[list[Buffer]] = field(default_factory=list)  # per step
     tables: list[Table] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)  # of neighbours
@@ -205,7 +207,7 @@ class Binder:
 
     def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
         """The calls that follow belong to operator `step`; scratch of the one before is free again."""
-        self.step, self.number, self.reference = step, number, reference
+        self.step, self.number, self.reference, self.member = step, number, reference, ""
         self.scratches.append([])
 
     def note(self, text: str) -> None:
@@ -214,7 +216,7 @@ class Binder:
 
     def report(self, wrong: str) -> tuple[Buffer, np.int64]:
         """Arguments of a kernel that reports values that are `wrong`: "out of range [0, 7)", for example."""
-        self.wrong[self.step] = wrong
+        self.wrong[self.step] = f"{wrong}, in {self.member}" if self.member else wrong
         return self.fault, i64(~self.step if self.stored else self.step)
 
     def guard(self, outs: Iterable[Buffer]) -> tuple[dict[str, int], tuple[Any, ...]]:

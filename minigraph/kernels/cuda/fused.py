@@ -77,7 +77,7 @@ def _bind_members(binder: Binder, found: Any, buffers: dict[str, Buffer]) -> Non
         for name in m.written:
             if name not in buffers:
                 buffers[name] = binder.scratch(found.types[name].shape, found.types[name].dtype)
-        binder.number = m.number
+        binder.number, binder.member = m.number, m.opdef.type
         m.opdef.gpu_bind(
             binder, _slots(m.opdef.inputs, m.inputs, buffers), _slots(m.opdef.outputs, m.outputs, buffers), m.attrs
         )

@@ -48,6 +48,7 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     columns, loads = _add_inputs(code, layout, inputs, buffers, width)
     shelves = 0
     for m in found.members:
+        binder.member = m.opdef.type
         if m.opdef.rows is None:
             add_pointwise(code, m, binder)
         else:
