@@ -5,8 +5,8 @@ wrote can be seen. So an edge from a kernel to one of ours need not hold it back
 between two launches. This is CUDA's programmatic dependent launch, of compute capability 9.0; the kernels before it say
 nothing themselves, so it begins when their last blocks end. Since every kernel waits before it does anything, what
 follows from two edges holds as well, and so does memory that is used again. Between large kernels there is little to
-gain, so plans ask for it where a step is short (bench/results/studies/mlp_step.json, edges.json). Only edges between two of our
-kernels change: those of a library may let others begin early.
+gain, so plans ask for it where a step is short (mlp_step.json and edges.json of bench/results/studies). Only edges
+between two of our kernels change: those of a library may let others begin early.
 """
 
 from __future__ import annotations
