@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
-PLANS_KEPT = 8
+PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
+ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
 
 _seed: int | None = None
 
@@ -108,7 +109,8 @@ class Executor:
         self._plans: OrderedDict[Any, Plan | CudaPlan] = OrderedDict()
         self._latest: Latest | None = None
         self._arenas = Arenas()
-        self._made: Counter[Any] = Counter()  # plans for each program and its fetches
+        self._shapes: defaultdict[Any, set[Any]] = defaultdict(set)  # of the feeds of each program with its fetches
+        self._again = 0  # plans that were made again, since other programs had taken their room
         self._lock = threading.RLock()  # plans own their buffers
 
     def run(
@@ -167,7 +169,7 @@ class Executor:
         seed, tf32 = _seed_of(program), cuda.allows_tf32()
         key = (
             program.id, program.version, fetches, prune, seed, tf32, options,
-            tuple((name, a.shape) for name, a in arrays.items()),
+            tuple(sorted((name, a.shape) for name, a in arrays.items())),
         )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
@@ -179,12 +181,13 @@ class Executor:
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
+                    self._shapes.clear()
                     self._latest = None
                     plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
-                self._plans[key] = plan
-            self._warn_of_shapes(program, key, time.perf_counter() - start)
-            if len(self._plans) > PLANS_KEPT:
-                self._plans.popitem(last=False)
+            plan.seconds += time.perf_counter() - start
+            self._plans[key] = plan
+            self._make_room(key)
+            self._warn_of_cost(program, key)
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
@@ -206,23 +209,57 @@ class Executor:
             return CudaPlan(program, types, fetches, prune, seed, runtime, tf32, options, self._arenas)
         return Plan(program, types, fetches, prune, seed, options)
 
-    def _warn_of_shapes(self, program: Program, key: tuple[Any, ...], seconds: float) -> None:
-        """Once, when feeds have had more shapes than plans are kept."""
-        self._made[key[:-1]] += 1
-        if self._made[key[:-1]] == PLANS_KEPT + 1 and key[-1]:
+    def _make_room(self, key: tuple[Any, ...]) -> None:
+        """For the plan that was made last: what was not used for longest goes."""
+        own = [k for k in self._plans if k[:-1] == key[:-1]]
+        if len(own) > PLANS_KEPT:
+            del self._plans[own[0]]
+        elif len(self._plans) > ALL_PLANS_KEPT:
+            self._plans.popitem(last=False)
+
+    def _warn_of_cost(self, program: Program, key: tuple[Any, ...]) -> None:
+        """Once where feeds of a program have had more shapes, once where programs are more, than plans are kept."""
+        shapes = self._shapes[key[:-1]]
+        if len(shapes) > PLANS_KEPT:
+            return
+        if key[-1] in shapes:  # other programs had taken its room
+            self._again += 1
+            if self._again == PLANS_KEPT:
+                programs = len({k[:-1] for k in self._plans})
+                warnings.warn(
+                    f"more plans take turns than the {ALL_PLANS_KEPT} that one executor keeps, these of {programs}"
+                    f" programs and lists of fetches: {self._again} were made again, {self._cost(key)}; run some of"
+                    " the programs in an Executor of their own to save that time",
+                    stacklevel=4,
+                )
+            return
+        shapes.add(key[-1])
+        if len(shapes) > PLANS_KEPT:
             warnings.warn(
-                f"feeds of program {program.name} change their shapes: {PLANS_KEPT + 1} plans were made for it, the"
-                f" latest in {seconds * 1e3:.0f} ms, and {PLANS_KEPT} are kept; pad feeds to a few sizes to save that"
-                " time",
+                f"feeds of program {program.name} change their shapes: each of {len(shapes)} so far needs a plan,"
+                f" {self._cost(key)}, and {PLANS_KEPT} are kept; pad feeds to a few sizes to save that time",
                 stacklevel=4,
             )
+
+    def _cost(self, key: tuple[Any, ...]) -> str:
+        """What plans like the one that was made last have cost: those of its program, or all, that ran before it."""
+        before = [plan.seconds for k, plan in self._plans.items() if k != key]
+        own = [plan.seconds for k, plan in self._plans.items() if k != key and k[:-1] == key[:-1]]
+        seconds = own or before
+        return f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
         with self._lock:
             self._plans.clear()
-            self._made.clear()
-            self._latest, self._arenas = None, Arenas()
+            self._shapes.clear()
+            self._latest, self._arenas, self._again = None, Arenas(), 0
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 0.9995:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def _fetch_names(fetch_list: Any) -> tuple[str, ...]:

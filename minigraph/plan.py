@@ -54,7 +54,12 @@ class Found:
 
 
 class Plan:
-    """Steps and buffers of `program` on a CPU for feeds of the given types."""
+    """Steps and buffers of `program` on a CPU for feeds of the given types.
+
+    seconds  what it has cost to make, as whoever makes it measures
+    """
+
+    seconds = 0.0
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,

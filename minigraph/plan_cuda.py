@@ -10,6 +10,7 @@ calls are bound anew; the bindings of the last few sets of arrays are kept. feed
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,12 @@ class Faults:
 
 
 class CudaPlan:
-    """Steps and memory of `program` on one GPU for feeds of the given types."""
+    """Steps and memory of `program` on one GPU for feeds of the given types.
+
+    seconds  what it has cost the host until now: making it, as whoever makes it measures; binding and capturing calls
+    """
+
+    seconds = 0.0
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool,
@@ -237,7 +243,9 @@ class CudaPlan:
     def _first_runs(self, binding: Binding) -> None:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
+            start = time.perf_counter()
             made = self.runtime.captured(self._parts(binding.steps), loosened=self.short)
+            self.seconds += time.perf_counter() - start
             if not isinstance(made, str):
                 binding.launch = made
                 return made()
@@ -293,7 +301,9 @@ class CudaPlan:
             if not (room and self.feeding.come_often(key)):
                 key = self.number, self.feeding.copied
         if key not in self.bindings:
+            start = time.perf_counter()
             self.bindings[key] = self._allocated(partial(self._bind, key[1]), "what its kernels read")
+            self.seconds += time.perf_counter() - start
         return self.bindings[key]
 
     def _bind(self, places: Places) -> Binding:

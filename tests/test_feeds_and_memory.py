@@ -13,7 +13,7 @@ import pytest
 from cuda_host import COMPILER
 
 import minigraph as mg
-from minigraph import static
+from minigraph import executor, plan_cuda, static
 from minigraph.errors import DTypeError, FeedError, KernelError, OutOfMemoryError, ProgramError
 from minigraph.types import bfloat16
 
@@ -204,6 +204,32 @@ def test_temporaries_go_with_the_plans_that_used_them(stub):
     plans = {id(plan.arena): plan.arena.nbytes for plan in exe._plans.values()}
     kept = list(exe._arenas.arrays.values())
     assert {id(a): a.nbytes for a in kept} == plans
+
+
+@pytest.mark.parametrize(("runs", "cost"), [(1, "1.54 s"), (3, "1.79 s")])
+def test_the_warning_about_shapes_names_what_binding_and_capturing_cost(stub, monkeypatch, runs, cost):
+    now = 0.0
+
+    def taking(seconds: float, function: Any) -> Any:
+        def slow(*args: Any, **options: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return function(*args, **options)
+
+        return slow
+
+    monkeypatch.setattr(stub, "settling", taking(0.04, stub.settling))
+    monkeypatch.setattr(stub, "runnable", taking(1.5, stub.runnable))
+    monkeypatch.setattr(stub, "captured", taking(0.25, stub.captured))
+    for module in (executor, plan_cuda):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    main, out = doubled()
+    exe = static.Executor(mg.CUDAPlace(0))
+    for rows in range(1, 9):
+        for _ in range(runs):
+            exe.run(main, {"x": np.ones((rows, 4), np.float32)}, [out])
+    with pytest.warns(UserWarning, match=f"each of 9 so far needs a plan, {cost} on average and {cost} at the most"):
+        exe.run(main, {"x": np.ones((9, 4), np.float32)}, [out])
 
 
 def test_memory_that_runs_out_after_a_plan_is_made_is_the_same_clear_error(stub, monkeypatch):

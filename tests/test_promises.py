@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,9 @@ def test_state_dict_holds_copies_and_modes_part_it() -> None:
     assert not np.array(static.global_scope().find_var("fc_0.w_0").get_tensor()).any()
 
 
+COST = r"[1-9]\d*(\.\d+)? (us|ms|s) on average and [1-9]\d*(\.\d+)? (us|ms|s) at the most"
+
+
 def test_plans_are_kept_for_eight_signatures() -> None:
     net, exe = Mlp(), static.Executor()
     exe.run(net.startup)
@@ -159,10 +163,67 @@ def test_plans_are_kept_for_eight_signatures() -> None:
     assert run(1) is first
     kept = [run(rows) for rows in range(2, 9)]
     assert run(1) is first and run(2) is kept[0]
-    with pytest.warns(UserWarning, match="change their shapes"):
+    said = rf"change their shapes: each of 9 so far needs a plan, {COST}, and 8 are kept; pad feeds"
+    with pytest.warns(UserWarning, match=said) as warned:
         run(9)  # one too many: the plan that was not used for longest goes
-    assert len(exe._plans) == 8
-    assert run(1) is first and run(2) is kept[0] and run(3) is not kept[1]
+    assert warned[0].filename == __file__
+    assert sum(plan.program is net.test for plan in exe._plans.values()) == 8
+    with warnings.catch_warnings(action="error"):  # once is enough
+        assert run(1) is first and run(2) is kept[0] and run(3) is not kept[1]
+        assert run(10) is not run(11)
+
+
+class Turns:
+    """Programs of one fixed shape that run in turn in one executor."""
+
+    def __init__(self, count: int) -> None:
+        self.exe, self.nets = static.Executor(), []
+        for _ in range(count):
+            main = static.Program("net")
+            with static.program_guard(main, static.Program()):
+                self.nets.append((main, paddle.tanh(static.data("x", [2, 3]))))
+
+    def run(self) -> list[Any]:
+        plans = []
+        for main, out in self.nets:
+            self.exe.run(main, {"x": np.ones((2, 3), np.float32)}, [out])
+            plans.append(next(reversed(self.exe._plans.values())))
+        return plans
+
+
+def test_programs_of_one_shape_do_not_take_each_others_plans() -> None:
+    turns = Turns(9)
+    with warnings.catch_warnings(action="error"):
+        first = turns.run()
+        assert all(turns.run() == first for _ in range(9))
+
+
+def test_a_program_that_changes_is_not_said_to_have_feeds_that_change() -> None:
+    turns = Turns(1)
+    with warnings.catch_warnings(action="error"):
+        for seed in range(40):
+            turns.nets[0][0].random_seed = seed
+            turns.run()
+
+
+def test_more_programs_than_plans_are_kept_are_said_to_be_so_once() -> None:
+    turns = Turns(17)
+    with warnings.catch_warnings(action="error"):
+        turns.run()
+    said = r"more plans take turns than the 16 that one executor keeps, these of 16 programs .*: 8 were made again, "
+    with pytest.warns(UserWarning, match=said + COST) as warned:
+        turns.run()
+    with warnings.catch_warnings(action="error"):
+        turns.run()
+    assert len(warned) == 1 and warned[0].filename == __file__ and len(turns.exe._plans) == 16
+
+
+def test_feeds_in_another_order_have_the_same_plan() -> None:
+    net, exe = Mlp(), static.Executor()
+    exe.run(net.startup)
+    for feed in (net.feed, dict(reversed(net.feed.items()))):
+        exe.run(net.test, feed, [net.loss])
+    assert len(exe._plans) == 2
 
 
 def test_two_executors_share_a_scope() -> None:
