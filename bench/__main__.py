@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import Any
@@ -20,7 +21,7 @@ from . import (
     mlp_cpu,
     optimizer_cpu,
 )
-from .harness import Bench, compare
+from .harness import Bench, compare, not_installed
 
 BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
@@ -31,34 +32,44 @@ BENCHES: dict[str, Any] = {
 }
 
 
+def listed() -> None:
+    """Print all comparisons; a reader such as `head` may stop early."""
+    try:
+        for name, bench in BENCHES.items():
+            print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
+        print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
+        print("gpu_packed_attention Q, K and V of one projection: python -m bench.gpu_packed_attention; peers: torch")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("benches", nargs="*", metavar="bench", help="list, all, or names")
     parser.add_argument(
-        "benches",
-        nargs="*",
-        default="list",
-        choices=["list", "all", *BENCHES],
-        metavar="bench",
-        help="list, all, or names",
-    )
-    parser.add_argument(
-        "--peers", nargs="*", default=[], help="other frameworks, as `list` shows them"
+        "--peers", default="", help="other frameworks, as `list` shows them, joined by commas: torch,jax"
     )
     parser.add_argument("--rounds", type=int, default=15, help="how often each arm has its turn")
     parser.add_argument("--steps", type=int, default=10, help="timed steps in a turn (on a CPU)")
     parser.add_argument("--threads", type=int, default=2, help="cores for each arm (on a CPU)")
     parser.add_argument("--file", default="", help="what it is called in bench/results, of one bench (on a CPU)")
     parser.add_argument("--only", default="", help="cases whose title contains this (on a GPU)")
-    options = parser.parse_args()
-    if "list" in options.benches:
-        for name, bench in BENCHES.items():
-            print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
-        print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
-        print("gpu_packed_attention Q, K and V of one projection: python -m bench.gpu_packed_attention; peers: torch")
+    options = parser.parse_intermixed_args()
+    peers = {p for b in BENCHES.values() for p in b.peers}
+    for name in options.benches:
+        if name in peers:
+            parser.error(f"{name} is a peer, not a bench; peers are joined by commas: --peers torch,jax")
+        if name not in ("list", "all", *BENCHES):
+            parser.error(f"there is no bench {name}; there are list, all, {', '.join(BENCHES)}")
+    wanted = {p for p in options.peers.split(",") if p}
+    if not options.benches and wanted:
+        parser.error("--peers needs the name of a bench, or all, besides")
+    if "list" in options.benches or not options.benches:
+        listed()
         return 0
     command = f"python -m bench {shlex.join(sys.argv[1:])}"
     named = [b for b in BENCHES.values() if b.name in options.benches or "all" in options.benches]
-    wanted = {p for text in options.peers for p in text.split(",")}
     unknown = wanted - {p for b in named for p in b.peers}
     if unknown:
         raise SystemExit(
@@ -72,6 +83,8 @@ def main() -> int:
             print(f"{bench.name} left out: {missing}")
             continue
         peers = [p for p in bench.peers if p in wanted]
+        if absent := not_installed(peers):
+            raise SystemExit(f"{bench.name} cannot run: {absent}")
         if not isinstance(bench, Bench):
             bench.run(peers, options.rounds, command, options.only)
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = {"compile": "torch", "torch-compile": "torch", "liger": "torch"}  # of peers that are called otherwise
 WARM_UP = 5  # steps of each arm before the first timed one
 
 
@@ -57,6 +59,13 @@ class Bench:
     def missing(self) -> str | None:
         """Why this cannot run here; a CPU is everywhere."""
         return None
+
+
+def not_installed(peers: Sequence[str]) -> str | None:
+    """What must be installed before these peers can run, if anything; liger says so itself, and is left out."""
+    missing = sorted({p for p in (PACKAGES.get(peer, peer) for peer in peers) if importlib.util.find_spec(p) is None})
+    names = ", ".join(missing)
+    return f"{names} is not installed: pip install {' '.join(missing)}" if missing else None
 
 
 class Worker:
