@@ -72,7 +72,11 @@ class Plan:
         self.checked = False
         self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
-        self.buffers = _assign_buffers(self.values, self.steps, options)
+        try:
+            self.buffers = _assign_buffers(self.values, self.steps, options)
+        except MemoryError as problem:
+            fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
+            raise KernelError(fact, hint="a smaller batch") from None
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])

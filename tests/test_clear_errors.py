@@ -11,7 +11,7 @@ import minigraph as mg
 from minigraph import nn, static
 from minigraph import optimizer as opt
 from minigraph.builder import Builder
-from minigraph.errors import AttrError, FeedError, PlaceError, ProgramError
+from minigraph.errors import AttrError, FeedError, KernelError, PlaceError, ProgramError
 from minigraph.opdef import OPS, op
 
 X = {"x": np.ones((2, 4), "float32")}
@@ -169,6 +169,12 @@ def test_what_is_no_shape_of_a_memory_report(case, place):
     value, said = SHAPES[case]
     with pytest.raises(FeedError, match=said):
         static.CompiledProgram(Net().main).memory_report({"x": value}, place=place)
+
+
+def test_temporaries_for_which_no_machine_has_room():
+    net = Net()
+    with pytest.raises(KernelError, match=r"out of memory: no room for the temporaries of program net(.|\n)*hint"):
+        static.CompiledProgram(net.main).memory_report({"x": [2**48, 4]}, [net.loss], mg.CPUPlace())
 
 
 @pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)
