@@ -1,7 +1,6 @@
 // What every kernel on a CPU shares: threads as fibers, barriers, warps and their matrix products (see cuda_host.h).
 #include "cuda_host.h"
 
-#include <csetjmp>
 #include <cstdio>
 #include <ucontext.h>
 
@@ -14,16 +13,17 @@ struct Barrier {
         ++generation;
     }
 };
+typedef void* Place[5];  // for the compiler's own jumps, which need no system call and save only what is in use
 struct Fiber : HostThread {
-    jmp_buf place;  // switching by jumps needs no system call, only the first entry does
+    Place place;
     bool done, begun;
 };
 
 static const int STACK = 256 * 1024;
 static Fiber fibers[MOST];
-static jmp_buf scheduler;
+static Place scheduler;
 static Barrier cluster_barrier, block_barriers[CLUSTER_BLOCKS], warp_barriers[MOST / 32];
-static unsigned long long lanes[MOST];
+static unsigned long long lanes[2][MOST];
 long progress;
 static HostKernel* kernel;
 static const void** arguments;
@@ -31,8 +31,10 @@ HostThread* host_thread;
 Dim gridDim, blockDim;
 
 static Fiber* running() { return static_cast<Fiber*>(host_thread); }
-void leave() {
-    if (!_setjmp(running()->place)) _longjmp(scheduler, 1);
+// A function that jumps is not the one to which it jumps.
+[[noreturn, gnu::noinline]] static void jump(Place& place) { __builtin_longjmp(place, 1); }
+[[gnu::noinline]] void leave() {
+    if (!__builtin_setjmp(running()->place)) jump(scheduler);
 }
 static void meet(Barrier& b) {
     const unsigned generation = b.generation;
@@ -51,10 +53,10 @@ static void fiber_main() {
         leave();
     }
 }
-static void enter(Fiber& f) {
+[[gnu::noinline]] static void enter(Fiber& f) {
     host_thread = &f;
-    if (_setjmp(scheduler)) return;
-    if (f.begun) _longjmp(f.place, 1);
+    if (__builtin_setjmp(scheduler)) return;
+    if (f.begun) jump(f.place);
     f.begun = true;
     ucontext_t context;
     getcontext(&context);
@@ -97,32 +99,29 @@ void __syncthreads() { meet(block_barriers[host_thread->rank]); }
 void __syncwarp(unsigned) { meet(warp()); }
 void cluster_arrive() { meet(cluster_barrier); }
 void cluster_wait() { meet(cluster_barrier); }
-unsigned long long word_from_lane(unsigned long long x, unsigned lane) {
-    lanes[host_thread->number] = x;
+// What the lanes of a warp show each other: the place changes with each meeting, so who is behind still reads what was
+// shown before it.
+static const unsigned long long* shown_words(unsigned long long mine) {
+    unsigned long long* words = lanes[warp().generation % 2];
+    words[host_thread->number] = mine;
     meet(warp());
-    const unsigned long long found = lanes[host_thread->number / 32 * 32 + lane];
-    meet(warp());
-    return found;
+    return words + host_thread->number / 32 * 32;
+}
+unsigned long long word_from_lane(unsigned long long x, unsigned lane) { return shown_words(x)[lane]; }
+template <class Fact> static unsigned lanes_where(const Fact& fact) {
+    unsigned mask = 0;
+    for (unsigned l = 0; l < 32; ++l)
+        if (!fibers[host_thread->number / 32 * 32 + l].done && fact(l)) mask |= 1u << l;
+    meet(warp());  // nobody ends before all have looked
+    return mask;
 }
 unsigned __match_any_sync(unsigned, unsigned x) {
-    lanes[host_thread->number] = x;
-    meet(warp());
-    unsigned mask = 0;
-    const unsigned first = host_thread->number / 32 * 32;
-    for (unsigned l = 0; l < 32; ++l)
-        if (!fibers[first + l].done && unsigned(lanes[first + l]) == x) mask |= 1u << l;
-    meet(warp());
-    return mask;
+    const unsigned long long* words = shown_words(x);
+    return lanes_where([&](unsigned l) { return unsigned(words[l]) == x; });
 }
 unsigned __ballot_sync(unsigned, int x) {
-    lanes[host_thread->number] = x != 0;
-    meet(warp());
-    unsigned mask = 0;
-    const unsigned first = host_thread->number / 32 * 32;
-    for (unsigned l = 0; l < 32; ++l)
-        if (!fibers[first + l].done && lanes[first + l]) mask |= 1u << l;
-    meet(warp());
-    return mask;
+    const unsigned long long* words = shown_words(x != 0);
+    return lanes_where([&](unsigned l) { return words[l] != 0; });
 }
 
 double erfinv(double y) {
@@ -132,13 +131,14 @@ double erfinv(double y) {
 }
 
 unsigned shown[MOST][6];
-static const unsigned char* rows_shown[MOST];
 static float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
 // K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
 template <int K>
 static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
     const unsigned first = host_thread->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
     const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    static unsigned registers[2][MOST][6];
+    auto& shown = registers[warp().generation % 2];
     memcpy(shown[host_thread->number], mine, sizeof mine);
     meet(warp());
     for (int e = 0; e < 4; ++e) {
@@ -153,21 +153,21 @@ static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsi
         }
         c[e] = float(sum);
     }
-    meet(warp());
 }
 void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {
     const unsigned first = host_thread->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
-    rows_shown[host_thread->number] = tile + row;
+    static const unsigned char* shown[MOST];
+    shown[host_thread->number] = tile + row;
     meet(warp());
     for (unsigned i = 0; i < 4; ++i) {
         unsigned short two[2];
         for (unsigned e = 0; e < 2; ++e) {
             const unsigned r = transposed ? 2 * t + e : g, column = transposed ? g : 2 * t + e;
-            memcpy(&two[e], rows_shown[first + 8 * i + r] + 2 * column, 2);
+            memcpy(&two[e], shown[first + 8 * i + r] + 2 * column, 2);
         }
         x[i] = two[0] | unsigned(two[1]) << 16;
     }
-    meet(warp());
+    meet(warp());  // nobody overwrites a tile before all have read
 }
 void mma_tf32(float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) { mma_on_host<8>("", c, a, b0, b1); }
 void mma_16(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {

@@ -1,18 +1,22 @@
 """CUDA kernels on a CPU: what a Binder recorded, compiled by the host's C++ compiler and run.
 
 cuda_host.h and .cpp stand in for the GPU; the kernels' text is the one that NVRTC gets. Every array lies between
-guards and begins with garbage, so writes beside an array and elements never written show.
+guards and begins with garbage, so writes beside an array and elements never written show. What was compiled once is
+kept beside the cubins, in ~/.cache/minigraph, by its text, header, runtime and compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ import numpy as np
 
 from minigraph.kernels.cuda.binder import Binder, Call, Copy, Device, Fill, Launch, value_of
 from minigraph.kernels.cuda.buffer import Buffer, Words
+from minigraph.kernels.cuda.compile import CACHE, _writable, write_whole
 
 COMPILER = shutil.which("g++")
 GUARD, ALIGNMENT = 256, 256  # bytes
@@ -29,6 +34,9 @@ CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\(
 DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
+OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
+LIBRARIES = CACHE.with_name("host")
+KEPT_SECONDS = 7 * 86400  # since it was last of use
 HEADER, RUNTIME = (Path(__file__).with_name(f"cuda_host.{suffix}") for suffix in ("h", "cpp"))
 
 Slots = dict[str, Any]
@@ -109,47 +117,72 @@ def compiled(source: str, function: str) -> ctypes.CDLL:
     own = rf"static \1 \2_of[CLUSTER_BLOCKS][{SHARED_BYTES} / sizeof(\1)]; \1* const \2 = \2_of[host_thread->rank];"
     text, blocks = DYNAMIC_SHARED.sub(own, text), CLUSTER.search(text)
     text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function}, {blocks[1] if blocks else 1})\n"
-    path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp"
-    path.write_text(text, encoding="utf-8")
-    library = _library(path, "-nostdlib", _runtime(), "-lm", "-lc")  # looking through all that C++ has takes time
+    path = _folder() / f"{_hash(text)}.so"
+    if not path.exists():
+        _compile_header()
+        libraries = "-nostdlib", _runtime(), "-lm", "-lc"  # looking through all that C++ has takes time
+        _compile(path, "-shared", "-s", "-x", "c++", "-", "-x", "none", *libraries, text=text)
+    _load_runtime()
+    library = _load(path)
     library.host_run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 4]
     library.host_parameters.restype = ctypes.c_long
     return library
 
 
-def _library(source: Path, *arguments: Any, **loading: Any) -> ctypes.CDLL:
-    target = source.with_suffix(".so")
-    _compile("-shared", "-o", target, source, *arguments)
-    return ctypes.CDLL(str(target), **loading)
+def _compile(target: Path, *arguments: Any, text: str = "") -> None:
+    """Make `target`, all or nothing: another process may make it, too. `text` is what "-" reads."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder, target.name)
+        command = [COMPILER or "g++", *OPTIONS, f"-I{target.parent}", *map(str, arguments), "-o", str(made)]
+        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr[:3000]
+        os.replace(made, target)
 
 
-def _compile(*arguments: Any) -> None:
-    options = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
-    command = [COMPILER or "g++", *options, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[:3000]
+def _load(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    os.utime(path)  # it was of use
+    return ctypes.CDLL(str(path), mode)
+
+
+@cache
+def _load_runtime() -> ctypes.CDLL:
+    """What all kernels share, for them to find."""
+    return _load(_runtime(), ctypes.RTLD_GLOBAL)
 
 
 @cache
 def _runtime() -> Path:
-    """The library of what all kernels share, loaded for them."""
-    source = _folder() / RUNTIME.name
-    shutil.copy(RUNTIME, source)
-    _library(source, "-O2", "-U_FORTIFY_SOURCE", mode=ctypes.RTLD_GLOBAL)  # which would take fibers for broken stacks
-    return source.with_suffix(".so")
+    path = _folder() / f"{RUNTIME.stem}.so"
+    if not path.exists():  # with _FORTIFY_SOURCE fibers would be taken for broken stacks
+        _compile(path, "-shared", RUNTIME, "-O2", "-U_FORTIFY_SOURCE")
+    return path
+
+
+@cache
+def _compile_header() -> None:
+    """The header, compiled ahead, where kernels look for it."""
+    ahead = _folder() / f"{HEADER.name}.gch"
+    if not ahead.exists():
+        write_whole(ahead.with_suffix(""), HEADER.read_bytes())
+        _compile(ahead, "-x", "c++-header", HEADER)
 
 
 @cache
 def _folder() -> Path:
-    """A folder for this process, with the header compiled ahead."""
-    _folders.append(tempfile.TemporaryDirectory(prefix="minigraph-host-"))
-    header = Path(_folders[-1].name, HEADER.name)
-    shutil.copy(HEADER, header)
-    _compile("-x", "c++-header", header, "-o", header.with_name(f"{HEADER.name}.gch"))
-    return header.parent
+    """Where what this compiler makes with this header and runtime is kept, for other processes and later runs, too."""
+    version = subprocess.run([COMPILER or "g++", "-v"], capture_output=True, text=True, check=True).stderr
+    everything = _writable(LIBRARIES)
+    for old in everything.glob("*/*.so"):
+        with suppress(OSError):  # another process was faster
+            if time.time() - old.stat().st_mtime > KEPT_SECONDS:
+                old.unlink()
+    folder = everything / _hash("".join((version, *(p.read_text("utf-8") for p in (HEADER, RUNTIME, Path(__file__))))))
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed at exit
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def run_bind(
