@@ -87,7 +87,9 @@ for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem"
 class Scope:
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
-    steps    per program, how often it ran: the counter of its random numbers
+    steps    per program, how often it ran: the counter of its random numbers. A run that raised an error does not
+             count, so that it is repeated with the same ones; on a GPU one without fetches does, since nobody waits to
+             know whether it had a fault, and later runs draw other numbers than on a CPU
     filled   what `fill` wrote last: name -> (array, number)
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
