@@ -164,6 +164,8 @@ class Executor:
                 hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}",
                 ProgramError,
             )  # fmt: skip
+            if prune and isinstance(feed, Mapping):
+                _check_none_is_computed(source.before, feed)
             program, options = source.program_for(fetches), source.options
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
         seed, tf32 = _seed_of(program), cuda.allows_tf32()
@@ -274,6 +276,18 @@ def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
             raise FetchError(f"fetch_list holds {what}; it takes Variables and names")
         names.append(target.name if isinstance(target, Variable) else target)
     return tuple(names)
+
+
+def _check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:
+    """Passes may let readers look past a value that the program computes: they would not see what is fed for it."""
+    fed = {name.name if isinstance(name, Variable) else name for name in feed}
+    for op in program.ops:
+        for v in op.output_vars:
+            if v.name in fed and not v.is_data:
+                raise FeedError(
+                    f"feed {v.name!r} is computed by {op.type}, and passes may read past it", site=op.site,
+                    hint="run the Program itself, or make it a data variable",
+                )  # fmt: skip
 
 
 def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = False) -> dict[str, Any]:

@@ -238,10 +238,10 @@ class Schedule:
 
 
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
-    """Whether one input at most shows the memory of value i: a second one would be overwritten before it is read."""
+    """Whether no input but value i itself shows its memory: another one would be overwritten before it is read."""
     if step.shown is None:
         step.shown = Counter(values[j].root for j in step.read)
-    return step.shown[values[i].root] <= 1
+    return step.shown[values[i].root] <= (i in step.read)
 
 
 def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:

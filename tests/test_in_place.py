@@ -156,3 +156,27 @@ def test_fetched_and_later_read_values_keep_their_memory():
     assert lies_over(same_as_cpu(program, feeds, [*fetches, first])) == [True, False]
     assert lies_over(same_as_cpu(program, feeds, [*fetches, first, second])) == [False, False]
     assert lies_over(BoundProgram(program, types_of(feeds), fetches, options=RunOptions(inplace=False))) == [False] * 2
+
+
+@pytest.mark.parametrize("view", [lambda g, w: g.reshape(w, shape=(4, 4)), lambda g, w: g.transpose(w, perm=(1, 0))])
+@pytest.mark.parametrize("place", [mg.CPUPlace(), mg.CUDAPlace(0)], ids=str)
+def test_a_persistable_is_not_written_while_a_view_of_it_is_read(place, view):
+    """Its own operator takes the view, not the persistable itself, which it would update in place."""
+    rng, results = np.random.default_rng(0), []
+    x, w = rng.normal(size=(4, 4)), rng.normal(size=(4, 4))
+    for apart in (False, True):
+        program = Program()
+        block = program.global_block()
+        g = Builder(block)
+        data = block.create_var("x", (4, 4), "float64", is_data=True)
+        state = block.create_var("w", (4, 4), "float64", persistable=True)
+        shown = view(g, state)
+        shown = g.scale(shown) if apart else shown
+        y = g.tanh_grad(g.exp(data), shown, out={"X_grad": state})
+        g.matmul_accumulate(view(g, y) if not apart else g.scale(view(g, y)), data, data, out={"Out": state})
+        scope = Scope()
+        scope.write("w", w.copy())
+        for _ in range(3):
+            Executor(place).run(program, {"x": x}, [], scope=scope)
+        results.append(np.asarray(scope.read("w")))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-12)

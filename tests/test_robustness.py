@@ -249,6 +249,22 @@ def test_a_computed_value_is_fed_where_what_computes_it_is_pruned() -> None:
     assert exe.run(feed={"x": [5, 6]}, fetch_list=[z], use_prune=True)[0].tolist() == [11, 13]
 
 
+def test_a_computed_value_is_not_fed_past_passes():
+    """Two transposes cancel each other: nobody would read what is fed for the first one."""
+    program = mg.static.Program()
+    with mg.static.program_guard(program, mg.static.Program()):
+        x = mg.static.data("x", [2, 3])
+        h = mg.transpose(x, [1, 0])
+        z = mg.transpose(h, [1, 0]) * 1.0
+    compiled = static.CompiledProgram(program, static.BuildStrategy(remove_redundant_transpose=True))
+    feed, exe = {"x": np.ones((2, 3), "float32"), h: np.zeros((3, 2), "float32")}, mg.static.Executor()
+    assert not exe.run(program, feed, [z], use_prune=True)[0].any()
+    said = r"is computed by transpose, and passes may read past it(.|\n)*hint: run the Program itself"
+    with pytest.raises(mg.errors.FeedError, match=said):
+        exe.run(compiled, feed, [z], use_prune=True)
+    assert exe.run(compiled, {"x": feed["x"]}, [z], use_prune=True)[0].all()
+
+
 # names
 
 NAMES = ["../../evil", "a/b", "/etc/passwd", "<script>alert(1)</script>", 'a"b\\', "<b>&amp;", "{x|y}",
