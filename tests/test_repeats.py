@@ -38,7 +38,7 @@ class Facts:
         if isinstance(what, Words):
             return [type(what).__name__, [self.of(w) for w in what.words]]
         if isinstance(what, Choice):
-            return ["choice", what.step, what.remark, [(n, self.of(calls)) for n, calls in what.variants.items()]]
+            return ["choice", what.step, [(n, self.of(calls)) for n, calls in what.variants.items()]]
         if isinstance(what, np.generic):
             return str(what.dtype), what.item()
         if isinstance(what, (list, tuple)):
