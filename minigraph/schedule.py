@@ -245,12 +245,18 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
 
 
 def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:
-    """The operators on which the fetched values depend; none for values in `fed`, which are given."""
-    needed, kept = {name for name in fetches if name not in fed}, []
+    """The operators on which the fetched values depend; what is `fed` takes the place of its first operator."""
+    makers: dict[str, Operator] = {}
+    for op in program.ops if fed else ():
+        for name in op.output_arg_names:
+            if name in fed:
+                makers.setdefault(name, op)
+    needed, kept = set(fetches), []
     for op in reversed(program.ops):
-        if any(name in needed for name in op.output_arg_names) and op.role != "optimize":
+        needed.difference_update(name for name in op.output_arg_names if makers.get(name) is op)
+        if op.role != "optimize" and not needed.isdisjoint(op.output_arg_names):
             kept.append(op)
-            needed.update(name for name in op.input_arg_names if name not in fed)
+            needed.update(op.input_arg_names)
     return kept[::-1]
 
 

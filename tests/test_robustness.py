@@ -247,6 +247,10 @@ def test_a_computed_value_is_fed_where_what_computes_it_is_pruned() -> None:
     exe = static.Executor()
     assert exe.run(feed={y.name: [5, 6]}, fetch_list=[z], use_prune=True)[0].tolist() == [6, 7]
     assert exe.run(feed={"x": [5, 6]}, fetch_list=[z], use_prune=True)[0].tolist() == [11, 13]
+    mg.assign(y + 1, output=y)
+    u = y * 10
+    feed, fetches = {y.name: [5, 6]}, [y, z, u]
+    assert [a.tolist() for a in exe.run(feed=feed, fetch_list=fetches, use_prune=True)] == [[6, 7], [6, 7], [60, 70]]
 
 
 def test_a_computed_value_is_not_fed_past_passes():

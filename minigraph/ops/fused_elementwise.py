@@ -135,4 +135,8 @@ def _(rng):
         "t0 = cast(X=x0) {dtype=int32}", "t1 = scale(X=t0) {scale=3.0, bias=1.0}", "y0 = cast(X=t1) {dtype=bool}",
         "y1 = cast(X=t1) {dtype=float32}",
     ]}  # fmt: skip
+    yield ([draw(rng, (4, 1))], [x]), {"body": [
+        "t0 = fill_any_like(X=s0) {value=0.5}", "t1 = reduce_sum(X=t0) {axis=[1], keepdim=true}",
+        "y0 = elementwise_div(X=x0, Y=t1)",
+    ]}  # fmt: skip
     yield ([draw(rng, (0, 3))],), {"body": ["t0 = exp(X=x0)", "y0 = log(X=t0)"]}

@@ -143,9 +143,9 @@ def _row_strides(layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffe
 
 
 def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buffer]) -> int:
-    """Elements of a pack: 16 bytes of the widest whole operand, where rows and addresses allow it."""
+    """Elements of a pack: 16 bytes of the widest whole operand, where rows and addresses allow it; 1 without any."""
     packed = [buffers[name] for name in names if layout.kinds[name] != "row"]
-    width = PACK_BYTES // max(b.dtype.itemsize for b in packed if b.size >= n)
+    width = PACK_BYTES // max((b.dtype.itemsize for b in packed if b.size >= n), default=PACK_BYTES)
     while n % width or any(b.alignment % (width * b.dtype.itemsize) for b in packed):
         width //= 2
     return width
