@@ -29,7 +29,7 @@ UNARY: tuple[tuple[str, dict[str, Any]], ...] = (
 BINARY = ("elementwise_add", "elementwise_sub", "elementwise_mul", "elementwise_max", "elementwise_min")
 CHOOSING = {"elementwise_max", "elementwise_min", "relu", "leaky_relu", "abs", "clip"}  # where rounding decides
 ROWS: tuple[str, ...] = ("softmax", "log_softmax", "layer_norm", "mean", "rms", "dropout")
-OTHERS = (*ROWS, "small_dropout")
+OTHERS = (*ROWS, "small_dropout", "constant", "count")
 
 
 @dataclass
@@ -169,6 +169,18 @@ class _Maker:
         else:
             small = self.g.tanh(self.data(*(1,) * (len(self.shape) - 1), self.shape[-1]))
         return self.g.elementwise_mul(x, self.dropout(small))
+
+    def constant(self, x: Variable) -> Variable:
+        """Whole numbers, by the shape of floats or of a mask."""
+        mask = self.g.greater_than(x, self.data(*self.shape))
+        number = self.g.fill_any_like(mask if self.r.random() < 0.5 else x, value=5, dtype="int64")
+        chosen = self.g.where(mask, number, self.g.cast(x, dtype="int64"))
+        return self.g.elementwise_mul(x, self.g.scale(self.g.cast(chosen, dtype=self.dtype), scale=0.2))
+
+    def count(self, x: Variable) -> Variable:
+        """Rows are measured by a sum of constants."""
+        size = self.g.reduce_sum(self.g.fill_any_like(x, value=0.5), axis=(-1,), keepdim=True)
+        return self.g.elementwise_mul(x, self.g.elementwise_div(self.g.reduce_sum(x, axis=(-1,), keepdim=True), size))
 
     def dropout(self, x: Variable) -> Variable:
         out, mask = self.g.dropout(x, p=0.3)

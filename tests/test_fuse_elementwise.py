@@ -180,6 +180,16 @@ def test_masks_are_those_of_dropout(dtype):
             np.testing.assert_array_equal(made["Out"][1] != 0, expected[0] != 0)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 2**63, 10**20, -(10**20), True], ids=str)
+def test_constants_that_are_whole_numbers(value):
+    body = [f"t0 = fill_any_like(X=s0) {{value={str(value).lower()}}}", "y0 = elementwise_add(X=x0, Y=t0)"]
+    x, attrs = np.ones((4, 6)), FUSED.bind_attrs({"body": body})
+    types = FUSED.infer_types({"X": [tensor_type((4, 6), float64)], "Like": [tensor_type((4, 6), float64)]}, attrs)
+    made, _ = run_bind(FUSED.gpu_bind, {"X": [x], "Like": [x]}, types, attrs, unread={"Like"})
+    np.testing.assert_array_equal(made["Out"][0], float(value) + 1.0)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("shape", [(64, 1024), (64, 4096), (2, 32, 760), (64, 30)], ids=str)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

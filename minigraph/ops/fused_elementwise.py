@@ -135,6 +135,11 @@ def _(rng):
         "t0 = cast(X=x0) {dtype=int32}", "t1 = scale(X=t0) {scale=3.0, bias=1.0}", "y0 = cast(X=t1) {dtype=bool}",
         "y1 = cast(X=t1) {dtype=float32}",
     ]}  # fmt: skip
+    whole = "t1 = fill_any_like(X=s0) {value=9007199254740993, dtype=int64}"  # float64 has no such number
+    yield ([x, rng.integers(-9, 9, (4, 6))], [y]), {"body": [
+        "t0 = greater_than(X=x0, Y=x0)", "t2 = logical_not(X=t0)", whole, "y0 = where(Condition=t2, X=t1, Y=x1)",
+        "t3 = fill_any_like(X=t0) {value=-9223372036854775808, dtype=int64}", "y1 = elementwise_max(X=t3, Y=y0)",
+    ]}  # fmt: skip
     yield ([draw(rng, (4, 1))], [x]), {"body": [
         "t0 = fill_any_like(X=s0) {value=0.5}", "t1 = reduce_sum(X=t0) {axis=[1], keepdim=true}",
         "y0 = elementwise_div(X=x0, Y=t1)",

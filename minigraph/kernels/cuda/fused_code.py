@@ -66,15 +66,19 @@ class Code:
         return self.variables[name] + "[i]" * (name in self.arrays)
 
     def computed(self, member: Any) -> str:
-        """C: the type in which a member computes, that of its first float."""
-        dtypes = [self.types[name].dtype for name in (*member.read, *member.written)]
+        """C: the type in which a member computes, that of the first float that it reads or writes."""
+        unread = member.opdef.unread(member.outputs)
+        read = [name for slot, names in member.inputs.items() if slot not in unread for name in names]
+        dtypes = [self.types[name].dtype for name in (*read, *member.written)]
         return compute_type(next((d for d in dtypes if d in FLOATS), dtypes[0]))
 
 
 def literal(value: float) -> str:
     """A number as C++."""
-    if isinstance(value, (bool, int)):
+    if isinstance(value, (bool, int)) and abs(value) < 1 << 63:
         return f"C({int(value)}ll)"
+    if value == -1 << 63:
+        return "C(-9223372036854775807ll - 1)"  # what stands behind the sign must fit, too
     if math.isfinite(value):
         return f"C({float(value)!r})"
     return "not_a_number<C>()" if math.isnan(value) else f"C({'-' * (value < 0)}infinity<double>())"
