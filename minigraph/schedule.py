@@ -55,7 +55,7 @@ class Step:
     in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
-    shown: Counter[int] | None = None  # how many of the values that are read show the memory of each root
+    shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
 
     @property
     def read(self) -> list[int]:
@@ -240,8 +240,9 @@ class Schedule:
 def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     """Whether no input but value i itself shows its memory: another one would be overwritten before it is read."""
     if step.shown is None:
-        step.shown = Counter(values[j].root for j in step.read)
-    return step.shown[values[i].root] <= (i in step.read)
+        step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
+    roots, read = step.shown
+    return roots[values[i].root] <= (i in read)
 
 
 def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:
