@@ -214,9 +214,12 @@ class BoundProgram:
 
     def _check_guard(self, step: Step, calls: Sequence[Call]) -> None:
         """What is written in place where others may have reported looks at faults, as its definition says."""
-        stays = any(b.size and b is self.outside[name] for b, name in ((self.buffers[i], n) for i, n in step.stored))
-        looks = any(a is self.binder.fault for call in calls if isinstance(call, Launch) for a in call.args)
-        assert looks or not stays or not self.binder.wrong, f"{step.op.type} is guarded, but looks at no faults"
+        stays = self.binder.wrong and any(
+            b.size and b is self.outside[name] for b, name in ((self.buffers[i], n) for i, n in step.stored)
+        )
+        if stays:
+            looks = any(a is self.binder.fault for call in calls if isinstance(call, Launch) for a in call.args)
+            assert looks, f"{step.op.type} is guarded, but looks at no faults"
 
     def _store_results(self) -> range:
         """The calls that copy into the Scope's arrays at the end."""
