@@ -180,6 +180,33 @@ def test_masks_are_those_of_dropout(dtype):
             np.testing.assert_array_equal(made["Out"][1] != 0, expected[0] != 0)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["of the input's type", "of its own type"])
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_constants_of_16_bits_are_those_of_their_type(dtype, own):
+    """Values inside a body are float32, in which no number of 16 bits is .3; -1e9 is none of float16."""
+    program = Program()
+    with static.program_guard(program):
+        x = static.data("x", [None, 8], "float32" if own else dtype)
+        fills = [mg.full_like(x, value, dtype=dtype if own else None) for value in (0.3, 0.7, -1e9)]
+        same = [mg.cast(fill, x.dtype) if own else fill for fill in fills]
+        outs = [mg.where(mg.equal(x, fill), x * 100.0, x) for fill in same]
+    least = -np.inf if dtype == float16 else -1e9
+    feeds = {"x": np.array([[0.3, 0.7, least, 1, 2, 3, 4, 5]] * 3).astype(dtype).astype(x.dtype)}
+    chain = Chain(program, feeds, [v.name for v in outs])
+    after = compiled(chain)
+    assert [op.type for op in after.ops] == ["fused_elementwise"]
+    for a, b in zip(run(program, chain), run(after, chain), strict=True):
+        np.testing.assert_array_equal(a.astype(float), b.astype(float))
+    if COMPILER is not None:
+        (op,) = after.ops
+        ins = {"X": [feeds["x"]], "Like": [feeds["x"] for _ in op.inputs.get("Like", ())]}
+        given = {slot: [tensor_type(a.shape, a.dtype) for a in arrays] for slot, arrays in ins.items()}
+        types = FUSED.infer_types(given, op.attrs)
+        made, _ = run_bind(FUSED.gpu_bind, ins, types, op.attrs, unread={"Like"})
+        for a, b in zip(run(program, chain), made["Out"], strict=True):
+            np.testing.assert_array_equal(a.astype(float), b.astype(float))
+
+
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 2**63, 10**20, -(10**20), True], ids=str)
 def test_constants_that_are_whole_numbers(value):

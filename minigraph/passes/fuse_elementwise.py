@@ -17,7 +17,10 @@ although others stand between them: loss_groups.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
 
 from ..body import Member, format_member, infer_body, layout_of, parse_body
 from ..errors import MinigraphError
@@ -286,7 +289,7 @@ class _Emission:
         wanted = {
             slot: [self.names[v] for v in vs] for slot, vs in op.outputs.items() if any(v in self.wanted for v in vs)
         }
-        return Member(op.opdef, inputs, wanted, op.attrs, op.number)
+        return Member(op.opdef, inputs, wanted, _attrs(op), op.number)
 
     def _rank(self) -> Rank:
         """Where the last member stands, or directly after what the group reads."""
@@ -305,6 +308,14 @@ def _stays(op: OpNode, inside: Collection[OpNode]) -> bool:
     """Whether a member remains in the graph as well: one number everywhere costs nothing to make once more, and who
     reads it outside may do so much later."""
     return "uniform" in op.opdef.traits and any(c not in inside for v in op.output_vars for c in v.read_by)
+
+
+def _attrs(op: OpNode) -> Mapping[str, Any]:
+    """The attributes of an operator; a constant of 16 bits, which is float32 inside, as it is in its own type."""
+    if op.type != "fill_any_like" or (dtype := op.outputs["Out"][0].dtype) not in (float16, bfloat16):
+        return op.attrs
+    with np.errstate(over="ignore"):
+        return op.opdef.bind_attrs({**op.attrs, "value": float(np.asarray(op.attrs["value"]).astype(dtype))})
 
 
 def _amount(nbytes: int) -> str:
