@@ -295,17 +295,10 @@ def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = Fal
     require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
     arrays = {}
     for name, value in feed.items():
-        name = name.name if isinstance(name, Variable) else name
-        v = program.vars.get(name)
-        if v is None or not (v.is_data or not v.persistable):
-            data = [d.name for d in program.vars.values() if d.is_data]
-            raise FeedError(
-                f"feed {name!r} is not a data variable of program {program.name}",
-                hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
-            )
+        v = program.fed_variable(name)
         array = _as_array(v, value, on_gpu)
         _check_fit(v, array)
-        arrays[name] = array
+        arrays[v.name] = array
     return arrays
 
 

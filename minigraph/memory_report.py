@@ -14,7 +14,7 @@ import numpy as np
 
 from . import cuda
 from .bound import BoundProgram
-from .errors import FeedError, nearest, require, shortened
+from .errors import FeedError, require, shortened
 from .kernels.cuda.buffer import owner
 from .memory import Life, most_live, rounded
 from .options import RunOptions
@@ -112,15 +112,7 @@ def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorTyp
     """Types of the feeds {name or Variable: array or shape}; where all sizes are known they need not be given."""
     kind = type(feed).__name__
     require(isinstance(feed, Mapping), f"feed is a dict {{name: array or shape}}, not a {kind}", FeedError)
-    given = {name.name if isinstance(name, Variable) else name: value for name, value in feed.items()}
-    data = [v.name for v in program.vars.values() if v.is_data]
-    for name in given:
-        v = program.vars.get(name)
-        require(
-            v is not None and (v.is_data or not v.persistable),
-            f"feed {name!r} is not a data variable of program {program.name}", FeedError,
-            nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
-        )  # fmt: skip
+    given = {program.fed_variable(name).name: value for name, value in feed.items()}
     types = {}
     for v in program.vars.values():
         if v.name in given:

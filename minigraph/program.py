@@ -18,7 +18,16 @@ import numpy as np
 
 from .block import Block
 from .dump import dump
-from .errors import CallSite, DTypeError, ProgramError, raise_unknown, require, shortened
+from .errors import (
+    CallSite,
+    DTypeError,
+    FeedError,
+    ProgramError,
+    nearest,
+    raise_unknown,
+    require,
+    shortened,
+)
 from .operator import ROLES, Operator, Slots, describe_call
 from .scope import Scope, global_scope
 from .types import NO_ARRAY, as_numpy, why_no_array
@@ -100,6 +109,18 @@ class Program:
 
     def all_parameters(self) -> list[Parameter]:
         return self.block0.all_parameters()
+
+    def fed_variable(self, key: Variable | str) -> Variable:
+        """What a feed with this key is for; a FeedError where a run takes none for it."""
+        name = key.name if isinstance(key, Variable) else key
+        v = self.vars.get(name)
+        if v is None or not (v.is_data or not v.persistable):
+            data = [d.name for d in self.vars.values() if d.is_data]
+            raise FeedError(
+                f"feed {name!r} is not a data variable of program {self.name}",
+                hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
+            )
+        return v
 
     @contextmanager
     def emitting(
