@@ -87,7 +87,9 @@ class Minigraph(Arm):
         on_gpu = [{k: self.runtime.to_device(a) for k, a in b.items()} for b in batches]
         self.batches = batches if on_host else on_gpu
         self.feeds = itertools.cycle(self.batches)
-        self.wait = self.runtime.stream.synchronize
+
+    def wait(self) -> None:  # type: ignore[override]
+        self.runtime.stream.synchronize()
 
     def step(self) -> None:  # type: ignore[override]
         self.exe.run(self.program, feed=next(self.feeds), scope=self.scope)

@@ -128,7 +128,9 @@ class Gpu:
         self.cupy = importlib.import_module("cupy")
         self.mg = importlib.import_module("minigraph")
         self.runtime = self.mg.cuda.runtime(self.mg.CUDAPlace(0))
-        self.stream = self.runtime.stream
+        self.stream = self.cupy.cuda.Stream(non_blocking=True).use()  # that of all arms: graphs are captured from it
+        with self.runtime.turn:
+            assert self.runtime.stream is self.stream
         self.copied = [self.cupy.zeros(COPIED, self.cupy.uint8) for _ in range(2)]
         self.base = np.random.default_rng(0).normal(size=1 << 22)
 

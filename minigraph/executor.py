@@ -11,7 +11,8 @@ import time
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ def _seed_of(program: Program) -> int:
     return _seed
 
 
-class Latest(NamedTuple):
+@dataclass(slots=True)
+class Latest:
     """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
 
     source        the Program or CompiledProgram
@@ -133,9 +135,10 @@ class Executor:
         scope       where persistables live; the global scope for None
         use_prune   run only what the fetched values depend on
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
-        gives CuPy arrays. Fetched arrays are copies: a later run does not change them.
+        gives CuPy arrays. Fetched arrays are copies: a later run does not change them. The work is
+        in order with what else CuPy's current stream is given.
         """
-        fetches = _fetch_names(fetch_list)
+        fetches = () if fetch_list is None else _fetch_names(fetch_list)
         if program is None:
             program = default_main_program()
         if feed is None:
@@ -151,7 +154,7 @@ class Executor:
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
-                    plan.set_scalar(scope, variable.name, scheduler())
+                    scope.fill(variable.name, scheduler())
             return plan.run(feed, scope, return_numpy)
 
     def _prepared(
@@ -265,8 +268,6 @@ def _duration(seconds: float) -> str:
 
 
 def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
-    if fetch_list is None:
-        return ()
     if not isinstance(fetch_list, (list, tuple)):
         fetch_list = [fetch_list]
     names = []

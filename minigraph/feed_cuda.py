@@ -6,10 +6,12 @@ the plan has a binding for these addresses (PLACES_KEPT at the most). Others are
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -27,7 +29,8 @@ Places = tuple[int, ...]  # for each feed its address, 0 where it is copied
 Thing = TypeVar("Thing")
 
 
-class Route(NamedTuple):
+@dataclass(slots=True)
+class Route:
     """The feeds of a binding that are copied into the plan's memory, and those that are read where they lie."""
 
     copied: tuple[tuple[str, Buffer], ...]
@@ -37,27 +40,24 @@ class Route(NamedTuple):
 class Ring(Generic[Thing]):
     """Things that runs use in turn; one comes again when the GPU has done what it was used for.
 
-    They lie in SHARES groups, where there are enough. An event comes after the use of the last of a group, and whoever
-    needs its first one again waits for that: all groups but one may be on their way.
+    They lie in SHARES groups, where there are enough. An event comes after the uses of a group, and whoever needs its
+    first thing again waits for that: all groups but one may be on their way.
     """
 
     def __init__(self, things: Sequence[Thing], runtime: Any) -> None:
         self.size = max(1, len(things) // SHARES)
         self.things = things[: len(things) // self.size * self.size]
         self.events = [runtime.event() for _ in range(len(self.things) // self.size)]
-        self.stream, self.at = runtime.stream, -1
+        self.runtime, self.at = runtime, -1
 
     def next(self) -> Thing:
-        """The thing that was used longest ago; `used` must follow."""
-        self.at = (self.at + 1) % len(self.things)
-        if self.at % self.size == 0:
-            self.events[self.at // self.size].synchronize()
-        return self.things[self.at]
-
-    def used(self) -> None:
-        """What the GPU does with the thing has been given to the stream."""
-        if (self.at + 1) % self.size == 0:
-            self.events[self.at // self.size].record(self.stream)
+        """The thing that was used longest ago; what the GPU does with those before has been given to the stream."""
+        at = self.at = (self.at + 1) % len(self.things)
+        if at % self.size == 0:
+            group = at // self.size
+            self.events[group - 1].record(self.runtime.stream)
+            self.events[group].synchronize()
+        return self.things[at]
 
 
 class Slot:
@@ -97,6 +97,7 @@ class Feeding:
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
         fixed = bound.not_captured() is not None  # the host reads values at addresses that are known now
         self.movable = {name: id(b) not in fetched and not fixed for name, b in self.targets.items()}
+        self.known: dict[int, tuple[weakref.ref[Any], int]] = {}  # arrays by id, and where they lie
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.held: Ring[list[Any]] = Ring([[] for _ in range(HELD)], runtime)
 
@@ -107,8 +108,24 @@ class Feeding:
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
-        lies_at = self.runtime.lies_at
-        return tuple([lies_at(feeds[name]) if movable else 0 for name, movable in self.movable.items()])
+        found, known = [], self.known
+        for name, movable in self.movable.items():
+            array = feeds[name]
+            if not movable or type(array) is np.ndarray:
+                found.append(0)
+                continue
+            place = known.get(id(array))
+            if place is None or place[0]() is not array:
+                place = self._look(array)
+            found.append(place[1])
+        return tuple(found)
+
+    def _look(self, array: Any) -> tuple[weakref.ref[Any], int]:
+        """Where an array lies, which it does as long as it lives."""
+        if len(self.known) >= PLACES_SEEN:
+            self.known.clear()
+        found = self.known[id(array)] = weakref.ref(array), self.runtime.lies_at(array)
+        return found
 
     def route(self, places: Places) -> Route:
         """How feeds reach calls that are bound for these places."""
@@ -152,11 +169,8 @@ class Feeding:
         if slot is not None:
             slot.counter[0] = runs
             self.runtime.send(self.mailbox, slot.address, self.nbytes)
-            self.inbox.used()
         if taken:
             self.runtime.take(taken)
-        if route.read:
-            self.runtime.follow()
 
     def _send_large(self, name: str, array: np.ndarray, buffer: Buffer) -> None:
         if name not in self.large:
@@ -164,11 +178,8 @@ class Feeding:
         slot = self.large[name].next()
         np.copyto(slot.feeds[name], array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
-        self.large[name].used()
 
     def end(self, feeds: Mapping[str, Any], route: Route) -> None:
-        """The calls have been given to the stream: nobody overwrites what they read before they have."""
+        """The calls have been given to the stream: what they read lives until they have."""
         if route.read:
-            self.runtime.leave()
             self.held.next()[:] = [feeds[name] for name in route.read]
-            self.held.used()

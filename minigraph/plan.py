@@ -100,10 +100,6 @@ class Plan:
         out = unplanned if "out" in opdef.injected else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
 
-    def set_scalar(self, scope: Scope, name: str, value: float) -> None:
-        """Fill a persistable variable with one number."""
-        self._from_scope(scope, name)[...] = value
-
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
         found = self.found_in.get(scope)

@@ -78,7 +78,7 @@ class Faults:
 
     def check(self) -> None:
         """Wait for all runs so far; an error where one had a fault."""
-        with self.runtime.lock:
+        with self.runtime.turn:
             found = self.runtime.fetch(self.record, as_numpy=True)
             self.runtime.stream.synchronize()
             self.judge(found, "a run before this call had it; runs without fetches do not wait for the GPU")
@@ -108,29 +108,19 @@ class CudaPlan:
         seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
-        settling = runtime.settling(tf32, options.autotune)
-        self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
+        with runtime.turn:  # autotune measures alone
+            settling = runtime.settling(tf32, options.autotune)
+            self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
+            self._take_memory(arenas or Arenas())
+            self.faults = Faults(self.bound, runtime, self.mailbox)
+            counter = self.bound.binder.counter
+            self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
+            self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
+            self._prepare_fetches()
         self.schedule, self.program = self.bound.schedule, program
-        size = self.bound.arena_bytes
-        take = (arenas or Arenas()).take
-        self.arena = self._allocated(partial(take, runtime, size), "temporaries", size)
-        size = self.bound.mailbox_bytes
-        empty = np.zeros(size, np.uint8)  # gaps are copied, too
-        self.mailbox = self._allocated(partial(runtime.to_device, empty), "small feeds and results", size)
-        size = self.bound.constant_bytes
-        self.constants = self._allocated(partial(runtime.allocate, size), "constants", size)
         self.constants_are_computed = False
-        for memory, placed in (
-            (self.arena, self.bound.offsets), (self.mailbox, self.bound.letters),
-            (self.constants, self.bound.constants),
-        ):  # fmt: skip
-            for buffer, offset in placed:
-                buffer.ptr = memory.data.ptr + offset
         self.short = self.bound.arena_bytes + sum(b.nbytes for b in self.bound.outside.values()) <= SHORT
-        self.faults = Faults(self.bound, runtime, self.mailbox)
         self.watched: Any = None  # the set of a Scope in which the faults stand
-        counter = self.bound.binder.counter
-        self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
         self.paged = frozenset(id(b) for b in self.bound.binder.paged)
         self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
@@ -138,8 +128,6 @@ class CudaPlan:
         if host is not None and options.capture:
             self.refusal = host[1]
             self.bound.binder.notes.append(host)
-        self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
-        self._prepare_fetches()
         self.bindings: dict[tuple[int, Places], Binding] = {}
         self.binding = Binding((), Route((), ()))  # that of the latest run
         self.turn = {position: i for i, position in enumerate(self.bound.order)}
@@ -148,6 +136,22 @@ class CudaPlan:
         self.bound_to: Callable[[], Scope | None] = lambda: None  # the Scope whose arrays these are
         self.bound_version = -1  # and its version
         self.hosts: dict[tuple[tuple[int, ...], np.dtype], tuple[np.ndarray, int]] = {}
+
+    def _take_memory(self, arenas: Arenas) -> None:
+        """Places of all buffers but those outside."""
+        runtime, size = self.runtime, self.bound.arena_bytes
+        self.arena = self._allocated(partial(arenas.take, runtime, size), "temporaries", size)
+        size = self.bound.mailbox_bytes
+        empty = np.zeros(size, np.uint8)  # gaps are copied, too
+        self.mailbox = self._allocated(partial(runtime.to_device, empty), "small feeds and results", size)
+        size = self.bound.constant_bytes
+        self.constants = self._allocated(partial(runtime.allocate, size), "constants", size)
+        for memory, placed in (
+            (self.arena, self.bound.offsets), (self.mailbox, self.bound.letters),
+            (self.constants, self.bound.constants),
+        ):  # fmt: skip
+            for buffer, offset in placed:
+                buffer.ptr = memory.data.ptr + offset
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
@@ -159,7 +163,7 @@ class CudaPlan:
         self.reported = self.outbox[:fault].view(np.int64)
         at = {id(b): offset - start for b, offset in letters if offset >= start}
         self.fetched: list[tuple[Buffer, np.ndarray | None]] = []
-        for index in self.schedule.fetched:
+        for index in self.bound.schedule.fetched:
             b = self.bound.buffers[index]
             place = at.get(id(b))
             seen = None if place is None else self.outbox[place : place + b.nbytes].view(b.dtype).reshape(b.shape)
@@ -171,7 +175,7 @@ class CudaPlan:
             return allocate()
         except MemoryError as problem:
             blocks: dict[int, Value] = {}  # one value of each
-            for buffer, value in zip(self.bound.buffers, self.schedule.values, strict=True):
+            for buffer, value in zip(self.bound.buffers, self.bound.schedule.values, strict=True):
                 blocks.setdefault(id(owner(buffer)), value)
             largest = sorted(blocks.values(), key=lambda v: -v.type.nbytes)[:3]
             size = f" of {nbytes / 2**20:.0f} MiB" if nbytes else ""
@@ -187,7 +191,7 @@ class CudaPlan:
         """The bound calls in order."""
         return self.binding.steps
 
-    def set_scalar(self, scope: Scope, name: str, value: float) -> None:
+    def _set_scalar(self, scope: Scope, name: str, value: float) -> None:
         """Fill a persistable variable with one number; nothing to do where it has it already."""
         array = scope.arrays[name]
         if isinstance(array, np.ndarray):
@@ -210,7 +214,7 @@ class CudaPlan:
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""
-        with self.runtime.lock:
+        with self.runtime.turn:
             if scope.waiting:
                 self._fill(scope)
             if self.bound_to() is not scope or self.bound_version != scope.version:
@@ -237,7 +241,7 @@ class CudaPlan:
         """Write what `Scope.fill` left for the stream."""
         for name, value in list(scope.waiting.items()):
             if self.runtime.holds(scope.arrays[name]):
-                self.set_scalar(scope, name, value)
+                self._set_scalar(scope, name, value)
                 del scope.waiting[name]
 
     def _first_runs(self, binding: Binding) -> None:
@@ -353,10 +357,13 @@ class CudaPlan:
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
             scope.write(name, array)
-        elif id(buffer) in self.paged:
+        if not isinstance(array, np.ndarray) and not self.runtime.holds(array):
+            array = scope.read(name)  # another GPU has it
+            scope.write(name, array)  # with the number that was left for that GPU's stream
+        if id(buffer) in self.paged:
             array = self._allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
             scope.arrays[name] = array
-        elif isinstance(array, np.ndarray) or not self.runtime.holds(array):
+        elif not self.runtime.holds(array):
             array = self._allocated(partial(self.runtime.to_device, array), name, buffer.nbytes)
             scope.arrays[name] = array
         if array.shape != buffer.shape or array.dtype != buffer.dtype:

@@ -97,7 +97,7 @@ class StubRuntime:
     device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
     stream = Stream()
     variant = 0  # which one of a Choice runs, or the last one
-    lock = threading.RLock()
+    turn = threading.RLock()  # there is one stream
 
     def __init__(self) -> None:
         self.captures: list[list[tuple[list[Step], list[Step]]]] = []  # parts of the graphs that were made
@@ -213,12 +213,6 @@ class StubRuntime:
     def take(self, arrays: list[tuple[StubArray, Buffer]]) -> None:
         for array, buffer in arrays:
             ctypes.memmove(buffer.address, array.data.ptr, buffer.nbytes)
-
-    def follow(self) -> None:
-        """There is one stream."""
-
-    def leave(self) -> None:
-        """There is one stream."""
 
     def lies_at(self, array: StubArray) -> int:
         return array.data.ptr if self.holds(array) else 0

@@ -45,6 +45,7 @@ import gpu_programs
 import gpu_sanitizer
 import gpu_shapes
 import gpu_small_product
+import gpu_streams
 import gpu_updates
 import gpucheck
 from gpucheck import Check
@@ -64,7 +65,7 @@ def all_checks() -> list[Check]:
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
             gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults,
-            gpu_edges,
+            gpu_edges, gpu_streams,
         )
         for c in m.checks()
     ]

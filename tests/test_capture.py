@@ -194,7 +194,6 @@ def test_of_a_ring_all_but_one_group_may_be_on_their_way(stub):
         assert latest[thing] <= done, "the GPU is done with it"
         given += 1
         latest[thing] = given
-        ring.used()
         assert given - done <= feed_cuda.SLOTS
         assert done == 0 or given - done > 64 - 1, "no wait for the latest 64"
     assert len(asked) == 2 * 5 * feed_cuda.SHARES

@@ -32,7 +32,7 @@ class Graph:
         self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], function: Callable[[Launch], Any],
         waiting: Collection[int] = (),
     ) -> None:  # fmt: skip
-        outside = self.stream = target.ptr
+        self.target, outside = target, target.ptr
         lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         problem: Exception | None = None
         try:
@@ -54,7 +54,7 @@ class Graph:
 
     def __call__(self) -> None:
         """Run all calls in the order of the target's stream; does not wait."""
-        graph_launch(self.executable, self.stream)
+        graph_launch(self.executable, self.target.ptr)
 
 
 def _capture(parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from ...types import FLOATS, bfloat16, float16, float32, float64
-from .binder import Call
+from .binder import Call, Part
 from .buffer import Buffer
-from .lt import LtPlan
+from .lt import LtPlan, Unsupported
 from .moved import constants, moved, owners
 from .tune import Steps, Tuner
 
@@ -29,7 +29,7 @@ class Lab:
 
     def __init__(self, runtime: Any, tf32: bool) -> None:
         self.runtime, self.tf32 = runtime, tf32
-        self.handle, self.stream = runtime.handle, runtime.stream.ptr
+        self.handle = runtime.handle
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -69,13 +69,15 @@ class Lab:
         self.runtime.upload(block, Buffer((count,), buffer.dtype, buffer.address))
         while done < buffer.nbytes:
             more = min(done, buffer.nbytes - done)
-            cupy.cuda.runtime.memcpyAsync(buffer.address + done, buffer.address, more, 3, self.stream)
+            cupy.cuda.runtime.memcpyAsync(buffer.address + done, buffer.address, more, 3, self.runtime.stream.ptr)
             done += more
+
+    def product(self, plan: LtPlan) -> Callable[[], None]:
+        """What gives a product to the GPU, with the algorithm that its plan has then."""
+        return lambda: plan.run(self.runtime.target.ptr)
 
     def trial(self, steps: Steps) -> Callable[[], float]:
         """The steps in a CUDA graph, as often as makes a time that can be measured."""
-        stream = self.runtime.stream
-
         def run() -> None:
             for step in steps:
                 step()
@@ -83,14 +85,11 @@ class Lab:
         run()  # loads modules, and fails here rather than in a capture
         once = self._milliseconds(run)
         repeats = int(min(max(MILLISECONDS / max(once, 1e-4), 1), MOST))
-        stream.begin_capture()
-        try:
-            for _ in range(repeats):
-                run()
-        finally:
-            graph = stream.end_capture()
-        graph.launch(stream)
-        return lambda: self._milliseconds(lambda: graph.launch(stream)) / repeats
+        launch = self.runtime.captured([Part([run] * repeats)])
+        if isinstance(launch, str):
+            raise Unsupported(launch)
+        launch()
+        return lambda: self._milliseconds(launch) / repeats
 
     def _milliseconds(self, launch: Callable[[], Any]) -> float:
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -122,7 +121,7 @@ class Lab:
         c = plan.call.c
         if plan.call.beta:
             self._fill(c)
-        plan.run(self.stream)
+        self.product(plan)()
         found = self.runtime.fetch(c.view((min(c.size, COMPARED),)), as_numpy=True)
         self.runtime.stream.synchronize()
         return found

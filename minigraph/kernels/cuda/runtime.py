@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -32,21 +31,13 @@ from .compile import compile_all, compile_source
 from .graph import CaptureError, Graph
 from .lab import Lab
 from .lt import LtPlan, Unsupported
+from .streams import Turn
 from .tune import Tuner, lies_as_assumed, question, unplaced
 from .workspace import Algorithm, Note, Settling, settled, settling
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
-event_record, stream_wait_event = cupy.cuda.runtime.eventRecord, cupy.cuda.runtime.streamWaitEvent
-current_stream = cupy.cuda.get_current_stream
 STATIC_SHARED = 40 * 1024  # more must be asked for, what a kernel declares included
-
-
-class Target:
-    """The stream that calls go to; a capture puts its own in its place."""
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
 
 
 @dataclass
@@ -65,10 +56,10 @@ class Step:
 
 
 class Runtime:
-    """One GPU: its stream, its cuBLASLt handle, its loaded modules.
+    """One GPU: its cuBLASLt handle, its loaded modules.
 
+    turn     `with runtime.turn:` around whatever gives work to the GPU, see streams.py
     target   the stream of calls that are made now
-    lock     held while a plan gives work to the stream, so that plans of several threads do not mix
     """
 
     def __init__(self, index: int) -> None:
@@ -80,14 +71,17 @@ class Runtime:
             self.device = Device(
                 arch, facts["multiProcessorCount"], index, facts["sharedMemPerBlockOptin"], arguments
             )
-            self.stream = cupy.cuda.Stream(non_blocking=True)
             self.lanes = [cupy.cuda.Stream(non_blocking=True)]
             self.handle = lt.create()
-        self.target = Target(self.stream.ptr)
-        self.lock = threading.RLock()
-        self._fences = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+        self.turn = Turn(index)
+        self.target = self.turn.target
         self._functions: dict[tuple[str, str], Any] = {}
         self._waiting: set[int] = set()  # kernels that wait for those before them
+
+    @property
+    def stream(self) -> Any:
+        """The stream to which work goes now."""
+        return self.turn.stream
 
     def allocate(self, nbytes: int) -> cupy.ndarray:
         """Bytes of device memory, aligned to 512."""
@@ -264,7 +258,7 @@ class Runtime:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """An array of this GPU with undefined content; MemoryError where there is no room."""
-        with cupy.cuda.Device(self.device.index), self.stream:
+        with cupy.cuda.Device(self.device.index), self.turn.own:
             try:
                 return cupy.ndarray(shape, dtype)
             except cupy.cuda.memory.OutOfMemoryError as problem:
@@ -337,26 +331,13 @@ class Runtime:
         return array.data.ptr if self.holds(array) else 0
 
     def take(self, arrays: Sequence[tuple[Any, Buffer]]) -> None:
-        """Arrays of a GPU into buffers, after all that the caller's stream does now and before what it does later."""
+        """Arrays of a GPU into buffers."""
         sources = [cupy.ascontiguousarray(a) for a, _ in arrays]
-        self.follow()
+        self.turn.join()
         for source, (_, buffer) in zip(sources, arrays, strict=True):
             cupy.cuda.runtime.memcpyAsync(
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
-        self.leave()
-
-    def follow(self) -> None:
-        """What is given to the stream from now on comes after all that was given to the caller's."""
-        fence = self._fences[0].ptr
-        event_record(fence, current_stream(self.device.index).ptr)
-        stream_wait_event(self.stream.ptr, fence)
-
-    def leave(self) -> None:
-        """What is given to the caller's stream from now on comes after all that was given to this one."""
-        fence = self._fences[1].ptr
-        event_record(fence, self.stream.ptr)
-        stream_wait_event(current_stream(self.device.index).ptr, fence)
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""

@@ -44,7 +44,6 @@ class Lab(Protocol):
     """What measures: the GPU, see lab.py."""
 
     handle: int
-    stream: int
     tf32: bool
 
     @property
@@ -54,6 +53,10 @@ class Lab(Protocol):
 
     def twins(self, calls: Sequence[Call]) -> AbstractContextManager[list[Any]]:
         """The calls on scratch memory; a MemoryError where there is none."""
+        ...
+
+    def product(self, plan: LtPlan) -> Callable[[], None]:
+        """What gives a product to the GPU, with the algorithm that its plan has then."""
         ...
 
     def trial(self, steps: Steps) -> Callable[[], float]:
@@ -97,7 +100,7 @@ class Tuner:
 
         def trial(algorithm: bytes) -> Callable[[], float]:
             plan.choose(algorithm)
-            return self.lab.trial([partial(plan.run, self.lab.stream)])
+            return self.lab.trial([self.lab.product(plan)])
 
         trials = {algorithm: partial(trial, algorithm) for algorithm in plan.candidates}
         times = dict(ranked(trials))
@@ -178,7 +181,7 @@ def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[
         try:
             running[name] = begin()
             first[name] = running[name]()
-        except LibraryError:  # proposed by the heuristic, refused when it runs
+        except (LibraryError, Unsupported):  # proposed by the heuristic, refused when it runs or is captured
             continue
     if not first:
         raise Unsupported("no candidate runs")
