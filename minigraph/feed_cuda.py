@@ -17,8 +17,10 @@ import numpy as np
 
 from .bound import BoundProgram
 from .kernels.cuda.buffer import Buffer, owner
+from .kernels.parallel import for_blocks
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
+SHARED, PIECE = 8 << 20, 1 << 20  # bytes of a feed from which threads copy it together, and of what one takes at a time
 SLOTS, STAGED = 80, 1 << 20  # runs that have staging memory: as many as fit into so many bytes, at least two
 SHARES = 5  # groups of a Ring: of 80 runs 64 may be on their way, and only every 16th asks the driver
 PLACES_KEPT, PLACES_SEEN = 8, 64  # sets of addresses with a binding of their own; that are remembered
@@ -176,10 +178,19 @@ class Feeding:
         if name not in self.large:
             self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
         slot = self.large[name].next()
-        np.copyto(slot.feeds[name], array)
+        _copy(slot.feeds[name], array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
 
     def end(self, feeds: Mapping[str, Any], route: Route) -> None:
         """The calls have been given to the stream: what they read lives until they have."""
         if route.read:
             self.held.next()[:] = [feeds[name] for name in route.read]
+
+
+def _copy(to: np.ndarray, array: np.ndarray) -> None:
+    """The array's elements into staging memory; one thread alone does not keep up with the bus."""
+    if array.nbytes < SHARED or not array.flags.c_contiguous:
+        np.copyto(to, array)
+        return
+    target, source = to.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8)
+    for_blocks(source.size, PIECE, lambda start, stop: np.copyto(target[start:stop], source[start:stop]))

@@ -170,6 +170,18 @@ def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots, small):
     assert not same([run_late(monkeypatch, case, slots)], [expected])
 
 
+@pytest.mark.parametrize("lies", ["C", "F"])
+def test_a_feed_that_threads_copy_together_arrives_whole(stub, monkeypatch, lies):
+    monkeypatch.setattr(bound, "SMALL", 0)
+    case = Case(drops=False)
+    fed = [{name: np.array(x, order=lies) for name, x in case.feed(i, 40).items()} for i in range(6)]
+    expected = [gpu().run(case.program, feed, [case.total, case.x_grad], scope=case.scope()) for feed in fed]
+    monkeypatch.setattr(feed_cuda, "SHARED", 0)
+    monkeypatch.setattr(feed_cuda, "PIECE", 192)
+    exe = gpu()
+    assert same([exe.run(case.program, feed, [case.total, case.x_grad], scope=case.scope()) for feed in fed], expected)
+
+
 def test_of_a_ring_all_but_one_group_may_be_on_their_way(stub):
     """Nothing that is in use comes again, and few uses ask the driver."""
     done, given, asked = 0, 0, []
