@@ -16,6 +16,7 @@ from . import (
     gpu_linear_cross_entropy,
     gpu_mlp_gemm,
     gpu_optimizers,
+    gpu_packed_attention,
     gpu_steps_run,
     gpu_tf32,
     mlp_cpu,
@@ -27,7 +28,7 @@ BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
         mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
-        gpu_steps_run, gpu_attention, optimizer_cpu,
+        gpu_steps_run, gpu_attention, gpu_packed_attention, optimizer_cpu,
     )
 }
 
@@ -38,7 +39,6 @@ def listed() -> None:
         for name, bench in BENCHES.items():
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
         print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
-        print("gpu_packed_attention Q, K and V of one projection: python -m bench.gpu_packed_attention; peers: torch")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends

@@ -1,6 +1,6 @@
 """An attention block whose Q, K and V are parts of one projection, with and without copies of them.
 
-    python -m bench.gpu_packed_attention [--peers torch] [--rounds 5] [--file gpu_packed_attention]
+    python -m bench gpu_packed_attention [--peers torch] [--only split]
 
     qkv = x W    q, k, v = parts of qkv    loss = sum(attention(q, k, v) Wo * d), causal; gradients of x, W, Wo
 
@@ -13,15 +13,12 @@ arms are compared first.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib
 import json
-import shlex
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,7 +155,11 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def measured(dtype: str, spelling: str, train: bool, peers: list[str], rounds: int) -> dict[str, Any]:
+def title(dtype: str, spelling: str, train: bool) -> str:
+    return f"{dtype} {B}x{S}x{H}x{D} {spelling}{' train' if train else ''}"
+
+
+def measured(dtype: str, spelling: str, train: bool, peers: Sequence[str], rounds: int) -> dict[str, Any]:
     """The row of one case."""
     values = numbers(dtype)
     names = [a for a in ARMS if train or a in ("where", "copied")]
@@ -172,33 +173,42 @@ def measured(dtype: str, spelling: str, train: bool, peers: list[str], rounds: i
     assert all(apart[a] == 0 for a in arms), apart
     assert apart.get("torch", 0) < 2 * NEAR[dtype], apart
     times = in_turns(turns, rounds)
-    title = f"{dtype} {B}x{S}x{H}x{D} {spelling}{' train' if train else ''}"
-    return {"title": title, "apart": apart, "milliseconds": {a: summarized(t) for a, t in times.items()}}
+    shown = {a: summarized(t) for a, t in times.items()}
+    return {"title": title(dtype, spelling, train), "apart": apart, "milliseconds": shown}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_packed_attention", description=__doc__)
-    parser.add_argument("--peers", nargs="*", default=[], choices=["torch"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--file", default="gpu_packed_attention", help="what it is called in bench/results")
-    options = parser.parse_args()
-    gpu = importlib.import_module("cupy").cuda.runtime.getDeviceProperties(0)["name"].decode()
-    rows = []
-    for case in CASES:
-        rows.append(measured(*case, options.peers, options.rounds))
-        medians = {a: statistics.median(f["raw"]) for a, f in rows[-1]["milliseconds"].items()}
-        shown = "  ".join(f"{a} {ms:.4f} ({ms / medians['copied']:.3f})" for a, ms in medians.items())
-        print(f"{rows[-1]['title']:36} {shown}", flush=True)
-    report = {
-        "bench": "gpu_packed_attention", "title": "Attention of parts of one projection",
-        "command": f"python -m bench.gpu_packed_attention {shlex.join(sys.argv[1:])}".strip(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": {"name": gpu},
-        "versions": versions(), "rounds": options.rounds, "rows": rows,
-    }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{options.file}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+class GpuPackedAttention:
+    """The bench `gpu_packed_attention`."""
+
+    name = "gpu_packed_attention"
+    title = "Attention of Q, K and V that are parts of one projection, ms"
+    peers = ("torch",)
+
+    def missing(self) -> str | None:
+        """Why this cannot run here."""
+        reason = cuda.why_not()
+        return f"it needs a GPU: {reason}" if reason else None
+
+    def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
+        """Measure the cases whose title contains `only`, print, write bench/results/gpu_packed_attention.json."""
+        rows = []
+        for case in CASES:
+            if only not in title(*case):
+                continue
+            rows.append(measured(*case, peers, rounds))
+            medians = {a: statistics.median(f["raw"]) for a, f in rows[-1]["milliseconds"].items()}
+            shown = "  ".join(f"{a} {ms:.4f} ({ms / medians['copied']:.3f})" for a, ms in medians.items())
+            print(f"{rows[-1]['title']:36} {shown}", flush=True)
+        gpu = importlib.import_module("cupy").cuda.runtime.getDeviceProperties(0)["name"].decode()
+        report = {
+            "bench": self.name, "title": self.title, "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": {"name": gpu},
+            "versions": versions(), "rounds": rounds, "rows": rows,
+        }  # fmt: skip
+        path = RESULTS / f"{self.name}.json"
+        RESULTS.mkdir(exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {path}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BENCH = GpuPackedAttention()

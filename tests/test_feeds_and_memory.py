@@ -14,6 +14,7 @@ from cuda_host import COMPILER
 
 import minigraph as mg
 from minigraph import executor, plan_cuda, static
+from minigraph.builder import Builder
 from minigraph.errors import DTypeError, FeedError, KernelError, OutOfMemoryError, ProgramError
 from minigraph.types import bfloat16
 
@@ -169,6 +170,19 @@ def test_a_parameter_takes_a_producer_of_dlpack_and_keeps_a_copy():
     scope.find_var("w").get_tensor().set(Producer(x))
     expected, x[...] = x.copy(), 0
     np.testing.assert_array_equal(scope.read("w"), expected)
+
+
+@pytest.mark.parametrize("place", [mg.CPUPlace(), mg.CUDAPlace(0)], ids=str)
+def test_what_cannot_be_written_is_copied_into_the_scope(stub, place):
+    given, program, scope = np.broadcast_to(np.float32(1), (4,)), static.Program(), static.Scope()
+    w = program.global_block().create_var("w", [4], "float32", persistable=True)
+    Builder(program.global_block()).scale(w, scale=3.0, out={"Out": w})
+    scope.write("w", given)
+    exe = static.Executor(place)
+    for _ in range(3):
+        exe.run(program, scope=scope)
+    assert (scope.read("w") == 27).all()
+    assert (given == 1).all()
 
 
 def test_what_a_parameter_cannot_take_says_why():
