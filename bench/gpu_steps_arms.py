@@ -114,6 +114,10 @@ class Minigraph(Arm):
         whole = self.most_live([life for _, life in blocks])
         return self.most_live([life for b, life in blocks if id(b) not in workspaces]) / 2**20, whole / 2**20
 
+    def choices(self) -> list[str]:
+        """What `explain` says of the kernels of `step`: under autotune the times of what could run instead."""
+        return [f"{op.type}: {text}" for op, text in self.program.program_for(()).notes]
+
     @property
     def arena(self) -> float:
         """MiB of the arena, workspaces and copies of feeds included."""

@@ -105,6 +105,9 @@ def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:
     if isinstance(best, Minigraph):
         found["profile"], found["arena_mib"] = profile(best), round(best.arena, 2)
         found["tflops"] = row.flops / found["milliseconds"]["captured"]["median"] / 1e9
+    tuned = made.get("autotuned")
+    if isinstance(tuned, Minigraph):
+        found["autotune"] = tuned.choices()
     made.clear()
     release()
     return found
