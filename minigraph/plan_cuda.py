@@ -194,9 +194,6 @@ class CudaPlan:
     def _set_scalar(self, scope: Scope, name: str, value: float) -> None:
         """Fill a persistable variable with one number; nothing to do where it has it already."""
         array = scope.arrays[name]
-        if isinstance(array, np.ndarray):
-            array[...] = value
-            return
         array_then, value_then = scope.filled.get(name, (None, 0.0))
         if array_then is not array or value_then != value:
             if array.nbytes > SMALL:
@@ -214,10 +211,13 @@ class CudaPlan:
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""
+        anew = self.bound_to() is not scope or self.bound_version != scope.version
+        if anew:
+            self._bring(scope)
         with self.runtime.turn:
             if scope.waiting:
                 self._fill(scope)
-            if self.bound_to() is not scope or self.bound_version != scope.version:
+            if anew:
                 self._connect(scope)
             places = self.feeding.places(feeds)
             binding = self.binding = self.bindings.get((self.number, places)) or self._binding(places)
@@ -230,10 +230,10 @@ class CudaPlan:
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
             results = self._receive(return_numpy) if self.fetched else []
-            if self.fetched:
-                scope.look_at_faults()
-            elif self.watched is not scope.faults and self.bound.binder.wrong:
-                self.watched = scope.watch(self.faults)
+        if self.fetched:
+            scope.look_at_faults()
+        elif self.watched is not scope.faults and self.bound.binder.wrong:
+            self.watched = scope.watch(self.faults)
         scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return results
 
@@ -281,6 +281,13 @@ class CudaPlan:
             seen.copy() if f is None and seen is not None else f
             for f, (_, seen) in zip(found, self.fetched, strict=True)
         ]
+
+    def _bring(self, scope: Scope) -> None:
+        """To the host what another GPU has: before this one's turn, since nobody waits for a turn while having one."""
+        for name in self.bound.outside:
+            array = scope.arrays.get(name)
+            if array is not None and not isinstance(array, np.ndarray) and not self.runtime.holds(array):
+                scope.on_host(name)
 
     def _connect(self, scope: Scope) -> None:
         """Give the outside buffers the addresses of the Scope's arrays: for calls that are bound, and for fetches."""
@@ -357,9 +364,6 @@ class CudaPlan:
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
             scope.write(name, array)
-        if not isinstance(array, np.ndarray) and not self.runtime.holds(array):
-            array = scope.read(name)  # another GPU has it
-            scope.write(name, array)  # with the number that was left for that GPU's stream
         if id(buffer) in self.paged:
             array = self._allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
             scope.arrays[name] = array

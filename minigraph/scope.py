@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DTypeError, ProgramError, ShapeError, require
+from .errors import DTypeError, ProgramError, ShapeError, require, shortened
 from .types import NO_ARRAY, as_numpy, why_no_array
 
 FAULTS_KEPT = 16
@@ -153,11 +153,15 @@ class Scope:
 
     def fill(self, name: str, value: float) -> None:
         """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
         array = self.arrays[name]
         if isinstance(array, np.ndarray):
-            array[...] = value
+            array[...] = number
         else:
-            self.waiting[name] = value
+            self.waiting[name] = number
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""

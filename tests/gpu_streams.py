@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class Sums:
         stream = self.cupy.cuda.Stream
         kept = [stream(non_blocking=True), stream()]
         foreign = self.foreign = stream(non_blocking=True)
-        return [nullcontext(), *kept, self.cupy.cuda.ExternalStream(foreign.ptr), stream.ptds]
+        other = stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, self.foreign.ptr)))
+        return [nullcontext(), *kept, self.cupy.cuda.ExternalStream(foreign.ptr), other, stream.ptds]
 
 
 def checks() -> Iterator[Check]:
@@ -140,6 +142,57 @@ def values_that_stay_on_the_gpu_are_the_callers() -> None:
             assert [float(m[-1]) for m in made] == [2 * i + 1 for i in range(ROUNDS)]
 
 
+def memory_of_fetched_values_goes_back_to_its_stream() -> None:
+    """What is read on one stream is not given to a run on another."""
+    sums = Sums()
+    cupy, (s1, s2) = sums.cupy, (sums.cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    x = cupy.zeros(SIZE, np.float32)
+
+    def fetched(value: int) -> Any:
+        x.fill(value)
+        return sums.exe.run(sums.program, {"x": x}, [sums.twice], scope=sums.scope, return_numpy=False)[0]
+
+    cupy.cuda.Device().synchronize()
+    for i in range(ROUNDS):
+        with s1:
+            a = fetched(i)
+        with s2:
+            b = fetched(i)
+        with s1:
+            sums.spin((1,), (1,), (CYCLES,))
+            y = a + 1
+            del a
+        with s2:
+            c = fetched(i + 100)
+        assert float(y[-1]) == 2 * i + 1 and float(b[-1]) == 2 * i and float(c[-1]) == 2 * i + 200
+
+
+def memory_that_is_freed_in_the_order_of_a_stream() -> None:
+    """CuPy's asynchronous pool: an arena that is dropped while its run has not begun is not given away."""
+    sums = Sums()
+    cupy, turn = sums.cupy, mg.cuda.runtime(mg.CUDAPlace(0)).turn
+    before, pool = cupy.cuda.get_allocator(), cupy.cuda.MemoryAsyncPool()
+    cupy.cuda.set_allocator(pool.malloc)
+    try:
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+        x = cupy.zeros(SIZE, np.float32)
+        cupy.cuda.Device().synchronize()
+        for i in range(ROUNDS):
+            with streams[0]:
+                sums.run(x, i)
+                nbytes = next(iter(sums.exe._plans.values())).arena.nbytes
+                sums.exe.close()
+            with streams[1]:
+                taken = [cupy.full(nbytes, 7, np.uint8) for _ in range(4)]
+            cupy.cuda.Device().synchronize()
+            assert all(bool((t == 7).all()) for t in taken)
+            assert sums.right()
+        assert turn.stream is turn.own
+    finally:
+        cupy.cuda.set_allocator(before)
+        turn._keeps = True
+
+
 def the_second_gpu_while_the_first_is_current() -> None:
     """Where there is a second one: the same bits, host and GPU feeds, a scope that moves; the first stays current."""
     if mg.cuda.device_count() < 2:
@@ -182,6 +235,7 @@ def _twin(case: Case, scope: Scope) -> Scope:
 
 CASES = [
     callers_of_all_kinds_in_turns, a_missing_wait_is_noticed, callers_in_threads, streams_that_are_gone,
-    values_that_stay_on_the_gpu_are_the_callers, the_second_gpu_while_the_first_is_current,
+    values_that_stay_on_the_gpu_are_the_callers, memory_of_fetched_values_goes_back_to_its_stream,
+    memory_that_is_freed_in_the_order_of_a_stream, the_second_gpu_while_the_first_is_current,
 ]  # fmt: skip
 SANITIZED = [callers_of_all_kinds_in_turns]

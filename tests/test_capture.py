@@ -14,7 +14,7 @@ from gpu_capture import COLUMNS, Case, same, trace
 import minigraph as mg
 from minigraph import bound, cuda, feed_cuda, plan_cuda
 from minigraph.builder import Builder
-from minigraph.errors import KernelError
+from minigraph.errors import KernelError, ProgramError
 from minigraph.executor import PLANS_KEPT, Executor
 from minigraph.program import Program
 from minigraph.scope import Scope
@@ -377,6 +377,17 @@ def test_arrays_that_lie_elsewhere_each_time_are_copied(stub):
     assert len(plan.feeding.seen) == feed_cuda.PLACES_SEEN
 
 
+def test_an_array_that_takes_the_number_of_one_that_died_is_looked_at_anew(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    fed = [{n: stub.to_device(x) for n, x in case.feed(i).items()} for i in range(2)]
+    exe.run(case.program, fed[0], scope=scope)
+    (plan,) = exe._plans.values()
+    first, second = (plan.feeding.places(feed) for feed in fed)
+    for name, array in fed[1].items():
+        plan.feeding.known[id(array)] = plan.feeding.known.pop(id(fed[0][name]))
+    assert plan.feeding.places(fed[1]) == second != first
+
+
 def test_only_so_many_places_have_a_binding(stub, monkeypatch):
     monkeypatch.setattr(plan_cuda, "PLACES_KEPT", 2)
     case, exe, scope = Case(), gpu(), case_scope()
@@ -474,6 +485,79 @@ def test_threads_that_share_an_executor_and_a_scope_run_one_after_the_other(stub
     for t in threads:
         t.join()
     assert [scope.steps[c.program.origin] for c in (case, *other)] == [20, 10, 10]
+
+
+class OwnedRuntime(gpu_stub.StubRuntime):
+    """One of two GPUs; nobody may wait for its turn while having that of the other, who might wait for this one."""
+
+    def __init__(self, index, had):
+        super().__init__()
+        self.device, self.turn, self.had, self.index = self.device._replace(index=index), self, had, index
+
+    def __enter__(self):
+        assert self.had in ([], [self.index] * len(self.had)), "two threads could wait for each other"
+        self.had.append(self.index)
+
+    def __exit__(self, *_):
+        self.had.pop()
+
+    def empty(self, shape, dtype):
+        made = super().empty(shape, dtype)
+        made.owner = self
+        return made
+
+    def to_device(self, array):
+        return super().to_device(array if isinstance(array, np.ndarray) else array.get())
+
+    def holds(self, array):
+        return getattr(array, "owner", None) is self
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+def test_a_scope_goes_from_gpu_to_gpu(stub, monkeypatch, fetches):
+    """With its numbers, its schedule and the faults that nobody looked at."""
+    had, case = [], Case()
+    runtimes = [OwnedRuntime(i, had) for i in range(2)]
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "runtime", lambda place: runtimes[place.device_id])
+    exes, scope, twin = [Executor(mg.CUDAPlace(i)) for i in range(2)], case.scope(), case.scope()
+    rates = [0.5, 0.25, 0.25, 0.125, 1.0, 0.0]
+    case.program.lr_schedulers.append((case.rate, lambda: rates[0]))
+    for i in range(12):
+        wanted = [case.total] if fetches or i == 11 else []
+        found = exes[i // 2 % 2].run(case.program, case.feed(i), wanted, scope=scope)
+        expected = exes[0].run(case.program, case.feed(i), wanted, scope=twin)
+        assert same([found], [expected])
+        rates.append(rates.pop(0))
+    assert scope.read("w").tobytes() == twin.read("w").tobytes()
+    bad, other = case.feed(1), Program()
+    bad["ids"][2] = COLUMNS
+    x = other.global_block().create_var("x", [-1, COLUMNS], "float32", is_data=True)
+    total = Builder(other.global_block()).reduce_sum(x)
+    for program, wanted in ((case.program, case.total), (other, total)):
+        exes[0].run(case.program, bad, scope=scope)
+        fed = {name: x for name, x in case.feed(0).items() if name in program.vars}
+        with pytest.raises(KernelError, match="row 2"):
+            exes[1].run(program, fed, [wanted], scope=scope)
+        exes[1].run(program, fed, [wanted], scope=scope)
+
+
+def test_a_number_that_is_none_fills_nothing(stub):
+    case, exe, scope = Case(), gpu(), case_scope()
+    rates = [0.5]
+    case.program.lr_schedulers.append((case.rate, lambda: rates[0]))
+    for _ in range(2):
+        exe.run(case.program, case.feed(0), scope=scope)
+    rates[0] = np.array([0.1, 0.2])
+    with pytest.raises(ProgramError, match="rate is filled with one number, not with array"):
+        exe.run(case.program, case.feed(0), scope=scope)
+    assert scope.read("rate") == 0.5
+    rates[0] = np.full((), 0.25)
+    exe.run(case.program, case.feed(0), scope=scope)
+    assert scope.read("rate") == 0.25
+    rates[0][...] = 0.125
+    exe.run(case.program, case.feed(0), scope=scope)
+    assert scope.read("rate") == 0.125
 
 
 def test_executors_of_several_threads_do_not_mix_their_work(stub):

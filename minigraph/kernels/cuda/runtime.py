@@ -259,10 +259,10 @@ class Runtime:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """An array of this GPU with undefined content; MemoryError where there is no room."""
         with cupy.cuda.Device(self.device.index), self.turn.own:
-            try:
-                return cupy.ndarray(shape, dtype)
-            except cupy.cuda.memory.OutOfMemoryError as problem:
-                raise MemoryError(str(problem)) from None
+            made = _array(shape, dtype)
+        if isinstance(made.data.mem, cupy.cuda.memory.MemoryAsync):  # freed in the order of that stream alone
+            self.turn.stay()
+        return made
 
     def to_device(self, array: Any) -> cupy.ndarray:
         """A copy on this GPU."""
@@ -355,17 +355,26 @@ class Runtime:
             )
 
     def fetch(self, buffer: Buffer, as_numpy: bool) -> Any:
-        """A copy of a buffer: a NumPy array, or one of this GPU."""
+        """A copy of a buffer: a NumPy array, or one of this GPU, in memory that the caller's stream may use again."""
         if as_numpy:
             host = np.empty(buffer.shape, buffer.dtype)
             self.download(buffer, host)
             return host
-        copy = self.empty(buffer.shape, buffer.dtype)
+        with cupy.cuda.Device(self.device.index):
+            copy = _array(buffer.shape, buffer.dtype)
         if buffer.nbytes:
             cupy.cuda.runtime.memcpyAsync(
                 copy.data.ptr, buffer.address, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
         return copy
+
+
+def _array(shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
+    """An array with undefined content of the current device and stream; MemoryError where there is no room."""
+    try:
+        return cupy.ndarray(shape, dtype)
+    except cupy.cuda.memory.OutOfMemoryError as problem:
+        raise MemoryError(str(problem)) from None
 
 
 def _first_variant(call: Call) -> list[Call]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import cupy
 
-PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle, another stream in each thread
 current_device, current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
 
 
@@ -24,9 +23,10 @@ class Turn:
     Work of all threads comes one after the other: after what the caller's stream was given before, and before what that
     stream is given later. It simply goes to the caller's stream, CuPy's current one, which is kept until another one
     takes its place, so most runs need no event. A stream of our own for all of them would have to wait for the caller's
-    and the other way round, which keeps the host 2 us longer (bench/results/studies/streams.json).
+    and the other way round, which keeps the host 2 us longer (bench/results/studies/streams.json). For guests it is so:
+    for streams that somebody else may destroy, that are another one in each thread, or of a turn inside a turn.
 
-    own      a stream for callers whose stream cannot be kept; memory is taken for it, so that no one else gets it
+    own      the stream that serves guests; memory of the Runtime is taken for it, so that no one else gets it
     stream   that to which work goes: the caller's of the latest turn, or `own`
     target   where calls read it
     """
@@ -38,46 +38,66 @@ class Turn:
             self._fence = cupy.cuda.Event(disable_timing=True)
         self.target = Target(self.own.ptr)
         self._lock = threading.RLock()
-        self._devices: list[int] = []  # those that were current before, one for each `with` that has not ended
-        self._guest: Any = None  # the caller's stream while work goes to `own` for it
+        self._begun: list[tuple[int, Any]] = []  # of turns that have not ended: the device before, and the guest if any
+        self._keeps = True
 
     def __enter__(self) -> None:
-        self._lock.acquire()
         device = current_device()
-        self._devices.append(device)
-        if device != self.index or current_stream(device) is not self.stream:
-            try:
-                cupy.cuda.runtime.setDevice(self.index)
-                self._go_to(current_stream(self.index))
-            except BaseException:
-                self.__exit__()
-                raise
+        self._lock.acquire()
+        try:
+            if device == self.index and current_stream(device) is self.stream:
+                self._begun.append((device, None))
+                return
+            cupy.cuda.runtime.setDevice(self.index)
+            self._begun.append((device, self._come(current_stream(self.index))))
+        except BaseException:
+            self._put_back(device)
+            raise
 
     def __exit__(self, *_: object) -> None:
-        device = self._devices.pop()
+        device, guest = self._begun.pop()
         try:
-            if self._guest is not None and not self._devices:
-                self._after(self._guest, self.stream)
-                self._guest = None
+            if guest is not None:
+                self._after(guest, self.stream)
+        finally:
+            self._put_back(device)
+
+    def _put_back(self, device: int) -> None:
+        try:
             if device != self.index:
                 cupy.cuda.runtime.setDevice(device)
         finally:
             self._lock.release()
 
-    def _go_to(self, caller: Any) -> None:
-        kept = isinstance(caller, cupy.cuda.Stream) and caller.ptr != PER_THREAD  # others destroy an ExternalStream
-        stream = caller if kept else self.own
+    def _come(self, caller: Any) -> Any:
+        """Work goes to the caller's stream from now on, or comes after it; returns it where it is a guest."""
+        if caller is self.stream:
+            return None
+        kept = self._keeps and (caller.ptr == 0 or (isinstance(caller, cupy.cuda.Stream) and caller.device_id >= 0))
+        if not self._begun:
+            self._go_to(caller if kept else self.own)
+        if caller is self.stream:
+            return None
+        self._after(self.stream, caller)
+        return caller
+
+    def _go_to(self, stream: Any) -> None:
         if stream is not self.stream:
             self._after(stream, self.stream)
             self.stream, self.target.ptr = stream, stream.ptr
-        if not kept:
-            self._guest = caller
-            self.join()
 
     def join(self) -> None:
         """What comes now is after all that the caller's stream was given, also since the turn began."""
-        if self._guest is not None:
-            self._after(self.stream, self._guest)
+        guest = self._begun[-1][1] if self._begun else None
+        if guest is not None:
+            self._after(self.stream, guest)
+
+    def stay(self) -> None:
+        """All callers are guests from now on: for memory whose owner knows only work of the stream that took it."""
+        if self._keeps:
+            self._keeps, before = False, self.stream
+            self._go_to(self.own)
+            self._begun = [(device, before if guest is None else guest) for device, guest in self._begun]
 
     def _after(self, later: Any, earlier: Any) -> None:
         """What one stream is given from now on waits for what another one has been given."""
