@@ -2,7 +2,8 @@
 
     program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
 
-Compiled once for each set of fetched names, since a fetched value must survive every pass.
+Compiled once for each set of fetched names, since a fetched value must survive every pass, and once more for runs with
+`use_prune`: what is left out must not be in one kernel with what runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class CompiledProgram:
         )  # fmt: skip
         self._program = program
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
-        self._compilations: dict[frozenset[str], _Compilation] = {}
+        self._compilations: dict[tuple[frozenset[str], bool], _Compilation] = {}
         self._latest: _Compilation | None = None
 
     def with_data_parallel(
@@ -55,9 +56,12 @@ class CompiledProgram:
         require(count <= 1, f"with_data_parallel takes one place, {count} were given", ProgramError)
         return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
 
-    def program_for(self, fetches: Iterable[str] = ()) -> Program:
-        """The rewritten program in which the values called `fetches` still exist; the Executor asks for it."""
-        return self._compiled(fetches).after
+    def program_for(self, fetches: Iterable[str] = (), prune: bool = False) -> Program:
+        """The rewritten program in which the values called `fetches` still exist; the Executor asks for it.
+
+        prune   only with what these values depend on, as `use_prune` of a run
+        """
+        return self._compiled(fetches, prune).after
 
     @property
     def options(self) -> RunOptions:
@@ -129,13 +133,13 @@ class CompiledProgram:
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
 
-    def _compiled(self, fetches: Iterable[str]) -> _Compilation:
+    def _compiled(self, fetches: Iterable[str], prune: bool = False) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
-        key = frozenset(fetches)
+        key = frozenset(fetches), prune
         if key not in self._compilations:
             with without_collection():
-                self._compilations[key] = _Compilation(self._program, self._strategy, key)
+                self._compilations[key] = _Compilation(self._program, self._strategy, *key)
         self._latest = self._compilations[key]
         return self._latest
 
@@ -143,8 +147,9 @@ class CompiledProgram:
 class _Compilation:
     """One pass pipeline over one graph."""
 
-    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str]) -> None:
+    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: bool) -> None:
         self.version = program.version
+        self.ops = program.pruned_ops(fetches) if prune else program.ops
         try:
             self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
         except Exception:
@@ -157,7 +162,8 @@ class _Compilation:
     def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
         """The program that runs; `each` verifies the graph after each pass, not only at the end."""
         self.reports: dict[str, PassReport] = {}
-        graph, previous = to_graph(program, fetches), program
+        graph = to_graph(program, fetches, self.ops)
+        previous = program if self.ops is program.ops else to_program(graph, program)
         if each:
             verify(graph)
         for step in PASSES:
@@ -175,7 +181,7 @@ class _Compilation:
                 report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends)
                 previous = now
         if not self.reports:
-            return program
+            return previous
         if strategy.verify != "off":
             verify(graph, "the last pass", types=not each and graph.changed)
         return to_program(graph, program)

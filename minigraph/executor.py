@@ -169,7 +169,7 @@ class Executor:
             )  # fmt: skip
             if prune and isinstance(feed, Mapping):
                 _check_none_is_computed(source.before, feed)
-            program, options = source.program_for(fetches), source.options
+            program, options = source.program_for(fetches, prune), source.options
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
         seed, tf32 = _seed_of(program), cuda.allows_tf32()
         key = (

@@ -10,7 +10,7 @@ value of its own, and the life of each value is computed. Plans turn a Schedule 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ class Schedule:
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         computed = {name for name in feeds if not program.vars[name].is_data}
-        ops = pruned_ops(program, self.fetches, computed) if prune else program.ops
+        ops = program.pruned_ops(self.fetches, computed) if prune else program.ops
         self.wanted = {*self.fetches, *(name for op in ops for name in op.input_arg_names)}
         for op in ops:
             self._add_step(op)
@@ -243,22 +243,6 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
         step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
     roots, read = step.shown
     return roots[values[i].root] <= (i in read)
-
-
-def pruned_ops(program: Program, fetches: Sequence[str], fed: Collection[str] = ()) -> list[Operator]:
-    """The operators on which the fetched values depend; what is `fed` takes the place of its first operator."""
-    makers: dict[str, Operator] = {}
-    for op in program.ops if fed else ():
-        for name in op.output_arg_names:
-            if name in fed:
-                makers.setdefault(name, op)
-    needed, kept = set(fetches), []
-    for op in reversed(program.ops):
-        needed.difference_update(name for name in op.output_arg_names if makers.get(name) is op)
-        if op.role != "optimize" and not needed.isdisjoint(op.output_arg_names):
-            kept.append(op)
-            needed.update(op.input_arg_names)
-    return kept[::-1]
 
 
 def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:

@@ -269,6 +269,25 @@ def test_a_computed_value_is_not_fed_past_passes():
     assert exe.run(compiled, {"x": feed["x"]}, [z], use_prune=True)[0].all()
 
 
+@pytest.mark.parametrize("verify", ["structure", "each_pass"])
+def test_what_is_pruned_is_in_no_kernel_with_what_runs(verify):
+    """A value that the Scope keeps stays as it was where the fetched one does not depend on it."""
+    program = static.Program()
+    with static.program_guard(program, static.Program()):
+        h = mg.tanh(static.data("x", [2, 3], "float64"))
+        kept, y = mg.nn.functional.sigmoid(h), mg.exp(h)
+        kept.persistable = True
+    compiled = static.CompiledProgram(program, static.BuildStrategy.all(verify=verify))
+    found = []
+    for runs in (program, compiled):
+        exe, scope = static.Executor(), static.Scope()
+        for x, prune in ((0.0, False), (1.0, True), (2.0, True)):
+            (value,) = exe.run(runs, {"x": np.full((2, 3), x)}, [y], scope=scope, use_prune=prune)
+            found.append([value.tolist(), scope.read(kept.name).tolist()])
+    np.testing.assert_allclose(found[3:], found[:3], rtol=1e-12)
+    assert (np.array(found)[:, 1] == 0.5).all()
+
+
 # names
 
 NAMES = ["../../evil", "a/b", "/etc/passwd", "<script>alert(1)</script>", 'a"b\\', "<b>&amp;", "{x|y}",

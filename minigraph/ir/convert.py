@@ -8,8 +8,8 @@ from ..program import Operator, Program, Variable, copy_var
 from .graph import Graph, OpNode, VarNode
 
 
-def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
-    """The Graph of a program; an operator's rank is its position."""
+def to_graph(program: Program, fetches: Iterable[str] = (), ops: Iterable[Operator] | None = None) -> Graph:
+    """The Graph of a program, or of some of its operators; an operator's rank is its position."""
     graph = Graph(program.name, (*fetches, *program.fetched), program.vars)
     current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
@@ -29,7 +29,7 @@ def to_graph(program: Program, fetches: Iterable[str] = ()) -> Graph:
         node = current[name] = graph.add_var(name, v.type, v)
         return node
 
-    for position, op in enumerate(program.ops):
+    for position, op in enumerate(program.ops if ops is None else ops):
         inputs = {slot: list(map(read, vs)) for slot, vs in op.inputs.items()}
         outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
         nodes[id(op)] = graph.add_op(
