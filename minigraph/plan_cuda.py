@@ -372,5 +372,6 @@ class CudaPlan:
             scope.arrays[name] = array
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             v = self.program.vars[name]
-            raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
+            here = f"{array.dtype}{list(array.shape)} in the scope"
+            raise UninitializedError(f"{v} is {here}, and {buffer.dtype}{list(buffer.shape)} in this run", site=v.site)
         return array

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from .errors import FeedError, MinigraphError
+from .errors import FeedError, MinigraphError, ShapeError
 from .opdef import Slot
 from .program import Operator, Program, Variable, describe_call
 from .types import TensorType
@@ -167,6 +167,9 @@ class Schedule:
             indices, in_place = [], []
             source = opdef.inplace.get(slot.name)
             for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
+                if t is not v.type and not v.type.accepts(t):
+                    problem = ShapeError(f"{v.name} is {t} in this run, and declared {v.type}")
+                    raise problem.at(_describe(op, types), op.site)
                 name, persistable = v.name, v.persistable
                 self._check_feed_is_used(op, v)
                 own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name

@@ -381,3 +381,57 @@ def test_a_program_without_attention_names_the_nearest_miss():
         mg.nn.Linear(4, 4)(mg.static.data("x", [None, 4]))
     explained = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True)).explain()
     assert "0 applied; nearest miss: x is not computed by a softmax" in explained
+
+
+def rows(x):
+    return mg.unsqueeze(x, 1)
+
+
+def columns(x):
+    return mg.unsqueeze(x, 0)
+
+
+def triangle(value, dtype):
+    return mg.tril(mg.full([4, 4], value, dtype))
+
+
+MASKS = {
+    "unsigned places": lambda: (lambda i: rows(i) - columns(i) >= mg.zeros([1], "uint8"))(mg.arange(4, dtype="uint8")),
+    "places cut off": lambda: rows(mg.arange(0.5, 4.5, 1, dtype="int64")) > columns(mg.arange(4)),
+    "places cast": lambda: rows(mg.cast(mg.cast(mg.arange(4), "float64") + 0.7, "int64")) > columns(mg.arange(4)),
+    "product wraps": lambda: triangle(2**30, "int32") * mg.full([1], 4, "int32") > 0,
+    "abs wraps": lambda: mg.abs(triangle(-(2**31), "int32")) > 0,
+    "underflow": lambda: mg.cast(triangle(1e-30, "float32") * 1e-30, "bool"),
+    "overflow": lambda: triangle(1e30, "float32") * 1e30 < np.inf,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_read_with_their_types(name):
+    main, found = mg.static.Program(), []
+    with mg.static.program_guard(main, mg.static.Program()):
+        x = mg.static.data("x", [None, 4, 3], "float64")
+        scores = mg.where(MASKS[name](), mg.matmul(x, x, transpose_y=True), -1e9)
+        out = mg.matmul(mg.nn.functional.softmax(scores), x)
+    for program in (main, CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True))):
+        feed = {"x": np.arange(12.0).reshape(1, 4, 3) / 10}
+        found += Executor().run(program, feed=feed, fetch_list=[out], scope=Scope())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("learned", ["queries", "keys and values", "values"])
+def test_what_is_learned_may_stand_beside_a_batch_of_unknown_size(learned):
+    """As in a Perceiver: the operator wants one batch of all three, products spread what has a batch of 1."""
+    main, startup, found = mg.static.Program(), mg.static.Program(), []
+    with mg.static.program_guard(main, startup):
+        x = mg.static.data("x", [None, 6, 4], "float64")
+        own = mg.static.create_parameter([1, 6, 4], "float64")
+        q, k, v = {"queries": (own, x, x), "keys and values": (x, own, own), "values": (x, x, own)}[learned]
+        out = mg.matmul(mg.nn.functional.softmax(mg.matmul(q, k, transpose_y=True) * 0.5), v)
+    compiled, scope = CompiledProgram(main, build_strategy=BuildStrategy(memory_efficient_attention=True)), Scope()
+    Executor().run(startup, scope=scope)
+    for program in (main, compiled):
+        feed = {"x": np.random.default_rng(0).normal(size=(2, 6, 4))}
+        found += Executor().run(program, feed=feed, fetch_list=[out], scope=scope)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    assert "may have batches of different sizes" in compiled.explain()

@@ -15,7 +15,14 @@ from cuda_host import COMPILER
 import minigraph as mg
 from minigraph import executor, plan_cuda, static
 from minigraph.builder import Builder
-from minigraph.errors import DTypeError, FeedError, KernelError, OutOfMemoryError, ProgramError
+from minigraph.errors import (
+    DTypeError,
+    FeedError,
+    KernelError,
+    OutOfMemoryError,
+    ProgramError,
+    ShapeError,
+)
 from minigraph.types import bfloat16
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
@@ -447,3 +454,28 @@ def test_a_capture_that_is_refused_is_still_told_when_calls_are_bound_anew(stub,
         for _ in range(3):
             exe.run(compiled, {"x": np.ones((3, 4), np.float32)}, [out], scope=scope)
         assert "no CUDA graph of this program: this library refuses" in compiled.explain()
+
+
+@pytest.mark.parametrize("place", [mg.CPUPlace(), mg.CUDAPlace(0)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_size_that_contradicts_what_is_declared_is_named(stub, place, rows):
+    """A gradient of the wrong size would be read past its end, a state would change its shape."""
+    program = static.Program()
+    block = program.global_block()
+    g = Builder(block)
+    x = block.create_var("x", [2, 4], "float64", is_data=True, stop_gradient=False)
+    d, y = (block.create_var(name, [-1, 4], "float64", is_data=True) for name in "dy")
+    state = block.create_var("state", [2, 4], "float64", persistable=True)
+    (dx,) = static.gradients([g.softmax(x)], [x], [d])
+    g.assign(y, out={"Out": state})
+    scope, exe = static.Scope(), static.Executor(place)
+    scope.write("state", np.zeros((2, 4)))
+    good, bad = np.ones((2, 4)), np.ones((rows, 4))
+    for feed, said in (
+        ({"x": good, "d": bad, "y": good}, rf"assign\(X=d(.|\n)*GRAD is f64\[{rows},4\] in this run, and declared"),
+        ({"x": good, "d": good, "y": bad}, rf"assign\(X=y(.|\n)*state is f64\[{rows},4\] in this run, and declared"),
+    ):  # fmt: skip
+        with pytest.raises(ShapeError, match=said):
+            exe.run(program, feed, [dx], scope=scope)
+    exe.run(program, {"x": good, "d": good, "y": good}, [dx], scope=scope)
+    assert (scope.read("state") == 1).all()

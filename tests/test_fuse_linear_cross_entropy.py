@@ -462,3 +462,20 @@ PLANTED = {
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
     assert any(failure(seed, [PLANTED[plant]]) for seed in range(WITHIN)), f"{WITHIN} programs did not show it"
+
+
+def test_what_one_hot_refuses_is_refused():
+    """-100 is no class, and no label that the loss of a one_hot ignores."""
+    main, startup = Program(), Program()
+    with mg.static.program_guard(main, startup):
+        x, y = mg.static.data("x", [None, 3]), mg.static.data("y", [None], "int64")
+        labels = mg.nn.functional.label_smooth(mg.nn.functional.one_hot(y, 8))
+        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(3, 8)(x), labels, soft_label=True)
+    compiled = mg.static.CompiledProgram(main, mg.static.BuildStrategy(fuse_linear_cross_entropy=True))
+    scope = Scope()
+    Executor().run(startup, scope=scope)
+    feed = {"x": np.ones((3, 3), np.float32), "y": np.array([1, -100, 4])}
+    for program in (main, compiled):
+        with pytest.raises(mg.errors.KernelError, match="-100"):
+            Executor().run(program, feed=feed, fetch_list=[loss], scope=scope)
+    assert "1 applied" in compiled.explain()

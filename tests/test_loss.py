@@ -116,6 +116,13 @@ def test_masked_classes():
     np.testing.assert_allclose(grad, [[0.25, 0, -0.25]])
 
 
+def test_an_infinite_gradient_of_the_loss_keeps_its_signs():
+    """As an overflowed loss scale: (Softmax - one_hot) * Loss_grad, not one infinity less another."""
+    feeds = {"y": np.array([[1], [-100]]), "p": np.full((2, 3), 0.25), "d": np.full((2, 1), math.inf)}
+    (found,) = run(lambda g, y, p, d: [g.softmax_with_cross_entropy_grad(y, p, d)], feeds)
+    assert found.tolist() == [[math.inf, -math.inf, math.inf], [0, 0, 0]]
+
+
 @pytest.mark.parametrize("ignore_index", [-100, -1, 1, 7, 300])
 @pytest.mark.parametrize("axis", [-1, 1, 0])
 def test_ignored_rows(rng, ignore_index, axis):

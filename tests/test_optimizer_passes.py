@@ -20,7 +20,7 @@ from minigraph.passes import optimizer_groups
 from minigraph.passes.foreach_optimizer_ops import foreach_optimizer_ops
 from minigraph.passes.fuse_all_optimizer_ops import fuse_adamw, fuse_all_optimizer_ops
 from minigraph.passes.log import PassReport
-from minigraph.program import program_guard
+from minigraph.program import Program, program_guard
 from minigraph.scope import Scope
 from minigraph.static import BuildStrategy, CompiledProgram
 
@@ -329,3 +329,26 @@ def test_planted_defect_is_seen(plant, level, monkeypatch):
     except Exception:
         return
     pytest.fail("no program showed it")
+
+
+@pytest.mark.parametrize("flag", ["fuse_all_optimizer_ops", "foreach_optimizer_ops"])
+def test_parameters_with_one_gradient_have_a_norm_each(flag):
+    main, startup, found = Program(), Program(), []
+    block = main.global_block()
+    g = Builder(block)
+    x = block.create_var("x", [4, 3], "float64", is_data=True)
+    v, w = (block.create_parameter(name, [3], "float64") for name in "vw")
+    loss = g.reduce_mean(g.elementwise_mul(x, g.sum([v, w])))
+    opt.SGD(0.1, grad_clip=clip.ClipGradByGlobalNorm(0.1)).minimize(loss, startup)
+    strategy = BuildStrategy(common_subexpression_elimination=True, **{flag: True})
+    for program in (main, CompiledProgram(main, build_strategy=strategy)):
+        scope = Scope()
+        for name in ("v", "w"):
+            scope.write(name, np.ones(3))
+        scope.write("learning_rate_0", np.full(1, 0.1))
+        for missing in [p.name for p in main.vars.values() if p.persistable and not scope.has(p.name)]:
+            scope.write(missing, np.full(main.vars[missing].shape, 0.1))
+        Executor().run(program, {"x": np.arange(12.0).reshape(4, 3)}, scope=scope)
+        found.append([scope.read(name) for name in ("v", "w")])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-12)
+    assert (found[0][0] != 1).all()

@@ -48,9 +48,10 @@ def to_program(graph: Graph, source: Program) -> Program:
     program = Program(source.name)
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     block = program.global_block()
-    used = {v.name for v in graph.vars.values() if v.read_by or v.written_by}
+    used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
     for v in source.vars.values():
-        if v.name in used or v.persistable or v.is_data:
+        kept = v.persistable or v.is_data
+        if kept or used.get(v.name) == v.type:  # else a pass has given the name of what is gone to another value
             block.vars[v.name] = copy_var(v, block)
     operators: dict[OpNode, Operator] = {}
 

@@ -147,10 +147,12 @@ def softmax_with_cross_entropy_grad(
         return np.multiply(result, Loss_grad, out=result)
     numbers = class_numbers(Label, Softmax.ndim, axis).astype(np.intp, copy=False)
     kept = kept_rows(numbers, Softmax.shape[axis], ignore_index)
-    result = np.multiply(Softmax, Loss_grad, out=result)
+    result = np.empty_like(Softmax) if result is None else result
+    np.copyto(result, Softmax)
     if kept is not None:
         numbers = np.where(kept, numbers, 0)
-    np.moveaxis(result, axis, -1)[place_of(numbers)] -= np.squeeze(Loss_grad, axis)
+    np.moveaxis(result, axis, -1)[place_of(numbers)] -= 1
+    np.multiply(result, Loss_grad, out=result)
     if kept is not None:
         np.copyto(result, 0, where=~np.expand_dims(kept, axis))
     return result

@@ -105,7 +105,7 @@ def value_of(v: VarNode) -> Value:
     if op is None or v.version or v.next_version is not None:
         return None
     try:
-        return _value(op, v)
+        return _typed(_value(op, v), v.type.dtype)
     except (ArithmeticError, ValueError):
         return None
 
@@ -255,15 +255,32 @@ def _triangle(x: Value, attrs: Any) -> Value:
 
 
 def _cast(x: Value, dtype: np.dtype) -> Value:
-    if isinstance(x, Index):
-        return x if dtype.kind in "if" and dtype.itemsize >= 4 else None
-    assert x is not None
+    if not isinstance(x, Steps):
+        return x
+    with np.errstate(all="ignore"):
+        return x.map(math.trunc if dtype.kind in "iu" else lambda value: float(np.asarray(value).astype(dtype)))
 
-    def rounded(value: float) -> float:
-        return float(np.asarray(value).astype(dtype))
+
+def _typed(x: Value, dtype: np.dtype) -> Value:
+    """What a type makes of a value; None where integers wrap, or places are no whole numbers.
+
+    Of floats the number stays, for programs that are evaluated in float64, but where the type has 0 or infinity for it.
+    """
+    whole = dtype.kind in "iu"
+    if isinstance(x, Index):
+        wide = dtype.kind in "if" and dtype.itemsize >= 4
+        return x if wide and (not whole or x.start == int(x.start)) else None
+    if x is None:
+        return None
+    if whole and not all(n == int(n) and np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in x[1:]):
+        return None
+
+    def held(value: float) -> float:
+        rounded = float(np.asarray(value).astype(dtype))
+        return rounded if dtype.kind == "b" or rounded == 0 or math.isinf(rounded) else value
 
     with np.errstate(all="ignore"):
-        return _checked(x.map(rounded))
+        return _checked(x.map(held))
 
 
 def _of_index(op_type: str, x: Index, attrs: Any) -> Index | None:

@@ -11,6 +11,7 @@ graph is not touched before it is known that it does.
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any
 
 from ..ir.graph import OpNode, VarNode
@@ -71,6 +72,9 @@ def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     require(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
     for operand in inputs if found.split is None else ():
         require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
+    for a, b in combinations(inputs, 2):
+        sizes = {a.type.shape[0], b.type.shape[0]} if a.type.ndim == b.type.ndim else {-1}
+        require(len(sizes) == 1 or -1 not in sizes, f"{a.name} and {b.name} may have batches of different sizes")
     dtype = values.type.dtype
     found.q = _operand(found, inputs[0], product.attrs["trans_x"], dtype)
     before = dict(found.ops), list(found.constants)

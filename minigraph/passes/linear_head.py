@@ -18,6 +18,9 @@ from .pattern import Match, Mismatch, PatternVar
 EXACT = 1e-9  # what constants of one formula may differ by
 
 
+NO_CLASS = -(2**63)  # one_hot refuses what is no class: no label is ignored
+
+
 @dataclass
 class Head:
     """What was found.
@@ -115,7 +118,7 @@ class _Walk:
         if ops[0].attrs["depth"] != self.classes:
             raise Mismatch(f"{ops[0].label()} has another number of classes than {self.logits.name}")
         self.ops += ops
-        self.head.Label, self.head.smoothing, self.head.ignore_index = numbers, smoothing, -100
+        self.head.Label, self.head.smoothing, self.head.ignore_index = numbers, smoothing, NO_CLASS
 
     def _take_prediction(self, v: VarNode) -> None:
         """arg_max of v is that of the logits, unless a bias, other rows or other ties lie between."""

@@ -255,7 +255,7 @@ def join_norms(graph: Graph, report: PassReport) -> int:
             role=total.role, site=total.site, number=total.number, scope_name=total.scope_name, rewriter=report.name,
         )  # fmt: skip
         graph.add_op(op)
-        for square in squares:
+        for square in dict.fromkeys(squares):  # gradients may be one value
             take_out(graph, square)
         labels = squares[0].label(), f"{len(squares) - 1} more", total.label()
         report.applied.append(Applied("JoinNorms", f"{op.label()}", labels, total.site, total.role))
