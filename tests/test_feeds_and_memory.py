@@ -184,11 +184,15 @@ def test_what_cannot_be_written_is_copied_into_the_scope(stub, place):
     given, program, scope = np.broadcast_to(np.float32(1), (4,)), static.Program(), static.Scope()
     w = program.global_block().create_var("w", [4], "float32", persistable=True)
     Builder(program.global_block()).scale(w, scale=3.0, out={"Out": w})
+    number = program.global_block().create_var("number", [], "float32", persistable=True)
+    Builder(program.global_block()).scale(number, scale=2.0, out={"Out": number})
     scope.write("w", given)
+    scope.write("number", np.float32(1))  # what NumPy makes of an array without axes
     exe = static.Executor(place)
     for _ in range(3):
         exe.run(program, scope=scope)
     assert (scope.read("w") == 27).all()
+    assert scope.read("number") == 8
     assert (given == 1).all()
 
 
