@@ -145,7 +145,7 @@ class Scope:
         return array
 
     def write(self, name: str, array: Any) -> None:
-        """Set a value; the Scope owns `array` from now on, or a copy of what cannot be written, scalars of NumPy too."""
+        """Set a value; the Scope owns `array` from now on, or a copy of what cannot be written, as NumPy's scalars."""
         if isinstance(array, np.generic) or (isinstance(array, np.ndarray) and not array.flags.writeable):
             array = np.array(array)
         self.waiting.pop(name, None)
