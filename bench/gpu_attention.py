@@ -23,7 +23,7 @@ from math import prod
 from typing import Any
 
 from .gpu_timing import Gpu, Input, Planned, turns_of
-from .harness import RESULTS, summarized, versions
+from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns
 
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
@@ -89,8 +89,7 @@ class GpuAttention:
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
-        reason = importlib.import_module("minigraph").cuda.why_not()
-        return f"it needs a GPU: {reason}" if reason else None
+        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all rows, print the table and write bench/results/gpu_attention.json."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from .gpu_linear_cross_entropy_peers import PEERS, functions
 from .gpu_timing import Gpu, Input
-from .harness import RESULTS, summarized, versions
+from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns, without_rest
 
 TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
@@ -335,8 +335,7 @@ class GpuHeads:
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
-        reason = importlib.import_module("minigraph").cuda.why_not()
-        return f"it needs a GPU: {reason}" if reason else None
+        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all cases, print the table and write bench/results/<name>.json."""

@@ -32,7 +32,7 @@ from minigraph.nn.functional.attention import attend
 from minigraph.types import as_dtype
 
 from .gpu_attention import NEAR
-from .harness import RESULTS, summarized, versions
+from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns
 
 B, S, H, D = 8, 1024, 12, 64
@@ -155,7 +155,7 @@ def distance(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def title(dtype: str, spelling: str, train: bool) -> str:
+def named(dtype: str, spelling: str, train: bool) -> str:
     return f"{dtype} {B}x{S}x{H}x{D} {spelling}{' train' if train else ''}"
 
 
@@ -174,7 +174,7 @@ def measured(dtype: str, spelling: str, train: bool, peers: Sequence[str], round
     assert apart.get("torch", 0) < 2 * NEAR[dtype], apart
     times = in_turns(turns, rounds)
     shown = {a: summarized(t) for a, t in times.items()}
-    return {"title": title(dtype, spelling, train), "apart": apart, "milliseconds": shown}
+    return {"title": named(dtype, spelling, train), "apart": apart, "milliseconds": shown}
 
 
 class GpuPackedAttention:
@@ -186,14 +186,13 @@ class GpuPackedAttention:
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
-        reason = cuda.why_not()
-        return f"it needs a GPU: {reason}" if reason else None
+        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure the cases whose title contains `only`, print, write bench/results/gpu_packed_attention.json."""
         rows = []
         for case in CASES:
-            if only not in title(*case):
+            if only not in named(*case):
                 continue
             rows.append(measured(*case, peers, rounds))
             medians = {a: statistics.median(f["raw"]) for a, f in rows[-1]["milliseconds"].items()}

@@ -19,7 +19,7 @@ from typing import Any
 from .gpu_steps import ROWS, Row
 from .gpu_steps_arms import Arm, Minigraph, arms, host_time, timed
 from .gpu_timing import Gpu
-from .harness import RESULTS, summarized, versions
+from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns, without_rest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
@@ -39,8 +39,7 @@ class GpuSteps:
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
-        reason = importlib.import_module("minigraph").cuda.why_not()
-        return f"it needs a GPU: {reason}" if reason else None
+        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/gpu_steps.json."""

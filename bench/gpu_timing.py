@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .gpu_jax import Jax, JaxArm
-from .harness import RESULTS, summarized, versions
+from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns, without_rest
 
 TURN_MS = 8.0  # what an arm runs in one turn
@@ -298,8 +298,7 @@ class GpuBench:
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
-        reason = importlib.import_module("minigraph").cuda.why_not()
-        return f"it needs a GPU: {reason}" if reason else None
+        return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Time all cases, print the table and write bench/results/<name>.json."""

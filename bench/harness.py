@@ -61,6 +61,12 @@ class Bench:
         return None
 
 
+def no_gpu() -> str | None:
+    """Why a bench of the GPU cannot run here."""
+    reason = importlib.import_module("minigraph").cuda.why_not()
+    return f"it needs a GPU: {reason}" if reason else None
+
+
 def not_installed(peers: Sequence[str]) -> str | None:
     """What must be installed before these peers can run, if anything; liger says so itself, and is left out."""
     missing = sorted({p for p in (PACKAGES.get(peer, peer) for peer in peers) if importlib.util.find_spec(p) is None})

@@ -111,13 +111,13 @@ class CudaPlan:
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
             self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
+            self.schedule, self.program = self.bound.schedule, program
             self._take_memory(arenas or Arenas())
             self.faults = Faults(self.bound, runtime, self.mailbox)
             counter = self.bound.binder.counter
             self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
             self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
             self._prepare_fetches()
-        self.schedule, self.program = self.bound.schedule, program
         self.constants_are_computed = False
         self.short = self.bound.arena_bytes + sum(b.nbytes for b in self.bound.outside.values()) <= SHORT
         self.watched: Any = None  # the set of a Scope in which the faults stand
@@ -163,7 +163,7 @@ class CudaPlan:
         self.reported = self.outbox[:fault].view(np.int64)
         at = {id(b): offset - start for b, offset in letters if offset >= start}
         self.fetched: list[tuple[Buffer, np.ndarray | None]] = []
-        for index in self.bound.schedule.fetched:
+        for index in self.schedule.fetched:
             b = self.bound.buffers[index]
             place = at.get(id(b))
             seen = None if place is None else self.outbox[place : place + b.nbytes].view(b.dtype).reshape(b.shape)
@@ -175,7 +175,7 @@ class CudaPlan:
             return allocate()
         except MemoryError as problem:
             blocks: dict[int, Value] = {}  # one value of each
-            for buffer, value in zip(self.bound.buffers, self.bound.schedule.values, strict=True):
+            for buffer, value in zip(self.bound.buffers, self.schedule.values, strict=True):
                 blocks.setdefault(id(owner(buffer)), value)
             largest = sorted(blocks.values(), key=lambda v: -v.type.nbytes)[:3]
             size = f" of {nbytes / 2**20:.0f} MiB" if nbytes else ""
@@ -364,7 +364,7 @@ class CudaPlan:
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
             scope.write(name, array)
-        if id(buffer) in self.paged:
+        elif id(buffer) in self.paged:
             array = self._allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
             scope.arrays[name] = array
         elif not self.runtime.holds(array):

@@ -122,6 +122,21 @@ class Program:
             )
         return v
 
+    def pruned_ops(self, fetches: Collection[str], fed: Collection[str] = ()) -> list[Operator]:
+        """The operators on which the fetched values depend; what is `fed` takes the place of its first operator."""
+        makers: dict[str, Operator] = {}
+        for op in self.ops if fed else ():
+            for name in op.output_arg_names:
+                if name in fed:
+                    makers.setdefault(name, op)
+        needed, kept = set(fetches), []
+        for op in reversed(self.ops):
+            needed.difference_update(name for name in op.output_arg_names if makers.get(name) is op)
+            if op.role != "optimize" and not needed.isdisjoint(op.output_arg_names):
+                kept.append(op)
+                needed.update(op.input_arg_names)
+        return kept[::-1]
+
     @contextmanager
     def emitting(
         self, role: str, *, forward: Operator | None = None, site: CallSite | None = None
@@ -210,21 +225,6 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
-
-    def pruned_ops(self, fetches: Collection[str], fed: Collection[str] = ()) -> list[Operator]:
-        """The operators on which the fetched values depend; what is `fed` takes the place of its first operator."""
-        makers: dict[str, Operator] = {}
-        for op in self.ops if fed else ():
-            for name in op.output_arg_names:
-                if name in fed:
-                    makers.setdefault(name, op)
-        needed, kept = set(fetches), []
-        for op in reversed(self.ops):
-            needed.difference_update(name for name in op.output_arg_names if makers.get(name) is op)
-            if op.role != "optimize" and not needed.isdisjoint(op.output_arg_names):
-                kept.append(op)
-                needed.update(op.input_arg_names)
-        return kept[::-1]
 
 
 def as_seed(seed: Any) -> int:

@@ -343,11 +343,8 @@ def test_parameters_with_one_gradient_have_a_norm_each(flag):
     strategy = BuildStrategy(common_subexpression_elimination=True, **{flag: True})
     for program in (main, CompiledProgram(main, build_strategy=strategy)):
         scope = Scope()
-        for name in ("v", "w"):
-            scope.write(name, np.ones(3))
-        scope.write("learning_rate_0", np.full(1, 0.1))
-        for missing in [p.name for p in main.vars.values() if p.persistable and not scope.has(p.name)]:
-            scope.write(missing, np.full(main.vars[missing].shape, 0.1))
+        for p in [p for p in main.vars.values() if p.persistable]:  # both parameters and the rate
+            scope.write(p.name, np.ones(p.shape))
         Executor().run(program, {"x": np.arange(12.0).reshape(4, 3)}, scope=scope)
         found.append([scope.read(name) for name in ("v", "w")])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-12)

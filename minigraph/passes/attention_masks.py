@@ -257,8 +257,12 @@ def _triangle(x: Value, attrs: Any) -> Value:
 def _cast(x: Value, dtype: np.dtype) -> Value:
     if not isinstance(x, Steps):
         return x
+    return x.map(math.trunc if dtype.kind in "iu" else lambda value: _rounded(value, dtype))
+
+
+def _rounded(value: float, dtype: np.dtype) -> float:
     with np.errstate(all="ignore"):
-        return x.map(math.trunc if dtype.kind in "iu" else lambda value: float(np.asarray(value).astype(dtype)))
+        return float(np.asarray(value).astype(dtype))
 
 
 def _typed(x: Value, dtype: np.dtype) -> Value:
@@ -276,11 +280,10 @@ def _typed(x: Value, dtype: np.dtype) -> Value:
         return None
 
     def held(value: float) -> float:
-        rounded = float(np.asarray(value).astype(dtype))
+        rounded = _rounded(value, dtype)
         return rounded if dtype.kind == "b" or rounded == 0 or math.isinf(rounded) else value
 
-    with np.errstate(all="ignore"):
-        return _checked(x.map(held))
+    return _checked(x.map(held))
 
 
 def _of_index(op_type: str, x: Index, attrs: Any) -> Index | None:

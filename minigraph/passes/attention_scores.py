@@ -73,8 +73,9 @@ def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     for operand in inputs if found.split is None else ():
         require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
     for a, b in combinations(inputs, 2):
-        sizes = {a.type.shape[0], b.type.shape[0]} if a.type.ndim == b.type.ndim else {-1}
-        require(len(sizes) == 1 or -1 not in sizes, f"{a.name} and {b.name} may have batches of different sizes")
+        first, second = a.type.shape[0], b.type.shape[0]
+        unsure = a.type.ndim == b.type.ndim and first != second and -1 in (first, second)
+        require(not unsure, f"{a.name} and {b.name} may have batches of different sizes")
     dtype = values.type.dtype
     found.q = _operand(found, inputs[0], product.attrs["trans_x"], dtype)
     before = dict(found.ops), list(found.constants)
