@@ -9,13 +9,14 @@ import importlib
 from functools import cache
 from typing import Any
 
+from .context import Setting
 from .errors import AttrError, PlaceError, require
 from .types import CUDAPlace
 
 OLDEST = 80  # compute capability, times ten
 DLPACK_CUDA = 2  # kDLCUDA
 
-_precision = "highest"
+_precision = Setting("float32 matmul precision", "highest")
 
 
 @cache
@@ -90,16 +91,16 @@ def set_float32_matmul_precision(precision: str) -> None:
 
     "highest"  true float32 (the default)
     "high"     operands rounded to TF32 (10 bits of mantissa), sums in float32
+    The main thread sets it for the process, another thread for itself.
     """
-    global _precision
     require(precision in ("highest", "high"), f"precision {precision!r} is not highest or high", AttrError)
-    _precision = precision
+    _precision.set(precision)
 
 
 def get_float32_matmul_precision() -> str:
     """The precision of float32 matrix products on a GPU."""
-    return _precision
+    return _precision.get()
 
 
 def allows_tf32() -> bool:
-    return _precision == "high"
+    return _precision.get() == "high"

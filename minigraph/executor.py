@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import cuda
+from .context import Setting
 from .errors import (
     AttrError,
     FeedError,
@@ -38,24 +39,31 @@ from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
 
-_seed: int | None = None
+_seed = Setting[int | None]("seed", None)
+_one_draws = threading.Lock()
 
 
 def seed(seed: int) -> int:
-    """Set the seed of programs that have no `random_seed` of their own."""
-    global _seed
-    _seed = as_seed(seed)
-    return _seed
+    """Set the seed of programs that have no `random_seed` of their own.
+
+    The main thread sets it for the process, another thread for itself.
+    """
+    number = as_seed(seed)
+    _seed.set(number)
+    return number
 
 
 def _seed_of(program: Program) -> int:
     """The program's seed, else the global one, else one that is drawn once per process."""
-    global _seed
     if program.random_seed:
         return program.random_seed
-    if _seed is None:
-        _seed = secrets.randbits(62)
-    return _seed
+    found = _seed.get()
+    if found is None:
+        with _one_draws:
+            if _seed.everywhere is None:
+                _seed.everywhere = secrets.randbits(62)
+        found = _seed.everywhere
+    return found
 
 
 @dataclass(slots=True)

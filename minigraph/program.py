@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .block import Block
+from .context import Guards
 from .dump import dump
 from .errors import (
     CallSite,
@@ -56,7 +57,6 @@ class Program:
         self.role = "forward"  # role of operators that are appended now
         self.differentiated: Operator | None = None  # forward link of operators that are appended now
         self.site: CallSite | None = None  # where they come from, if not from the user's current line
-        self.scope_name = ""
         self.lr_schedulers: list[tuple[Variable, Any]] = []
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
@@ -66,6 +66,11 @@ class Program:
     def next_number(self) -> int:
         self.numbered += 1
         return self.numbered - 1
+
+    @property
+    def scope_name(self) -> str:
+        """The name scope of operators that are appended now."""
+        return "".join(prefix for program, prefix in _name_scopes.values() if program is self)
 
     @property
     def random_seed(self) -> int:
@@ -234,43 +239,37 @@ def as_seed(seed: Any) -> int:
     return int(seed)
 
 
-_current = [Program("main"), Program("startup")]
+_default = Program("main"), Program("startup")
+_guards = Guards[tuple[Program, Program]]("program_guard")
+_name_scopes = Guards[tuple[Program, str]]("name_scope")
 
 
 def default_main_program() -> Program:
     """The Program to which operators are appended now."""
-    return _current[0]
+    return _guards.innermost(_default)[0]
 
 
 def default_startup_program() -> Program:
     """The Program to which initialisers of new parameters are appended now."""
-    return _current[1]
+    return _guards.innermost(_default)[1]
 
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Make these the default programs inside the block."""
+    """Make these the default programs inside the block, for the thread that enters it."""
     for program in (main_program, startup_program):
         require(
             program is None or isinstance(program, Program), f"program_guard takes Programs, not {program!r}",
             ProgramError,
         )  # fmt: skip
-    saved = list(_current)
-    _current[:] = [main_program, startup_program if startup_program is not None else saved[1]]
-    try:
+    startup = startup_program if startup_program is not None else default_startup_program()
+    with _guards.entered((main_program, startup)):
         yield
-    finally:
-        _current[:] = saved
 
 
 @contextmanager
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
     require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", ProgramError)
-    program = default_main_program()
-    saved = program.scope_name
-    program.scope_name = f"{saved}{prefix}/"
-    try:
+    with _name_scopes.entered((default_main_program(), f"{prefix}/")):
         yield
-    finally:
-        program.scope_name = saved

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .context import Guards
 from .errors import DTypeError, ProgramError, ShapeError, require, shortened
 from .types import NO_ARRAY, as_numpy, why_no_array
 
@@ -177,20 +178,18 @@ def _fetched(array: Any) -> np.ndarray:
     return array.get()
 
 
-_current = [Scope()]
+_default = Scope()
+_guards = Guards[Scope]("scope_guard")
 
 
 def global_scope() -> Scope:
     """The Scope that is used where none is given."""
-    return _current[-1]
+    return _guards.innermost(_default)
 
 
 @contextmanager
 def scope_guard(scope: Scope) -> Iterator[None]:
-    """Make `scope` the global one inside the block."""
+    """Make `scope` the global one inside the block, for the thread that enters it."""
     require(isinstance(scope, Scope), f"scope_guard takes a Scope, not {scope!r}", ProgramError)
-    _current.append(scope)
-    try:
+    with _guards.entered(scope):
         yield
-    finally:
-        _current.pop()

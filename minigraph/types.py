@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .context import Setting
 from .errors import AttrError, DTypeError, ShapeError, require, shortened
 
 DType = np.dtype
@@ -32,7 +33,7 @@ DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 FLOATS = frozenset({float64, float32, float16, bfloat16})
 INTS = frozenset({int64, int32, int16, int8, uint8})
 
-_default_dtype = float32
+_default_dtype = Setting("default dtype", float32)
 
 
 def as_dtype(dtype: Any) -> DType:
@@ -79,20 +80,22 @@ def why_no_array(value: Any, problem: Exception) -> str:
 
 
 def set_default_dtype(d: Any) -> None:
-    """The data type of parameters, and of `data` and `full` where none is given (float32 at first)."""
-    global _default_dtype
+    """The data type of parameters, and of `data` and `full` where none is given (float32 at first).
+
+    The main thread sets it for the process, another thread for itself.
+    """
     found = as_dtype(d)
     require(found in FLOATS, f"the default data type must be a float, not {found}", DTypeError)
-    _default_dtype = found
+    _default_dtype.set(found)
 
 
 def get_default_dtype() -> str:
     """The name of the default data type."""
-    return _default_dtype.name
+    return _default_dtype.get().name
 
 
 def default_dtype() -> DType:
-    return _default_dtype
+    return _default_dtype.get()
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-_counters: Counter[str] = Counter()
-_prefix = ""
+from .context import Guards
+
+
+@dataclass
+class _Names:
+    """How often each name was asked for, and what stands before all of them."""
+
+    prefix: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+
+
+_everywhere = _Names()
+_guards = Guards[_Names]("unique_name.guard")
+_lock = threading.Lock()  # threads without a guard share one count
 
 
 def generate(key: str) -> str:
     """`key` with the number of times it was asked for before."""
-    number = _counters[key]
-    _counters[key] += 1
-    return f"{_prefix}{key}_{number}"
+    names = _guards.innermost(_everywhere)
+    with _lock:
+        number = names.asked[key]
+        names.asked[key] += 1
+    return f"{names.prefix}{key}_{number}"
 
 
 @contextmanager
@@ -22,11 +38,7 @@ def guard(new_generator: str | None = None) -> Iterator[None]:
     """Count from zero inside the block, so that a network built twice has the same names twice.
 
     new_generator: a prefix put before each name that is generated in the block.
+    The guard holds for the thread that entered it.
     """
-    global _counters, _prefix
-    saved = _counters, _prefix
-    _counters, _prefix = Counter(), new_generator or ""
-    try:
+    with _guards.entered(_Names(new_generator or "")):
         yield
-    finally:
-        _counters, _prefix = saved

@@ -19,14 +19,15 @@ PACKAGE = Path(__file__).parent.parent / "minigraph"
 MAY_IMPORT = {
     # what everything stands on
     "errors": "",
-    "types": "errors",
+    "context": "",
+    "types": "errors context",
     "attr": "errors types",
     "opdef": "errors types attr",
     "body": "errors types opdef",
-    "unique_name": "",
+    "unique_name": "context",
     "options": "",
     "garbage": "",
-    "scope": "errors types",
+    "scope": "errors context types",
     # kernels know arrays only, operators know kernels
     "kernels.updates": "",
     "kernels.parallel": "",
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "variable": "errors types",
     "operator": "errors opdef variable",
     "block": "errors types opdef unique_name variable operator",
-    "program": "errors types scope dump variable operator block",
+    "program": "errors context types scope dump variable operator block",
     "builder": "errors types opdef unique_name program",
     "backward": "errors types opdef program builder",
     # passes know the graph, never a kernel or the executor
@@ -48,7 +49,7 @@ MAY_IMPORT = {
     "strategy": "errors options ir passes",
     "validate": "errors types opdef program",
     # running knows programs and kernels, never a graph or a pass
-    "cuda": "errors types kernels",
+    "cuda": "errors context types kernels",
     "schedule": "errors types opdef program",
     "memory": "",
     "plan": "errors types options opdef program scope schedule",
@@ -59,7 +60,7 @@ MAY_IMPORT = {
     "bound": "errors types options kernels program schedule memory order lanes strided joins",
     "feed_cuda": "kernels bound",
     "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
-    "executor": "errors types options garbage program scope cuda plan plan_cuda",
+    "executor": "errors context types options garbage program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options kernels program cuda schedule plan bound memory",
     "compiler": "errors types options garbage program ir passes strategy validate memory_report",

@@ -115,7 +115,7 @@ class _Parser:
         line.expect(")")
         attrs = line.attrs(opdef.attrs, opdef.type)
         forward, grad_slot = self.link(line) if line.accept("for") else (None, None)
-        self.program.scope_name = line.name("a name scope").text if line.accept("in") else ""
+        scope_name = line.name("a name scope").text if line.accept("in") else ""
         number = line.integer("a number") if line.accept("number") else None
         line.expect_end()
 
@@ -127,7 +127,7 @@ class _Parser:
                 op = self.program.global_block().append_op(opdef.type, sources, outputs, attrs)
             except MinigraphError as error:
                 line.fail(error.fact, op_type, error.hint)
-        op.grad_slot = grad_slot
+        op.grad_slot, op.scope_name = grad_slot, scope_name
         op.number = op.number if number is None else number
         for v in op.output_vars:
             self.writers.setdefault(v.name, []).append(op)

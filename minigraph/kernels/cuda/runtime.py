@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -384,7 +385,15 @@ def _first_variant(call: Call) -> list[Call]:
     return [c for part in next(iter(call.variants.values())) for c in _first_variant(part)]
 
 
-@cache
+_one_makes = threading.Lock()  # `cache` alone lets two threads make two
+
+
 def runtime(index: int) -> Runtime:
     """The Runtime of GPU `index`, made once per process."""
+    with _one_makes:
+        return _made(index)
+
+
+@cache
+def _made(index: int) -> Runtime:
     return Runtime(index)

@@ -1,0 +1,80 @@
+"""What holds for a thread: guards, which hold for the code inside them, and settings.
+
+    guard    `with program_guard(main):` is seen by the thread, or the asyncio task, that entered it
+    setting  `mg.seed(1)` in the main thread is for the process, in another thread for that thread
+
+A new thread starts with what holds for the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Entry(Generic[T]):
+    """A guard that was entered."""
+
+    __slots__ = ("open", "thread", "value")
+
+    def __init__(self, value: T) -> None:
+        self.value, self.thread, self.open = value, threading.get_ident(), True
+
+
+class Guards(Generic[T]):
+    """Guards of one kind that are open around the code that runs now.
+
+    Each exit takes its own guard away, wherever it stands among the open ones: guards in generators
+    or tasks that take turns may close in any order.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._entries: ContextVar[tuple[_Entry[T], ...]] = ContextVar(f"minigraph {name}", default=())
+
+    def values(self) -> tuple[T, ...]:
+        """The values of all open guards, the innermost last."""
+        return tuple(e.value for e in self._entries.get() if e.open)
+
+    def innermost(self, default: T) -> T:
+        """The value of the innermost open guard; `default` outside of all."""
+        for entry in reversed(self._entries.get()):
+            if entry.open:
+                return entry.value
+        return default
+
+    @contextmanager
+    def entered(self, value: T) -> Iterator[None]:
+        """Open a guard for the block."""
+        entry = _Entry(value)
+        self._entries.set((*self._entries.get(), entry))
+        try:
+            yield
+        finally:
+            entries = self._entries.get()
+            if entry.thread != threading.get_ident() or entry not in entries:
+                entry.open = False  # it was entered elsewhere, where it ends for those who still see it
+            self._entries.set(tuple(e for e in entries if e is not entry and e.open))
+
+
+class Setting(Generic[T]):
+    """One value of the process, set by its main thread; other threads may set another one for themselves."""
+
+    def __init__(self, name: str, value: T) -> None:
+        self.everywhere = value
+        self._own: ContextVar[T] = ContextVar(f"minigraph {name}")
+
+    def get(self) -> T:
+        """The value that holds here."""
+        return self._own.get(self.everywhere)
+
+    def set(self, value: T) -> None:
+        """Set it for the process, or where this is not the main thread for this thread."""
+        if threading.current_thread() is threading.main_thread():
+            self.everywhere = value
+        else:
+            self._own.set(value)
