@@ -92,6 +92,7 @@ def gradients(
     )
     for t, s in zip(targets, seeds, strict=True):
         require(s is None or isinstance(s, Variable), f"gradient {s!r} of target {t} is no variable", ProgramError)
+        require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", ProgramError)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
     return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
 
@@ -289,7 +290,11 @@ def _each(what: str, values: Any) -> Iterable[Any]:
 
 def _names(block: Block, no_grad_set: Any) -> frozenset[str]:
     """Names of the variables through which no gradient flows."""
-    names = {v.name if isinstance(v, Variable) else v for v in _each("no_grad_set", no_grad_set or ())}
+    given = list(_each("no_grad_set", no_grad_set or ()))
+    for v in given:
+        if isinstance(v, Variable):
+            check_is_of(v, block.program, "no_grad_set:", ProgramError)
+    names = {v.name if isinstance(v, Variable) else v for v in given}
     for name in names:
         if name not in block.vars:
             raise_unknown("variable of no_grad_set", name, block.vars, ProgramError)

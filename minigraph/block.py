@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import unique_name
+from .changes import Ops, Vars
+from .copies import PartOfProgram
 from .errors import MinigraphError, ProgramError, call_site, raise_unknown, require, shortened
 from .opdef import get_op
 from .operator import Operator, Slots, describe_call
@@ -19,14 +21,21 @@ if TYPE_CHECKING:
 MAX_NAME = 256
 
 
-class Block:
+class Block(PartOfProgram):
     """Variables by name and Operators in order."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.idx, self.parent_idx = 0, -1
-        self.vars: dict[str, Variable] = {}
-        self.ops: list[Operator] = []
+        self.ops: list[Operator] = Ops(self)
+        self.vars: dict[str, Variable] = Vars(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("ops", "vars") and name in self.__dict__:
+            require(name == "ops", "vars of a block cannot be set", ProgramError, "change the dict")
+            self.ops[:] = value
+        else:
+            object.__setattr__(self, name, value)
 
     def var(self, name: str) -> Variable:
         """The variable called `name`."""
@@ -69,7 +78,6 @@ class Block:
         if name in self.vars:
             raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
         self.vars[name] = variable
-        self.program.version += 1
         return variable
 
     def rename_var(self, old: str, new: str) -> None:
@@ -78,10 +86,9 @@ class Block:
             return
         if new in self.vars:
             raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
-        variable = self.vars.pop(old)
+        variable = dict.pop(self.vars, old)
         variable._name = new
         self.vars[new] = variable
-        self.program.version += 1
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -92,7 +99,7 @@ class Block:
         except BaseException:
             del self.ops[ops:]
             while len(self.vars) > variables:
-                self.vars.popitem()
+                dict.popitem(self.vars)
             self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
             self.program.numbered = numbered
             self.program.version += 1
@@ -154,7 +161,17 @@ class Block:
         """Put a prepared operator at the end."""
         op.number = self.program.next_number()
         self.ops.append(op)
-        self.program.version += 1
+        return op
+
+    def _remove_op(self, index: int, sync: bool = True) -> None:
+        """Paddle's spelling of `del block.ops[index]`."""
+        del self.ops[index]
+
+    def _insert_op(self, index: int, **facts: Any) -> Operator:
+        """Paddle's spelling of append_op at another place."""
+        with self.whole():
+            op = self.append_op(**facts)
+            self.ops.insert(index, self.ops.pop())
         return op
 
     def _resolve(self, slots: Mapping[str, Any]) -> Slots:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import ProgramError, require
+from .copies import NotPickled
+from .errors import FetchError, ProgramError, require
 from .garbage import without_collection
 from .ir.convert import to_graph, to_program
 from .ir.diff import diff
@@ -23,17 +24,20 @@ from .memory_report import MemoryReport, feed_types, memory_report
 from .options import RunOptions
 from .passes.log import PassReport
 from .program import Program, Variable
+from .variable import check_is_of
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .types import CPUPlace, CUDAPlace, Place
 from .validate import validate
 
 
-class CompiledProgram:
+class CompiledProgram(NotPickled):
     """A Program with the rewrites that a BuildStrategy asks for; run it like a Program.
 
     before, after  Programs; their str() shows one operator per line
     Where the Program was changed after it was compiled, all but `before` refuse to speak of it.
     """
+
+    _instead = "make another one with CompiledProgram(program, build_strategy)"
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
         program = program_or_graph  # Paddle's name; graphs are made inside
@@ -114,7 +118,10 @@ class CompiledProgram:
         fetch_list = [] if fetch_list is None else fetch_list
         targets = fetch_list if isinstance(fetch_list, (list, tuple)) else [fetch_list]
         named = self._program.global_block().var
-        fetches = tuple(t.name if isinstance(t, Variable) else named(t).name for t in targets)
+        for t in targets:
+            if isinstance(t, Variable):
+                check_is_of(t, self._program, "fetch target", FetchError)
+        fetches = tuple(named(t.name if isinstance(t, Variable) else t).name for t in targets)
         place = place if place is not None else CUDAPlace(0)
         known = isinstance(place, (CPUPlace, CUDAPlace))
         require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)

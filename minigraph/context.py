@@ -38,7 +38,8 @@ class Guards(Generic[T]):
 
     def values(self) -> tuple[T, ...]:
         """The values of all open guards, the innermost last."""
-        return tuple(e.value for e in self._entries.get() if e.open)
+        entries = self._entries.get()
+        return tuple(e.value for e in entries if e.open) if entries else ()
 
     def innermost(self, default: T) -> T:
         """The value of the innermost open guard; `default` outside of all."""

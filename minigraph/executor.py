@@ -18,6 +18,7 @@ import numpy as np
 
 from . import cuda
 from .context import Setting
+from .copies import NotPickled
 from .errors import (
     AttrError,
     FeedError,
@@ -35,6 +36,7 @@ from .plan_cuda import Arenas, CudaPlan
 from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
+from .variable import check_is_of
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
@@ -72,6 +74,7 @@ class Latest:
 
     source        the Program or CompiledProgram
     own, version  the user's Program in it, and how often that had been changed
+    rewritten     how often the program that runs had been changed
     feeds         name, array class, type and shape of each feed
     """
 
@@ -84,13 +87,15 @@ class Latest:
     tf32: bool
     feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
     program: Program
+    rewritten: int
     plan: Any
 
     def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
         if (
             source is not self.source or fetches != self.fetches or prune is not self.prune
-            or self.own.version != self.version or self.tf32 is not cuda.allows_tf32()
+            or self.own.version != self.version or self.program.version != self.rewritten
+            or self.tf32 is not cuda.allows_tf32()
             or type(feed) is not dict or len(feed) != len(self.feeds)
             or _seed_of(self.program) != self.seed
         ):  # fmt: skip
@@ -102,11 +107,13 @@ class Latest:
         return True
 
 
-class Executor:
+class Executor(NotPickled):
     """Runs programs at a place: `exe.run(program, feed={"x": array}, fetch_list=[loss])`.
 
     Threads may share an executor or a scope: their runs come one after the other.
     """
+
+    _instead = "make another one with static.Executor(place)"
 
     def __init__(self, place: Place | None = None) -> None:
         self.place = place if place is not None else CPUPlace()
@@ -149,6 +156,7 @@ class Executor:
         fetches = () if fetch_list is None else _fetch_names(fetch_list)
         if program is None:
             program = default_main_program()
+        _check_targets(program, fetch_list)
         if feed is None:
             feed = {}
         scope = scope if scope is not None else global_scope()
@@ -204,7 +212,8 @@ class Executor:
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
-        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, feeds, program, plan)
+        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, feeds, program,
+                              program.version, plan)  # fmt: skip
         return self._latest, arrays
 
     def _make_plan(
@@ -285,6 +294,15 @@ def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
             raise FetchError(f"fetch_list holds {what}; it takes Variables and names")
         names.append(target.name if isinstance(target, Variable) else target)
     return tuple(names)
+
+
+def _check_targets(source: Any, fetch_list: Any) -> None:
+    """No variable of another program whose name only happens to fit."""
+    own = source if isinstance(source, Program) else getattr(source, "before", None)
+    if own is not None:
+        for target in fetch_list if isinstance(fetch_list, (list, tuple)) else (fetch_list,):
+            if isinstance(target, Variable) and target.block is not own.block0:
+                check_is_of(target, own, "fetch target", FetchError)
 
 
 def _check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:

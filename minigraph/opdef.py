@@ -56,6 +56,7 @@ TRAITS = {
     "nondifferentiable": "outputs carry no gradient",
     "optimizer": "updates parameters; dropped by clone(for_test=True)",
     "side_effect": "must run although nobody reads its outputs",
+    "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import AttrError, CallSite, raise_unknown
+from . import changes
+from .copies import PartOfProgram
+from .errors import AttrError, CallSite, ProgramError, raise_unknown, require
 from .opdef import OpDef
 from .variable import Variable
 
@@ -17,7 +19,7 @@ ROLES = ("forward", "backward", "optimize")
 Slots = dict[str, list[Variable]]
 
 
-class Operator:
+class Operator(PartOfProgram):
     """One call of an operator type: inputs and outputs by slot, attributes, and where it was written.
 
     role      forward, backward or optimize
@@ -38,6 +40,12 @@ class Operator:
         self.block, self.opdef, self.inputs, self.outputs, self.attrs = block, opdef, inputs, outputs, attrs
         self.role, self.forward, self.grad_slot, self.site = role, forward, grad_slot, site
         self.number, self.scope_name = number, scope_name
+
+    def seal(self) -> None:
+        """Called where it comes into the list of its Block: from now on its Program counts changes."""
+        self.inputs, self.outputs = changes.slots(self.inputs), changes.slots(self.outputs)
+        self.attrs = changes.Attrs(self, self.attrs)
+        self.__class__ = _SealedOperator
 
     @property
     def type(self) -> str:
@@ -83,6 +91,20 @@ class Operator:
     def has_attr(self, name: str) -> bool:
         return name in self.attrs
 
+    def _set_attr(self, name: str, val: Any) -> None:
+        """Set an attribute; it is checked as when the operator was built."""
+        self.attrs[name] = val
+
+    set_attr = _set_attr
+
+    def _rename_input(self, old_name: str, new_name: str) -> None:
+        """Read another variable of the Block instead; types are checked as when the operator was built."""
+        changes.rename(self, "inputs", old_name, new_name)
+
+    def _rename_output(self, old_name: str, new_name: str) -> None:
+        """Write another variable of the Block instead; types are checked as when the operator was built."""
+        changes.rename(self, "outputs", old_name, new_name)
+
     def all_attrs(self) -> dict[str, Any]:
         return dict(self.attrs)
 
@@ -108,6 +130,26 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"<Operator {self}>"
+
+
+class _SealedOperator(Operator):
+    """An Operator that stands, or stood, in the list of its Block."""
+
+    __slots__ = ()
+
+    def seal(self) -> None:
+        """It is."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "attrs":
+            changes.attrs_of(self).become(value)
+        else:
+            kept = name in ("inputs", "outputs", "block", "opdef")
+            require(
+                not kept, f"{name} of an operator cannot be set", ProgramError, "remove it and append another one"
+            )
+            object.__setattr__(self, name, value)
+            self.block.program.version += 1
 
 
 def describe_call(op_type: str, inputs: Mapping[str, Sequence[Any]]) -> str:

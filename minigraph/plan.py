@@ -21,6 +21,7 @@ from .program import Program
 from .schedule import Schedule, Step, Value, each, flat, shown_once
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
+from .undo import Undo, check_whole
 
 LOW_PRECISION = frozenset({float16, bfloat16})
 PAGE, LARGE = 4096, 65536  # bytes
@@ -71,6 +72,7 @@ class Plan:
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
         self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
+        self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
             self.buffers = _assign_buffers(self.values, self.steps, options)
@@ -102,6 +104,9 @@ class Plan:
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
+        if scope.torn:
+            check_whole(scope, self.schedule.persistables)
+        scope.separate()
         found = self.found_in.get(scope)
         if found is None or found.version != scope.version:
             persistables = {i: self._placed(scope, name, i) for name, i in self.schedule.persistables.items()}
@@ -110,19 +115,28 @@ class Plan:
         env = found.env.copy()
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
-        step_number = scope.steps[self.program.origin]
-        with np.errstate(all="ignore"):
-            for number, bound in enumerate(self.steps):
-                if found.steady and number not in found.lasting:
-                    found.lasting[number] = self._lasting(bound, env, found)
-                lasting = found.lasting.get(number)
-                if lasting is None or any(env[i] is not array for i, array in lasting[1]):
-                    self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
-                else:
-                    self._call(bound.step, lasting[0])
+        step_number, number, old = scope.steps[self.program.origin], -1, dict[str, Any]()
+        try:
+            with np.errstate(all="ignore"):
+                for number, bound in enumerate(self.steps):
+                    if number in self.undo.kept:
+                        self.undo.keep(number, scope, old)
+                    if found.steady and number not in found.lasting:
+                        found.lasting[number] = self._lasting(bound, env, found)
+                    lasting = found.lasting.get(number)
+                    if lasting is None or any(env[i] is not array for i, array in lasting[1]):
+                        self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
+                    else:
+                        self._call(bound.step, lasting[0])
+            scope.steps[self.program.origin] += 1  # a run that failed can be repeated with the same numbers
+        except BaseException as problem:
+            found.steady = False
+            self.undo.after_failure(number, scope, old, problem, self.program.name)
+            raise
+        if scope.torn:
+            self.undo.after_run(scope)
         found.steady = scope.version == found.version
         self.checked = True
-        scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return [self._fetch(env, i) for i in self.fetched]
 
     def _lasting(self, bound: BoundStep, env: list[Any], found: Found) -> Any:
@@ -168,7 +182,7 @@ class Plan:
             array = env[index]
             if array is not found(name):
                 owned = array.base is None and array.flags.writeable and not _is_input(array, args)
-                scope.write(name, array if owned else array.copy())
+                scope.take(name, array if owned else array.copy())
                 env[index] = scope.arrays[name]
         for i in step.freed:
             env[i] = None
@@ -209,7 +223,7 @@ class Plan:
             return array
         placed = _pages(array.nbytes).view(array.dtype).reshape(array.shape)
         placed[...] = array
-        scope.write(name, placed)
+        scope.take(name, placed)
         return placed
 
     def _from_scope(self, scope: Scope, name: str) -> np.ndarray:

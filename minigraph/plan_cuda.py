@@ -30,6 +30,7 @@ from .program import Program
 from .schedule import Value
 from .scope import Scope
 from .types import TensorType
+from .undo import check_whole, why
 
 BINDINGS_KEPT = 4
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
@@ -211,6 +212,9 @@ class CudaPlan:
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all calls; without fetches this does not wait for the GPU."""
+        if scope.torn:
+            check_whole(scope, self.schedule.persistables)
+        scope.separate()
         anew = self.bound_to() is not scope or self.bound_version != scope.version
         if anew:
             self._bring(scope)
@@ -222,10 +226,7 @@ class CudaPlan:
             places = self.feeding.places(feeds)
             binding = self.binding = self.bindings.get((self.number, places)) or self._binding(places)
             self.feeding.send(feeds, scope.steps[self.program.origin], binding.route)
-            if binding.launch is not None:
-                binding.launch()
-            else:
-                self._first_runs(binding)
+            self._launch(binding, scope)
             self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
                 scope.filled = {name: f for name, f in scope.filled.items() if name not in self.stored}
@@ -236,6 +237,19 @@ class CudaPlan:
             self.watched = scope.watch(self.faults)
         scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
         return results
+
+    def _launch(self, binding: Binding, scope: Scope) -> None:
+        """All calls; where they end in the middle, what they write into the Scope is uncertain."""
+        try:
+            if binding.launch is not None:
+                binding.launch()
+            else:
+                self._first_runs(binding)
+        except BaseException as problem:
+            scope.tear(self.stored, why(problem, self.program.name))
+            raise
+        for name in self.stored if scope.torn else ():
+            scope.torn.pop(name, None)
 
     def _fill(self, scope: Scope) -> None:
         """Write what `Scope.fill` left for the stream."""
@@ -363,7 +377,7 @@ class CudaPlan:
                     hint="run the startup program first: exe.run(startup_program)",
                 )  # fmt: skip
             array = self._allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
-            scope.write(name, array)
+            scope.take(name, array)
         elif id(buffer) in self.paged:
             array = self._allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
             scope.arrays[name] = array

@@ -18,6 +18,7 @@ import numpy as np
 
 from .block import Block
 from .context import Guards
+from .copies import NotPickled
 from .dump import dump
 from .errors import (
     CallSite,
@@ -32,7 +33,7 @@ from .errors import (
 from .operator import ROLES, Operator, Slots, describe_call
 from .scope import Scope, global_scope
 from .types import NO_ARRAY, as_numpy, why_no_array
-from .variable import GRAD_SUFFIX, Parameter, Variable, copy_var
+from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
 
 __all__ = [
     "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
@@ -40,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Program:
+class Program(NotPickled):
     """A list of operators over variables; `print(program)` shows one operator per line.
 
     version   counts changes, so that plans made for an older state are not reused
@@ -70,7 +71,8 @@ class Program:
     @property
     def scope_name(self) -> str:
         """The name scope of operators that are appended now."""
-        return "".join(prefix for program, prefix in _name_scopes.values() if program is self)
+        scopes = _name_scopes.values()
+        return "".join(prefix for program, prefix in scopes if program is self) if scopes else ""
 
     @property
     def random_seed(self) -> int:
@@ -119,6 +121,8 @@ class Program:
         """What a feed with this key is for; a FeedError where a run takes none for it."""
         name = key.name if isinstance(key, Variable) else key
         v = self.vars.get(name)
+        if v is not None and isinstance(key, Variable):
+            check_is_of(key, self, "feed", FeedError)
         if v is None or not (v.is_data or not v.persistable):
             data = [d.name for d in self.vars.values() if d.is_data]
             raise FeedError(
@@ -185,6 +189,13 @@ class Program:
         copy.version = len(copy.ops)
         return copy
 
+    def __copy__(self) -> Program:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """As `clone()`; the learning rate schedulers stay those of this program."""
+        return self.clone()
+
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
         """The text form, one operator per line; `with_details` adds the user's line of each."""
         return dump(self, with_details)
@@ -223,7 +234,7 @@ class Program:
             )
             checked[name] = array.copy()
         for name, array in checked.items():
-            (scope or global_scope()).write(name, array)
+            (scope if scope is not None else global_scope()).take(name, array)
 
     def __str__(self) -> str:
         return self.to_string()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .context import Guards
+from .copies import NotPickled
 from .errors import DTypeError, ProgramError, ShapeError, require, shortened
 from .types import NO_ARRAY, as_numpy, why_no_array
 
 FAULTS_KEPT = 16
 
 
-class ScopeTensor:
+class ScopeTensor(NotPickled):
     """The value of one variable in a Scope: `np.array(t)` reads a copy, `t.set(array)` writes."""
+
+    _instead = "np.array(tensor) copies the value"
 
     def __init__(self, scope: Scope, name: str) -> None:
         self._scope, self._name = scope, name
@@ -45,7 +48,7 @@ class ScopeTensor:
             typed = new.astype(old.dtype) if fits else new
         fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
         require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", DTypeError)
-        self._scope.write(self._name, typed if typed is not array else typed.copy())
+        self._scope.take(self._name, typed)  # astype has made a new array
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape)
@@ -54,8 +57,10 @@ class ScopeTensor:
         return f"<ScopeTensor {self._name}: {self.shape()}>"
 
 
-class ScopeVariable:
+class ScopeVariable(NotPickled):
     """What `scope.find_var` returns."""
+
+    _instead = "np.array(variable.get_tensor()) copies the value"
 
     def __init__(self, scope: Scope, name: str) -> None:
         self._scope, self.name = scope, name
@@ -85,7 +90,7 @@ for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem"
     setattr(Arrays, _name, _counting(_name))
 
 
-class Scope:
+class Scope(NotPickled):
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
     steps    per program, how often it ran: the counter of its random numbers. A run that raised an error does not
@@ -94,8 +99,11 @@ class Scope:
     filled   what `fill` wrote last: name -> (array, number)
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
+    torn     names whose values are neither old nor new, with the reason: a run ended between its updates
     lock     held by the Executor that runs in it
     """
+
+    _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = Arrays()
@@ -103,6 +111,9 @@ class Scope:
         self.filled: dict[str, tuple[Any, float]] = {}
         self.waiting: dict[str, float] = {}
         self.faults: set[Any] = set()
+        self.torn: dict[str, str] = {}
+        self.taken = 0  # changes of `arrays` by `take`
+        self.separated = 0  # how many others there were when `separate` looked last
         self.lock = threading.RLock()
 
     @property
@@ -125,12 +136,32 @@ class Scope:
                 self.faults = set(others)  # another set: plans that run from now on are watched anew
             first.check()
 
+    def tear(self, names: Iterable[str], reason: str) -> None:
+        """Refuse to read these from now on, until they are written."""
+        self.torn |= dict.fromkeys(names, reason)
+
+    def check_whole(self, name: str) -> None:
+        """Refuse a value that `tear` has marked."""
+        if name in self.torn:
+            raise ProgramError(
+                f"{name} may be half a step ahead of others: {self.torn[name]}",
+                hint="load a checkpoint, run the startup program again or set the values; scope.accept_torn() takes"
+                " them as they are",
+            )  # fmt: skip
+
+    def accept_torn(self) -> list[str]:
+        """Take all values as they are after a run that ended between its updates; returns the names concerned."""
+        names = list(self.torn)
+        self.torn.clear()
+        return names
+
     def has(self, name: str) -> bool:
         return name in self.arrays
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a value."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
+        self.check_whole(name)
         self.look_at_faults()
         array = self.arrays[name]
         if name in self.waiting:
@@ -142,15 +173,35 @@ class Scope:
         array = self.arrays.get(name)
         if array is not None and not isinstance(array, np.ndarray):
             array = self.read(name)
-            self.write(name, array)
+            self.take(name, array)
         return array
 
     def write(self, name: str, array: Any) -> None:
-        """Set a value; the Scope owns `array` from now on, or a copy of what cannot be written, as NumPy's scalars."""
-        if isinstance(array, np.generic) or (isinstance(array, np.ndarray) and not array.flags.writeable):
-            array = np.array(array)
+        """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
+        on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
+        try:
+            self.take(name, array.copy() if on_gpu else np.array(as_numpy(array), order="C"))
+        except NO_ARRAY as problem:
+            raise DTypeError(f"value of {name} is {why_no_array(array, problem)}") from None
+
+    def take(self, name: str, array: Any) -> None:
+        """Set a value; `array` belongs to nobody else, and is the Scope's from now on."""
         self.waiting.pop(name, None)
+        self.torn.pop(name, None)
         self.arrays[name] = array
+        self.taken += 1
+
+    def separate(self) -> None:
+        """Let no two names show the same memory: they would change each other. For arrays that `take` did not bring."""
+        others = self.version - self.taken
+        if others == self.separated:
+            return
+        reach = 0
+        for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
+            if start < min(reach, end):
+                self.take(name, self.arrays[name].copy())
+            reach = max(reach, end)
+        self.separated = others
 
     def fill(self, name: str, value: float) -> None:
         """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
@@ -159,6 +210,7 @@ class Scope:
         except (TypeError, ValueError):
             raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
         array = self.arrays[name]
+        self.torn.pop(name, None)
         if isinstance(array, np.ndarray):
             array[...] = number
         else:
@@ -170,6 +222,16 @@ class Scope:
 
     def list_names(self) -> list[str]:
         return list(self.arrays)
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """The addresses between which an array lies."""
+    if not isinstance(array, np.ndarray):
+        return (array.data.ptr, array.data.ptr + array.nbytes) if hasattr(array, "data") else (0, 0)
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+    return np.lib.array_utils.byte_bounds(array)
 
 
 def _fetched(array: Any) -> np.ndarray:

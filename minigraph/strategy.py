@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
+from .copies import NotPickled
 from .errors import AttrError, nearest, require
 from .options import RunOptions
 from .passes.common_subexpression_elimination import common_subexpression_elimination
@@ -165,7 +166,7 @@ class UnknownField(AttrError, AttributeError):
 
 
 @dataclass(init=False)
-class BuildStrategy:
+class BuildStrategy(NotPickled):
     """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
 
     memory_efficient_attention        attention that is written out becomes one operator without the matrix of its
@@ -210,6 +211,8 @@ class BuildStrategy:
     The fields of Paddle's BuildStrategy that follow are accepted; `explain()` names each one that is
     switched on without a pass here.
     """
+
+    _instead: ClassVar[str] = "make another one with the same flags, BuildStrategy(**vars(strategy))"
 
     memory_efficient_attention: bool = False
     constant_folding: bool = False
@@ -262,6 +265,13 @@ class BuildStrategy:
         Flags of the run keep their defaults: `BuildStrategy.all(autotune=True)` turns that on too.
         """
         return cls(**{step.flag: True for step in PASSES if step.in_all} | flags)
+
+    def __copy__(self) -> BuildStrategy:
+        """One with the same fields, which can be set."""
+        return BuildStrategy(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BuildStrategy:
+        return self.__copy__()
 
     def __setattr__(self, name: str, value: Any) -> None:
         known, name = {f.name: f for f in fields(self)}, ALIASES.get(name, name)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 from .context import Guards
 
@@ -16,21 +15,17 @@ class _Names:
     """How often each name was asked for, and what stands before all of them."""
 
     prefix: str = ""
-    asked: Counter[str] = field(default_factory=Counter)
+    asked: dict[str, count[int]] = field(default_factory=dict)  # threads without a guard share it: both steps are one
 
 
 _everywhere = _Names()
 _guards = Guards[_Names]("unique_name.guard")
-_lock = threading.Lock()  # threads without a guard share one count
 
 
 def generate(key: str) -> str:
     """`key` with the number of times it was asked for before."""
     names = _guards.innermost(_everywhere)
-    with _lock:
-        number = names.asked[key]
-        names.asked[key] += 1
-    return f"{names.prefix}{key}_{number}"
+    return f"{names.prefix}{key}_{next(names.asked.setdefault(key, count()))}"
 
 
 @contextmanager

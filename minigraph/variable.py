@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .copies import PartOfProgram
 from .errors import CallSite, MinigraphError, ProgramError, call_site, require
 from .types import TensorType
 
@@ -15,13 +17,16 @@ if TYPE_CHECKING:
 GRAD_SUFFIX = "@GRAD"
 
 
-class Variable:
+class Variable(PartOfProgram):
     """A named, typed place for a value in a Block.
 
     persistable    lives in the Scope between runs (parameters, optimizer states)
     stop_gradient  no gradient flows into it or through it
     is_data        declared by `static.data`, to be fed
+    origin         a number shared by the copies of it in clones and in rewritten programs, and by nobody else
     """
+
+    _ids = itertools.count()
 
     __array_ufunc__ = None  # NumPy leaves `array * variable` to Variable.__rmul__
 
@@ -36,9 +41,15 @@ class Variable:
         is_data: bool = False,
         site: CallSite | None = None,
     ) -> None:
-        self.block, self._name, self.type = block, name, type
-        self._persistable, self.stop_gradient, self.is_data = persistable, stop_gradient, is_data
-        self.site = site
+        self.__dict__.update(
+            block=block, _name=name, type=type, _persistable=persistable, stop_gradient=stop_gradient,
+            is_data=is_data, site=site, origin=next(self._ids),
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("type", "is_data") and value != getattr(self, name):
+            self.program.version += 1
+        object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:
@@ -155,9 +166,27 @@ class Parameter(Variable):
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
     if not isinstance(v, Parameter):
-        return Variable(block, v.name, v.type, persistable=v.persistable, stop_gradient=v.stop_gradient,
-                        is_data=v.is_data, site=v.site)  # fmt: skip
+        plain = Variable(block, v.name, v.type, persistable=v.persistable, stop_gradient=v.stop_gradient,
+                         is_data=v.is_data, site=v.site)  # fmt: skip
+        plain.__dict__["origin"] = v.origin
+        return plain
     copy = Parameter(block, v.name, v.type, trainable=v.trainable, regularizer=v.regularizer,
                      need_clip=v.need_clip, site=v.site)  # fmt: skip
-    copy.optimize_attr = dict(v.optimize_attr)
+    copy.optimize_attr, copy.origin = dict(v.optimize_attr), v.origin
     return copy
+
+
+def is_of(v: Variable, program: Program) -> bool:
+    """Whether a name means in `program` what it means for `v`: its own variable, that of a clone, of what it is a
+    clone of, or of a rewriting; or a value of the Scope, which programs share by its name."""
+    own = program.vars.get(v.name)
+    return own is v or own is None or own.origin == v.origin or (own.persistable and v.persistable and own.type == v.type)
+
+
+def check_is_of(v: Variable, program: Program, what: str, error: type[MinigraphError]) -> None:
+    """Refuse a variable of another program whose name only happens to occur in this one."""
+    if not is_of(v, program):
+        raise error(
+            f"{what} {v.name!r} is a variable of program {v.program.name}, in program {program.name} another one has"
+            " its name", site=v.site, hint=f"pass the name, {v.name!r}, if that one is meant",
+        )  # fmt: skip

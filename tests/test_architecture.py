@@ -20,6 +20,7 @@ MAY_IMPORT = {
     # what everything stands on
     "errors": "",
     "context": "",
+    "copies": "errors",
     "types": "errors context",
     "attr": "errors types",
     "opdef": "errors types attr",
@@ -27,7 +28,7 @@ MAY_IMPORT = {
     "unique_name": "context",
     "options": "",
     "garbage": "",
-    "scope": "errors context types",
+    "scope": "errors context copies types",
     # kernels know arrays only, operators know kernels
     "kernels.updates": "",
     "kernels.parallel": "",
@@ -37,33 +38,35 @@ MAY_IMPORT = {
     "ops": "errors types attr opdef body kernels",
     # the program and what writes it
     "dump": "",
-    "variable": "errors types",
-    "operator": "errors opdef variable",
-    "block": "errors types opdef unique_name variable operator",
-    "program": "errors context types scope dump variable operator block",
+    "variable": "errors copies types",
+    "changes": "errors variable",
+    "operator": "errors copies opdef variable changes",
+    "block": "errors copies types opdef unique_name variable changes operator",
+    "program": "errors context copies types scope dump variable operator block",
     "builder": "errors types opdef unique_name program",
-    "backward": "errors types opdef program builder",
+    "backward": "errors types opdef variable program builder",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
     "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
-    "strategy": "errors options ir passes",
+    "strategy": "errors copies options ir passes",
     "validate": "errors types opdef program",
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors context types kernels",
     "schedule": "errors types opdef program",
     "memory": "",
-    "plan": "errors types options opdef program scope schedule",
+    "undo": "errors body operator scope schedule",
+    "plan": "errors types options opdef program scope schedule undo",
     "order": "kernels",
     "lanes": "order",
     "strided": "types kernels schedule",
     "joins": "kernels order",
     "bound": "errors types options kernels program schedule memory order lanes strided joins",
     "feed_cuda": "kernels bound",
-    "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
-    "executor": "errors context types options garbage program scope cuda plan plan_cuda",
+    "plan_cuda": "errors types options kernels program scope schedule undo bound order feed_cuda",
+    "executor": "errors context copies types options garbage variable program scope cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options kernels program cuda schedule plan bound memory",
-    "compiler": "errors types options garbage program ir passes strategy validate memory_report",
+    "compiler": "errors copies types options garbage variable program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
     "param_attr": "errors",
@@ -79,7 +82,8 @@ MAY_IMPORT = {
         "base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
-FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "program", "block": "program"}
+FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "changes": "block operator",
+                  "operator": "program", "block": "program"}
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
 FOREIGN = {

@@ -40,7 +40,7 @@ def trained(kind: int, barrier: threading.Barrier | None = None) -> tuple[Any, .
     """Texts, losses and weights of one of two nets, built and trained under every guard there is."""
     mg.seed(kind + 7)
     mg.set_default_dtype(("float32", "float64")[kind])
-    main, startup, scope = static.Program(), static.Program(), static.Scope()
+    main, startup, scope = static.Program(f"net{kind}"), static.Program("startup"), static.Scope()
     with (
         inside(unique_name.guard(f"net{kind}_"), barrier), inside(static.program_guard(main, startup), barrier),
         inside(static.scope_guard(scope), barrier),

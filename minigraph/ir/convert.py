@@ -34,7 +34,7 @@ def to_graph(program: Program, fetches: Iterable[str] = (), ops: Iterable[Operat
         outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
         nodes[id(op)] = graph.add_op(
             OpNode(
-                op.opdef, inputs, outputs, op.attrs, rank=(position,), role=op.role,
+                op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
                 forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
                 number=op.number, scope_name=op.scope_name,
             )

@@ -134,7 +134,7 @@ def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
     return total
 
 
-@op(gpu="index")
+@op(traits={"reports"}, gpu="index")
 def gather(X, Index, *, axis: int = 0):
     """The slices of X at positions Index along `axis`: Out has Index's shape in place of that axis.
 
@@ -167,7 +167,7 @@ def _(rng):
     yield (rng.normal(size=(0, 4)), np.array([1, 1], np.int32)), {"axis": 1}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="index")
+@op("X_grad", traits={"reports"}, no_need_buffer={"X"}, gpu="index")
 def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
@@ -223,7 +223,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op(traits={"nondifferentiable"}, gpu="index")
+@op(traits={"nondifferentiable", "reports"}, gpu="index")
 def one_hot(X, *, depth: int, dtype: DTypeAttr = float32):
     """Out[..., k] = 1 where X[...] == k, else 0; X holds integers in [0, depth), others are a KernelError.
 

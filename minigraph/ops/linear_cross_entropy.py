@@ -22,7 +22,7 @@ CPU = "minigraph.kernels.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
 
 
-@op("Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", cpu=f"{CPU}:forward", gpu="linear_cross_entropy")
+@op("Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward", gpu="linear_cross_entropy")
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
@@ -45,7 +45,7 @@ def fused_linear_cross_entropy(
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
-@op("DX?, DW?, DBias?", cpu=f"{CPU}:backward", gpu="linear_cross_entropy")
+@op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="linear_cross_entropy")
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,

@@ -58,7 +58,7 @@ def kept_rows(numbers: np.ndarray, classes: int, ignore_index: int) -> np.ndarra
     return kept
 
 
-@op("Softmax, Loss", inplace={"Softmax": "Logits"}, gpu="loss", rows=Rows(last_axis, BY_ROW, unless=SOFT))
+@op("Softmax, Loss", traits={"reports"}, inplace={"Softmax": "Logits"}, gpu="loss", rows=Rows(last_axis, BY_ROW, unless=SOFT))
 def softmax_with_cross_entropy(
     Logits, Label, *, soft_label: bool = False, ignore_index: int = -100, axis: int = -1, out=None
 ):  # fmt: skip
@@ -130,7 +130,7 @@ def _(rng):
     yield (rng.normal(size=(3,)), np.array([1])), {}
 
 
-@op("Logits_grad", inplace={"Logits_grad": "Softmax"}, gpu="loss",
+@op("Logits_grad", traits={"reports"}, inplace={"Logits_grad": "Softmax"}, gpu="loss",
     rows=Rows(last_axis, BY_ROW, of="Softmax", unless=SOFT))  # fmt: skip
 def softmax_with_cross_entropy_grad(
     Label, Softmax, Loss_grad, *, soft_label: bool = False, ignore_index: int = -100, axis: int = -1, out=None

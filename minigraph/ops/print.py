@@ -12,7 +12,7 @@ from ..opdef import op
 PHASES = ("forward", "backward", "both")
 
 
-@op(traits={"side_effect"}, gpu="host")
+@op(traits={"side_effect", "reports"}, gpu="host")
 def print(
     X, *, first_n: int = -1, message: str = "", summarize: int = 20, print_phase: str = "both",
     tensor_name: str = "", print_type: bool = True, print_shape: bool = True, rng=(0, 0, 0),

@@ -316,6 +316,5 @@ class _Rate:
 
     def set(self, value: float, scope: Scope) -> None:
         self.initial.attrs["value"] = value
-        self.initial.block.program.version += 1
         if scope.has(self.variable.name):
             scope.fill(self.variable.name, value)
