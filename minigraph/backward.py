@@ -17,6 +17,7 @@ from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole, write
 from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
 from .types import TensorType
+from .variable import check_is_of
 
 AFTER_UPDATES = (
     "the program updates its parameters already: minimize the sum of the losses, or call backward() of every optimizer"

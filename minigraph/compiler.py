@@ -24,10 +24,10 @@ from .memory_report import MemoryReport, feed_types, memory_report
 from .options import RunOptions
 from .passes.log import PassReport
 from .program import Program, Variable
-from .variable import check_is_of
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .types import CPUPlace, CUDAPlace, Place
 from .validate import validate
+from .variable import check_is_of
 
 
 class CompiledProgram(NotPickled):
@@ -196,7 +196,14 @@ class _Compilation:
 
 def _write_dot(path: Path, before: Program, after: Program) -> None:
     """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
-    folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stem}_before.dot").write_text(to_dot(before), encoding="utf-8")
-    (folder / f"{stem}_after.dot").write_text(to_dot(after, before), encoding="utf-8")
+    try:
+        folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("before", to_dot(before)), ("after", to_dot(after, before))):
+            (folder / f"{stem}_{name}.dot").write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise ProgramError(
+            f"debug_graphviz_path {str(path)!r} cannot be written: {why}",
+            hint="a folder, or a file in one, that can be written; '' writes none",
+        ) from None

@@ -1,0 +1,220 @@
+"""A run that fails leaves the values of a Scope as they were, or says that it could not; arrays have one owner."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import static
+from minigraph.errors import KernelError, ProgramError
+from minigraph.opdef import OPS
+
+
+class Trained:
+    """A net whose program goes on after its updates with what may refuse a value."""
+
+    def __init__(self, optimizer: Any, after: Any = None, strategy: static.BuildStrategy | None = None) -> None:
+        self.main, startup = static.Program("main"), static.Program("startup")
+        with static.program_guard(self.main, startup):
+            self.x, self.label = static.data("x", [4, 3]), static.data("label", [4, 1], "int64")
+            h = mg.nn.Dropout(0.5)(static.nn.fc(self.x, 5))
+            self.loss = mg.mean(h * h)
+            optimizer.minimize(self.loss)
+            if after is not None:
+                after(self)
+        self.exe, self.scope = static.Executor(), static.Scope()
+        self.program = static.CompiledProgram(self.main, strategy) if strategy else self.main
+        self.main.random_seed = startup.random_seed = 7
+        self.exe.run(startup, scope=self.scope)
+
+    def run(self, label: int = 0) -> np.ndarray:
+        feed = {"x": np.arange(12, dtype="float32").reshape(4, 3) / 12}
+        if any("label" in op.input_arg_names for op in self.main.ops):
+            feed["label"] = np.full((4, 1), label)
+        return self.exe.run(self.program, feed, [self.loss], scope=self.scope)[0]
+
+    def state(self) -> dict[str, bytes]:
+        return {v.name: self.scope.read(v.name).tobytes() for v in self.main.list_vars() if v.persistable}
+
+
+def cross_entropy(net: Trained) -> None:
+    mg.nn.functional.cross_entropy(net.x, net.label)
+
+
+def table(net: Trained) -> None:
+    mg.nn.Embedding(3, 2)(net.label)
+
+
+def printed(net: Trained) -> None:
+    static.Print(net.loss)
+
+
+LATER = [cross_entropy, table]
+OPTIMIZERS = [lambda: mg.optimizer.SGD(0.1), lambda: mg.optimizer.Adam(0.1), lambda: mg.optimizer.Momentum(0.1)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("after", LATER)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_refused_value_after_the_updates_changes_nothing(optimizer: Any, after: Any, fused: bool):
+    strategy = static.BuildStrategy(fuse_all_optimizer_ops=True) if fused else None
+    failing, whole = (Trained(optimizer(), after, strategy) for _ in range(2))
+    for _ in range(4):
+        before, counters = failing.state(), dict(failing.scope.steps)
+        with pytest.raises(KernelError, match="3"):
+            failing.run(label=3)
+        assert failing.state() == before and failing.scope.steps == counters and not failing.scope.torn
+        assert failing.run() == whole.run()  # with the same dropout
+        assert list(failing.state().values()) == list(whole.state().values()) and failing.state() != before
+
+
+def test_a_print_that_fails_after_the_updates_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    net = Trained(mg.optimizer.Adam(0.1), printed)
+
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError("nobody listens")
+
+    for _ in range(3):
+        before = net.state()
+        with monkeypatch.context() as m:
+            m.setattr(sys, "stdout", Closed())
+            with pytest.raises(KernelError, match="nobody listens"):
+                net.run()
+        assert net.state() == before
+        net.run()
+
+
+def test_values_that_were_not_there_are_gone_again():
+    main = static.Program("main")
+    with static.program_guard(main):
+        made = main.global_block().create_var("made", [2], "float32", persistable=True)
+        label = static.data("label", [1], "int64")
+        mg.assign(mg.full([2], 3.0), made)
+        mg.nn.functional.cross_entropy(mg.full([1, 3], 1.0), label)
+    exe, scope = static.Executor(), static.Scope()
+    with pytest.raises(KernelError):
+        exe.run(main, {"label": [5]}, scope=scope)
+    assert not scope.has("made") and not scope.torn
+    exe.run(main, {"label": [1]}, scope=scope)
+    assert (scope.read("made") == 3).all()
+
+
+def test_ordinary_programs_keep_no_copies():
+    net = Trained(mg.optimizer.Adam(0.1))
+    net.run()
+    plan = next(iter(reversed(net.exe._plans.values())))
+    assert not plan.undo.kept and plan.undo.names
+
+
+class Interrupted:
+    """Lets an operator's kernel raise in its n-th call from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, op_type: str, call: int, problem: BaseException) -> None:
+        real, self.calls = OPS[op_type].cpu_kernel, 0
+
+        def kernel(*args: Any, **attrs: Any) -> Any:
+            self.calls += 1
+            if self.calls == call:
+                raise problem
+            return real(*args, **attrs)
+
+        kernel.__signature__ = inspect.signature(real)  # type: ignore[attr-defined]
+        monkeypatch.setitem(OPS[op_type].__dict__, "cpu_kernel", kernel)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), MemoryError("no room")])
+def test_an_interrupt_between_updates_marks_the_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, problem: BaseException
+):
+    net = Trained(mg.optimizer.SGD(0.1))
+    Interrupted(monkeypatch, "sgd", 4, problem)
+    net.run()
+    weight = net.main.all_parameters()[0].name
+    with pytest.raises((KeyboardInterrupt, KernelError)):
+        net.run()
+    phrase = r"(?s)half a step ahead.*program main ended between its updates.*hint: load a checkpoint, run the startup"
+    for reader in (
+        net.run, net.state, lambda: net.scope.read(weight), lambda: net.main.state_dict(scope=net.scope),
+        lambda: np.array(net.scope.find_var(weight).get_tensor()),
+    ):  # fmt: skip
+        with pytest.raises(ProgramError, match=phrase):
+            reader()
+    with static.scope_guard(net.scope), pytest.raises(ProgramError, match=phrase):
+        static.save(net.main, str(tmp_path / "net"))
+    assert not (tmp_path / "net.pdparams").exists()
+
+
+def test_what_is_written_anew_is_whole_again(monkeypatch: pytest.MonkeyPatch):
+    net = Trained(mg.optimizer.SGD(0.1))
+    whole = net.main.state_dict(scope=net.scope)
+    Interrupted(monkeypatch, "sgd", 2, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        net.run()
+    assert net.scope.torn
+    net.main.set_state_dict(whole, net.scope)
+    assert not net.scope.torn
+    net.run()
+    net.scope.tear(list(whole), "for the test")
+    assert sorted(net.scope.accept_torn()) == sorted(whole)
+    net.run()
+
+
+def test_an_interrupt_before_the_updates_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    net = Trained(mg.optimizer.SGD(0.1))
+    before = net.state()
+    Interrupted(monkeypatch, "dropout", 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        net.run()
+    assert net.state() == before and not net.scope.torn
+    net.run()
+
+
+# arrays of a Scope
+
+
+@pytest.mark.parametrize("way", ["write", "views", "arrays", "setdefault"])
+def test_two_names_of_one_array_do_not_change_each_other(way: str):
+    main = static.Program("main")
+    with static.program_guard(main):
+        v = main.global_block().create_var("a", [3], "float32", persistable=True)
+        rate = static.data("rate", [1])
+        grad = static.data("g", [3])
+        main.global_block().append_op("sgd", {"Param": v, "Grad": grad, "LearningRate": rate}, {"ParamOut": v})
+    scope, given = static.Scope(), np.zeros(5, "float32")
+    pair = {"views": (given[:3], given[1:4])}.get(way, (given[:3].copy(),) * 2)
+    for name, array in zip(("a", "b"), pair, strict=True):
+        if way in ("write", "views"):
+            scope.write(name, array)
+        elif way == "arrays":
+            scope.arrays[name] = array
+        else:
+            scope.arrays.setdefault(name, array)
+    exe = static.Executor()
+    for step in range(1, 4):
+        exe.run(main, {"rate": np.ones(1, "f4"), "g": np.ones(3, "f4")}, scope=scope)
+        assert (scope.read("a") == -step).all() and (scope.read("b") == 0).all()
+        if way != "arrays":
+            assert way == "setdefault" or not given.any()
+    scope.arrays["b"] = scope.arrays["a"]
+    exe.run(main, {"rate": np.ones(1, "f4"), "g": np.ones(3, "f4")}, scope=scope)
+    assert (scope.read("a") == -4).all() and (scope.read("b") == -3).all()
+
+
+def test_what_is_given_to_a_scope_stays_the_givers():
+    scope, given = static.Scope(), np.zeros(3)
+    scope.write("w", given)
+    scope.find_var("w").get_tensor().set(given)
+    given += 1
+    assert (scope.read("w") == 0).all()
+    main = static.Program()
+    main.global_block().create_var("w", [3], "float64", persistable=True)
+    main.set_state_dict({"w": given}, scope)
+    given += 1
+    assert (scope.read("w") == 1).all()
