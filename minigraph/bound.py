@@ -27,6 +27,7 @@ from .program import Program
 from .schedule import Schedule, Step, flat, shown_once
 from .strided import show
 from .types import TensorType
+from .undo import last_report
 
 AS_RECORDED = Settling()
 SMALL = 16 << 10  # bytes of a feed or fetched value up to which it travels with others in one copy
@@ -69,6 +70,8 @@ class BoundProgram:
         self.views: dict[int, list[int]] = {}  # by the value whose memory they show
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
         self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if self._stores(step)), default=-1)
+        self.last_report = last_report(self.schedule.steps)  # what is written before it waits for it
+        self.last_stored = max(self.last_stored, self.last_report) if self.last_stored >= 0 else -1
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
         self.spans = [self._bind(position, step) for position, step in enumerate(self.schedule.steps)]
@@ -164,8 +167,9 @@ class BoundProgram:
         """The calls of a step; behind the last one that writes what the Scope keeps those that bring it there."""
         first = len(self.binder.calls)
         self.binder.stored = position > self.last_stored
-        self._keep_apart(step)
+        self._keep_apart(step, position < self.last_report)
         self._record(position, step)
+        assert position not in self.binder.wrong or position <= self.last_report, f"{step.op.type} lacks `reports`"
         if position in self.binder.wrong and self._keep_apart(step):  # its own kernels may report
             del self.binder.calls[first:], self.binder.scratches[-1]
             self._record(position, step)
@@ -194,16 +198,16 @@ class BoundProgram:
             raise error.at(step.op.call(), step.op.site) from None
         self.repeats.keep(key, given, self.binder.calls[first:], [text for _, text in self.binder.notes[notes:]])
 
-    def _keep_apart(self, step: Step) -> bool:
+    def _keep_apart(self, step: Step, later: bool = False) -> bool:
         """Let what a step writes into the Scope's arrays lie elsewhere until it is known that the run has no fault.
 
-        Not where nothing has reported faults so far, and not for kernels that look at them (trait `guarded`) and update
-        in place.
+        Not where nothing has reported so far, nor does `later`, nor for kernels that look (`guarded`) and update in place.
         """
         read = {id(self.buffers[i]) for i in step.read}
         stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
         guarded = "guarded" in step.op.opdef.traits and all(id(self.buffers[i]) in read for i, _ in stored)
-        if guarded or not stored or not self.binder.wrong:
+        apart = later or any(name in self.apart for _, name in stored)
+        if (guarded and not later) or not stored or not (self.binder.wrong or apart):
             return False
         for index, name in stored:
             type = self.schedule.values[index].type

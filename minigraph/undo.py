@@ -58,7 +58,9 @@ class Undo:
                 array = scope.arrays.get(name)
                 old[name] = array, array.copy() if over and array is not None else None
 
-    def after_failure(self, position: int, scope: Scope, old: dict[str, Any], problem: BaseException, what: str) -> None:
+    def after_failure(
+        self, position: int, scope: Scope, old: dict[str, Any], problem: BaseException, what: str
+    ) -> None:  # fmt: skip
         """Step `position` of a run of program `what` failed: bring back what was, else mark what is uncertain."""
         _restore(scope, old)
         if any(i < position or (i == position and over) for i, over in self.others.items()):

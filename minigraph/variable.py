@@ -180,7 +180,9 @@ def is_of(v: Variable, program: Program) -> bool:
     """Whether a name means in `program` what it means for `v`: its own variable, that of a clone, of what it is a
     clone of, or of a rewriting; or a value of the Scope, which programs share by its name."""
     own = program.vars.get(v.name)
-    return own is v or own is None or own.origin == v.origin or (own.persistable and v.persistable and own.type == v.type)
+    if own is None or own.origin == v.origin:
+        return True
+    return own.persistable and v.persistable and own.type == v.type
 
 
 def check_is_of(v: Variable, program: Program, what: str, error: type[MinigraphError]) -> None:

@@ -173,7 +173,7 @@ class Two:
 
 
 def two_updates() -> None:
-    """A fault stops the updates after it, as on a CPU: the first one of these is done before the second loss is."""
+    """A fault stops all updates of its run, as on a CPU: also that which is done before the second loss is."""
     made = Two()
     agree(made, None, [GOOD, BAD_LABEL, GOOD, GOOD, BAD_LABEL, BAD_LABEL, GOOD])
     agree(made, BuildStrategy.all(), [GOOD, BAD_LABEL, GOOD, GOOD, BAD_LABEL, BAD_LABEL, GOOD])
@@ -182,12 +182,11 @@ def two_updates() -> None:
     after, messages = trained(made, None, True, order)
     assert len(messages) == 1, messages
     kept = {name for name in after if after[name].tobytes() == before[name].tobytes()}
-    assert "b" in kept and "a" not in kept, kept
-    assert all(name in kept for name in after if name.startswith("b_")), kept
+    assert kept == set(after), kept
 
 
 def after_the_update() -> None:
-    """What is wrong with values that are read after the update is said; the update stays, and so do the next ones."""
+    """What is wrong with values that are read after the update is said; that run changes nothing, the next ones do."""
     made = Net(OPTIMIZERS["AdamW"]())
     with program_guard(made.main, made.startup):
         block, first = made.main.global_block(), made.startup.global_block()
@@ -203,11 +202,12 @@ def after_the_update() -> None:
     feed = made.feed
 
     def fed(number: int, kind: int = GOOD) -> dict[str, np.ndarray]:
+        number += 2 * (number > 1 and not late_is_wrong)  # what remains of the runs where two are wrong
         return feed(number, kind) | {"late": np.array([0, 1 + (number in (2, 3) and late_is_wrong) * 5])}
 
     made.feed = fed
     late_is_wrong = False
-    expected, _ = trained(made, None, False, [GOOD] * 6)
+    expected, _ = trained(made, None, False, [GOOD] * 4)
     late_is_wrong = True
     for fetch, count in ((False, 1), (True, 2)):
         found, messages = trained(made, None, fetch, [GOOD] * 6)

@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "lanes": "order",
     "strided": "types kernels schedule",
     "joins": "kernels order",
-    "bound": "errors types options kernels program schedule memory order lanes strided joins",
+    "bound": "errors types options kernels program schedule undo memory order lanes strided joins",
     "feed_cuda": "kernels bound",
     "plan_cuda": "errors types options kernels program scope schedule undo bound order feed_cuda",
     "executor": "errors context copies types options garbage variable program scope cuda plan plan_cuda",

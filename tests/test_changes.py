@@ -229,7 +229,7 @@ def test_variables_of_other_programs_are_no_targets():
     net, other = Net(train=True), Net(train=True)
     for program in (net.main, static.CompiledProgram(net.main)):
         net.run(program=program)
-        with says(FetchError, "is a variable of program main, in program main another one has its name", "pass the name"):
+        with says(FetchError, "is a variable of program main, in program main another one has its", "pass the name"):
             net.run(other.out, program)
         np.testing.assert_array_equal(net.run(other.out.name, program), net.run(program=program))
     with says(FeedError, "feed 'x' is a variable of program"):
