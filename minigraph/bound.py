@@ -201,7 +201,7 @@ class BoundProgram:
     def _keep_apart(self, step: Step, later: bool = False) -> bool:
         """Let what a step writes into the Scope's arrays lie elsewhere until it is known that the run has no fault.
 
-        Not where nothing has reported, nor will `later`, nor for kernels that look (trait `guarded`) and update in place.
+        Not where nothing has reported, nor will `later`, nor for kernels that look (trait `guarded`) in place.
         """
         read = {id(self.buffers[i]) for i in step.read}
         stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
