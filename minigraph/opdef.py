@@ -56,6 +56,7 @@ TRAITS = {
     "nondifferentiable": "outputs carry no gradient",
     "optimizer": "updates parameters; dropped by clone(for_test=True)",
     "side_effect": "must run although nobody reads its outputs",
+    "infinite": "an infinity in an optional output is a value of its own, no overflow",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 

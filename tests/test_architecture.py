@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "body": "errors types opdef",
     "unique_name": "",
     "options": "",
+    "flags": "errors options",
     "garbage": "",
     "scope": "errors types",
     # kernels know arrays only, operators know kernels
@@ -52,6 +53,8 @@ MAY_IMPORT = {
     "schedule": "errors types opdef program",
     "memory": "",
     "plan": "errors types options opdef program scope schedule",
+    "nonfinite": "errors types program schedule",
+    "plan_checked": "errors types nonfinite plan program schedule scope",
     "order": "kernels",
     "lanes": "order",
     "strided": "types kernels schedule",
@@ -59,10 +62,10 @@ MAY_IMPORT = {
     "bound": "errors types options kernels program schedule memory order lanes strided joins",
     "feed_cuda": "kernels bound",
     "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
-    "executor": "errors types options garbage program scope cuda plan plan_cuda",
+    "executor": "errors types options flags garbage program scope cuda plan plan_checked plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options kernels program cuda schedule plan bound memory",
-    "compiler": "errors types options garbage program ir passes strategy validate memory_report",
+    "compiler": "errors types options flags garbage program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
     "param_attr": "errors",
@@ -73,9 +76,9 @@ MAY_IMPORT = {
     "ops.calls": "builder program nn",
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
-    "base": "unique_name",
-    "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
-        "base",
+    "base": "flags unique_name",
+    "": "errors types flags ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer "
+        "static base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
 FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "program", "block": "program"}
@@ -98,6 +101,7 @@ LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
+ENVIRONMENT = {"flags.py"}  # Paddle's FLAGS_... are read there, once, when minigraph is imported
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -233,7 +237,8 @@ def forbidden(source: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_no_print_no_environment_no_evaluation(path):
-    assert list(forbidden(tree(path))) == []
+    allowed = "os.environ" if short(path) in ENVIRONMENT else None
+    assert [line for line in forbidden(tree(path)) if line.partition(": ")[2] != allowed] == []
 
 
 @pytest.mark.parametrize(
