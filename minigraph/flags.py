@@ -24,9 +24,8 @@ def _from_environment() -> dict[str, bool]:
     for name in DEFAULTS:
         word = os.environ.get(name)
         if word is not None:
-            require(
-                word.lower() in WORDS, f"environment variable {name} must be 0, 1, true or false, is {word!r}", AttrError
-            )
+            known = word.lower() in WORDS
+            require(known, f"environment variable {name} must be 0, 1, true or false, is {word!r}", AttrError)
             found[name] = WORDS[word.lower()]
     return found
 

@@ -60,11 +60,12 @@ MAY_IMPORT = {
     "strided": "types kernels schedule",
     "joins": "kernels order",
     "bound": "errors types options kernels program schedule memory order lanes strided joins",
+    "bound_checked": "errors options kernels nonfinite program schedule strided bound",
     "feed_cuda": "kernels bound",
-    "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
+    "plan_cuda": "errors types options kernels program scope schedule bound bound_checked order feed_cuda",
     "executor": "errors types options flags garbage program scope cuda plan plan_checked plan_cuda",
     # a compilation says what its plans would need
-    "memory_report": "errors types options kernels program cuda schedule plan bound memory",
+    "memory_report": "errors types options kernels program cuda schedule plan bound bound_checked memory",
     "compiler": "errors types options flags garbage program ir passes strategy validate memory_report",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
