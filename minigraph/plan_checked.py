@@ -84,13 +84,13 @@ class CheckedPlan(Plan):
 
     def _of_members(self, step: Step, name: str, given: Any) -> MinigraphError | None:
         """What the user's own operators say to the inputs of a fused one; None where they compute `name` well."""
-        feeds: dict[str, np.ndarray] = {}
+        before, feeds = self.program.before, dict[str, np.ndarray]()
+        assert before is not None
         for slot, array in zip(step.inputs, given, strict=True):
             for i, a in zip(flat([slot]), array if isinstance(slot, list) else [array], strict=False):
-                if isinstance(i, int):
+                if isinstance(i, int) and self.values[i].name in before.vars:
                     feeds[self.values[i].name] = a
-        before, scope = self.program.before, Scope()
-        assert before is not None
+        scope = Scope()
         scope.steps[before.origin] = self.run_number
         types = {n: TensorType(a.shape, a.dtype) for n, a in feeds.items()}
         try:

@@ -11,11 +11,11 @@ extern "C" __global__ void __launch_bounds__(256) scan(const T* __restrict__ x, 
 {
     u64 nans = 0, plus = 0, minus = 0, first_nan = 0, first_plus = 0, first_minus = 0;
     for (i64 i = i64(blockIdx.x) * 256 + threadIdx.x; i < n; i += i64(gridDim.x) * 256) {
-        const C v = C(x[i]);
-        if (v - v == C(0)) continue;
+        const auto v = up(x[i]);
+        if (v - v == 0) continue;
         if (v != v) {
             if (nans++ == 0) first_nan = ~u64(i);
-        } else if (v > C(0)) {
+        } else if (v > 0) {
             if (plus++ == 0) first_plus = ~u64(i);
         } else {
             if (minus++ == 0) first_minus = ~u64(i);

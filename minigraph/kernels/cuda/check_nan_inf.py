@@ -8,7 +8,6 @@ import numpy as np
 
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
-from .pointwise import compute_type
 
 THREADS, PER_THREAD, BLOCKS = 256, 8, 8  # blocks for each multiprocessor, at the most
 FAULT, RECORD, MARK = 7, 24, 6  # words of prelude.cuh's Fault, of NonFinite, of a row of marks
@@ -24,7 +23,7 @@ def scan(binder: Binder, x: Buffer, marks: Buffer, row: int) -> None:
     assert x.steps is None, f"{x} does not lie in one piece"
     blocks = min(blocks_for(x.size, THREADS * PER_THREAD), binder.device.multiprocessors * BLOCKS)
     mark = marks.view((MARK,), offset=row * MARK * 8)
-    defines = {"T": CUDA_TYPES[x.dtype], "C": compute_type(x.dtype)}
+    defines = {"T": CUDA_TYPES[x.dtype]}
     binder.launch("check_nan_inf.cu", "scan", blocks, THREADS, x, mark, i64(x.size), defines=defines)
 
 
