@@ -14,16 +14,7 @@ from .bound import BoundProgram
 from .errors import NonFiniteError
 from .kernels.cuda.buffer import Buffer
 from .kernels.cuda.check_nan_inf import FAULT, MARK, judge, record, scan, unpacked
-from .nonfinite import (
-    INFINITE,
-    Finding,
-    Seen,
-    error,
-    excused,
-    inputs_excuse,
-    looked_at,
-    outputs,
-)
+from .nonfinite import INFINITE, Finding, Seen, error, excused, inputs_excuse, looked_at, outputs
 from .options import RunOptions
 from .program import Program
 from .schedule import Schedule, Step
@@ -81,6 +72,8 @@ class CheckedProgram(BoundProgram):
             self.binder.zero(self.marks)
         inputs = self._scan(step.read)
         super()._record(position, step)
+        if position == 0:
+            self.binder.scratches[-1].append(self.marks)  # so that a report of memory knows whose it is
         slots = {i: slot for slot, i in outputs(step)}
         written = self._scan(step.written)
         if written:

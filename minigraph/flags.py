@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .errors import AttrError, nearest, require
 from .options import RunOptions
 
@@ -43,7 +45,7 @@ def set_flags(flags: Mapping[str, Any]) -> None:
     require(isinstance(flags, Mapping), f"flags are a dict {{name: value}}, not a {type(flags).__name__}", AttrError)
     for name, value in flags.items():
         _require_known(name)
-        fits = hasattr(value, "__index__") and value in (0, 1)
+        fits = isinstance(value, (bool, int, np.bool_, np.integer)) and value in (0, 1)
         require(fits, f"{name} must be 0, 1, False or True, is {value!r}", AttrError)
     values = values | {name: bool(value) for name, value in flags.items()}
 

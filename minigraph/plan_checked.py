@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MinigraphError, NonFiniteError
+from .errors import NonFiniteError, ProgramError
 from .nonfinite import Finding, Seen, error, judged, look, looked_at, members_of
 from .plan import Plan
 from .schedule import Step, flat
@@ -72,17 +72,16 @@ class CheckedPlan(Plan):
         if not members:
             return found
         inner = self._of_members(step, name, given)
+        found.site = members[-1].site or found.site
         if isinstance(inner, NonFiniteError):
             found.site = inner.site or found.site
             found.fact += f"; of these the first that fails is {inner.call}: {inner.what}"
             found.hint = inner.hint
         elif inner is None:
             found.fact += "; computed one by one they are finite"
-        elif len(members) == 1:
-            found.site = members[0].site or found.site
         return found
 
-    def _of_members(self, step: Step, name: str, given: Any) -> MinigraphError | None:
+    def _of_members(self, step: Step, name: str, given: Any) -> Exception | None:
         """What the user's own operators say to the inputs of a fused one; None where they compute `name` well."""
         before, feeds = self.program.before, dict[str, np.ndarray]()
         assert before is not None
@@ -90,11 +89,13 @@ class CheckedPlan(Plan):
             for i, a in zip(flat([slot]), array if isinstance(slot, list) else [array], strict=False):
                 if isinstance(i, int) and self.values[i].name in before.vars:
                     feeds[self.values[i].name] = a
+        if name in feeds:
+            return ProgramError(f"{name} is read and written")
         scope = Scope()
         scope.steps[before.origin] = self.run_number
         types = {n: TensorType(a.shape, a.dtype) for n, a in feeds.items()}
         try:
             CheckedPlan(before, types, (name,), True, self.seed, self.options).run(feeds, scope)
-        except MinigraphError as problem:
+        except Exception as problem:  # whatever it is, it must not hide the error that is told
             return problem
         return None
