@@ -231,9 +231,7 @@ def who_is_named(make: Make) -> None:
     wanted = (("log", "-inf at [3, 0]"), ("log", "nan at [3, 0]"), ("log", "nan at [3, 0]"))
     for round_ in range(3):  # one by one, captured, launched
         for bad, (op_type, where) in zip(BAD, wanted, strict=False):
-            problem = refused(exe, program, made.feed(1, **bad), [], scope) if make is Executor else late(
-                exe, program, made.feed(1, **bad), scope
-            )
+            problem = late(exe, program, made.feed(1, **bad), scope)
             assert problem.operator == op_type and where in problem.fact, f"{round_} {bad}: {problem}"
             assert "mg.log(weight)" in str(problem), problem
         for value in (np.nan, np.inf):
