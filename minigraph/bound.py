@@ -47,7 +47,10 @@ class BoundProgram:
     letters   (buffer, offset) of what lies in the mailbox: the run counter and small feeds, `inbox_bytes` in
               all, which the host writes in one copy; then the fault record and small fetched values, which it reads
     once      positions of calls that depend on shapes only: they run once, and `constants` holds what they write
+    checks    what reads the record of one that checks for NaN: bound_checked.py
     """
+
+    show, checks = staticmethod(show), None
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
@@ -56,7 +59,7 @@ class BoundProgram:
     ) -> None:  # fmt: skip
         """`settling` says what will run of the recorded calls of an operator: kernels/cuda/workspace.py."""
         self.program, self.options, self.settle = program, options, settling.settle
-        self.schedule = Schedule(program, feeds, fetches, prune, show=show, inplace=options.inplace)
+        self.schedule = Schedule(program, feeds, fetches, prune, show=self.show, inplace=options.inplace)
         self.binder = Binder(
             device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
             autotune=options.autotune, sure=settling.sure,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import flags
 from .copies import NotPickled
 from .errors import FetchError, ProgramError, require
 from .garbage import without_collection
@@ -127,7 +128,7 @@ class CompiledProgram(NotPickled):
         require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
         program = self.program_for(fetches)
         types = feed_types(program, {} if feed is None else feed)
-        return memory_report(program, types, fetches, place, self.options)
+        return memory_report(program, types, fetches, place, flags.applied(self.options, flags.values))
 
     def _latest_or_new(self) -> _Compilation:
         self._check_unchanged()

@@ -131,6 +131,18 @@ class KernelError(MinigraphError, RuntimeError):
     """A kernel failed on the values it was given (an index out of range, for example)."""
 
 
+class NonFiniteError(KernelError):
+    """With check_nan_inf: an operator gave NaN or an infinity. The run changed nothing.
+
+    operator  its type;  variable: the name of what it wrote;  index: the first bad element
+    step      how often the program had run in this scope before;  what: the fact without it
+    """
+
+    operator, variable, what = "", "", ""
+    index: tuple[int, ...] = ()
+    step = 0
+
+
 class OutOfMemoryError(KernelError):
     """A GPU has no room for what a program needs."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda
+from . import cuda, flags
 from .context import Setting
 from .copies import NotPickled
 from .errors import (
@@ -32,6 +32,7 @@ from .errors import (
 from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .plan import Plan
+from .plan_checked import CheckedPlan
 from .plan_cuda import Arenas, CudaPlan
 from .program import Operator, Program, Variable, as_seed, default_main_program
 from .scope import Scope, global_scope
@@ -85,6 +86,7 @@ class Latest:
     prune: bool
     seed: int
     tf32: bool
+    flags: dict[str, bool]
     feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
     program: Program
     rewritten: int
@@ -95,7 +97,7 @@ class Latest:
         if (
             source is not self.source or fetches != self.fetches or prune is not self.prune
             or self.own.version != self.version or self.program.version != self.rewritten
-            or self.tf32 is not cuda.allows_tf32()
+            or self.tf32 is not cuda.allows_tf32() or self.flags is not flags.values
             or type(feed) is not dict or len(feed) != len(self.feeds)
             or _seed_of(self.program) != self.seed
         ):  # fmt: skip
@@ -187,7 +189,8 @@ class Executor(NotPickled):
                 _check_none_is_computed(source.before, feed)
             program, options = source.program_for(fetches, prune), source.options
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
-        seed, tf32 = _seed_of(program), cuda.allows_tf32()
+        seed, tf32, set_now = _seed_of(program), cuda.allows_tf32(), flags.values
+        options = flags.applied(options, set_now)
         key = (
             program.id, program.version, fetches, prune, seed, tf32, options,
             tuple(sorted((name, a.shape) for name, a in arrays.items())),
@@ -212,7 +215,7 @@ class Executor(NotPickled):
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
-        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, feeds, program,
+        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, set_now, feeds, program,
                               program.version, plan)  # fmt: skip
         return self._latest, arrays
 
@@ -229,7 +232,7 @@ class Executor(NotPickled):
         if isinstance(self.place, CUDAPlace):
             runtime = cuda.runtime(self.place)
             return CudaPlan(program, types, fetches, prune, seed, runtime, tf32, options, self._arenas)
-        return Plan(program, types, fetches, prune, seed, options)
+        return (CheckedPlan if options.check_nan_inf else Plan)(program, types, fetches, prune, seed, options)
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: what was not used for longest goes."""

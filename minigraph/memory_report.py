@@ -14,6 +14,7 @@ import numpy as np
 
 from . import cuda
 from .bound import BoundProgram
+from .bound_checked import program_class
 from .errors import FeedError, require, shortened
 from .kernels.cuda.buffer import owner
 from .memory import Life, most_live, rounded
@@ -176,10 +177,10 @@ def _bound(
 ) -> BoundProgram:
     tf32 = cuda.allows_tf32()
     if not cuda.is_available() or place.device_id >= cuda.device_count():
-        return BoundProgram(program, feeds, fetches, options=options, tf32=tf32)
+        return program_class(options)(program, feeds, fetches, options=options, tf32=tf32)
     runtime = cuda.runtime(place)
     settling = runtime.settling(tf32, options.autotune)
-    return BoundProgram(
+    return program_class(options)(
         program, feeds, fetches, device=runtime.device, options=options, settling=settling, tf32=tf32
     )
 

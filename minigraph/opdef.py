@@ -57,6 +57,7 @@ TRAITS = {
     "optimizer": "updates parameters; dropped by clone(for_test=True)",
     "side_effect": "must run although nobody reads its outputs",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
+    "infinite": "an infinity in an optional output is a value of its own, no overflow",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 

@@ -14,6 +14,7 @@ class RunOptions(NamedTuple):
     multi_tensor  on a GPU, how kernels over lists of tensors learn their addresses (kernels/cuda/tensors.py)
     autotune  on a GPU products and their epilogues are timed when a Plan is made, and the fastest are kept
     attention  on a GPU, the kernel of attention that is wanted (kernels/cuda/attention.py)
+    check_nan_inf  every float result is looked at; set it by `checking`
     """
 
     capture: bool = True
@@ -22,6 +23,11 @@ class RunOptions(NamedTuple):
     autotune: bool = False
     multi_tensor: str = "auto"
     attention: str = "auto"
+    check_nan_inf: bool = False
+
+    def checking(self) -> RunOptions:
+        """The same with check_nan_inf. Nothing is written over, so that a run that fails can be undone."""
+        return self._replace(check_nan_inf=True, inplace=False)
 
 
 DEFAULT = RunOptions()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .bound import SMALL, BoundProgram
+from .bound_checked import program_class
 from .errors import KernelError, OutOfMemoryError, UninitializedError
 from .feed_cuda import PLACES_KEPT, Feeding, Places, Route
 from .kernels.cuda.binder import Part
@@ -71,6 +72,7 @@ class Faults:
         """`memory` holds the record."""
         self.runtime, self.memory = runtime, memory
         self.record, self.wrong, self.schedule = bound.binder.fault, bound.binder.wrong, bound.schedule
+        self.checks = bound.checks
         self.clear()
 
     def clear(self) -> None:
@@ -85,7 +87,11 @@ class Faults:
             self.judge(found, "a run before this call had it; runs without fetches do not wait for the GPU")
 
     def judge(self, record: np.ndarray, hint: str | None = None) -> None:
-        """Turn what a kernel reported into an error that names its operator."""
+        """Turn what a kernel reported into an error that names its operator, the first one of the program."""
+        refused = self.checks.refused(record) if self.checks is not None else None
+        if self.checks is not None and refused is not None and not (record[0] and record[1] <= refused):
+            self.clear()
+            raise self.checks.error(record, hint)
         if record[0]:
             number, value, row = (int(x) for x in record[1:4])
             self.clear()
@@ -111,7 +117,8 @@ class CudaPlan:
         self.runtime, self.tf32, self.options = runtime, tf32, options
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
-            self.bound = BoundProgram(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
+            kind = program_class(options)
+            self.bound = kind(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
             self.schedule, self.program = self.bound.schedule, program
             self._take_memory(arenas or Arenas())
             self.faults = Faults(self.bound, runtime, self.mailbox)

@@ -61,6 +61,7 @@ class Program(NotPickled):
         self.lr_schedulers: list[tuple[Variable, Any]] = []
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
+        self.before: Program | None = None  # the program of which this one is a rewriting
         self.numbered = 0  # operators so far; the next one has this number
         self.block0 = Block(self)
 

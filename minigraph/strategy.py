@@ -148,6 +148,7 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
     "autotune": "autotune",
     "multi_tensor_mode": "multi_tensor",
     "attention_kernel": "attention",
+    "check_nan_inf": "check_nan_inf",
 }
 
 
@@ -201,6 +202,9 @@ class BuildStrategy(NotPickled):
     attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's
                               "cudnn", which adds up gradients in no fixed order; an error where it cannot. "auto" takes
                               the best of the first three
+    check_nan_inf             each float result is looked at: the first operator that gives NaN or an infinity is an
+                              error that names it, and such a run changes nothing (docs/check_nan_inf.md). Slow;
+                              set_flags({"FLAGS_check_nan_inf": 1}) does the same for all programs
 
     verify               "structure" checks the graph's invariants after all passes, and where one is broken or
                          a pass fails after each of them, to name it; "off" does not; "each_pass" always does so
@@ -236,6 +240,7 @@ class BuildStrategy(NotPickled):
     autotune: bool = False
     multi_tensor_mode: str = "auto"
     attention_kernel: str = "auto"
+    check_nan_inf: bool = False
     verify: str = "structure"
     debug_graphviz_path: str = ""
 
@@ -314,7 +319,8 @@ class BuildStrategy(NotPickled):
 
     def run_options(self) -> RunOptions:
         """What Plans need to know."""
-        return RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
+        options = RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
+        return options.checking() if options.check_nan_inf else options
 
     def idle_flags(self) -> list[str]:
         """Flags that are on although no pass implements them."""

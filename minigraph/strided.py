@@ -28,6 +28,11 @@ def show(schedule: Schedule) -> list[tuple[int, str]]:
     return Views(schedule).remarks
 
 
+def show_changes_of_shape(schedule: Schedule) -> list[tuple[int, str]]:
+    """Likewise, but all values lie in one piece: only changes of shape are not copied."""
+    return Views(schedule, strided=False).remarks
+
+
 class Views:
     """Values of a Schedule that show others.
 
@@ -38,9 +43,9 @@ class Views:
     replaced  what the Scope's arrays hold no more at the end, when results are fetched
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, strided: bool = True) -> None:
         self.values, self.remarks = schedule.values, list[tuple[int, str]]()
-        self.direct = {i for step in schedule.steps for i in by_strides(step)}
+        self.direct = {i for step in schedule.steps for i in by_strides(step)} if strided else set[int]()
         self.taken = self._taken(schedule)
         self.apart = self._apart(schedule)
         self.lies: dict[int, Buffer] = {}

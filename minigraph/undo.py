@@ -39,8 +39,9 @@ class Undo:
     others   positions of all other steps that write; True where they write over an array of the Scope
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        last = last_report(steps)
+    def __init__(self, steps: Sequence[Step], any_may_fail: bool = False) -> None:
+        """any_may_fail: every step may refuse values, as where results are checked for NaN."""
+        last = len(steps) if any_may_fail else last_report(steps)
         self.steps = steps
         self.kept = frozenset(i for i, step in enumerate(steps) if step.stored and i < last)
         self.others = {

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "body": "errors types opdef",
     "unique_name": "context",
     "options": "",
+    "flags": "errors options",
     "garbage": "",
     "scope": "errors context copies types",
     # kernels know arrays only, operators know kernels
@@ -54,19 +55,21 @@ MAY_IMPORT = {
     "cuda": "errors context types kernels",
     "schedule": "errors types opdef program",
     "memory": "",
-    "undo": "errors body operator scope schedule",
-    "plan": "errors types options opdef program scope schedule undo",
+    "undo": "body errors operator schedule scope",
+    "plan": "errors opdef options program schedule scope types undo",
+    "nonfinite": "errors program schedule types",
+    "plan_checked": "undo errors nonfinite plan program schedule scope types",
     "order": "kernels",
     "lanes": "order",
     "strided": "types kernels schedule",
     "joins": "kernels order",
-    "bound": "errors types options kernels program schedule undo memory order lanes strided joins",
-    "feed_cuda": "kernels bound",
-    "plan_cuda": "errors types options kernels program scope schedule undo bound order feed_cuda",
-    "executor": "errors context copies types options garbage variable program scope cuda plan plan_cuda",
-    # a compilation says what its plans would need
-    "memory_report": "errors types options kernels program cuda schedule plan bound memory",
-    "compiler": "errors copies types options garbage variable program ir passes strategy validate memory_report",
+    "bound": "errors joins kernels lanes memory options order program schedule strided types undo",
+    "bound_checked": "bound errors kernels nonfinite options program schedule strided",
+    "feed_cuda": "bound kernels",
+    "plan_cuda": "bound bound_checked errors feed_cuda kernels options order program schedule scope types undo",
+    "executor": "context copies cuda errors flags garbage options plan plan_checked plan_cuda program scope types variable",
+    "memory_report": "bound bound_checked cuda errors kernels memory options plan program schedule types",
+    "compiler": "copies errors flags garbage ir memory_report options passes program strategy types validate variable",
     # the faces that a Paddle script expects: nothing below imports them
     "mode": "errors",
     "param_attr": "errors",
@@ -77,9 +80,9 @@ MAY_IMPORT = {
     "ops.calls": "builder program nn",
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
-    "base": "unique_name",
-    "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
-        "base",
+    "base": "flags unique_name",
+    "": "errors types flags ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer "
+        "static base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
 FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "changes": "block operator",
@@ -103,6 +106,7 @@ LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
+ENVIRONMENT = {"flags.py"}  # Paddle's FLAGS_... are read there, once, when minigraph is imported
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -238,7 +242,8 @@ def forbidden(source: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_no_print_no_environment_no_evaluation(path):
-    assert list(forbidden(tree(path))) == []
+    allowed = "os.environ" if short(path) in ENVIRONMENT else None
+    assert [line for line in forbidden(tree(path)) if line.partition(": ")[2] != allowed] == []
 
 
 @pytest.mark.parametrize(

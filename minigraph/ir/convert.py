@@ -47,6 +47,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     """The Program of a graph: the variables of `source` that still occur, parameters and data all, and new ones."""
     program = Program(source.name)
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
+    program.before = source
     block = program.global_block()
     used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
     for v in source.vars.values():

@@ -128,7 +128,7 @@ def dense(
     return Dense(q, keys, values, scores, True if mask is None else mask, kept, factor, groups)
 
 
-@op("Out, LogSumExp?", cpu="minigraph.kernels.attention:forward", gpu="attention", strided="QKV")
+@op("Out, LogSumExp?", cpu="minigraph.kernels.attention:forward", gpu="attention", strided="QKV", traits={"infinite"})
 def memory_efficient_attention(
     Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Ints | None = None,
