@@ -53,8 +53,8 @@ TRAITS = {
     "view": "the outputs show the memory of the first input whose values are read",
     "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
     "random": "draws random numbers: its kernel takes rng",
-    "nondifferentiable": "outputs carry no gradient",
-    "optimizer": "updates parameters; dropped by clone(for_test=True)",
+    "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
+    "optimizer": "updates parameters, which have no slope; dropped by clone(for_test=True)",
     "side_effect": "must run although nobody reads its outputs",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
@@ -176,7 +176,7 @@ class OpDef:
         """The gradient rule: `_(g, <what backward keeps>, Out_grad, *, attrs)`.
 
         Parameters name input slots, output slots and `<output slot>_grad`: they ARE what is kept
-        for backward. It emits operators through `g` (and the operators on variables) and returns
+        for backward. A program whose loss depends on another output is refused. It emits operators through `g` (and the operators on variables) and returns
         the gradients of the input slots in their order, None where there is none.
         """
         self.grad_function = _named(function, self, "grad")
