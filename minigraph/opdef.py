@@ -176,8 +176,9 @@ class OpDef:
         """The gradient rule: `_(g, <what backward keeps>, Out_grad, *, attrs)`.
 
         Parameters name input slots, output slots and `<output slot>_grad`: they ARE what is kept
-        for backward. A program whose loss depends on another output is refused. It emits operators through `g` (and the operators on variables) and returns
-        the gradients of the input slots in their order, None where there is none.
+        for backward. A loss that depends on another float output is refused. The rule emits operators
+        through `g` (and the operators on variables) and returns the gradients of the input slots in
+        their order, None where there is none.
         """
         self.grad_function = _named(function, self, "grad")
         return self

@@ -282,8 +282,8 @@ def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Bu
     started = (own_sums, own_grad) if biased else (ABSENT, ABSENT)
     grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
     binder.launch_source(
-        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums, sums_grad(ins), delta, *started,
-        i64(c.rows),
+        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums,
+        sums_grad(ins), delta, *started, i64(c.rows),
     )  # fmt: skip
     return own_grad, own_sums, delta
 
