@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,6 +263,13 @@ def test_all_passes_keep_the_gradient_of_the_operator(rng, flag):
     found = Executor().run(CompiledProgram(o.program, build_strategy=strategy), o.feed, grads, scope=Scope())
     for a, b in zip(plain, found, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-12)
+
+
+def test_the_page_of_the_manual_runs():
+    page = (Path(__file__).parent.parent / "docs" / "attention.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with mg.static.scope_guard(Scope()):
+        exec(compile(block, "docs/attention.md", "exec"), {})
 
 
 def test_types_of_the_gradient_are_checked():
