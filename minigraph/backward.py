@@ -118,12 +118,16 @@ class _Differentiation:
         self.producer = {id(v): op for op in ops for v in op.output_vars}  # the last one
         self.write_counts = Counter(id(v) for op in ops for v in op.output_vars)
         self.position = {id(op): i for i, op in enumerate(ops)}
+        self.first: dict[int, int] = {}  # id(variable) -> position of the first operator with gradients that writes it
+        for i, op in enumerate(ops):
+            for v in op.output_vars if op.opdef.differentiable else ():
+                self.first.setdefault(id(v), i)
         with self.program.emitting("backward", site=self.site):
             self._seed(active)
             for op in reversed(ops):
-                if not op.opdef.differentiable or not any(id(v) in self.contributions for v in op.output_vars):
+                if not any(id(v) in self.contributions for v in op.output_vars):
                     continue
-                if any(id(v) in active for v in op.input_vars):
+                if op.opdef.differentiable and any(id(v) in active for v in op.input_vars):
                     self._differentiate(op, active)
                 self._forget_overwritten(op)
             for v in list(self.variables.values()):
@@ -154,8 +158,10 @@ class _Differentiation:
 
     def _forget_overwritten(self, op: Operator) -> None:
         """An operator before this one that wrote the same variable has no part in its gradient."""
-        reads = {id(v) for v in op.input_vars}
+        reads, position = {id(v) for v in op.input_vars}, self.position[id(op)]
         for v in op.output_vars:
+            if not op.opdef.differentiable and self.first.get(id(v), position) >= position:
+                continue  # nothing before a constant has a gradient, which itself may be wanted
             if id(v) not in reads and (v.persistable or v.is_data or self.write_counts[id(v)] > 1):
                 self._finish(v)
                 self.contributions.pop(id(v), None)
@@ -167,7 +173,14 @@ class _Differentiation:
             raise ProgramError(f"{op.type} has no gradient rule", call=op.call(), site=op.site)
         grads_of_outputs = {}
         for slot in opdef.outputs:
-            grads_of_outputs[f"{slot.name}_grad"] = [self._finish(v) for v in op.outputs.get(slot.name, ())]
+            grads = [self._finish(v) for v in op.outputs.get(slot.name, ())]
+            grads_of_outputs[f"{slot.name}_grad"] = grads
+            if f"{slot.name}_grad" not in opdef.grad_parameters and any(grad is not None for grad in grads):
+                raise ProgramError(
+                    f"no gradient flows through {slot.name} of {op.type}, but a target depends on it",
+                    call=op.call(), site=op.site,
+                    hint=f"{op.outputs[slot.name][0].name}.stop_gradient = True makes a constant of it",
+                )  # fmt: skip
         needs = frozenset(s for s, vs in op.inputs.items() if any(id(v) in active for v in vs))
         with self.program.emitting("backward", forward=op, site=op.site):
             g = _GradBuilder(self.block, needs)

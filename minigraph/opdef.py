@@ -53,8 +53,8 @@ TRAITS = {
     "view": "the outputs show the memory of the first input whose values are read",
     "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
     "random": "draws random numbers: its kernel takes rng",
-    "nondifferentiable": "outputs carry no gradient",
-    "optimizer": "updates parameters; dropped by clone(for_test=True)",
+    "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
+    "optimizer": "updates parameters, which have no slope; dropped by clone(for_test=True)",
     "side_effect": "must run although nobody reads its outputs",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
@@ -178,8 +178,9 @@ class OpDef:
         """The gradient rule: `_(g, <what backward keeps>, Out_grad, *, attrs)`.
 
         Parameters name input slots, output slots and `<output slot>_grad`: they ARE what is kept
-        for backward. It emits operators through `g` (and the operators on variables) and returns
-        the gradients of the input slots in their order, None where there is none.
+        for backward. A loss that depends on another float output is refused. The rule emits operators
+        through `g` (and the operators on variables) and returns the gradients of the input slots in
+        their order, None where there is none.
         """
         self.grad_function = _named(function, self, "grad")
         return self

@@ -19,6 +19,7 @@ from gpucheck import (
     DTYPES,
     Check,
     GpuExecutor,
+    assert_like_cpu,
     assert_near,
     call_of,
     check_call,
@@ -51,6 +52,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/large/{dtype}", partial(_large, dtype))
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
+        yield Check(f"attention/log sum exp/{dtype}", partial(_log_sum_exp, dtype))
         if "16" in dtype:
             yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
@@ -62,6 +64,8 @@ def checks() -> Iterator[Check]:
     yield Check("attention/faults", _faults)
     yield Check("attention/memory", _memory)
     yield Check("attention/layer", _layer, product=True)
+    for dtype in DTYPES:
+        yield Check(f"attention/log sum exp in a loss/{dtype}", partial(_log_sum_exp_in_a_loss, dtype), product=True)
     for first in range(0, PROGRAMS, CHUNK):
         yield Check(f"attention/programs/{first:03}", partial(_programs, first), product=True)
 
@@ -139,6 +143,55 @@ def _low_scores(dtype: str) -> None:
         for slot, exact in opcheck.reference(grad.as_dtype("float64")).items():
             error = np.linalg.norm(found[slot][0].astype(float) - exact[0]) / np.linalg.norm(exact[0])
             assert error <= (0.1 if "16" in dtype else 1e-3), f"{attrs} {slot} errs by {error:.3g} of its norm"
+
+
+def _log_sum_exp(dtype: str) -> None:
+    """Its gradient, under every modifier and in the widths of every kernel; alone, and where no key is seen."""
+    cases = [(title, partial(both, inputs, dtype, True, **attrs)) for title, inputs, attrs in features()]
+    for d in (8, 24, 32, 64, 80, 128, 192, 256):
+        for attrs in ({}, {"causal": True}, {"causal": True, "bottom_right": True}, {"window": (70, 30)}):
+            cases.append((f"{d} {attrs}", partial(both, qkv(2, 200, 170, 4, 2, d), dtype, True, **attrs)))
+    for d in (32, 64, 128, 256):
+        cases.append((f"alone {d}", partial(_log_sum_exp_alone, qkv(2, 130, 70, 2, d=d), dtype)))
+    each(cases)
+
+
+def _log_sum_exp_alone(inputs: Inputs, dtype: str) -> None:
+    """Nothing else has a gradient, and that of a LogSumExp of -inf is NaN."""
+    attrs = {"causal": True, "bottom_right": True}
+    *_, grad = calls(inputs, dtype, True, **attrs)
+    grad.inputs["Out_grad"][0][...] = 0
+    sums_grad = grad.inputs["LogSumExp_grad"][0]
+    sums_grad[np.isinf(grad.inputs["LogSumExp"][0])] = np.nan
+    assert np.isnan(sums_grad).any()
+    check_call(grad, dtype)
+
+
+def _log_sum_exp_in_a_loss(dtype: str) -> None:
+    """A program whose loss adds the mean square of LogSumExp: its gradients on the GPU and on the CPU."""
+    program = mg.static.Program()
+    block = program.global_block()
+    types = {slot: TensorType(x.shape, as_dtype(dtype)) for slot, x in qkv(2, 96, 80, 4, 2, 64).items()}
+    v = {s: block.create_var(s, type=t, is_data=True, stop_gradient=False) for s, t in types.items()}
+    g = Builder(block)
+    out, sums = g.memory_efficient_attention(*v.values(), causal=True, needs=["LogSumExp"])
+    losses = [g.reduce_sum(g.square(g.cast(x, dtype="float32"))) for x in (out, sums)]
+    grads = mg.static.gradients(losses, list(v.values()))
+    feed = {s: normal(*t.shape, seed=i).astype(t.dtype) for i, (s, t) in enumerate(types.items())}
+    wide = mg.static.Program()
+    h = Builder(wide.global_block())
+    w = {
+        s: wide.global_block().create_var(s, type=t.with_dtype("float64"), is_data=True, stop_gradient=False)
+        for s, t in types.items()
+    }
+    pair = h.memory_efficient_attention(*w.values(), causal=True, needs=["LogSumExp"])
+    exact_grads = mg.static.gradients([h.reduce_sum(h.square(x)) for x in pair], list(w.values()))
+    exact = Executor().run(wide, {s: x.astype(float) for s, x in feed.items()}, exact_grads, scope=Scope())
+    cpu = Executor().run(program, feed, grads, scope=Scope())
+    exe, scope = GpuExecutor(), Scope()
+    for _ in range(3):  # the second run is captured, the third launches the graph
+        for slot, found, own, right in zip(v, exe.run(program, feed, grads, scope=scope), cpu, exact, strict=True):
+            assert_like_cpu(found, own, right, dtype, f"{slot}@GRAD")
 
 
 def _wide_heads(dtype: str) -> None:

@@ -22,20 +22,22 @@ def qkv(b: int = 2, sq: int = 5, sk: int = 7, h: int = 2, hk: int = 0, d: int = 
     return {slot: normal(*shape, seed=i) for i, (slot, shape) in enumerate(shapes.items())}
 
 
-def calls(inputs: Inputs, dtype: str, **attrs: Any) -> Iterator[opcheck.Call]:
-    """Forward, and backward from what forward is in float64."""
+def calls(inputs: Inputs, dtype: str, sums_read: bool = False, **attrs: Any) -> Iterator[opcheck.Call]:
+    """Forward, and backward from what forward is in float64; with a gradient of LogSumExp where it is read."""
     given = {slot: x for slot, x in inputs.items() if x is not None}
     call = call_of("memory_efficient_attention", given, **attrs)
     yield call
     typed = call.as_dtype(dtype).as_dtype("float64")
     out, sums = (opcheck.reference(typed)[slot][0] for slot in ("Out", "LogSumExp"))
     more = {"Out": out, "LogSumExp": sums, "Out_grad": normal(*out.shape, seed=9)}
+    if sums_read:
+        more["LogSumExp_grad"] = normal(*sums.shape, seed=10)
     yield call_of("memory_efficient_attention_grad", {**given, **more}, **attrs)
 
 
-def both(inputs: Inputs, dtype: str, **attrs: Any) -> None:
+def both(inputs: Inputs, dtype: str, sums_read: bool = False, **attrs: Any) -> None:
     """Forward and backward of one call against the dense reference."""
-    for call in calls(inputs, dtype, **attrs):
+    for call in calls(inputs, dtype, sums_read, **attrs):
         check_call(call, dtype)
 
 
@@ -125,4 +127,4 @@ def checks() -> Iterator[Check]:
 
 
 def _all(cases: list[Case]) -> None:
-    each((f"{c.inputs['Q'].shape} {c.attrs}", partial(both, c.inputs, c.dtype, **c.attrs)) for c in cases)
+    each((f"{c.inputs['Q'].shape} {c.attrs}", partial(both, c.inputs, c.dtype, True, **c.attrs)) for c in cases)

@@ -23,7 +23,7 @@ STEP = 1e-5  # of central differences
 NO_NUMBER = {"f": np.nan, "V": np.nan, "i": -77, "u": 77, "b": True}  # poison by kind of data type
 
 ALWAYS_FLOAT64 = ("Beta1Pow", "Beta2Pow")
-STATISTICS = frozenset({"LogSumExp"})
+STATISTICS = frozenset({"LogSumExp", "LogSumExp_grad"})
 STATES = (
     "Velocity", "Moment", "Moment1", "Moment2", "Moment2Max", "InfNorm", "MeanSquare", "MeanGrad", "AvgSquaredGrad",
     "AvgSquaredUpdate", "MasterParam",
@@ -217,11 +217,16 @@ def numeric_gradient(call: Call, weights: Slots, place: tuple[str, int]) -> np.n
         below = _copies(reference(call))
         x[at] = centre
         grad[at] = sum(
-            np.sum((a - b) / (2 * STEP) * w)
+            np.sum(_difference(a, b) / (2 * STEP) * w)
             for name, ws in weights.items()
             for a, b, w in zip(above[name], below[name], ws, strict=True)
         )
     return grad
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a - b, and 0 where both are the same infinity."""
+    return np.subtract(a, b, where=a != b, out=np.zeros_like(a))
 
 
 def _copies(outputs: Slots) -> Slots:

@@ -143,6 +143,16 @@ def test_nobody_gets_it_unasked(installed, autotune):
     assert [text for _, text in binder.notes] == [said, said]
 
 
+def test_it_takes_no_gradient_of_log_sum_exp(installed):
+    ins = {**with_gradient(slots()), "LogSumExp_grad": Buffer((2, 4, 100), np.dtype("float32"))}
+    outs = {f"{s}_grad": Buffer(b.shape, b.dtype) for s, b in slots().items()}
+    binder = begun()
+    attention.memory_efficient_attention_grad(binder, ins, outs, ATTRS)
+    assert binder.notes == [(0, "computed by wgmma; not by cudnn: LogSumExp_grad is given")]
+    with pytest.raises(PlaceError, match="not by cudnn: LogSumExp_grad is given"):
+        attention.memory_efficient_attention_grad(begun(attention="cudnn"), ins, outs, ATTRS)
+
+
 @pytest.mark.parametrize("name", ["wgmma", "mma", "exact", "cudnn"])
 def test_a_name_is_the_kernel(installed, name):
     assert attention.chosen(begun(attention=name), slots(), ATTRS).name == name

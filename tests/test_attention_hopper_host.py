@@ -156,3 +156,71 @@ def test_what_nobody_sees_does_not_count():
     require_near(*(dict(zip(("Out", "LogSumExp"), first[s], strict=True)) for s in ("found", "exact")), "bfloat16")
     assert not found["Out"][:, 384:].astype(float).any()
     assert np.isneginf(found["LogSumExp"][..., 384:]).all()
+
+
+# what backward prepares
+
+PREPARES = {  # kernel -> file, and where the constants that it needs lie in it
+    "attention_prepare": ("attention_hopper_backward.cu", "template <class U> constexpr bool NEEDS_FINER"),
+    "attention_wide_prepare": ("attention_hopper_wide.cu", "enum {"),
+}
+
+
+def prepare_on_host(source: str, function: str) -> str:
+    """The text of the kernel that prepares, without those behind it."""
+    name, constants = PREPARES[function]
+    common, text = read_source("attention_hopper.cuh"), read_source(name)
+    for device, host in ASM.items():
+        common = re.sub(device, host, common)
+    first, start = text.index(constants), text.index(f'extern "C" __global__ void {function}(')
+    before, kernel = text[first : text.index("\n\n", first)], text[start : text.index("\n}\n", start) + 3]
+    defines = source.split(read_source("hopper.cuh"))[1].split(read_source("attention_hopper.cuh"))[0]
+    defines = "\n".join(line for line in defines.splitlines() if line.startswith("#define"))
+    return f"{read_source('prelude.cuh')}{defines}\n{HEADER}{common}{before}\n{kernel}"
+
+
+def prepared(inputs, d, dtype, **attrs):
+    """(found, exact) sums that are taken from dP, [lines, queries]."""
+    call = call_of("memory_efficient_attention_grad", inputs, **attrs).as_dtype(dtype)
+    memory, binder = cuda_host.Memory(), Binder(Device())
+    binder.begin(0)
+    ins = {slot: Buffer(x.shape, x.dtype) for slot, (x,) in call.inputs.items()}
+    for slot, buffer in ins.items():
+        memory.put(buffer, call.inputs[slot][0])
+    attention_hopper.backward(binder, ins, {f"{s}_grad": Buffer(ins[s].shape, ins[s].dtype) for s in "QKV"}, call.attrs)
+    launch = binder.calls[0]
+    binder.calls[:] = [dataclasses.replace(launch, source=prepare_on_host(launch.source, launch.function))]
+    binder.tables.clear()
+    cuda_host.run(binder, memory)
+    numbers = next(memory.arrays[b] for b in launch.args if isinstance(b, Buffer) and b not in ins.values())
+    sums = call.inputs["LogSumExp"][0]
+    lines, queries = sums.shape[0] * sums.shape[1], sums.shape[2]
+    if d <= 128:
+        step = 8192 // (-(-d // 64) * 64)
+        pairs = numbers.reshape(lines, -1, 2, step).swapaxes(1, 2).reshape(lines, 2, -1)
+        found, rest = pairs[:, 1, :queries], pairs[:, 1, queries:]
+    else:
+        found, rest = numbers[1][:, :queries], numbers[1][:, queries:]
+    assert (rest == 0).all()
+    out, grad = (call.inputs[slot][0].astype(float) for slot in ("Out", "Out_grad"))
+    exact = (out * grad).sum(axis=-1).transpose(0, 2, 1).reshape(lines, queries)
+    if "LogSumExp_grad" in call.inputs:
+        own = call.inputs["LogSumExp_grad"][0].astype(float)
+        exact = exact - np.where(np.isfinite(sums), own, 0).reshape(lines, queries)
+    return found, exact
+
+
+@pytest.mark.parametrize("sums_read", [True, False])
+@pytest.mark.parametrize("d", [64, 72, 128, 192, 256])
+def test_backward_takes_the_gradient_of_log_sum_exp_from_the_sums(d, sums_read):
+    """Where a query sees no key it counts nothing, NaN included; the kernels behind know only the difference."""
+    inputs, attrs = qkv(2, 70, 50, 2, 1, d), {"causal": True, "bottom_right": True}
+    results = opcheck.reference(call_of("memory_efficient_attention", inputs, **attrs))
+    (out,), (sums,) = results["Out"], results["LogSumExp"]
+    rng = np.random.default_rng(d)
+    inputs |= {"Out": out, "LogSumExp": sums, "Out_grad": rng.normal(size=out.shape)}
+    if sums_read:
+        inputs["LogSumExp_grad"] = np.where(np.isfinite(sums), rng.normal(size=sums.shape), np.nan)
+        assert np.isnan(inputs["LogSumExp_grad"]).any()
+    found, exact = prepared(inputs, d, "bfloat16", **attrs)
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-5)

@@ -19,7 +19,7 @@ GROUPS = gpu_attention_small.groups()
 
 
 def bound(case: Case) -> Iterator[BoundProgram]:
-    for call in gpu_attention_small.calls(case.inputs, case.dtype, **case.attrs):
+    for call in gpu_attention_small.calls(case.inputs, case.dtype, True, **case.attrs):
         program, _, outputs = opcheck.built(call.as_dtype(case.dtype))
         types = {name: opcheck.type_of(x) for name, x in opcheck.feed_of(call.as_dtype(case.dtype)).items()}
         yield BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])

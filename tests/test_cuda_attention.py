@@ -35,9 +35,12 @@ def bound(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], 
 
 def both(
     inputs: dict[str, Any], device: Device | None = None, dtype: Any = float64,
-    kernel: attention.Kernel = attention.KERNELS[-1], **attrs: Any,
+    kernel: attention.Kernel = attention.KERNELS[-1], sums_read: bool = True, **attrs: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """{slot: (found, exact)} of forward and backward; exact is the reference in float64 of the same numbers."""
+    """{slot: (found, exact)} of forward and backward; exact is the reference in float64 of the same numbers.
+
+    sums_read   LogSumExp has a gradient, too
+    """
     attrs, device = forward.bind_attrs(attrs), device or Device()
     rng = np.random.default_rng(3)
     typed = {s: x.astype(dtype) if x is not None and x.dtype == float64 else x for s, x in inputs.items()}
@@ -45,10 +48,12 @@ def both(
     with np.errstate(all="ignore"):
         out, sums = forward.reference(*(wide.get(s) for s in SLOTS), **attrs)
         d = rng.normal(size=out.shape).astype(dtype)
+        statistics = float64 if dtype == float64 else float32
+        sums_grad = {"LogSumExp_grad": rng.normal(size=sums.shape).astype(statistics)} if sums_read else {}
         more = {"Out": out, "LogSumExp": sums, "Out_grad": d.astype(float)}
+        more |= {slot: x.astype(float) for slot, x in sums_grad.items()}
         grads = backward.reference(*(({**wide, **more}).get(s.name) for s in backward.inputs), **attrs)
-    statistics = float64 if dtype == float64 else float32
-    given = {**typed, "Out": out.astype(dtype), "LogSumExp": sums.astype(statistics), "Out_grad": d}
+    given = {**typed, "Out": out.astype(dtype), "LogSumExp": sums.astype(statistics), "Out_grad": d, **sums_grad}
     found, fault = bound(kernel.forward, forward, typed, attrs, device)
     found_grads, _ = bound(kernel.backward, backward, given, attrs, device)
     assert not fault.any()
@@ -80,6 +85,38 @@ def test_tiles_of_rows_and_columns(rng, device, attrs):
     if attrs.get("layout") == "bhsd":
         inputs = {s: np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for s, x in inputs.items()}
     near(both(inputs, device, **attrs))
+
+
+@pytest.mark.parametrize("kernel", [k for k in attention.KERNELS if k.name in ("exact", "mma")], ids=lambda k: k.name)
+def test_log_sum_exp_that_nobody_reads(rng, kernel):
+    near(both(qkv(rng), None, float32, kernel, sums_read=False), 2e-6)
+
+
+@pytest.mark.parametrize("kernel", [k for k in attention.KERNELS if k.name in ("exact", "mma")], ids=lambda k: k.name)
+@pytest.mark.parametrize("grad", [math.nan, math.inf])
+def test_the_gradient_of_an_infinite_log_sum_exp_counts_nothing(rng, kernel, grad):
+    """Of queries that see no key, and of those whose keys Mask hides all by a number."""
+    mask = np.ones((40, 60), np.bool_)
+    mask[5:9] = False
+    for more, attrs in (({}, {"causal": True}), ({"Mask": mask}, {"masked_score": -1e9}), ({"Mask": mask}, {})):
+        inputs = {**qkv(rng, 1, 60 if not more else 40, 40 if not more else 60), **more}
+        if not more:
+            attrs |= {"bottom_right": True}  # the first 20 queries see nothing
+        attrs = forward.bind_attrs(attrs)
+        typed = {s: x.astype(float32) if x.dtype == float64 else x for s, x in inputs.items()}
+        with np.errstate(all="ignore"):
+            out, sums = forward.reference(*(typed.get(s) for s in SLOTS), **attrs)
+        given = {**typed, "Out": out, "LogSumExp": sums, "Out_grad": rng.normal(size=out.shape).astype(float32)}
+        infinite = np.isinf(sums)
+        assert infinite.any() and not infinite.all()
+        results = []
+        for value in (grad, 0):
+            given["LogSumExp_grad"] = np.where(infinite, value, 0.5).astype(float32)
+            results.append(bound(kernel.backward, backward, given, attrs, Device())[0])
+        for slot, x in results[1].items():
+            if x is not None:
+                assert np.isfinite(x).all(), slot
+                np.testing.assert_array_equal(results[0][slot], x, err_msg=slot)
 
 
 @pytest.mark.parametrize(("d", "dv"), [(1, 3), (17, 5), (33, 64), (40, 130)])

@@ -18,7 +18,9 @@ HAS_NO_SAMPLES = {"optimizer", "side_effect"}  # traits of operators that have t
 MODEL_CALLS = [c for c in CALLS if "optimizer" not in c.opdef.traits]
 
 # Differentiable operators without a gradient rule, and why.
-NO_GRADIENT_RULE: dict[str, str] = {"fused_elementwise": "a pass makes it, after the gradients are there"}
+MADE = "a pass makes it, after the gradients are there; append_backward refuses it"
+LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "where", "norm_ratio", "squared_l2_norm")
+NO_GRADIENT_RULE = dict.fromkeys(["fused_elementwise", *(f"foreach_{name}" for name in LISTS)], MADE)
 
 
 def of_every_call(calls=CALLS):

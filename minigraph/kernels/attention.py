@@ -182,18 +182,21 @@ class Call:
             np.copyto(s, s.dtype.type(-math.inf), where=~seen)
         return s
 
-    def started(self, block: Block, log_sum: np.ndarray, out_grad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What backward subtracts from scores, and Out_grad: LogSumExp, but of rows far from 0 the largest score.
+    def started(
+        self, block: Block, log_sum: np.ndarray, out_grad: np.ndarray, sums_grad: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What backward subtracts from scores: LogSumExp, but of rows far from 0 the largest score. And both gradients.
 
-        Exponentials below that are not yet divided by their sum; Out_grad is, and every gradient is linear in it.
+        Exponentials below that are not yet divided by their sum; the gradients are, in which every result is linear.
         """
         far = np.isfinite(log_sum) & (abs(log_sum) > FAR)
         if self.bias is None or not far.any():
-            return log_sum, out_grad
+            return log_sum, out_grad, sums_grad
         largest, total = np.full_like(log_sum, -math.inf), np.zeros_like(log_sum)
         for keys in self.key_slices(block):
             largest, total, _ = raised(self.scores(block, keys), largest, total)
-        return np.where(far, largest, log_sum), np.where(far, out_grad / np.where(far, total, 1), out_grad)
+        divisor = np.where(far, total, 1)
+        return np.where(far, largest, log_sum), out_grad / divisor, sums_grad / divisor
 
     def kept(self, block: Block) -> np.ndarray | None:
         """Which probabilities of the block's rows are kept, of all keys, uint8; None without dropout."""
@@ -217,6 +220,13 @@ class Call:
     def product(self, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """weights @ rows, in which a weight of 0 takes nothing."""
         return weights @ rows if self.finite else weighted(weights, rows)
+
+
+def counted(sums_grad: np.ndarray | None, log_sum: np.ndarray) -> np.ndarray:
+    """The gradient of LogSumExp as backward counts it: 0 where LogSumExp is infinite, or where there is none."""
+    if sums_grad is None:
+        return np.broadcast_to(log_sum.dtype.type(0), log_sum.shape)
+    return np.where(np.isfinite(log_sum), sums_grad.reshape(log_sum.shape), 0)
 
 
 def raised(s: np.ndarray, largest: np.ndarray, total: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -271,22 +281,24 @@ def forward(
 
 def backward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Out: np.ndarray, LogSumExp: np.ndarray, Out_grad: np.ndarray,
-    Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None, *,
-    needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"), **attrs: Any,
+    Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None,
+    LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"), **attrs: Any,
 ) -> tuple[np.ndarray | None, ...]:  # fmt: skip
     """Gradients of memory_efficient_attention; those in `needs`."""
     call = Call(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
-    call.finite = all(bool(np.isfinite(x).all()) for x in (Q, K, V, Out_grad))
+    call.finite = all(bool(np.isfinite(x).all()) for x in (Q, K, V, Out_grad, LogSumExp_grad) if x is not None)
     wanted = {"Q_grad": Q, "K_grad": K, "V_grad": V}
     grads = {slot: np.zeros(x.shape, x.dtype) for slot, x in wanted.items() if slot in needs}
     to_q, to_k, to_v = (call.view(grads[slot]) if slot in grads else None for slot in wanted)
     to_bias = np.zeros(call.bias.shape, Q.dtype) if call.bias is not None and "Bias_grad" in needs else None
     out, out_grad = call.view(Out), call.view(Out_grad)
     log_sum = LogSumExp.reshape(call.q.shape[:-1])[..., None]
+    sums_grad = counted(LogSumExp_grad, log_sum)
     for block in call.blocks():
         b, h, i = block
-        rows, (start, d) = call.q[b, h, :, i], call.started(block, log_sum[b, h, :, i], out_grad[b, h, :, i])
-        delta = (d * out[b, h, :, i]).sum(axis=-1, keepdims=True)
+        rows, given = call.q[b, h, :, i], (x[b, h, :, i] for x in (log_sum, out_grad, sums_grad))
+        start, d, to_sums = call.started(block, *given)
+        delta = (d * out[b, h, :, i]).sum(axis=-1, keepdims=True) - to_sums
         kept = call.kept(block)
         for keys in call.key_slices(block):
             p = call.scores(block, keys)

@@ -22,9 +22,10 @@ keys beside seen ones show).
 Bias and Mask broadcast to [B, H, Sq, Sk], of rank 3 to [B, Sq, Sk]. Key is random_key's output, read where
 dropout > 0: probability (b, h, q, k) is kept by the random number of that element of a [B, H, Sq, Sk] array,
 as the operator dropout would. LogSumExp [B, H, Sq] ([B, Sq]) is the natural logarithm of sum(exp(S)) over
-the keys seen, -inf where there is none; float64 for float64, else float32. It is written where it is read.
+the keys seen, dropped ones too, -inf where there is none; float64 for float64, else float32. It is written where
+it is read, and gradients flow through it.
 Where Mask hides all of them and masked_score is -1e3 or less, it is +inf, since masked_score + log(n) would
-round log(n) away: the probabilities are 1 / n.
+round log(n) away: the probabilities are 1 / n. No gradient flows through an infinite LogSumExp, whatever it is.
 """
 
 from __future__ import annotations
@@ -266,10 +267,10 @@ def check_sequences(Q: TensorType, CuSeqlensQ: TensorType | None, CuSeqlensK: Te
 
 
 @memory_efficient_attention.grad
-def _(g, Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Out, LogSumExp, Out_grad, **attrs):
-    more = Bias, Mask, CuSeqlensQ, CuSeqlensK, Key
+def _(g, Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Out, LogSumExp, Out_grad, LogSumExp_grad=None, **attrs):
+    more = Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, LogSumExp_grad
     if LogSumExp is None:  # the forward call names none: compute it again
-        LogSumExp = g.memory_efficient_attention(Q, K, V, *more, needs=["LogSumExp"], **attrs)[1]
+        LogSumExp = g.memory_efficient_attention(Q, K, V, *more[:5], needs=["LogSumExp"], **attrs)[1]
     return g.memory_efficient_attention_grad(Q, K, V, Out, LogSumExp, Out_grad, *more, **attrs)
 
 

@@ -1,11 +1,12 @@
 """The gradient of attention, from LogSumExp instead of the probabilities.
 
     P = exp(S - LogSumExp)        the probabilities, again                      kept: the dropout factors
-    dP = kept * (Out_grad V^T)    delta = rowsum(Out_grad * Out)
+    dP = kept * (Out_grad V^T)    delta = rowsum(Out_grad * Out) - LogSumExp_grad
     dS = P * (dP - delta)
     Q_grad = scale * dS K         K_grad = scale * dS^T Q         V_grad = (kept * P)^T Out_grad
     Bias_grad = dS, summed over the axes along which Bias was broadcast
 
+LogSumExp_grad is absent where nothing reads LogSumExp but this operator, and counts 0 where LogSumExp is infinite.
 Where LogSumExp is so far from 0 that it rounds away how many keys share a Bias, the exponentials are divided by their
 sum again. Where Mask is False, dS goes nowhere. Gradients of K and V are sums over their group of query heads.
 """
@@ -17,7 +18,7 @@ import math
 import numpy as np
 
 from ..errors import require
-from ..kernels.attention import FAR, as_given, heads_first, scores_first, weighted
+from ..kernels.attention import FAR, as_given, counted, heads_first, scores_first, weighted
 from ..opdef import Ints, op
 from .attention import calls, dense, memory_efficient_attention
 from .elementwise import sum_to
@@ -29,11 +30,11 @@ from .elementwise import sum_to
 )  # fmt: skip
 def memory_efficient_attention_grad(
     Q, K, V, Out, LogSumExp, Out_grad, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None,
-    *, layout: str = "bshd", scale: float | None = None, causal: bool = False, bottom_right: bool = False,
-    window: Ints | None = None, masked_score: float = -math.inf, dropout: float = 0.0, is_test: bool = False,
-    deterministic: bool = False, needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+    LogSumExp_grad=None, *, layout: str = "bshd", scale: float | None = None, causal: bool = False,
+    bottom_right: bool = False, window: Ints | None = None, masked_score: float = -math.inf, dropout: float = 0.0,
+    is_test: bool = False, deterministic: bool = False, needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
 ):  # fmt: skip
-    """Gradients of memory_efficient_attention from its inputs, its outputs and the gradient of Out."""
+    """Gradients of memory_efficient_attention from its inputs, its outputs and their gradients."""
     d = dense(
         Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,
         bottom_right=bottom_right, window=window, masked_score=masked_score, dropout=dropout, is_test=is_test,
@@ -48,7 +49,7 @@ def memory_efficient_attention_grad(
     hidden_whole = seen & (log_sum == math.inf)
     probabilities = np.where(hidden_whole, 1 / np.maximum(seen.sum(axis=-1, keepdims=True), 1), probabilities)
     probabilities = probabilities.astype(Q.dtype)
-    delta = (out * out_grad).sum(axis=-1, keepdims=True)
+    delta = (out * out_grad).sum(axis=-1, keepdims=True) - counted(LogSumExp_grad, log_sum)
     inner = np.where(probabilities == 0, 0, (out_grad @ d.V.swapaxes(-1, -2)) * d.kept - delta)
     slopes = np.where(d.drawn, probabilities * inner, 0)
 
@@ -72,18 +73,20 @@ def memory_efficient_attention_grad(
 
 
 @memory_efficient_attention_grad.infer
-def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs):
+def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, LogSumExp_grad, **attrs):
     infer = memory_efficient_attention.infer_function
     assert infer is not None
     out, sums = infer(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
-    for name, given, wanted in (("Out", Out, out), ("LogSumExp", LogSumExp, sums), ("Out_grad", Out_grad, out)):
+    checked = ("Out", Out, out), ("LogSumExp", LogSumExp, sums), ("Out_grad", Out_grad, out)
+    for name, given, wanted in (*checked, ("LogSumExp_grad", LogSumExp_grad or sums, sums)):
         require(wanted.accepts(given) or given.accepts(wanted), f"{name} must be {wanted}, is {given}")
     return Q, K, V, Bias
 
 
 @memory_efficient_attention_grad.samples
 def _(rng):
-    for inputs, attrs in calls(rng):
+    for number, (inputs, attrs) in enumerate(calls(rng)):
         whole = (*inputs, *(None,) * (8 - len(inputs)))
         out, sums = memory_efficient_attention.reference(*whole, **attrs)
-        yield (*whole[:3], out, sums, rng.normal(size=out.shape), *whole[3:]), attrs
+        sums_grad = rng.normal(size=sums.shape) if number % 2 else None
+        yield (*whole[:3], out, sums, rng.normal(size=out.shape), *whole[3:], sums_grad), attrs

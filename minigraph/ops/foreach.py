@@ -21,7 +21,7 @@ from ..types import FLOATS, TensorType, bool_, float64
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum}
 UNARY = {"sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
-FACTS: dict[str, Any] = {"traits": {"nondifferentiable", "guarded"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
+FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
 
 
 def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
@@ -94,7 +94,7 @@ def _check_floats(X: list[TensorType]) -> None:
 ELEMENTARY = [_binary(*item) for item in BINARY.items()] + [_unary(*item) for item in UNARY.items()]
 
 
-@op("Out*", traits={"nondifferentiable", "guarded"}, gpu="foreach")
+@op("Out*", traits={"guarded"}, gpu="foreach")
 def foreach_cast(X: Arrays, *, dtype: DTypeAttr):
     """Each array of X in another float type."""
     return [x.astype(dtype) for x in X]
@@ -112,7 +112,7 @@ def _(rng):
     yield ([rng.normal(size=(4, 3)), rng.normal(size=()), rng.normal(size=7)],), {"dtype": "float32"}
 
 
-@op("Out*", traits={"nondifferentiable", "guarded"}, inplace={"Out": "X"}, gpu="foreach")
+@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, gpu="foreach")
 def foreach_where(Condition, X: Arrays, Y: Arrays):
     """X where the one bool Condition is true, Y otherwise."""
     return [np.array(a) for a in (X if Condition.item() else Y)]
@@ -134,7 +134,7 @@ def _(rng):
     yield (np.array([False]), *lists), {}
 
 
-@op("Out*", traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:foreach_norm_ratio", gpu="optimizer")
+@op("Out*", cpu="minigraph.kernels.optimizer:foreach_norm_ratio", gpu="optimizer")
 def foreach_norm_ratio(X: Arrays, Y: Arrays):
     """||X[i]|| / ||Y[i]|| as one float64 each, 1 where one of the norms is 0."""
     norms = [[np.sqrt(np.sum(a.astype(float) ** 2)) for a in pair] for pair in zip(X, Y, strict=True)]

@@ -89,7 +89,7 @@ def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
 
 
 @fused_gemm_epilogue.grad
-def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, *, trans_x, trans_y, activation, approximate):
+def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, ReserveSpace_grad=None, *, trans_x, trans_y, activation, approximate):
     product = {"trans_x": trans_x, "trans_y": trans_y}
     if activation == "relu":
         Out_grad = g.relu_grad(Out, Out_grad)
@@ -97,6 +97,8 @@ def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, *, trans_x, trans_y, activatio
         if ReserveSpace is None:  # not kept: compute the pre-activation again
             ReserveSpace, _ = g.fused_gemm_epilogue(X, Y, Bias, **product)
         Out_grad = g.gelu_grad(ReserveSpace, Out_grad, approximate=approximate)
+        if ReserveSpace_grad is not None:  # the pre-activation has readers of its own
+            Out_grad = g.sum([Out_grad, ReserveSpace_grad])
     needs = g.among(X="DX", Y="DY", Bias="DBias")
     return g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
 

@@ -36,9 +36,9 @@ def fused_linear_cross_entropy(
     Label   [...] or [..., 1], class numbers; rows with ignore_index have Loss 0 and no gradient
     DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
     Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
-    ZLoss, Prediction   its last term, and argmax(z); no gradient flows into them
-    DX, DW, DBias       gradients of sum(Loss * DLoss). DW and DBias have the type accumulate_dtype in which the
-            chunks are added up: float32 for 16-bit X unless another one is given
+    ZLoss, Prediction   its last term, and argmax(z); append_backward refuses a loss that depends on ZLoss
+    DX, DW, DBias       gradients of sum(Loss * DLoss), which have none themselves. DW and DBias have the type
+            accumulate_dtype in which the chunks are added up: float32 for 16-bit X unless another one is given
     chunk_bytes         rows are taken in chunks whose z fills so many bytes at most
     """
     values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)

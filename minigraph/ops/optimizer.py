@@ -131,7 +131,7 @@ def _(rng):
     yield (p, g, np.array([0.1]), m), {"coeff": 0.1}
 
 
-@op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:squared_l2_norm", gpu="optimizer")
+@op(cpu="minigraph.kernels.optimizer:squared_l2_norm", gpu="optimizer")
 def squared_l2_norm(X):
     """The sum of X^2 over all elements, a scalar; float32 for 16-bit X, whose squares would overflow."""
     return np.sum(np.square(X))
@@ -143,6 +143,14 @@ def _(X):
     return TensorType((), state_dtype(X.dtype))
 
 
+@squared_l2_norm.grad
+def _(g, X, Out_grad):
+    own, wide = X.type.dtype, Out_grad.type.dtype
+    if own == wide:
+        return g.scale(g.elementwise_mul(X, Out_grad), scale=2.0)
+    return g.cast(g.scale(g.elementwise_mul(g.cast(X, dtype=wide), Out_grad), scale=2.0), dtype=own)
+
+
 @squared_l2_norm.samples
 def _(rng):
     yield (rng.normal(size=(4, 3)),), {}
@@ -150,7 +158,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op(traits={"nondifferentiable"}, cpu="minigraph.kernels.optimizer:foreach_squared_l2_norm", gpu="optimizer")
+@op(cpu="minigraph.kernels.optimizer:foreach_squared_l2_norm", gpu="optimizer")
 def foreach_squared_l2_norm(X: Arrays):
     """The sum of squared_l2_norm over a list of arrays of one type."""
     return sum(np.sum(np.square(x)) for x in X)

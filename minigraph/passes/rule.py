@@ -286,6 +286,9 @@ class _Rewrite:
             if not any(v in grads for v in op.output_vars):
                 continue
             require(op.opdef.grad_function, "{} has no gradient rule", op.type)
+            for slot, vs in op.outputs.items():
+                taken = f"{slot}_grad" in op.opdef.grad_parameters or not any(v in grads for v in vs)
+                require(taken, "no gradient flows through {} of {}", slot, op.type)
             g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
             assert op.opdef.grad_function is not None
             result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)

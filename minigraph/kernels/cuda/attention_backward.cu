@@ -1,6 +1,6 @@
 // Exact attention, backward: the gradients of Q, K, V and Bias from LSE, each by a kernel of its own.
 //
-//   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out)    dS = P (dP - delta)
+//   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out) - dLSE    dS = P (dP - delta)
 //   row_products   delta [B,H,Sq]
 //   query_grad     a block owns BM queries, walks over keys:      dQ = scale * sum dS K          3 products
 //   key_grad       a block owns BM keys of a head of K and V and walks over the queries of all heads
@@ -9,9 +9,10 @@
 // No atomics: every sum has one order. Scores are computed three times instead of stored. Where blocks
 // are few, query_grad and key_grad share the other axis among blockIdx.y, and add_parts adds up.
 
-// One warp for each query of each head. lse, scaled: null without Bias, else LSE and dO as backward starts from them.
+// One warp for each query of each head. dsums: null, or the gradient of LSE. lse, scaled: null without Bias, else LSE
+// and dO as backward starts from them.
 extern "C" __global__ void __launch_bounds__(THREADS) row_products(
-    INPUTS, const T* Out, const T* dO, const ST* sums, C* delta, ST* lse, T* scaled, i64 rows_of_all)
+    INPUTS, const T* Out, const T* dO, const ST* sums, const ST* dsums, C* delta, ST* lse, T* scaled, i64 rows_of_all)
 {
     READ_INPUTS
     const i64 row = i64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_products(
     for (i64 x = lane; x < dv; x += 32) sum += C(up(Out[o.at + q * o.step + x])) * C(up(dO[o.at + q * o.step + x]));
     sum = warp_sum(sum);
     const Start start = start_of(C(sums[row]), head / heads, head % heads, q, Q, K, z, sight, m);
-    if (lane == 0) delta[row] = sum * start.factor;
+    if (lane == 0) delta[row] = (sum - grad_of_lse(C(sums[row]), dsums, row)) * start.factor;
     if (!scaled) return;
     if (lane == 0) lse[row] = ST(start.lse);
     for (i64 x = lane; x < dv; x += 32)

@@ -69,7 +69,8 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
         found.append(f"it takes 16-bit floats, Q is {c.dtype}")
     if max(c.d, c.dv) > WIDEST or c.d % 8 or c.dv % 8:
         found.append(f"head dimensions {c.d} and {c.dv} are not multiples of 8 up to {WIDEST}")
-    found += [f"{slot} is given" for slot in ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK") if ins.get(slot) is not None]
+    absent = "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "LogSumExp_grad"  # it has no such operands
+    found += [f"{slot} is given" for slot in absent if ins.get(slot) is not None]
     if drops(attrs):
         found.append("its dropout has other random numbers")
     if attrs["deterministic"]:

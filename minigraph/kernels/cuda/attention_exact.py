@@ -263,6 +263,11 @@ def bias_grad(binder: Binder, ins: Slots, attrs: Slots, to: Buffer) -> None:
     _bias_grad(binder, c, ins, attrs, _row_products(binder, c, ins, attrs), to)
 
 
+def sums_grad(ins: Slots) -> Any:
+    """The gradient of LogSumExp, absent where there is none."""
+    return ABSENT if (given := ins.get("LogSumExp_grad")) is None else given
+
+
 def _small_source(c: Call, ins: Slots, attrs: Slots) -> str:
     """The source of backward with what does not depend on tiles: row_products, add_parts."""
     return _source("attention_backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
@@ -277,8 +282,8 @@ def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Bu
     started = (own_sums, own_grad) if biased else (ABSENT, ABSENT)
     grid, source = blocks_for(c.rows, THREADS // 32), _small_source(c, ins, attrs)
     binder.launch_source(
-        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums, delta, *started,
-        i64(c.rows),
+        source, "row_products", grid, THREADS, *inputs_of(c, ins, attrs), ins["Out"], grad, sums,
+        sums_grad(ins), delta, *started, i64(c.rows),
     )  # fmt: skip
     return own_grad, own_sums, delta
 

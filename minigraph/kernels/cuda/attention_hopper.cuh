@@ -40,6 +40,11 @@ template <int LANES> __device__ __forceinline__ float row_product(const T* x, co
     return sum;
 }
 
+// The gradient of LSE, by which sum(dOut * Out) is less: none without one, and where the query sees no key.
+__device__ __forceinline__ float grad_of_lse(float lse, const float* grads, i64 row) {
+    return grads && lse - lse == 0 ? grads[row] : 0.0f;
+}
+
 // Address of a piece of 16 bytes of a row.
 __device__ __forceinline__ u32 piece_address(u32 tile, int rows, int row, int piece) {
     return tile + piece / 8 * rows * 128 + row * 128 + ((piece % 8 ^ row % 8) * 16);

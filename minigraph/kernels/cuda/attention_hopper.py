@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...types import bfloat16, float16
-from .attention_exact import strides_of
+from .attention_exact import strides_of, sums_grad
 from .attention_pieces import pieces
 from .binder import Binder, blocks_for, i32, i64
 from .buffer import CUDA_TYPES, Buffer
@@ -208,8 +208,8 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around)
     )  # fmt: skip
     prepared = (
-        Out, grad, ins["LogSumExp"], numbers, turns, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
-        *_strides(Out, layout), *_strides(grad, layout),
+        Out, grad, ins["LogSumExp"], sums_grad(ins), numbers, turns,
+        *map(i32, (shape.queries, padded, shape.heads, shape.width)), *_strides(Out, layout), *_strides(grad, layout),
     )  # fmt: skip
     grid = padded * shape.head // 8 // 256, shape.heads, shape.batch
     binder.launch_source(source, "attention_prepare", grid, 256, *prepared)
@@ -277,7 +277,8 @@ def _wide_backward(
         )  # fmt: skip
         if not prepared:
             args = (
-                Out, grad, ins["LogSumExp"], numbers, *map(i32, (shape.queries, padded, shape.heads, shape.width)),
+                Out, grad, ins["LogSumExp"], sums_grad(ins), numbers,
+                *map(i32, (shape.queries, padded, shape.heads, shape.width)),
                 *_strides(Out, layout), *_strides(grad, layout),
             )  # fmt: skip
             binder.launch_source(source, "attention_wide_prepare", (padded // 8, shape.heads, shape.batch), 256, *args)

@@ -25,10 +25,10 @@ __device__ __forceinline__ void unpack_half(float (&x)[2], u32 pair) {
     x[1] = up(f16{(unsigned short)(pair >> 16)});
 }
 
-// Per query: lse in base 2 less SHIFT (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out): for
-// each tile of STEP queries first the ones, then the others. Nobody has added to dQ yet.
-extern "C" __global__ void attention_prepare(const T* out, const T* dout, const float* lse, float* numbers, u32* turns,
-    int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
+// Per query: lse in base 2 less SHIFT (infinite where no key is seen, so that probabilities are 0) and sum(dOut * Out)
+// less the gradient of lse, where dlse is not null: for each tile of STEP queries first the ones, then the others. Nobody has added to dQ yet.
+extern "C" __global__ void attention_prepare(const T* out, const T* dout, const float* lse, const float* dlse,
+    float* numbers, u32* turns, int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
     i64 dout_batch, i64 dout_head, i64 dout_row) {
     constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
@@ -40,7 +40,7 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
         float* to = numbers + 2 * (line * padded + row / STEP * STEP) + row % STEP;
         to[0] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E - SHIFT;
-        to[STEP] = sum;
+        to[STEP] = sum - grad_of_lse(found, dlse, line * queries + row);
         if (row % STEP == 0) turns[1 + line * (padded / STEP) + row / STEP] = 0;
         if (row == 0 && line == 0) turns[0] = 0;
     }

@@ -12,9 +12,9 @@ constexpr bool SLOPES = KIND != VALUE;
 constexpr u32 NUMBER_BYTES = KIND == QUERY ? 0 : STEP * 8;
 
 // Per query: lse in base 2 (infinite where no key is seen, so that probabilities are 0), and behind all of them
-// delta = sum(dOut * Out).
-extern "C" __global__ void attention_wide_prepare(const T* out, const T* dout, const float* lse, float* numbers,
-    int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row, i64 dout_batch,
+// delta = sum(dOut * Out), less the gradient of lse where dlse is not null.
+extern "C" __global__ void attention_wide_prepare(const T* out, const T* dout, const float* lse, const float* dlse,
+    float* numbers, int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row, i64 dout_batch,
     i64 dout_head, i64 dout_row) {
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, piece = threadIdx.x % 32 * 8;
     const int head = blockIdx.y, batch = blockIdx.z;
@@ -24,7 +24,8 @@ extern "C" __global__ void attention_wide_prepare(const T* out, const T* dout, c
         const i64 line = i64(batch) * heads + head;
         const float found = row < queries ? lse[line * queries + row] : EMPTY_LSE;
         numbers[line * padded + row] = found == EMPTY_LSE ? infinity<float>() : found * LOG2E;
-        numbers[(i64(gridDim.z) * heads + line) * padded + row] = sum;
+        numbers[(i64(gridDim.z) * heads + line) * padded + row] =
+            sum - grad_of_lse(found, dlse, line * queries + row);
     }
 }
 

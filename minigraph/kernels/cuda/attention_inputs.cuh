@@ -107,6 +107,12 @@ __device__ __forceinline__ C score(C product, int q, int k, const Modifiers& m, 
     return s;
 }
 
+// The gradient of LSE that backward takes from rowsum(dO * Out): dS = P (dP - (rowsum(dO * Out) - dLSE)). Nothing without
+// one, and where LSE is infinite, whose row has no key, or keys that Mask hides all.
+template <class S> __device__ __forceinline__ C grad_of_lse(C lse, const S* grads, i64 row) {
+    return grads && lse - lse == 0 ? C(grads[row]) : C(0);
+}
+
 // What backward subtracts from a row's scores, and what it multiplies the row's dO by: every gradient is linear in that.
 struct Start {
     C lse, factor;

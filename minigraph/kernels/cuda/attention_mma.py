@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...types import bfloat16, float16, float32, int64
 from ..attention import HIDDEN_WHOLE, scale_of
 from . import attention_exact
-from .attention_exact import ABSENT, Call, call_of, drops, inputs_of, strides_of
+from .attention_exact import ABSENT, Call, call_of, drops, inputs_of, strides_of, sums_grad
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
@@ -241,7 +241,7 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         binder.launch_source(
             source_of(binder, "attention_mma_backward.cu", c, cut, ins, attrs, PREPARE=1), "attention_mma_prepare",
             blocks_for(c.rows, cut.tiles.warps), cut.tiles.threads, *common, ins["Out"], grad, ins["LogSumExp"],
-            numbers, ABSENT if scaled is None else scaled, i64(c.rows),
+            sums_grad(ins), numbers, ABSENT if scaled is None else scaled, i64(c.rows),
         )  # fmt: skip
         common += grad if scaled is None else scaled, numbers
     if q is not None:

@@ -1,6 +1,6 @@
 // Attention on tensor cores (mma.sync), backward: the gradients of Q, K, V from LSE.
 //
-//   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out)    dS = P (dP - delta)
+//   P = exp(S - LSE)    dP = kept * (dO V^T)    delta = rowsum(dO * Out) - dLSE    dS = P (dP - delta)
 //   query_grad   a warp owns 16 MT queries and walks over keys:        dQ = scale * sum dS K       3 products
 //   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it,
 //                scores transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                4 products
@@ -10,10 +10,10 @@
 
 #ifdef PREPARE
 // Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
-// where Mask hides all n keys: no gradient flows to their scores. scaled: null without Bias, else dO as backward starts
+// where Mask hides all n keys: no gradient flows to their scores. dsums: null, or the gradient of LSE. scaled: null without Bias, else dO as backward starts
 // from it.
 extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
-    INPUTS, const T* Out, const T* dO, const float* sums, float2* numbers, T* scaled, i64 rows_of_all)
+    INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, float2* numbers, T* scaled, i64 rows_of_all)
 {
     READ_INPUTS
     const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
             scaled[place] = down<T>(up(dO[place]) * start.factor);
         }
     if (lane != 0) return;
-    float2 found = {start.lse == -infinity<float>() ? infinity<float>() : start.lse, sum * start.factor};
+    float2 found = {start.lse == -infinity<float>() ? infinity<float>() : start.lse,
+                    (sum - grad_of_lse(sums[row], dsums, row)) * start.factor};
     if (GENERAL && start.lse == infinity<float>()) {
         const Interval seen = sight.of_query(q);
         found = {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
