@@ -31,7 +31,7 @@ from minigraph import cuda
 from minigraph.errors import MinigraphError
 from minigraph.executor import Executor
 from minigraph.kernels.cuda.binder import Gemm
-from minigraph.kernels.linear_cross_entropy import chunk_rows
+from minigraph.kernels.chunks import chunk_rows
 from minigraph.scope import Scope
 
 SHAPES = {"small": (4, 47, 31, 123), "even": (5, 24, 64, 256), "one": (1, 8, 1), "tall": (700, 16, 40)}

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "kernels.parallel": "",
     "kernels.compiled": "kernels.updates kernels.parallel",
     "kernels.trace": "",
+    "kernels.chunks": "",
     "kernels": "errors types",
     "ops": "errors types attr opdef body kernels",
     # the program and what writes it
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "backward": "errors types opdef program builder",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
-    "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
+    "passes": "errors types opdef body program builder ir kernels.updates kernels.trace kernels.chunks",
     "strategy": "errors options ir passes",
     "validate": "errors types opdef program",
     # running knows programs and kernels, never a graph or a pass
