@@ -101,7 +101,7 @@ class LinearCrossEntropy(Rule):
         rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
         which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
         require(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
-        chunk, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
+        _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
         scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
         unfused = heads * scores + gradient
         fused = max(own + x, 2 * gradient)
