@@ -274,7 +274,7 @@ def _rounded(dtype: str) -> None:
 
 
 def _planned() -> None:
-    """With this card's own workspaces, which may differ: what is needed is no more than without the flag, but losses."""
+    """With this card's own workspaces, which may differ: no more is needed than without the flag, but losses."""
 
     def cases():
         for rows in ROWS:
