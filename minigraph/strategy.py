@@ -82,7 +82,8 @@ PASSES: tuple[Step, ...] = (
         },
     ),
     Step(
-        "fuse_linear_cross_entropy", fuse_linear_cross_entropy, options=("linear_cross_entropy_chunk_bytes",),
+        "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
+        options=("linear_cross_entropy_chunk_bytes", "fuse_grad_accumulation"),
         after={
             "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
             "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from gpucheck import DTYPES, PLACE, Check, GpuExecutor, each
+from head_memory import LARGE, ROWS, check, net
 from linear_heads import (
     EVERYTHING,
     SPELLINGS,
@@ -30,8 +31,8 @@ import minigraph as mg
 from minigraph import cuda
 from minigraph.errors import MinigraphError
 from minigraph.executor import Executor
-from minigraph.kernels.cuda.binder import Gemm
-from minigraph.kernels.linear_cross_entropy import chunk_rows
+from minigraph.kernels.chunks import chunk_rows
+from minigraph.kernels.cuda.binder import WORKSPACE, Gemm
 from minigraph.scope import Scope
 
 SHAPES = {"small": (4, 47, 31, 123), "even": (5, 24, 64, 256), "one": (1, 8, 1), "tall": (700, 16, 40)}
@@ -56,6 +57,9 @@ def checks() -> Iterator[Check]:
         yield Check(f"linear_cross_entropy/long/{dtype}", partial(_long_rows, dtype), product=True)
     for dtype in ("float32", "bfloat16", "float16"):
         yield Check(f"linear_cross_entropy/liger/{dtype}", partial(_liger, dtype), product=True)
+    for dtype in ("bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/rounded/{dtype}", partial(_rounded, dtype), product=True)
+    yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
     for dtype in ("float32", "bfloat16"):
@@ -255,6 +259,32 @@ def _side_outputs(dtypes: tuple[str, ...] = ("float64", "bfloat16")) -> None:
         np.testing.assert_allclose(gpu[0], cpu[0], rtol=1e-5)
         np.testing.assert_allclose(gpu[1], cpu[1], rtol=1e-5)
         assert gpu[2] == cpu[2]
+
+
+def _rounded(dtype: str) -> None:
+    """16-bit gradients of all rows at once, and of float32 sums over chunks: captured, plain errors twice at most."""
+
+    def cases():
+        for rows in (8192, 40):  # of a chunk, of 188
+            for transposed in (False, True):
+                o = Options(bias=True, transposed=transposed, reduction="sum", chunk_bytes=rows * 512 * 2)
+                yield str(o), partial(_near, (4, 47, 16, 512), dtype, o, SPELLINGS)
+
+    each(cases())
+
+
+def _planned() -> None:
+    """With this card's own workspaces, which may differ: no more is needed than without the flag, but losses."""
+
+    def cases():
+        for rows in ROWS:
+            for dtype in ("bfloat16", "float32"):
+                for kind in ("plain", "layer", "tied", "two"):
+                    for every in (False, True):
+                        made = net(rows, LARGE, dtype, "AdamW", kind=kind)
+                        yield f"{rows} {dtype} {kind} {every}", partial(check, made, rows, every, room=WORKSPACE[1])
+
+    each(cases())
 
 
 def _frozen() -> None:

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "kernels.parallel": "",
     "kernels.compiled": "kernels.updates kernels.parallel",
     "kernels.trace": "",
+    "kernels.chunks": "",
     "kernels": "errors types",
     "ops": "errors types attr opdef body kernels",
     # the program and what writes it
@@ -48,8 +49,8 @@ MAY_IMPORT = {
     "backward": "errors types opdef variable program builder",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
-    "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
-    "strategy": "errors copies options ir passes",
+    "passes": "body builder errors ir kernels.chunks kernels.trace kernels.updates opdef program types",
+    "strategy": "copies errors ir options passes",
     "validate": "errors types opdef program",
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors context types kernels",

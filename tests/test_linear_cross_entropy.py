@@ -25,7 +25,7 @@ import minigraph as mg
 from minigraph.errors import MinigraphError
 from minigraph.executor import Executor
 from minigraph.kernels import linear_cross_entropy as kernels
-from minigraph.kernels.linear_cross_entropy import chunk_rows
+from minigraph.kernels.chunks import chunk_rows
 from minigraph.ops import linear_cross_entropy as ops
 from minigraph.scope import Scope
 
@@ -172,7 +172,8 @@ def test_scores_of_all_rows_never_exist_on_a_cpu(rng):
     for rows in (500, 4000):
         x, label = rng.normal(size=(rows, 8)), rng.integers(0, 2000, rows)
         attrs = {**dict.fromkeys(("trans_w",), False), "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0,
-                 "softcap": None, "accumulate_dtype": None, "chunk_bytes": 100 * 2000 * 8}  # fmt: skip
+                 "softcap": None, "accumulate_dtype": None, "grad_dtype": None,
+                 "chunk_bytes": 100 * 2000 * 8}  # fmt: skip
         tracemalloc.start()
         kernels.forward(x, w, label, needs=("DW",), **attrs)
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -9,28 +9,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import KernelError
+from .chunks import chunk_rows
 
-TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
 PART_BYTES = 16 << 20  # of a weight gradient that is added at a time
 CACHED_BYTES = 1 << 20  # of scores that go through all steps together
 
 Parts = dict[str, Any]
 
 
-def chunk_rows(rows: int, classes: int, itemsize: int, chunk_bytes: int) -> int:
-    """Rows of a chunk: scores of at most `chunk_bytes` bytes (but one row at least), chunks of about one size."""
-    most = max(1, chunk_bytes // max(1, classes * itemsize))
-    if most >= rows:
-        return max(1, rows)
-    unit = TILE if most >= TILE else 1
-    most -= most % unit
-    chunks = -(-rows // most)
-    return min(most, -(-rows // (chunks * unit)) * unit)
-
-
 def forward(
     X, W, Label, Bias=None, DLoss=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    chunk_bytes, needs, out=None,
+    grad_dtype, chunk_bytes, needs, out=None,
 ):  # fmt: skip
     """Loss and what `needs` names of ZLoss, Prediction, DX, DW, DBias."""
     names = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
@@ -43,7 +32,7 @@ def forward(
 
 def backward(
     X, W, Label, DLoss, Bias=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    chunk_bytes, needs, out=None,
+    grad_dtype, chunk_bytes, needs, out=None,
 ):  # fmt: skip
     """DX, DW and DBias, as far as `needs` names them; the scores are computed again."""
     names = ("DX", "DW", "DBias")

@@ -26,7 +26,8 @@ OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
-    accumulate_dtype: DTypeAttr | None = None, chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
+    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
 ):  # fmt: skip
     """Loss = lse - (1 - label_smoothing) * z[Label] - label_smoothing * mean(z) + z_loss * lse^2, of each row.
 
@@ -37,9 +38,11 @@ def fused_linear_cross_entropy(
     DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
     Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
     ZLoss, Prediction   its last term, and argmax(z); append_backward refuses a loss that depends on ZLoss
-    DX, DW, DBias       gradients of sum(Loss * DLoss), which have none themselves. DW and DBias have the type
-            accumulate_dtype in which the chunks are added up: float32 for 16-bit X unless another one is given
-    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most
+    DX, DW, DBias       gradients of sum(Loss * DLoss), which have none themselves. The chunks of DW and DBias are
+            added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have that type, or
+            X's where grad_dtype says so
+    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most; all at once where their sums
+            would take more memory than that saves
     """
     values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
@@ -49,7 +52,8 @@ def fused_linear_cross_entropy(
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
-    accumulate_dtype: DTypeAttr | None = None, chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
+    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
 ):  # fmt: skip
     """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
     values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:]
@@ -92,7 +96,7 @@ def _plain(
 @fused_linear_cross_entropy.infer
 def _(
     X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None, *, trans_w,
-    ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
+    ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype, grad_dtype, chunk_bytes,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
@@ -129,14 +133,18 @@ def _(
         f"accumulate_dtype is {accumulate_dtype}, X is {X.dtype}", DTypeError,
         "it is X's type, or float32 where X has 16 bits",
     )  # fmt: skip
+    require(
+        grad_dtype is None or grad_dtype == X.dtype, f"grad_dtype is {grad_dtype}, X is {X.dtype}", DTypeError,
+        "it is X's type, or absent",
+    )  # fmt: skip
     loss = TensorType((*rows, 1), float32 if short else X.dtype)
     require(
         DLoss is None or any(loss.with_dtype(t).accepts(DLoss) for t in (loss.dtype, X.dtype)),
         f"DLoss must be {loss}, is {DLoss}",
     )
-    total = accumulate_dtype or loss.dtype
-    bias = None if Bias is None else Bias.with_dtype(total)
-    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(total), bias
+    own = grad_dtype or accumulate_dtype or loss.dtype
+    bias = None if Bias is None else Bias.with_dtype(own)
+    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(own), bias
 
 
 @fused_linear_cross_entropy_grad.infer
@@ -147,16 +155,10 @@ def _(X, W, Label, DLoss, Bias, **attrs):
 @fused_linear_cross_entropy.grad
 def _(g, X, W, Label, Bias, Loss_grad, **attrs):
     needs = g.among(X="DX", W="DW", Bias="DBias")
+    if X.type.dtype.itemsize == 2:  # a gradient has the type of its variable
+        attrs["grad_dtype"] = X.type.dtype
     DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, needs=needs, **attrs)
-    return DX, _in_type_of(g, DW, W), None, _in_type_of(g, DBias, Bias)
-
-
-def _in_type_of(g: Any, gradient: Any, v: Any) -> Any:
-    """A gradient has the type of its variable."""
-    if gradient is None:
-        return None
-    wanted, own = v.type.dtype, gradient.type.dtype
-    return gradient if own == wanted else g.cast(gradient, dtype=wanted)
+    return DX, DW, None, DBias
 
 
 @fused_linear_cross_entropy.samples

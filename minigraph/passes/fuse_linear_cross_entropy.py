@@ -9,14 +9,17 @@ weights, stays as it is. Then forward and grad operator are joined, so that the 
         ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
 
 DLoss is computed ahead of the loss (passes/ahead.py), which is refused where it depends on the loss itself. Layers of
-no more classes than features are left alone: their scores take no more memory than what the layer reads.
+no more classes than features are left alone: their scores take no more memory than what the layer reads. So are
+those whose weight gradient is added to others, where the rows are so few that it would take more memory than scores.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..kernels.chunks import rows_at_once
 from .ahead import Ahead
 from .linear_head import Head, HeadPattern, smoothed_one_hot
 from .log import Applied, PassReport
@@ -75,14 +78,38 @@ class LinearCrossEntropy(Rule):
 
     compiled = HeadPattern()  # type: ignore[assignment]
 
-    def __init__(self, chunk_bytes: int) -> None:
-        self.chunk_bytes = chunk_bytes
+    def __init__(self, chunk_bytes: int, accumulates: bool) -> None:
+        self.chunk_bytes, self.accumulates = chunk_bytes, accumulates
 
     def check(self, head: Head) -> None:
         require(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
         require(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
         width, classes = head.W.type.shape[::-1] if head.trans_w else head.W.type.shape
         require(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
+        self._check_memory(head, width, classes)
+
+    def _check_memory(self, head: Head, width: int, classes: int) -> None:
+        """Refuse where W's gradient is added to others and the operator, which has it early, would keep one more.
+
+        Unfused, a product adds to what is there (fuse_grad_accumulation), or scores wait until a gradient is used up.
+        """
+        others = [op for op in head.W.consumers if op is not head.product and op.grads]
+        heads = 1 + sum(op.type in ("matmul", FUSED) for op in others)
+        trained = any("Y_grad" in grad.outputs for grad in head.product.grads)
+        if not trained or not others or not (self.accumulates or heads > 1):
+            return
+        rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
+        which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
+        require(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
+        _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
+        scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
+        unfused = heads * scores + gradient
+        fused = max(own + x, 2 * gradient)
+        if heads > 1:
+            unfused = unfused if self.accumulates else max(unfused, scores + heads * gradient)
+            fused = own + (heads - 1) * (gradient + x) + x
+        more = f"{which}: together they take {fused >> 20} MiB, unfused {unfused >> 20}"
+        require(fused <= unfused, more)
 
     def rewrite(self, g: GraphBuilder, head: Head) -> Any:
         x = head.X
@@ -150,7 +177,10 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     require(len(grads) == 1, f"{forward.label()} is differentiated twice")
     grad = grads[0]
     same = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
-    require(same and forward.attrs == grad.attrs, f"{grad.label()} reads other values than {forward.label()}")
+    attrs = {**forward.attrs, "grad_dtype": grad.attrs["grad_dtype"]}
+    require(same and attrs == grad.attrs, f"{grad.label()} reads other values than {forward.label()}")
+    twice = forward.outputs.keys() & grad.outputs.keys()
+    require(not twice, f"both compute {', '.join(sorted(twice))}")
     for v in grad.output_vars:
         require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     loss, label = forward.outputs["Loss"][0], forward.inputs["Label"][0]
@@ -163,7 +193,7 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
             g.created = [v for v in g.created if not any(v is x for x in op.output_vars)]
             take_out(g.graph, op)
     inputs = {slot: vs[0] for slot, vs in forward.inputs.items()}
-    g.emit(FUSED, **inputs, DLoss=seed, **forward.attrs, needs=[*forward.outputs, *grad.outputs])
+    g.emit(FUSED, **inputs, DLoss=seed, **attrs, needs=[*forward.outputs, *grad.outputs])
     return g.emitted[-1]
 
 
@@ -177,10 +207,14 @@ def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
         _remove_unread(graph, x, after)
 
 
-def fuse_linear_cross_entropy(graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int = 1 << 30) -> int:
+def fuse_linear_cross_entropy(
+    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int = 1 << 30,
+    fuse_grad_accumulation: bool = False,
+) -> int:  # fmt: skip
     """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
     chunk_bytes = linear_cross_entropy_chunk_bytes
-    found = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, LinearCrossEntropy(chunk_bytes), report)
+    head = LinearCrossEntropy(chunk_bytes, fuse_grad_accumulation)
+    found = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, head, report)
     for op in graph.ops_of([FUSED]):
         found += join(graph, op, report)
     return found

@@ -26,7 +26,7 @@ class Head:
     """What was found.
 
     moves       (operator type, attributes) that choose and arrange rows, from the product on
-    prediction  the arg_max of the scores
+    prediction  the arg_max of the scores;  product: the matmul
     """
 
     Label: VarNode
@@ -39,6 +39,7 @@ class Head:
     softcap: float | None = None
     moves: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     prediction: OpNode | None = None
+    product: Any = None
 
 
 def smoothed_one_hot(target: VarNode) -> tuple[list[OpNode], VarNode, float, float]:
@@ -103,7 +104,7 @@ class _Walk:
                 raise Mismatch(f"{op.label()} has {name}={op.attrs[name]}")
         self.ops.append(op)
         head = self.head
-        head.X, head.W, head.trans_w = op.inputs["X"][0], op.inputs["Y"][0], op.attrs["trans_y"]
+        head.product, head.X, head.W, head.trans_w = op, op.inputs["X"][0], op.inputs["Y"][0], op.attrs["trans_y"]
         inner = head.X.type.shape[-1]
         for _, attrs in head.moves:
             if "shape" in attrs:

@@ -2,12 +2,14 @@
 
     slab[C, V] = X W + Bias      the product writes the scores of C rows
     loss_and_gradient            reads them, writes Loss, and in their place their gradient times DLoss
+    DBias                        column sums of the slab, those of several chunks summed at the end
     DX = slab W^T                a product for the rows of the chunk
     DW += X^T slab               a product that adds to its result; the first chunk's overwrites it
-    DBias                        column sums of the slab, those of several chunks summed at the end
 
-DW is float32 from 16-bit operands unless asked otherwise, so results do not depend on the chunks. Nothing
-else of the size of W or of all scores is written or read, and nothing is known on the host but shapes.
+Sums over chunks are float32 for 16-bit operands unless asked otherwise, so results do not depend on the chunks. A DW
+of 16 bits is written by the product where one chunk has all rows; else it is rounded from float32 sums when the last
+chunk's scores are gone. Nothing else of the size of W or of all scores is written or read, and nothing is known on the
+host but shapes.
 """
 
 from __future__ import annotations
@@ -16,10 +18,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...types import float32, float64
-from ..linear_cross_entropy import chunk_rows
+from ..chunks import chunk_rows, rows_at_once
 from .binder import Binder, blocks_for, i64
 from .buffer import CUDA_TYPES, Buffer
 from .compile import full_source, read_source
@@ -28,7 +28,6 @@ from .loss import no_class
 from .pointwise import bind_pointwise, compute_type
 from .reduce import bind_column_sum, power_of_two
 
-WORKSPACE = 8 << 20  # bytes that all products share: the large ones need none
 PACK_BYTES = 16
 THREADS, BLOCKS = 1024, 1  # of a long row; blocks on a multiprocessor. (512, 2) takes 2 % longer
 UNROLL = 4  # packs that a thread has under way
@@ -60,30 +59,35 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
         for buffer in (b for b in (dw, dbias) if b is not None):
             binder.zero(buffer)
         return
-    step = chunk_rows(rows, classes, x.dtype.itemsize, attrs["chunk_bytes"])
+    rounded = dw is not None and dw.dtype in HALVES and attrs["accumulate_dtype"] != dw.dtype
+    sizes = classes, x.dtype.itemsize, attrs["chunk_bytes"]
+    step = chunk_rows(rows, *sizes)
+    if rounded:
+        step, _ = rows_at_once(rows, inner, *sizes, dbias is not None)
     chunks = [Chunk(start, min(step, rows - start)) for start in range(0, rows, step)]
     slab = binder.scratch((step, classes), x.dtype)
     sums = dbias
     if dbias is not None and len(chunks) > 1:
         sums = binder.scratch((len(chunks), classes), float32 if x.dtype in HALVES else x.dtype)
-    shared, binder.workspace = binder.workspace, binder.workspace or binder.scratch((WORKSPACE,), np.uint8)
+    total = binder.scratch(dw.shape, float32) if rounded and len(chunks) > 1 else dw
     for number, chunk in enumerate(chunks):
         part, d = chunk.of(x, inner), slab.view((chunk.rows, classes))
         _scores(binder, part, w, ins.get("Bias"), d, trans_w)
         _loss_and_gradient(binder, d, chunk, ins, outs, attrs)
-        if dx is not None:
-            sizes = {"m": chunk.rows, "n": inner, "k": classes}
-            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **sizes)
-        if dw is not None:
-            a, b = (d, part) if trans_w else (part, d)
-            sizes = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
-            binder.gemm(a, b, dw, trans_a=True, beta=1.0 if number else 0.0, **sizes)
-        if sums is not None:
+        if sums is not None:  # before DW takes memory
             offset = number * classes * sums.dtype.itemsize if sums is not dbias else 0
             bind_column_sum(binder, d, sums.view((classes,), offset=offset))
+        if dx is not None:
+            shape = {"m": chunk.rows, "n": inner, "k": classes}
+            binder.gemm(d, w, chunk.of(dx, inner), trans_b=not trans_w, **shape)
+        if total is not None:
+            a, b = (d, part) if trans_w else (part, d)
+            shape = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
+            binder.gemm(a, b, total, trans_a=True, beta=1.0 if number else 0.0, **shape)
+    if total is not dw:
+        bind_pointwise(binder, {"Out": dw}, {"X": total}, {"Out": "X"})
     if sums is not None and dbias is not None and sums is not dbias:
         bind_column_sum(binder, sums, dbias)
-    binder.workspace = shared
 
 
 fused_linear_cross_entropy_grad = fused_linear_cross_entropy  # without Loss; the products are the same

@@ -1,0 +1,33 @@
+"""How many rows of a last layer are taken at a time."""
+
+from __future__ import annotations
+
+TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
+
+
+def chunk_rows(rows: int, classes: int, itemsize: int, chunk_bytes: int) -> int:
+    """Rows of a chunk: scores of at most `chunk_bytes` bytes (but one row at least), chunks of about one size."""
+    most = max(1, chunk_bytes // max(1, classes * itemsize))
+    if most >= rows:
+        return max(1, rows)
+    unit = TILE if most >= TILE else 1
+    most -= most % unit
+    chunks = -(-rows // most)
+    return min(most, -(-rows // (chunks * unit)) * unit)
+
+
+def rows_at_once(
+    rows: int, inner: int, classes: int, itemsize: int, chunk_bytes: int, bias: bool
+) -> tuple[int, int]:  # fmt: skip
+    """(rows of a chunk, bytes of scores and weight gradient) where a gradient of `itemsize` bytes takes least memory.
+
+    All rows at once need no sums: the product rounds what it has added up. Chunks of 16 bits need float32 sums beside
+    their scores, and when these are gone beside the rounded gradient.
+    """
+    step = chunk_rows(rows, classes, itemsize, chunk_bytes)
+    row, gradient = classes * itemsize, inner * classes * itemsize
+    whole = rows * row + gradient
+    if step >= rows or itemsize > 2:
+        return step, min(step, rows) * row + gradient
+    chunked = (inner + (-(-rows // step) if bias else 0)) * classes * 4 + max(step * row, gradient)
+    return (rows, whole) if whole < chunked else (step, chunked)
