@@ -31,8 +31,10 @@ from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_cuda import Arenas, CudaPlan
-from .program import Operator, Program, Variable, as_seed, default_main_program
+from .program import Program, Variable, as_seed, default_main_program
+from .prune import Prune
 from .scope import Scope, global_scope
+from .targets import check_updates, read_targets
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
@@ -71,17 +73,17 @@ class Latest:
     own: Program
     version: int
     fetches: tuple[str, ...]
-    prune: bool
+    prune: Prune
     seed: int
     tf32: bool
     feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
     program: Program
     plan: Any
 
-    def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
+    def fits(self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
         if (
-            source is not self.source or fetches != self.fetches or prune is not self.prune
+            source is not self.source or fetches != self.fetches or prune != self.prune
             or self.own.version != self.version or self.tf32 is not cuda.allows_tf32()
             or type(feed) is not dict or len(feed) != len(self.feeds)
             or _seed_of(self.program) != self.seed
@@ -131,14 +133,16 @@ class Executor:
 
         program     a Program or CompiledProgram; the default main program for None
         feed        {name of a data variable: array or nested lists} with its declared type and rank
-        fetch_list  Variables or names; a single one need not stand in a list
+        fetch_list  Variables or names; a single one need not stand in a list. What minimize() returned, as an
+                    entry, or a list of its updates, prunes: of all updates only these run
         scope       where persistables live; the global scope for None
-        use_prune   run only what the fetched values depend on
+        use_prune   run only updates and what these and the fetched values depend on
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
         gives CuPy arrays. Fetched arrays are copies: a later run does not change them. The work is
         in order with what else CuPy's current stream is given.
         """
-        fetches = () if fetch_list is None else _fetch_names(fetch_list)
+        fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list)
+        prune: Prune = updates or bool(use_prune)
         if program is None:
             program = default_main_program()
         if feed is None:
@@ -148,9 +152,9 @@ class Executor:
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, use_prune, feed):
+            if latest is None or not latest.fits(program, fetches, prune, feed):
                 latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, use_prune, feed)
+                latest, feed = self._prepared(program, fetches, prune, feed)
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
@@ -158,10 +162,10 @@ class Executor:
             return plan.run(feed, scope, return_numpy)
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Mapping[str, Any]
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any]
     ) -> tuple[Latest, dict[str, Any]]:
         """The plan for a call, made unless there is one, and the feeds as arrays."""
-        program, options = source, DEFAULT
+        program, options, left = source, DEFAULT, prune
         if not isinstance(source, Program):
             require(
                 hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}",
@@ -169,11 +173,16 @@ class Executor:
             )  # fmt: skip
             if prune and isinstance(feed, Mapping):
                 _check_none_is_computed(source.before, feed)
+            if isinstance(prune, tuple):
+                check_updates(prune, source.before)
             program, options = source.program_for(fetches, prune), source.options
+            left = False  # the passes got what was left, and may have joined updates
+        elif isinstance(prune, tuple):
+            check_updates(prune, source)
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
         seed, tf32 = _seed_of(program), cuda.allows_tf32()
         key = (
-            program.id, program.version, fetches, prune, seed, tf32, options,
+            program.id, program.version, fetches, left, seed, tf32, options,
             tuple(sorted((name, a.shape) for name, a in arrays.items())),
         )  # fmt: skip
         plan = self._plans.get(key)
@@ -181,14 +190,14 @@ class Executor:
             start = time.perf_counter()
             with without_collection():
                 try:
-                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
                 except OutOfMemoryError:
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._shapes.clear()
                     self._latest = None
-                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             self._make_room(key)
@@ -200,7 +209,7 @@ class Executor:
         return self._latest, arrays
 
     def _make_plan(
-        self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: bool,
+        self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
         seed: int, tf32: bool, options: RunOptions = DEFAULT,
     ) -> Plan | CudaPlan:  # fmt: skip
         for name in fetches:
@@ -265,18 +274,6 @@ def _duration(seconds: float) -> str:
     if seconds >= 0.9995:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
-    if not isinstance(fetch_list, (list, tuple)):
-        fetch_list = [fetch_list]
-    names = []
-    for target in fetch_list:
-        if not isinstance(target, (Variable, str)):
-            what = "an Operator" if isinstance(target, Operator) else repr(target)
-            raise FetchError(f"fetch_list holds {what}; it takes Variables and names")
-        names.append(target.name if isinstance(target, Variable) else target)
-    return tuple(names)
 
 
 def _check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:

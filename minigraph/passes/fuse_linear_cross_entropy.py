@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.graph import Graph, OpNode, Rank, VarNode
+from ..types import same
 from .ahead import Ahead
 from .linear_head import Head, HeadPattern, smoothed_one_hot
 from .log import Applied, PassReport
@@ -149,8 +150,9 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     g = ahead.g
     require(len(grads) == 1, f"{forward.label()} is differentiated twice")
     grad = grads[0]
-    same = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
-    require(same and forward.attrs == grad.attrs, f"{grad.label()} reads other values than {forward.label()}")
+    alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
+    alike = alike and all(same(value, grad.attrs.get(name)) for name, value in forward.attrs.items())
+    require(alike, f"{grad.label()} reads other values than {forward.label()}")
     for v in grad.output_vars:
         require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     loss, label = forward.outputs["Loss"][0], forward.inputs["Label"][0]
