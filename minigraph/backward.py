@@ -16,6 +16,7 @@ from typing import Any
 from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole, writers
 from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
+from .prune import GRADIENTS
 from .types import TensorType
 
 AFTER_UPDATES = (
@@ -109,7 +110,7 @@ class _Differentiation:
     ) -> None:  # fmt: skip
         self.block, self.program = block, block.program
         self.targets, self.seeds, self.wanted, self.blocked = targets, seeds, wanted, blocked
-        self.is_loss = is_loss  # `prune.seeds_loss` tells training from gradients() by the operator of the seed
+        self.is_loss = is_loss  # training, not gradients()
         self.contributions: dict[int, list[Variable]] = {}  # id(variable) -> gradients to be summed
         self.variables: dict[int, Variable] = {}
         self.total: dict[int, Variable] = {}
@@ -149,11 +150,18 @@ class _Differentiation:
         for target, seed in zip(self.targets, self.seeds, strict=True):
             if id(target) not in active:
                 continue
-            if seed is None and self.is_loss:
-                seed = g.fill_constant(shape=target.shape, value=1.0, dtype=target.dtype)
-            elif seed is None:
-                seed = g.fill_any_like(target, value=1.0)
-            self._contribute(target, seed)
+            self._contribute(target, seed if seed is not None else self._ones(g, target))
+
+    def _ones(self, g: Builder, target: Variable) -> Variable:
+        """The gradient of a target; its name scope tells that of `gradients` from that of a loss."""
+        scope = self.program.scope_name
+        self.program.scope_name = scope if self.is_loss else f"{scope}{GRADIENTS}"
+        try:
+            if target.type.is_static:
+                return g.fill_constant(shape=target.shape, value=1.0, dtype=target.dtype)
+            return g.fill_any_like(target, value=1.0)
+        finally:
+            self.program.scope_name = scope
 
     def _forget_overwritten(self, op: Operator) -> None:
         """An operator before this one that wrote the same variable has no part in its gradient."""

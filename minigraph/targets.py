@@ -41,8 +41,8 @@ def check_updates(updates: tuple[Operator, ...], program: Program) -> None:
     for op in updates:
         if op.role != "optimize":
             raise FetchError(
-                f"fetch_list holds the operator {op.type}, which belongs to {op.role} and updates nothing", site=op.site,
-                hint="fetch the variable that it computes",
+                f"fetch_list holds the operator {op.type}, which belongs to {op.role} and updates nothing",
+                site=op.site, hint="fetch the variable that it computes",
             )  # fmt: skip
         if id(op) not in own:
             raise FetchError(

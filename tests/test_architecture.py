@@ -39,10 +39,10 @@ MAY_IMPORT = {
     "variable": "errors types",
     "operator": "errors opdef variable",
     "block": "errors types opdef unique_name variable operator",
-    "prune": "errors operator variable",
+    "prune": "operator variable",
     "program": "errors types scope dump variable operator block prune",
     "builder": "errors types opdef unique_name program",
-    "backward": "errors types opdef program builder",
+    "backward": "errors types opdef program prune builder",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
     "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
