@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from gpucheck import PLACE, Check
 from gradient_programs import PROGRAMS, run
-from test_op_values import LARGE, ROUNDED
-from test_prune import RUNS, X, net, with_passes
+from halves import LARGE, ROUNDED
+from pruned_runs import RUNS, X, net, with_passes
 
 import minigraph as mg
 from minigraph import static, unique_name

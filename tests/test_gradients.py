@@ -12,6 +12,7 @@ import gpu_stub
 import numpy as np
 import pytest
 from gradient_programs import PROGRAMS, Box, run
+from pruned_runs import with_passes
 
 import minigraph as mg
 from minigraph import static
@@ -31,10 +32,6 @@ def place(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(mg.cuda, name, getattr(mg.cuda, name))  # put back afterwards
     gpu_stub.install()
     return mg.CUDAPlace(0)
-
-
-def with_passes(main: static.Program) -> static.CompiledProgram:
-    return static.CompiledProgram(main, static.BuildStrategy.all(verify="each_pass"))
 
 
 def test_every_program_is_recorded() -> None:
