@@ -16,6 +16,7 @@ from typing import Any
 from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole, writers
 from .errors import ProgramError, call_site, raise_unknown, require, shortened
 from .program import Block, Operator, Parameter, Variable
+from .prune import GRADIENTS
 from .types import TensorType
 from .variable import check_is_of
 
@@ -34,16 +35,18 @@ def append_backward(
     checkpoints: Any = None,
     distop_context: Any = None,
 ) -> list[tuple[Parameter, Variable]]:
-    """Append the gradient of `loss` with respect to the trainable parameters.
+    """Append the gradient of `loss` with respect to the trainable parameters and to what else asks for one.
 
     loss            a Variable with one element
-    parameter_list  Parameters or names; all trainable ones by default
+    parameter_list  Variables or names, Parameters as a rule; all trainable Parameters by default
     no_grad_set     Variables or names through which no gradient flows
     callbacks, checkpoints, distop_context
                     Paddle's; refused unless None or empty: operators are not shown while they are
                     appended, nothing is recomputed in backward, and there is one process
     Returns [(parameter, gradient)] in the order of the parameters, without those that the loss
-    does not depend on. A loss that depends on none of them is an error.
+    does not depend on or whose stop_gradient is True. A data variable whose stop_gradient was set to
+    False gets its gradient `x@GRAD` too, whatever parameter_list says; it is not in the result, unless
+    listed. A loss that depends on nothing that gets a gradient is an error.
     """
     require(isinstance(loss, Variable), f"loss must be a variable, is {loss!r}", ProgramError)
     require(
@@ -53,21 +56,23 @@ def append_backward(
     require(loss.type.is_float, f"loss must be a float, is {loss}", ProgramError)
     unsupported = {"callbacks": callbacks, "checkpoints": checkpoints, "distop_context": distop_context}
     for name, value in unsupported.items():
-        require(value is None or value == [], f"append_backward takes no {name}", ProgramError, f"leave {name} out")
+        absent = value is None or (isinstance(value, (list, tuple)) and not value)
+        require(absent, f"append_backward takes no {name}", ProgramError, f"leave {name} out")
     block = loss.block
     if parameter_list is None:
         parameters = [p for p in block.all_parameters() if p.trainable]
     else:
-        parameters = [_parameter(block, p) for p in _each("parameter_list", parameter_list)]
+        parameters = [_listed(block, p) for p in _each("parameter_list", parameter_list)]
     blocked = _names(block, no_grad_set)
-    wanted = [p for p in parameters if p.name not in blocked]
-    grads = _Differentiation(block, [loss], [None], wanted, blocked).run()
-    found = [(p, g) for p, g in zip(wanted, grads, strict=True) if g is not None]
+    wanted = [p for p in parameters if p.name not in blocked and not p.stop_gradient]
+    asked = [v for v in _live_starts(block) if v.name not in blocked]
+    grads = _Differentiation(block, [loss], [None], [*wanted, *asked], blocked, is_loss=True).run()
     require(
-        found, f"loss {loss} depends on no trainable parameter", ProgramError,
+        any(g is not None for g in grads), f"loss {loss} depends on no trainable parameter and on no data with"
+        " stop_gradient=False", ProgramError,
         "check stop_gradient, trainable and no_grad_set between the parameters and the loss",
     )  # fmt: skip
-    return found
+    return [(p, g) for p, g in zip(wanted, grads, strict=False) if g is not None]
 
 
 @whole
@@ -103,10 +108,11 @@ class _Differentiation:
 
     def __init__(
         self, block: Block, targets: list[Variable], seeds: Sequence[Variable | None],
-        wanted: Sequence[Variable], blocked: Collection[str],
+        wanted: Sequence[Variable], blocked: Collection[str], is_loss: bool = False,
     ) -> None:  # fmt: skip
         self.block, self.program = block, block.program
         self.targets, self.seeds, self.wanted, self.blocked = targets, seeds, wanted, blocked
+        self.is_loss = is_loss  # training, not gradients()
         self.contributions: dict[int, list[Variable]] = {}  # id(variable) -> gradients to be summed
         self.variables: dict[int, Variable] = {}
         self.total: dict[int, Variable] = {}
@@ -150,11 +156,18 @@ class _Differentiation:
         for target, seed in zip(self.targets, self.seeds, strict=True):
             if id(target) not in active:
                 continue
-            if seed is None and target.type.is_static:
-                seed = g.fill_constant(shape=target.shape, value=1.0, dtype=target.dtype)
-            elif seed is None:
-                seed = g.fill_any_like(target, value=1.0)
-            self._contribute(target, seed)
+            self._contribute(target, seed if seed is not None else self._ones(g, target))
+
+    def _ones(self, g: Builder, target: Variable) -> Variable:
+        """The gradient of a target; its name scope tells that of `gradients` from that of a loss."""
+        scope = self.program.scope_name
+        self.program.scope_name = scope if self.is_loss else f"{scope}{GRADIENTS}"
+        try:
+            if target.type.is_static:
+                return g.fill_constant(shape=target.shape, value=1.0, dtype=target.dtype)
+            return g.fill_any_like(target, value=1.0)
+        finally:
+            self.program.scope_name = scope
 
     def _forget_overwritten(self, op: Operator) -> None:
         """An operator before this one that wrote the same variable has no part in its gradient."""
@@ -315,11 +328,26 @@ def _names(block: Block, no_grad_set: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _parameter(block: Block, value: Any) -> Parameter:
+def _live_starts(block: Block) -> list[Variable]:
+    """Where gradients end besides at Parameters: floats that the user set live and that no gradient flows through.
+
+    Data variables, other persistable ones and what operators without a gradient compute, as a `full`: all of
+    these are born with stop_gradient=True.
+    """
+    computed = {id(v) for op in block.ops if op.opdef.differentiable for v in op.output_vars}
+    made = {id(v) for op in block.ops for v in op.output_vars}
+    return [
+        v for v in block.vars.values()
+        if v.type.is_float and not v.stop_gradient and not isinstance(v, Parameter) and id(v) not in computed
+        and (v.is_data or v.persistable or id(v) in made)
+    ]  # fmt: skip
+
+
+def _listed(block: Block, value: Any) -> Any:
+    """The entry `value` of a parameter_list as a variable of the block."""
     if not isinstance(value, Variable) and value not in block.vars:
         raise_unknown("parameter", value, [p.name for p in block.all_parameters()], ProgramError)
     v = value if isinstance(value, Variable) else block.vars[value]
     require(v.block is block, f"{v.name} belongs to another program", ProgramError)
-    if not isinstance(v, Parameter):
-        raise ProgramError(f"parameter_list holds {v}, which is no parameter")
+    require(v.type.is_float, f"parameter_list holds {v}, which has no gradient", ProgramError)
     return v

@@ -24,6 +24,7 @@ from .memory import Life, apart, layout, most_live, rounded
 from .options import DEFAULT, RunOptions
 from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
 from .program import Program
+from .prune import Prune
 from .schedule import Schedule, Step, flat, shown_once
 from .strided import show
 from .types import TensorType
@@ -53,7 +54,7 @@ class BoundProgram:
     show, checks = staticmethod(show), None
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
         settling: Settling = AS_RECORDED, tf32: bool = False,
     ) -> None:  # fmt: skip

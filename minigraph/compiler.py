@@ -15,7 +15,7 @@ from typing import Any
 
 from . import flags
 from .copies import NotPickled
-from .errors import FetchError, ProgramError, require
+from .errors import ProgramError, require
 from .garbage import without_collection
 from .ir.convert import to_graph, to_program
 from .ir.diff import diff
@@ -24,11 +24,12 @@ from .ir.verify import verify, verify_changes
 from .memory_report import MemoryReport, feed_types, memory_report
 from .options import RunOptions
 from .passes.log import PassReport
-from .program import Program, Variable
+from .program import Program
+from .prune import Prune, pruned_ops
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
+from .targets import check_updates, read_targets
 from .types import CPUPlace, CUDAPlace, Place
 from .validate import validate
-from .variable import check_is_of
 
 
 class CompiledProgram(NotPickled):
@@ -49,7 +50,7 @@ class CompiledProgram(NotPickled):
         )  # fmt: skip
         self._program = program
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
-        self._compilations: dict[tuple[frozenset[str], bool], _Compilation] = {}
+        self._compilations: dict[tuple[frozenset[str], Prune], _Compilation] = {}
         self._latest: _Compilation | None = None
 
     def with_data_parallel(
@@ -61,10 +62,11 @@ class CompiledProgram(NotPickled):
         require(count <= 1, f"with_data_parallel takes one place, {count} were given", ProgramError)
         return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
 
-    def program_for(self, fetches: Iterable[str] = (), prune: bool = False) -> Program:
+    def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
         """The rewritten program in which the values called `fetches` still exist; the Executor asks for it.
 
-        prune   only with what these values depend on, as `use_prune` of a run
+        prune   only with updates and what these values depend on, as `use_prune` of a run; a tuple of Operators
+                names the updates
         """
         return self._compiled(fetches, prune).after
 
@@ -116,17 +118,13 @@ class CompiledProgram(NotPickled):
         fetch_list  as for Executor.run: fetched values live to the end
         place       a GPU for None, which need not be there; CPUPlace() for the Plan of a CPU
         """
-        fetch_list = [] if fetch_list is None else fetch_list
-        targets = fetch_list if isinstance(fetch_list, (list, tuple)) else [fetch_list]
-        named = self._program.global_block().var
-        for t in targets:
-            if isinstance(t, Variable):
-                check_is_of(t, self._program, "fetch target", FetchError)
-        fetches = tuple(named(t.name if isinstance(t, Variable) else t).name for t in targets)
+        names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
+        check_updates(updates, self._program)
+        fetches = tuple(self._program.global_block().var(name).name for name in names)
         place = place if place is not None else CUDAPlace(0)
         known = isinstance(place, (CPUPlace, CUDAPlace))
         require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
-        program = self.program_for(fetches)
+        program = self.program_for(fetches, updates or False)
         types = feed_types(program, {} if feed is None else feed)
         return memory_report(program, types, fetches, place, flags.applied(self.options, flags.values))
 
@@ -141,7 +139,7 @@ class CompiledProgram(NotPickled):
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
 
-    def _compiled(self, fetches: Iterable[str], prune: bool = False) -> _Compilation:
+    def _compiled(self, fetches: Iterable[str], prune: Prune = False) -> _Compilation:
         self._strategy.freeze()
         self._check_unchanged()
         key = frozenset(fetches), prune
@@ -155,9 +153,9 @@ class CompiledProgram(NotPickled):
 class _Compilation:
     """One pass pipeline over one graph."""
 
-    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: bool) -> None:
+    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
         self.version = program.version
-        self.ops = program.pruned_ops(fetches) if prune else program.ops
+        self.ops = pruned_ops(program.ops, fetches, prune) if prune else program.ops
         try:
             self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
         except Exception:

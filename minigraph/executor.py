@@ -34,10 +34,11 @@ from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_checked import CheckedPlan
 from .plan_cuda import Arenas, CudaPlan
-from .program import Operator, Program, Variable, as_seed, default_main_program
+from .program import Program, Variable, as_seed, default_main_program
+from .prune import Prune
 from .scope import Scope, global_scope
+from .targets import check_updates, read_targets
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
-from .variable import check_is_of
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
@@ -83,7 +84,7 @@ class Latest:
     own: Program
     version: int
     fetches: tuple[str, ...]
-    prune: bool
+    prune: Prune
     seed: int
     tf32: bool
     flags: dict[str, bool]
@@ -92,10 +93,10 @@ class Latest:
     rewritten: int
     plan: Any
 
-    def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
+    def fits(self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
         if (
-            source is not self.source or fetches != self.fetches or prune is not self.prune
+            source is not self.source or fetches != self.fetches or prune != self.prune
             or self.own.version != self.version or self.program.version != self.rewritten
             or self.tf32 is not cuda.allows_tf32() or self.flags is not flags.values
             or type(feed) is not dict or len(feed) != len(self.feeds)
@@ -148,17 +149,19 @@ class Executor(NotPickled):
 
         program     a Program or CompiledProgram; the default main program for None
         feed        {name of a data variable: array or nested lists} with its declared type and rank
-        fetch_list  Variables or names; a single one need not stand in a list
+        fetch_list  Variables or names; a single one need not stand in a list. What minimize() returned, as an
+                    entry, or a list of its updates, prunes: of all updates only these run
         scope       where persistables live; the global scope for None
-        use_prune   run only what the fetched values depend on
+        use_prune   run only updates and what these and the fetched values depend on
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
         gives CuPy arrays. Fetched arrays are copies: a later run does not change them. The work is
         in order with what else CuPy's current stream is given.
         """
-        fetches = () if fetch_list is None else _fetch_names(fetch_list)
         if program is None:
             program = default_main_program()
-        _check_targets(program, fetch_list)
+        own = _own_program(program)
+        fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
+        prune: Prune = updates or bool(use_prune)
         if feed is None:
             feed = {}
         scope = scope if scope is not None else global_scope()
@@ -166,9 +169,9 @@ class Executor(NotPickled):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, use_prune, feed):
+            if latest is None or not latest.fits(program, fetches, prune, feed):
                 latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, use_prune, feed)
+                latest, feed = self._prepared(program, fetches, prune, feed)
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
@@ -176,23 +179,24 @@ class Executor(NotPickled):
             return plan.run(feed, scope, return_numpy)
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Mapping[str, Any]
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any]
     ) -> tuple[Latest, dict[str, Any]]:
         """The plan for a call, made unless there is one, and the feeds as arrays."""
-        program, options = source, DEFAULT
+        program, options, left = source, DEFAULT, prune
         if not isinstance(source, Program):
-            require(
-                hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}",
-                ProgramError,
-            )  # fmt: skip
             if prune and isinstance(feed, Mapping):
                 _check_none_is_computed(source.before, feed)
+            if isinstance(prune, tuple):
+                check_updates(prune, source.before)
             program, options = source.program_for(fetches, prune), source.options
+            left = False  # the passes got what was left, and may have joined updates
+        elif isinstance(prune, tuple):
+            check_updates(prune, source)
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
         seed, tf32, set_now = _seed_of(program), cuda.allows_tf32(), flags.values
         options = flags.applied(options, set_now)
         key = (
-            program.id, program.version, fetches, prune, seed, tf32, options,
+            program.id, program.version, fetches, left, seed, tf32, options,
             tuple(sorted((name, a.shape) for name, a in arrays.items())),
         )  # fmt: skip
         plan = self._plans.get(key)
@@ -200,14 +204,14 @@ class Executor(NotPickled):
             start = time.perf_counter()
             with without_collection():
                 try:
-                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
                 except OutOfMemoryError:
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._shapes.clear()
                     self._latest = None
-                    plan = self._make_plan(program, arrays, fetches, prune, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             self._make_room(key)
@@ -220,7 +224,7 @@ class Executor(NotPickled):
         return self._latest, arrays
 
     def _make_plan(
-        self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: bool,
+        self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
         seed: int, tf32: bool, options: RunOptions = DEFAULT,
     ) -> Plan | CudaPlan:  # fmt: skip
         for name in fetches:
@@ -287,25 +291,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
 
 
-def _fetch_names(fetch_list: Any) -> tuple[str, ...]:
-    if not isinstance(fetch_list, (list, tuple)):
-        fetch_list = [fetch_list]
-    names = []
-    for target in fetch_list:
-        if not isinstance(target, (Variable, str)):
-            what = "an Operator" if isinstance(target, Operator) else repr(target)
-            raise FetchError(f"fetch_list holds {what}; it takes Variables and names")
-        names.append(target.name if isinstance(target, Variable) else target)
-    return tuple(names)
-
-
-def _check_targets(source: Any, fetch_list: Any) -> None:
-    """No variable of another program whose name only happens to fit."""
-    own = source if isinstance(source, Program) else getattr(source, "before", None)
-    if own is not None:
-        for target in fetch_list if isinstance(fetch_list, (list, tuple)) else (fetch_list,):
-            if isinstance(target, Variable) and target.block is not own.block0:
-                check_is_of(target, own, "fetch target", FetchError)
+def _own_program(source: Any) -> Program:
+    """The user's Program in what `run` is given."""
+    if isinstance(source, Program):
+        return source
+    require(
+        hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}", ProgramError
+    )
+    return source.before
 
 
 def _check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from .errors import KernelError, MinigraphError, UninitializedError
 from .options import DEFAULT, RunOptions
 from .program import Program
+from .prune import Prune
 from .schedule import Schedule, Step, Value, each, flat, shown_once
 from .scope import Scope
 from .types import TensorType, bfloat16, float16, float32
@@ -63,7 +64,7 @@ class Plan:
     seconds = 0.0
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         seed: int = 0, options: RunOptions = DEFAULT,
     ) -> None:  # fmt: skip
         self.program, self.seed, self.options = program, seed, options

@@ -28,6 +28,7 @@ from .kernels.cuda.buffer import Buffer, owner
 from .options import DEFAULT, RunOptions
 from .order import touched
 from .program import Program
+from .prune import Prune
 from .schedule import Value
 from .scope import Scope
 from .types import TensorType
@@ -111,7 +112,7 @@ class CudaPlan:
     seconds = 0.0
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool,
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune,
         seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options

@@ -10,7 +10,7 @@ The parts stand in variable.py, operator.py and block.py; others import them fro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from .errors import (
     shortened,
 )
 from .operator import ROLES, Operator, Slots, describe_call
+from .prune import ops_for_test
 from .scope import Scope, global_scope
 from .types import NO_ARRAY, as_numpy, why_no_array
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
@@ -132,21 +133,6 @@ class Program(NotPickled):
             )
         return v
 
-    def pruned_ops(self, fetches: Collection[str], fed: Collection[str] = ()) -> list[Operator]:
-        """The operators on which the fetched values depend; what is `fed` takes the place of its first operator."""
-        makers: dict[str, Operator] = {}
-        for op in self.ops if fed else ():
-            for name in op.output_arg_names:
-                if name in fed:
-                    makers.setdefault(name, op)
-        needed, kept = set(fetches), []
-        for op in reversed(self.ops):
-            needed.difference_update(name for name in op.output_arg_names if makers.get(name) is op)
-            if op.role != "optimize" and not needed.isdisjoint(op.output_arg_names):
-                kept.append(op)
-                needed.update(op.input_arg_names)
-        return kept[::-1]
-
     @contextmanager
     def emitting(
         self, role: str, *, forward: Operator | None = None, site: CallSite | None = None
@@ -160,13 +146,15 @@ class Program(NotPickled):
             self.role, self.differentiated, self.site = saved
 
     def clone(self, for_test: bool = False) -> Program:
-        """A copy. With for_test only the forward operators, in their inference form (no dropout).
+        """A copy. With for_test only what a test runs (`prune.ops_for_test`), in its inference form (no dropout).
 
+        A test computes the forward values. What `append_backward` or `minimize` appended is left out, and so is what
+        reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
         copy = Program(self.name)
         copy.random_seed, copy.fetched = self.random_seed, self.fetched
-        kept = [op for op in self.ops if not for_test or op.role == "forward"]
+        kept = ops_for_test(self.ops) if for_test else self.ops
         used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
         for v in self.vars.values():
             if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data:

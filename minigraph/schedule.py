@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from .errors import FeedError, MinigraphError, ShapeError
 from .opdef import Slot
 from .program import Operator, Program, Variable, describe_call
+from .prune import Prune, pruned_ops
 from .types import TensorType
 
 
@@ -101,7 +102,7 @@ class Schedule:
     """
 
     def __init__(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: bool = False,
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
         show: Show = show_views, inplace: bool = True,
     ) -> None:  # fmt: skip
         self.inplace = inplace
@@ -112,7 +113,10 @@ class Schedule:
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         computed = {name for name in feeds if not program.vars[name].is_data}
-        ops = program.pruned_ops(self.fetches, computed) if prune else program.ops
+        ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune else program.ops
+        self.advice = None
+        if prune and any(op.role == "optimize" for op in ops):
+            self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
         self.wanted = {*self.fetches, *(name for op in ops for name in op.input_arg_names)}
         for op in ops:
             self._add_step(op)
@@ -135,7 +139,7 @@ class Schedule:
             self.persistables[name] = self._new_value(name, v.type, persistable=True)
             return self.persistables[name]
         if v.is_data:
-            raise FeedError(f"feed {name!r} is missing: the program reads {v}", site=v.site)
+            raise FeedError(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
         raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
 
     def _add_step(self, op: Operator) -> None:

@@ -51,6 +51,11 @@ def as_dtype(dtype: Any) -> DType:
     return found.newbyteorder("=")
 
 
+def same(a: Any, b: Any) -> bool:
+    """a == b for values of attributes; to NumPy None is a name of float64: `np.dtype("float64") == None`."""
+    return a is b or (a is not None and b is not None and bool(a == b))
+
+
 @cache
 def _known_dtypes() -> str:
     return ", ".join(d.name for d in SHORT_NAMES)

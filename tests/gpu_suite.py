@@ -35,6 +35,7 @@ import gpu_capture
 import gpu_edges
 import gpu_faults
 import gpu_fusion
+import gpu_gradients
 import gpu_hopper_product
 import gpu_huge
 import gpu_joined
@@ -66,7 +67,7 @@ def all_checks() -> list[Check]:
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
             gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults,
-            gpu_nan, gpu_edges, gpu_streams,
+            gpu_nan, gpu_edges, gpu_streams, gpu_gradients,
         )
         for c in m.checks()
     ]

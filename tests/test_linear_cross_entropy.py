@@ -227,6 +227,8 @@ def test_planted_defects_are_seen(plant, monkeypatch):
 # errors
 
 X, W, Y = ("x", (4, 3), "float32"), ("w", (3, 5), "float32"), ("y", (4,), "int64")
+X16, W16, B16, V16 = (("x", (4, 3), "float16"), ("w", (3, 5), "float16"), ("x", (4, 3), "bfloat16"),
+                      ("w", (3, 5), "bfloat16"))  # fmt: skip
 BAD = [
     ((("x", (3,), "float32"), W, Y), {}, "X must have rank 2 or more"),
     ((X, ("w", (3, 5, 1), "float32"), Y), {}, "W must be 2-D"),
@@ -242,6 +244,11 @@ BAD = [
     ((X, W, Y), {"z_loss": -1.0}, "z_loss -1.0 is not in [0, inf)"),
     ((X, W, Y), {"chunk_bytes": 0}, "chunk_bytes 0 is not positive"),
     ((X, W, Y), {"accumulate_dtype": "bfloat16"}, "accumulate_dtype is bfloat16, X is float32"),
+    ((X, W, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float32"),
+    ((X16, W16, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float16"),
+    ((B16, V16, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is bfloat16"),
+    ((B16, V16, Y), {"accumulate_dtype": np.dtype("float64")}, "accumulate_dtype is float64, X is bfloat16"),
+    ((B16, V16, Y), {"accumulate_dtype": "float16"}, "accumulate_dtype is float16, X is bfloat16"),
     ((X, W, Y), {"reduction": "meen"}, "did you mean 'mean'?"),
     ((X, W, Y, ("b", (4,), "float32")), {}, "Bias has 4 elements, W has 5 classes"),
     ((X, W, Y, ("b", (5, 1), "float32")), {}, "Bias must be 1-D"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gpu_stub
 import numpy as np
 import opcheck
 import pytest
+from halves import LARGE, ROUNDED
 from opcheck import Call, run_op
 
+import minigraph as mg
 from minigraph.backward import gradients
 from minigraph.builder import Builder
 from minigraph.executor import Executor
@@ -105,8 +108,30 @@ def test_reductions_of_ints_and_truth():
     assert run_op("cumsum", np.array([3, 7], "int32")).dtype == np.int32
 
 
-def test_round_takes_halves_to_even():
-    np.testing.assert_array_equal(run_op("round", [-1.5, -0.5, 0.5, 1.5, 2.5]), [-2, 0, 0, 2, 2])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+@pytest.mark.parametrize("dtype", LARGE)
+def test_round_takes_halves_away_from_zero(dtype, device, fused, monkeypatch):
+    if device == "GPU":
+        if gpu_stub.cuda_host.COMPILER is None:
+            pytest.skip("kernels on a CPU need g++")
+        for name in ("why_not", "device_count", "runtime", "device_array"):
+            monkeypatch.setattr(mg.cuda, name, getattr(mg.cuda, name))  # put back afterwards
+        gpu_stub.install()
+    cases = {**ROUNDED, **LARGE[dtype], np.nan: np.nan}
+    x = mg.static.data("x", [len(cases)], dtype)
+    y = mg.round(x * 1.0) * 1.0
+    program = mg.static.default_main_program()
+    if fused:
+        program = mg.static.CompiledProgram(program, mg.static.BuildStrategy(fuse_elementwise=True))
+        assert [op.type for op in program.program_for([y.name]).ops] == ["fused_elementwise"]
+    fed = np.array(list(cases)).astype(mg.types.as_dtype(dtype))
+    place = mg.CPUPlace() if device == "CPU" else mg.CUDAPlace(0)
+    (found,) = mg.static.Executor(place).run(program, {"x": fed}, [y])
+    expected = np.array(list(cases.values())).astype(mg.types.as_dtype(dtype))
+    np.testing.assert_array_equal(found.astype(float), expected.astype(float))
+    kept = ~np.isnan(expected.astype(float))
+    np.testing.assert_array_equal(np.signbit(found.astype(float))[kept], np.signbit(expected.astype(float))[kept])
 
 
 def test_clip_and_scale_of_ints():

@@ -115,14 +115,15 @@ def test_fetching_by_name_and_variable_and_without_a_list() -> None:
     assert exe.run(net.main, net.feed) == []
 
 
-def test_pruning_trains_nothing() -> None:
+def test_pruning_trains_as_in_paddle_and_a_test_clone_does_not() -> None:
     net, exe = Mlp(), static.Executor()
     exe.run(net.startup)
     before = net.main.state_dict()
-    pruned = [exe.run(net.main, net.feed, [net.loss], use_prune=True)[0] for _ in range(2)]
-    assert pruned[0] == pruned[1] == exe.run(net.test, net.feed, [net.loss])[0]
+    tested = [exe.run(net.test, net.feed, [net.loss])[0] for _ in range(2)]
     assert all((before[name] == value).all() for name, value in net.main.state_dict().items())
-    exe.run(net.main, {"x": net.feed["x"]}, [net.logits], use_prune=True)  # needs no label
+    pruned = [exe.run(net.main, net.feed, [net.loss], use_prune=True)[0] for _ in range(2)]
+    assert tested[0] == tested[1] == pruned[0] > pruned[1]
+    exe.run(net.test, {"x": net.feed["x"]}, [net.logits], use_prune=True)  # needs no label
 
 
 def test_a_test_clone_has_no_dropout_and_no_updates() -> None:

@@ -102,7 +102,7 @@ CALLS = [
     ("program", "this Adam updates program main already", lambda w: w.adam.minimize(w.loss), None),
     ("program", "is overwritten by adam after gather used it", lambda w: SGD(0.1).minimize(w.loss), "picked = "),
     ("program", "did you mean 'fc_0.w_0'?", lambda w: static.append_backward(w.loss, parameter_list=["fc_0.w"]), None),
-    ("program", "which is no parameter", lambda w: static.append_backward(w.loss, parameter_list=[w.x]), None),
+    ("program", "which has no gradient", lambda w: static.append_backward(w.loss, parameter_list=[w.label]), None),
     ("program", "parameter_list must be a list", lambda w: static.append_backward(w.loss, parameter_list=3), None),
     ("program", "no_grad_set must be a list", lambda w: static.append_backward(w.loss, no_grad_set=3), None),
     ("program", "'hiden' does not exist", lambda w: static.append_backward(w.loss, no_grad_set={"hiden"}), None),

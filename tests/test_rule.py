@@ -16,8 +16,11 @@ from minigraph.executor import Executor
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.log import PassReport
+from minigraph.passes.pattern import Pattern
+from minigraph.program import Program
 from minigraph.scope import Scope
 from minigraph.strategy import BuildStrategy
+from minigraph.types import same
 
 
 @pytest.fixture
@@ -194,3 +197,17 @@ def test_compiled_programs_keep_what_is_fetched(net):
     assert [op.type for op in compiled.after.ops] == ["fused_gemm_epilogue", "relu"]
     np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(np.maximum(inner, 0), two)
+
+
+def test_an_attribute_that_is_float64_is_not_one_that_is_none():
+    """np.dtype("float64") == None, since to NumPy None is a name of float64."""
+    assert not same(np.dtype("float64"), None) and not same(None, np.dtype("float64"))
+    assert same(None, None) and same(np.dtype("float64"), np.dtype("float64")) and same(1, 1) and not same(1, 2)
+    for dtype, count in ((None, 1), ("float64", 0)):
+        program = Program()
+        x, y = (program.global_block().create_var(n, (2, 2), "float64", is_data=True) for n in "xy")
+        Builder(program.global_block()).matmul(x, y, out_dtype=dtype)
+        (op,) = to_graph(program).ops
+        matches, _, reason = Pattern(lambda p, x, y: p.matmul(x, y)).match(op)
+        assert len(matches) == count
+    assert "has out_dtype=float64, wanted None" in str(reason)

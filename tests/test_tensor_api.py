@@ -78,7 +78,7 @@ FUNCTIONS = {
     "reciprocal": (lambda x: mg.reciprocal(x), lambda x: 1 / x, (A,)),
     "floor": (lambda x: mg.floor(x), np.floor, (A,)),
     "ceil": (lambda x: mg.ceil(x), np.ceil, (A,)),
-    "round": (lambda x: mg.round(x), np.rint, (A,)),
+    "round": (lambda x: mg.round(x), lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x), (A,)),
     "isnan": (lambda x: mg.isnan(x), np.isnan, (np.array([1.0, np.nan, np.inf]),)),
     "isinf": (lambda x: mg.isinf(x), np.isinf, (np.array([1.0, np.nan, np.inf]),)),
     "isfinite": (lambda x: mg.isfinite(x), np.isfinite, (np.array([1.0, np.nan, np.inf]),)),

@@ -129,7 +129,7 @@ def _(
     require(chunk_bytes > 0, f"chunk_bytes {chunk_bytes} is not positive", AttrError)
     short = X.dtype.itemsize == 2
     require(
-        accumulate_dtype in (None, X.dtype) or (short and accumulate_dtype == float32),
+        accumulate_dtype is None or accumulate_dtype == X.dtype or (short and accumulate_dtype == float32),
         f"accumulate_dtype is {accumulate_dtype}, X is {X.dtype}", DTypeError,
         "it is X's type, or float32 where X has 16 bits",
     )  # fmt: skip

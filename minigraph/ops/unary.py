@@ -45,6 +45,11 @@ def _signed_and_ints(rng):
     yield (np.array([[-3, 0, 2]]),), {}
 
 
+def _signed_and_halves(rng):
+    yield from _signed(rng)
+    yield (np.array([-2.5, -1.5, -0.5, -0.2, -0.0, 0.0, 0.49999999999999994, 0.5, 1.5, 2.5, 1023.5]),), {}
+
+
 def _function(
     name: str, ufunc: np.ufunc, doc: str, samples=_signed, infer=infer_float, traits=(), cuda: str | None = None
 ) -> OpDef:  # fmt: skip
@@ -84,7 +89,17 @@ SIGN = "X > C(0) ? C(1) : X < C(0) ? C(-1) : X == C(0) ? C(0) : X"
 sign = _function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT, SIGN)
 floor = _function("floor", np.floor, "The largest whole number <= X.", traits=FLAT)
 ceil = _function("ceil", np.ceil, "The smallest whole number >= X.", traits=FLAT)
-round = _function("round", np.rint, "The nearest whole number; halves go to the even one.", traits=FLAT, cuda="rint(X)")
+
+
+@op(traits={"elementwise", *FLAT}, inplace={"Out": "X"}, cuda="round(X)")
+def round(X, *, out=None):
+    """The nearest whole number; halves go away from zero, as C's round and Paddle's."""
+    whole = np.trunc(X)
+    far = np.absolute(X - whole) >= 0.5  # exact, also where X + 0.5 is not; inf - inf is NaN, and not far
+    return np.add(whole, np.copysign(far, X, dtype=X.dtype), out=destination(out, X))
+
+
+round.infer(infer_float).samples(_signed_and_halves)
 
 
 @exp.grad

@@ -158,6 +158,7 @@ class Optimizer:
                     p.program is loss.program, f"parameter {p.name} belongs to program {p.program.name}, the loss to"
                     f" {loss.program.name}", ProgramError, "a name stands for the parameter of the loss's program",
                 )  # fmt: skip
+                _check_parameter(p)
             chosen = [p for p in chosen if not p.stop_gradient]
         return append_backward(loss, chosen, no_grad_set, callbacks)
 
@@ -181,6 +182,8 @@ class Optimizer:
                 raise
 
     def _apply(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
+        for p, _ in params_grads:
+            _check_parameter(p)
         pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0].name)
         require(pairs, "there is no gradient to apply", ProgramError)
         params = [p for p, _ in pairs]
@@ -299,6 +302,10 @@ class Optimizer:
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
+
+
+def _check_parameter(value: Any) -> None:
+    require(isinstance(value, Parameter), f"{value} is no parameter, an optimizer cannot update it", ProgramError)
 
 
 class _Rate:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..ir.graph import Graph, OpNode, Rank, VarNode
 from ..kernels.chunks import rows_at_once
+from ..types import same
 from .ahead import Ahead
 from .linear_head import Head, HeadPattern, smoothed_one_hot
 from .log import Applied, PassReport
@@ -176,9 +177,10 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     g = ahead.g
     require(len(grads) == 1, f"{forward.label()} is differentiated twice")
     grad = grads[0]
-    same = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
     attrs = {**forward.attrs, "grad_dtype": grad.attrs["grad_dtype"]}
-    require(same and attrs == grad.attrs, f"{grad.label()} reads other values than {forward.label()}")
+    alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
+    alike = alike and all(same(value, grad.attrs.get(name)) for name, value in attrs.items())
+    require(alike, f"{grad.label()} reads other values than {forward.label()}")
     twice = forward.outputs.keys() & grad.outputs.keys()
     require(not twice, f"both compute {', '.join(sorted(twice))}")
     for v in grad.output_vars:

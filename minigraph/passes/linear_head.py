@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.graph import OpNode, VarNode
-from ..types import float32
+from ..types import float32, same
 from .pattern import Match, Mismatch, PatternVar
 
 EXACT = 1e-9  # what constants of one formula may differ by
@@ -100,7 +100,7 @@ class _Walk:
         if op is None or op.type != "matmul":
             raise Mismatch(f"{op.label() if op else v.name} is no step from a linear layer to its cross entropy")
         for name, wanted in (("trans_x", False), ("out_dtype", None)):
-            if op.attrs[name] != wanted:
+            if not same(op.attrs[name], wanted):
                 raise Mismatch(f"{op.label()} has {name}={op.attrs[name]}")
         self.ops.append(op)
         head = self.head

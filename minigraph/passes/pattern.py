@@ -19,6 +19,7 @@ from typing import Any
 
 from ..ir.graph import OpNode, VarNode
 from ..opdef import OpDef, get_op
+from ..types import same
 from .log import Reason
 
 
@@ -160,9 +161,9 @@ class Pattern:
         for name, attr in op.opdef.attrs.items():
             wanted, value = pattern.attrs.get(name, attr.default), op.attrs[name]
             if isinstance(wanted, AttrVar):
-                if match.attrs.setdefault(wanted.name, value) != value:
+                if not same(match.attrs.setdefault(wanted.name, value), value):
                     raise Mismatch(f"{op.label()} has {name}={value}, not {match.attrs[wanted.name]}")
-            elif wanted != value:
+            elif not same(wanted, value):
                 raise Mismatch(f"{op.label()} has {name}={value}, wanted {wanted}")
 
 

@@ -1,0 +1,97 @@
+"""Parts of a program that run without the rest: what fetched values need, and what a test needs.
+
+Both keep whole operators in their order. Paddle 2.6.2 says which: `Executor._prune_program` and `core.prune_backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from .operator import Operator
+from .variable import GRAD_SUFFIX
+
+GRADIENTS = "gradients/"  # name scope of the operators with which static.gradients begins
+Prune = bool | tuple[Operator, ...]  # False: all runs; else what fetches need, and all updates (True) or these
+
+
+def pruned_ops(
+    ops: Sequence[Operator], fetches: Collection[str], prune: Prune = True, fed: Collection[str] = ()
+) -> list[Operator]:
+    """The operators that `prune` keeps: updates, and what these and the fetched values depend on.
+
+    fed   names of computed values that are fed: each takes the place of the first operator that writes it
+    A fetched value that an update writes, a parameter, is read after the updates that run and asks for none.
+    """
+    updates = {op for op in ops if op.role == "optimize"} if prune is True else set(prune or ())
+    makers: dict[str, Operator] = {}
+    for op in ops if fed else ():
+        for name in op.output_arg_names:
+            if name in fed:
+                makers.setdefault(name, op)
+    read: set[str] = set()  # by operators that are kept and stand below
+    wanted, kept = set(fetches), []
+    for op in reversed(ops):
+        written = op.output_arg_names
+        own = [name for name in written if makers.get(name) is op]
+        read.difference_update(own)
+        wanted.difference_update(own)
+        fetched = op.role != "optimize" and not wanted.isdisjoint(written)
+        if fetched or op in updates or not read.isdisjoint(written):
+            kept.append(op)
+            read.update(op.input_arg_names)
+    return kept[::-1]
+
+
+def ops_for_test(ops: Sequence[Operator]) -> list[Operator]:
+    """The operators of a test program: the forward ones that need no training, and what they read.
+
+    Training is what depends on the seed of a loss, and every update. Gradients that `static.gradients` appended are
+    values like others: they stay where a forward operator reads them, and all of them where nothing is trained.
+    """
+    if not any(op.role == "optimize" or seeds_loss(op) for op in ops):
+        return list(ops)
+    trained = _trained(ops)
+    read: set[str] = set()
+    kept = []
+    for op in reversed(ops):
+        own = op not in trained and (op.role == "forward" or _joins_roles(op))
+        if own or (op.role != "optimize" and not read.isdisjoint(op.output_arg_names)):
+            kept.append(op)
+            read.update(op.input_arg_names)
+    return kept[::-1]
+
+
+def seeds_loss(op: Operator) -> bool:
+    """Whether `append_backward` begins here, not `static.gradients`."""
+    begins = op.role == "backward" and op.type == "fill_constant" and op.forward is None
+    return begins and not op.scope_name.endswith(GRADIENTS)
+
+
+def _trained(ops: Iterable[Operator]) -> set[Operator]:
+    """Updates, and what depends on the seed of a loss.
+
+    Parameters and states have a value without updates, so what reads them after an update does not depend on it.
+    """
+    trained: set[Operator] = set()
+    names: set[str] = set()
+    for op in ops:
+        if op.role == "optimize":
+            trained.add(op)
+            names.update(v.name for v in op.output_vars if not v.persistable)
+        elif _joins_roles(op):
+            names.update(name for name in op.output_arg_names if not _is_value(name))
+        elif seeds_loss(op) or not names.isdisjoint(op.input_arg_names):
+            trained.add(op)
+            names.update(op.output_arg_names)
+        else:
+            names.difference_update(op.output_arg_names)
+    return trained
+
+
+def _joins_roles(op: Operator) -> bool:
+    """Whether passes put forward operators into one with their gradients: it runs in a test for their values."""
+    return op.role == "backward" and any(_is_value(name) for name in op.output_arg_names)
+
+
+def _is_value(name: str) -> bool:
+    return GRAD_SUFFIX not in name
