@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import warnings
@@ -31,32 +30,13 @@ from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_cuda import Arenas, CudaPlan
-from .program import Operator, Program, Variable, as_seed, default_main_program
+from .program import Operator, Program, Variable, default_main_program
+from .runtime.seeds import seed_of
 from .scope import Scope, global_scope
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
-
-_seed: int | None = None
-
-
-def seed(seed: int) -> int:
-    """Set the seed of programs that have no `random_seed` of their own."""
-    global _seed
-    _seed = as_seed(seed)
-    return _seed
-
-
-def _seed_of(program: Program) -> int:
-    """The program's seed, else the global one, else one that is drawn once per process."""
-    global _seed
-    if program.random_seed:
-        return program.random_seed
-    if _seed is None:
-        _seed = secrets.randbits(62)
-    return _seed
-
 
 @dataclass(slots=True)
 class Latest:
@@ -78,13 +58,13 @@ class Latest:
     program: Program
     plan: Any
 
-    def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any) -> bool:
+    def fits(self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Any, scope: Scope) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
         if (
             source is not self.source or fetches != self.fetches or prune is not self.prune
             or self.own.version != self.version or self.tf32 is not cuda.allows_tf32()
             or type(feed) is not dict or len(feed) != len(self.feeds)
-            or _seed_of(self.program) != self.seed
+            or seed_of(self.program, scope) != self.seed
         ):  # fmt: skip
             return False
         for name, kind, dtype, shape in self.feeds:
@@ -148,9 +128,9 @@ class Executor:
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, use_prune, feed):
+            if latest is None or not latest.fits(program, fetches, use_prune, feed, scope):
                 latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, use_prune, feed)
+                latest, feed = self._prepared(program, fetches, use_prune, feed, scope)
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
@@ -158,7 +138,7 @@ class Executor:
             return plan.run(feed, scope, return_numpy)
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Mapping[str, Any]
+        self, source: Any, fetches: tuple[str, ...], prune: bool, feed: Mapping[str, Any], scope: Scope
     ) -> tuple[Latest, dict[str, Any]]:
         """The plan for a call, made unless there is one, and the feeds as arrays."""
         program, options = source, DEFAULT
@@ -171,7 +151,7 @@ class Executor:
                 _check_none_is_computed(source.before, feed)
             program, options = source.program_for(fetches, prune), source.options
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
-        seed, tf32 = _seed_of(program), cuda.allows_tf32()
+        seed, tf32 = seed_of(program, scope), cuda.allows_tf32()
         key = (
             program.id, program.version, fetches, prune, seed, tf32, options,
             tuple(sorted((name, a.shape) for name, a in arrays.items())),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DTypeError, ProgramError, ShapeError, require, shortened
-from .types import NO_ARRAY, as_numpy, why_no_array
+from .types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 FAULTS_KEPT = 16
 
@@ -44,7 +44,7 @@ class ScopeTensor:
             typed = new.astype(old.dtype) if fits else new
         fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
         require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", DTypeError)
-        self._scope.write(self._name, typed if typed is not array else typed.copy())
+        self._scope.write(self._name, typed)
 
     def shape(self) -> list[int]:
         return list(self._scope.arrays[self._name].shape)
@@ -93,7 +93,7 @@ class Scope:
     filled   what `fill` wrote last: name -> (array, number)
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
-    lock     held by the Executor that runs in it
+    lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
     """
 
     def __init__(self) -> None:
@@ -128,28 +128,34 @@ class Scope:
         return name in self.arrays
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of a value."""
+        """A copy of a value, in C order."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
-        self.look_at_faults()
-        array = self.arrays[name]
-        if name in self.waiting:
-            return np.full(array.shape, self.waiting[name], array.dtype)
-        return np.array(array) if isinstance(array, np.ndarray) else _fetched(array)
+        with self.lock:
+            self.look_at_faults()
+            array = self.arrays[name]
+            if name in self.waiting:
+                return np.full(array.shape, self.waiting[name], array.dtype)
+            return np.array(array, order="C") if isinstance(array, np.ndarray) else in_one_piece(_fetched(array))
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""
-        array = self.arrays.get(name)
-        if array is not None and not isinstance(array, np.ndarray):
-            array = self.read(name)
-            self.write(name, array)
-        return array
+        with self.lock:
+            array = self.arrays.get(name)
+            if array is not None and not isinstance(array, np.ndarray):
+                array = self.read(name)
+                self.write(name, array)
+            return array
 
     def write(self, name: str, array: Any) -> None:
-        """Set a value; the Scope owns `array` from now on, or a copy of what cannot be written, as NumPy's scalars."""
-        if isinstance(array, np.generic) or (isinstance(array, np.ndarray) and not array.flags.writeable):
-            array = np.array(array)
-        self.waiting.pop(name, None)
-        self.arrays[name] = array
+        """Set a value; the Scope owns `array` from now on, or a copy of what cannot be written, as NumPy's scalars.
+
+        What it owns is in one piece, so that its bytes and its address say all.
+        """
+        if isinstance(array, (np.ndarray, np.generic)):
+            array = in_one_piece(np.asarray(array))
+        with self.lock:
+            self.waiting.pop(name, None)
+            self.arrays[name] = array
 
     def fill(self, name: str, value: float) -> None:
         """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
@@ -157,11 +163,12 @@ class Scope:
             number = float(value)
         except (TypeError, ValueError):
             raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
-        array = self.arrays[name]
-        if isinstance(array, np.ndarray):
-            array[...] = number
-        else:
-            self.waiting[name] = number
+        with self.lock:
+            array = self.arrays[name]
+            if isinstance(array, np.ndarray):
+                array[...] = number
+            else:
+                self.waiting[name] = number
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""

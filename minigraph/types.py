@@ -71,6 +71,16 @@ def as_numpy(value: Any) -> np.ndarray:
     return (wide.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16)
 
 
+def in_one_piece(array: np.ndarray) -> np.ndarray:
+    """The array as its bytes are written elsewhere: in C order, aligned, in native byte order and writeable.
+
+    Itself where it is that already, else a copy.
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.require(np.asarray(array), requirements=["C", "A", "W"])
+
+
 def why_no_array(value: Any, problem: Exception) -> str:
     """What to say of a value where `as_numpy` raised one of NO_ARRAY."""
     lists = isinstance(value, (list, tuple))

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "minigraph"
 # Rows stand from bottom to top: whoever is named stands further up in the table.
 MAY_IMPORT = {
     # what everything stands on
+    "version": "",
     "errors": "",
     "types": "errors",
     "attr": "errors types",
@@ -42,6 +43,10 @@ MAY_IMPORT = {
     "program": "errors types scope dump variable operator block",
     "builder": "errors types opdef unique_name program",
     "backward": "errors types opdef program builder",
+    # what belongs to running, without a plan
+    "runtime.seeds": "program scope",
+    "runtime.checkpoint": "version errors types program scope runtime.seeds",
+    "runtime": "",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
     "passes": "errors types opdef body program builder ir kernels.updates kernels.trace",
@@ -59,7 +64,7 @@ MAY_IMPORT = {
     "bound": "errors types options kernels program schedule memory order lanes strided joins",
     "feed_cuda": "kernels bound",
     "plan_cuda": "errors types options kernels program scope schedule bound order feed_cuda",
-    "executor": "errors types options garbage program scope cuda plan plan_cuda",
+    "executor": "errors types options garbage program scope runtime.seeds cuda plan plan_cuda",
     # a compilation says what its plans would need
     "memory_report": "errors types options kernels program cuda schedule plan bound memory",
     "compiler": "errors types options garbage program ir passes strategy validate memory_report",
@@ -72,10 +77,11 @@ MAY_IMPORT = {
     "nn": "errors types unique_name program builder param_attr tensor",
     "ops.calls": "builder program nn",
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
-    "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
+    "static": "errors types unique_name scope program builder backward runtime.checkpoint compiler strategy executor "
+        "param_attr tensor nn",
     "base": "unique_name",
-    "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
-        "base",
+    "": "version errors types ops program runtime.seeds cuda executor mode param_attr regularizer tensor "
+        "math_op_patch nn optimizer static base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
 FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "program", "block": "program"}
@@ -84,7 +90,7 @@ FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "p
 FOREIGN = {
     "networkx": "ir/graph.py",
     "ml_dtypes": "types.py",
-    "safetensors": "static/io.py",
+    "safetensors": "runtime/checkpoint/tensors.py",
     "numba": "kernels/compiled.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",

@@ -1,0 +1,45 @@
+"""Which seed decides the random numbers of a program.
+
+    its own   `program.random_seed`, where that is not 0
+    resumed   the one that a checkpoint kept, for this program in the Scope that was loaded
+    global    the one of `mg.seed`, else one that is drawn once per process
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+
+from ..program import Program, as_seed
+from ..scope import Scope
+
+_global: int | None = None
+_resumed: weakref.WeakKeyDictionary[Scope, dict[int, int]] = weakref.WeakKeyDictionary()  # by Program.origin
+
+
+def seed(seed: int) -> int:
+    """Set the seed of programs that have no `random_seed` of their own."""
+    global _global
+    _global = as_seed(seed)
+    _resumed.clear()  # who sets a seed after loading a checkpoint wants this one
+    return _global
+
+
+def seed_of(program: Program, scope: Scope) -> int:
+    """The seed with which a run of `program` in `scope` draws."""
+    global _global
+    if program.random_seed:
+        return program.random_seed
+    if _resumed and (own := _resumed.get(scope)) is not None and program.origin in own:
+        return own[program.origin]
+    if _global is None:
+        _global = secrets.randbits(62)
+    return _global
+
+
+def resume_seed(program: Program, scope: Scope, seed: int) -> None:
+    """Runs of `program` in `scope` draw with this seed until somebody calls `mg.seed`."""
+    _resumed.setdefault(scope, {})[program.origin] = seed
+
+
+__all__ = ["resume_seed", "seed", "seed_of"]
