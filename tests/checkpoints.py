@@ -128,7 +128,8 @@ class ForgetfulDisk(FailingDisk):
         self.descriptors[descriptor] = path
         name = os.path.basename(path)
         if flags & os.O_CREAT and name not in self.now:
-            self._change(lambda names, number=next(self.numbers): names.update({name: number}))
+            number = next(self.numbers)
+            self._change(lambda names: names.update({name: number}))
 
     def _write(self, *_: Any) -> None:
         """It is lost unless it is synced."""

@@ -60,6 +60,8 @@ def parsed(path: str, content: bytes) -> Manifest:
         state = found["state"]
         _require(found["sha256"] == _hash(state), "its hash is not that of its content")
         _check(state)
+    except ProgramError:
+        raise
     except (ValueError, RecursionError, _WrongError) as problem:
         raise _refusal(path, str(problem)) from None
     return Manifest(state["token"], state["files"], state["training"], state["minigraph"])
