@@ -60,6 +60,8 @@ NO_ARRAY = (ValueError, TypeError, RuntimeError, BufferError)  # what NumPy and 
 
 def as_numpy(value: Any) -> np.ndarray:
     """What NumPy makes of a value, or of its float32 form where a tensor holds bfloat16, which NumPy cannot take."""
+    if isinstance(value, np.ma.MaskedArray):  # what the mask hides would be taken for values
+        raise TypeError("it is masked; give its filled(...) values")
     foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
     convert: Callable[[Any], np.ndarray] = np.from_dlpack if foreign else np.asarray
     try:

@@ -17,7 +17,7 @@ from safetensors.numpy import save as serialize
 
 import minigraph as mg
 from minigraph import nn, static
-from minigraph.errors import MinigraphError, ProgramError
+from minigraph.errors import DTypeError, MinigraphError, ProgramError
 from minigraph.runtime.checkpoint.tensors import packed
 from minigraph.types import bfloat16
 
@@ -73,6 +73,15 @@ def test_layouts_of_states(tmp_path: Path, layout: str, writer: str) -> None:
     assert read_safetensors((tmp_path / "m.pdparams").read_bytes())["w"].tolist() == expected
     static.load(main, tmp_path / "m", verify=False)
     assert static.global_scope().read("w").tolist() == expected
+
+
+@pytest.mark.parametrize("writer", [name for name in WRITERS if name != "Scope.write"])
+def test_a_masked_array_is_no_state(writer: str) -> None:
+    """What the mask hides would be taken for values."""
+    static.create_parameter([3, 4], name="w")
+    static.Executor().run(static.default_startup_program())
+    with pytest.raises(DTypeError, match=r"value of w is no array: MaskedArray: it is masked"):
+        WRITERS[writer](static.default_main_program(), np.ma.masked_array(VALUES, VALUES > 3))
 
 
 def test_weights_of_another_framework(tmp_path: Path) -> None:
@@ -243,7 +252,8 @@ def test_manifests_that_are_refused(tmp_path: Path, phrase: str, change: Callabl
 
 @pytest.mark.parametrize(
     "content",
-    [b"[" * 200_000, b'{"a":1,"a":2}', b"\xff\xfe", b"NaN", b"[]", b"null", b'"\\ud800"', b"9" * 5000, b""], ids=range(9),
+    [b"[" * 200_000, b'{"a":1,"a":2}', b"\xff\xfe", b"NaN", b"[]", b"null", b'"\\ud800"', b"9" * 5000, b""],
+    ids=range(9),
 )  # fmt: skip
 def test_manifests_that_are_none(tmp_path: Path, content: bytes) -> None:
     trained, path = Trained(), tmp_path / "m"

@@ -15,7 +15,6 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -97,12 +96,10 @@ def _write(path: str, folder: str, manifest: Manifest, files: Mapping[str, Packe
     """Steps 1 and 2."""
     at = plain(path, MANIFEST)
     try:
-        with ThreadPoolExecutor(1, "minigraph-sha256") as pool:
-            records = {kind: pool.submit(packed.record) for kind, packed in files.items()}
-            for kind, packed in files.items():
-                at = plain(path, kind)
-                storage.write_new(fresh(path, kind, manifest.token), packed.parts())
-            manifest.files = {kind: record.result() for kind, record in records.items()}
+        for kind, packed in files.items():
+            at = plain(path, kind)
+            storage.write_new(fresh(path, kind, manifest.token), packed.parts())
+            manifest.files[kind] = packed.record()
         at = plain(path, MANIFEST)
         storage.write_new(fresh(path, MANIFEST, manifest.token), [manifest.dumped()])
         storage.sync_folder(folder)

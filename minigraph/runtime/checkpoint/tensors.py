@@ -141,7 +141,8 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    flat: Any = array.reshape(-1).view(np.uint8)  # a buffer, which the types of NumPy do not say
+    return memoryview(flat)
 
 
 def _sha256(content: bytes | memoryview) -> str:

@@ -1,7 +1,7 @@
 """The state of a training beside its arrays: what the next run needs to draw and to decay as it would have.
 
     {"runs": how often the program ran in the scope: the counter of its random numbers,
-     "seed": what it draws with, where it has no `random_seed` of its own,
+     "seed": what it draws with; a program with a `random_seed` of its own keeps that,
      "schedulers": {learning-rate variable: {"class": name, "state": {name: number, ...}}}}
 
 Nothing here sets what a file names: a scheduler reads the states that its class lists.
@@ -28,15 +28,13 @@ def training_state(program: Program, scope: Scope) -> dict[str, Any]:
     for variable, scheduler in program.lr_schedulers:
         where = f"{type(scheduler).__name__} of {variable.name}"
         schedulers[variable.name] = {"class": scheduler.kind(), "state": _plain(scheduler.state_dict(), where)}
-    seed = None if program.random_seed else seed_of(program, scope)
-    return {"runs": scope.steps[program.origin], "seed": seed, "schedulers": schedulers}
+    return {"runs": scope.steps[program.origin], "seed": seed_of(program, scope), "schedulers": schedulers}
 
 
 def check_training(program: Program, training: Mapping[str, Any], path: str) -> None:
     """Refuse the state of another training."""
-    runs, seed, schedulers = (training.get(name) for name in ("runs", "seed", "schedulers"))
-    fits = _is_count(runs) and (seed is None or _is_count(seed)) and isinstance(schedulers, dict)
-    if not fits:
+    schedulers = training.get("schedulers")
+    if not (_is_count(training.get("runs")) and _is_count(training.get("seed")) and isinstance(schedulers, dict)):
         raise ProgramError(f"{path} holds no state of a training")
     own = {variable.name: scheduler for variable, scheduler in program.lr_schedulers}
     for name in schedulers.keys() | own.keys():
@@ -64,7 +62,7 @@ def resume_training(program: Program, scope: Scope, training: Mapping[str, Any])
             raise
         raise ProgramError(f"a scheduler cannot go on from its saved state: {problem!r}") from problem
     scope.steps[program.origin] = training["runs"]
-    if training["seed"] is not None and not program.random_seed:
+    if not program.random_seed:
         resume_seed(program, scope, training["seed"])
 
 
