@@ -4,11 +4,11 @@ from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for
 from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
-from .executor import seed
 from .flags import get_flags, set_flags
 from .mode import enable_static, in_dynamic_mode
 from .param_attr import ParamAttr
 from .program import Variable
+from .runtime.seeds import seed
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
     CPUPlace,
@@ -26,8 +26,9 @@ from .types import (
     uint8,
 )
 from .types import bool_ as bool
+from .version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import warnings
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from . import cuda, flags
-from .context import Setting
 from .copies import NotPickled
 from .errors import (
     AttrError,
@@ -34,41 +32,15 @@ from .options import DEFAULT, RunOptions
 from .plan import Plan
 from .plan_checked import CheckedPlan
 from .plan_cuda import Arenas, CudaPlan
-from .program import Program, Variable, as_seed, default_main_program
+from .program import Program, Variable, default_main_program
 from .prune import Prune
+from .runtime.seeds import seed_of
 from .scope import Scope, global_scope
 from .targets import check_updates, read_targets
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
-
-_seed = Setting[int | None]("seed", None)
-_one_draws = threading.Lock()
-
-
-def seed(seed: int) -> int:
-    """Set the seed of programs that have no `random_seed` of their own.
-
-    The main thread sets it for the process, another thread for itself.
-    """
-    number = as_seed(seed)
-    _seed.set(number)
-    return number
-
-
-def _seed_of(program: Program) -> int:
-    """The program's seed, else the global one, else one that is drawn once per process."""
-    if program.random_seed:
-        return program.random_seed
-    found = _seed.get()
-    if found is None:
-        with _one_draws:
-            if _seed.everywhere is None:
-                _seed.everywhere = secrets.randbits(62)
-        found = _seed.everywhere
-    return found
-
 
 @dataclass(slots=True)
 class Latest:
@@ -93,14 +65,16 @@ class Latest:
     rewritten: int
     plan: Any
 
-    def fits(self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any) -> bool:
+    def fits(
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, scope: Scope
+    ) -> bool:
         """Whether the same plan serves this call and its feeds need no conversion."""
         if (
             source is not self.source or fetches != self.fetches or prune != self.prune
             or self.own.version != self.version or self.program.version != self.rewritten
             or self.tf32 is not cuda.allows_tf32() or self.flags is not flags.values
             or type(feed) is not dict or len(feed) != len(self.feeds)
-            or _seed_of(self.program) != self.seed
+            or seed_of(self.program, scope) != self.seed
         ):  # fmt: skip
             return False
         for name, kind, dtype, shape in self.feeds:
@@ -169,9 +143,9 @@ class Executor(NotPickled):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, prune, feed):
+            if latest is None or not latest.fits(program, fetches, prune, feed, scope):
                 latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, prune, feed)
+                latest, feed = self._prepared(program, fetches, prune, feed, scope)
             plan = latest.plan
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
@@ -179,7 +153,7 @@ class Executor(NotPickled):
             return plan.run(feed, scope, return_numpy)
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any]
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope
     ) -> tuple[Latest, dict[str, Any]]:
         """The plan for a call, made unless there is one, and the feeds as arrays."""
         program, options, left = source, DEFAULT, prune
@@ -193,7 +167,7 @@ class Executor(NotPickled):
         elif isinstance(prune, tuple):
             check_updates(prune, source)
         arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
-        seed, tf32, set_now = _seed_of(program), cuda.allows_tf32(), flags.values
+        seed, tf32, set_now = seed_of(program, scope), cuda.allows_tf32(), flags.values
         options = flags.applied(options, set_now)
         key = (
             program.id, program.version, fetches, left, seed, tf32, options,

@@ -190,14 +190,16 @@ class Program(NotPickled):
         return dump(self, with_details)
 
     def state_dict(self, mode: str = "all", scope: Scope | None = None) -> dict[str, np.ndarray]:
-        """Copies of the persistable values by name; mode is all, param (parameters) or opt (the others)."""
+        """Copies of the persistable values by name, those between two runs; mode is all, param (parameters) or opt (the
+        others)."""
         require(mode in ("all", "param", "opt"), f"mode {mode!r} is not all, param or opt", ProgramError)
-        scope = scope or global_scope()
-        return {
-            v.name: scope.read(v.name)
-            for v in self.vars.values()
-            if v.persistable and scope.has(v.name) and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
-        }
+        scope = scope if scope is not None else global_scope()
+        chosen = [
+            v.name for v in self.list_vars()
+            if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
+        ]  # fmt: skip
+        with scope.lock:
+            return {name: scope.read(name) for name in chosen if scope.has(name)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:
         """Put values into the Scope; names, shapes and types must be those of persistable variables.
@@ -221,9 +223,11 @@ class Program(NotPickled):
                 array.shape == v.shape and array.dtype == v.dtype,
                 f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
             )
-            checked[name] = array.copy()
-        for name, array in checked.items():
-            (scope if scope is not None else global_scope()).take(name, array)
+            checked[name] = np.array(array, order="C")
+        scope = scope if scope is not None else global_scope()
+        with scope.lock:
+            for name, array in checked.items():
+                scope.take(name, array)
 
     def __str__(self) -> str:
         return self.to_string()

@@ -13,7 +13,7 @@ import numpy as np
 from .context import Guards
 from .copies import NotPickled
 from .errors import DTypeError, ProgramError, ShapeError, require, shortened
-from .types import NO_ARRAY, as_numpy, why_no_array
+from .types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 FAULTS_KEPT = 16
 
@@ -100,7 +100,7 @@ class Scope(NotPickled):
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run ended between its updates
-    lock     held by the Executor that runs in it
+    lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
     """
 
     _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
@@ -159,22 +159,24 @@ class Scope(NotPickled):
         return name in self.arrays
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of a value."""
+        """A copy of a value, in C order."""
         require(name in self.arrays, f"{name} is not in the scope", ProgramError)
-        self.check_whole(name)
-        self.look_at_faults()
-        array = self.arrays[name]
-        if name in self.waiting:
-            return np.full(array.shape, self.waiting[name], array.dtype)
-        return np.array(array) if isinstance(array, np.ndarray) else _fetched(array)
+        with self.lock:
+            self.check_whole(name)
+            self.look_at_faults()
+            array = self.arrays[name]
+            if name in self.waiting:
+                return np.full(array.shape, self.waiting[name], array.dtype)
+            return np.array(array, order="C") if isinstance(array, np.ndarray) else in_one_piece(_fetched(array))
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""
-        array = self.arrays.get(name)
-        if array is not None and not isinstance(array, np.ndarray):
-            array = self.read(name)
-            self.take(name, array)
-        return array
+        with self.lock:
+            array = self.arrays.get(name)
+            if array is not None and not isinstance(array, np.ndarray):
+                array = self.read(name)
+                self.take(name, array)
+            return array
 
     def write(self, name: str, array: Any) -> None:
         """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
@@ -185,11 +187,17 @@ class Scope(NotPickled):
             raise DTypeError(f"value of {name} is {why_no_array(array, problem)}") from None
 
     def take(self, name: str, array: Any) -> None:
-        """Set a value; `array` belongs to nobody else, and is the Scope's from now on."""
-        self.waiting.pop(name, None)
-        self.torn.pop(name, None)
-        self.arrays[name] = array
-        self.taken += 1
+        """Set a value; `array` belongs to nobody else, and is the Scope's from now on.
+
+        What it keeps is in one piece, so that its bytes and its address say all.
+        """
+        if isinstance(array, (np.ndarray, np.generic)):
+            array = in_one_piece(np.asarray(array))
+        with self.lock:
+            self.waiting.pop(name, None)
+            self.torn.pop(name, None)
+            self.arrays[name] = array
+            self.taken += 1
 
     def separate(self) -> None:
         """Let no two names show the same memory: they would change each other. For arrays that `take` did not bring."""
@@ -209,12 +217,13 @@ class Scope(NotPickled):
             number = float(value)
         except (TypeError, ValueError):
             raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
-        array = self.arrays[name]
-        self.torn.pop(name, None)
-        if isinstance(array, np.ndarray):
-            array[...] = number
-        else:
-            self.waiting[name] = number
+        with self.lock:
+            array = self.arrays[name]
+            self.torn.pop(name, None)
+            if isinstance(array, np.ndarray):
+                array[...] = number
+            else:
+                self.waiting[name] = number
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""

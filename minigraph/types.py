@@ -66,6 +66,8 @@ NO_ARRAY = (ValueError, TypeError, RuntimeError, BufferError)  # what NumPy and 
 
 def as_numpy(value: Any) -> np.ndarray:
     """What NumPy makes of a value, or of its float32 form where a tensor holds bfloat16, which NumPy cannot take."""
+    if isinstance(value, np.ma.MaskedArray):  # what the mask hides would be taken for values
+        raise TypeError("it is masked; give its filled(...) values")
     foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
     convert: Callable[[Any], np.ndarray] = np.from_dlpack if foreign else np.asarray
     try:
@@ -75,6 +77,16 @@ def as_numpy(value: Any) -> np.ndarray:
             raise
     wide = convert(value.float()).astype(np.float32, copy=False)  # the same number, with 16 zeros behind its bits
     return (wide.view(np.uint32) >> 16).astype(np.uint16).view(bfloat16)
+
+
+def in_one_piece(array: np.ndarray) -> np.ndarray:
+    """The array as its bytes are written elsewhere: in C order, aligned, in native byte order and writeable.
+
+    Itself where it is that already, else a copy.
+    """
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.require(np.asarray(array), requirements=["C", "A", "W"])
 
 
 def why_no_array(value: Any, problem: Exception) -> str:

@@ -32,6 +32,7 @@ from typing import Any
 
 import gpu_attention
 import gpu_capture
+import gpu_checkpoint
 import gpu_edges
 import gpu_faults
 import gpu_fusion
@@ -67,7 +68,7 @@ def all_checks() -> list[Check]:
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
             gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults,
-            gpu_nan, gpu_edges, gpu_streams, gpu_gradients,
+            gpu_nan, gpu_edges, gpu_streams, gpu_gradients, gpu_checkpoint,
         )
         for c in m.checks()
     ]

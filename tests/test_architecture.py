@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "minigraph"
 # Rows stand from bottom to top: whoever is named stands further up in the table.
 MAY_IMPORT = {
     # what everything stands on
+    "version": "",
     "errors": "",
     "context": "",
     "copies": "errors",
@@ -48,6 +49,9 @@ MAY_IMPORT = {
     "program": "block context copies dump errors operator prune scope types variable",
     "builder": "errors opdef program types unique_name",
     "backward": "builder errors opdef program prune types variable",
+    "runtime.seeds": "context program scope",
+    "runtime.checkpoint": "errors program runtime.seeds scope types version",
+    "runtime": "",
     # passes know the graph, never a kernel or the executor
     "ir": "errors types opdef program dump",
     "passes": "body builder errors ir kernels.chunks kernels.trace kernels.updates opdef program types",
@@ -70,7 +74,7 @@ MAY_IMPORT = {
     "feed_cuda": "bound kernels",
     "plan_cuda": "bound bound_checked errors feed_cuda kernels options order program prune schedule scope types undo",
     "targets": "errors program",
-    "executor": "context copies cuda errors flags garbage options plan plan_checked plan_cuda program prune scope targets types variable",
+    "executor": "context copies cuda errors flags garbage options plan plan_checked plan_cuda program prune runtime.seeds scope targets types variable",
     "memory_report": "bound bound_checked cuda errors kernels memory options plan program schedule types",
     "compiler": "copies errors flags garbage ir memory_report options passes program prune strategy targets types validate variable",
     # the faces that a Paddle script expects: nothing below imports them
@@ -82,10 +86,9 @@ MAY_IMPORT = {
     "nn": "errors types unique_name program builder param_attr tensor",
     "ops.calls": "builder program nn",
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
-    "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
+    "static": "backward builder compiler errors executor nn param_attr program runtime.checkpoint scope strategy tensor types unique_name",
     "base": "flags unique_name",
-    "": "errors types flags ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer "
-        "static base",
+    "": "base cuda errors executor flags math_op_patch mode nn ops optimizer param_attr program regularizer runtime.seeds static tensor types version",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
 FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "changes": "block operator",
@@ -95,7 +98,7 @@ FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "changes": "bl
 FOREIGN = {
     "networkx": "ir/graph.py",
     "ml_dtypes": "types.py",
-    "safetensors": "static/io.py",
+    "safetensors": "runtime/checkpoint/tensors.py",
     "numba": "kernels/compiled.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",

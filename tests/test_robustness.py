@@ -307,7 +307,9 @@ def test_any_printable_name_is_only_a_name(tmp_path: Path) -> None:
     assert all(drawn in to_dot(main) for drawn in (r"a\"b\\", "../../evil"))
     folder = tmp_path / "inner"
     static.save(main, str(folder / "model"))
-    assert sorted(f.name for f in tmp_path.rglob("*")) == ["inner", "model.pdmodel", "model.pdparams"]
+    assert sorted(f.name for f in tmp_path.rglob("*")) == [
+        "inner", "model.manifest", "model.pdmodel", "model.pdparams",
+    ]  # fmt: skip
     with static.scope_guard(static.Scope()):
         static.load(main, str(folder / "model"))
         assert exe.run(feed={"x": [1, 2]}, fetch_list=[total])[0].tolist() == expected.tolist()

@@ -303,7 +303,8 @@ def test_save_and_load(tmp_path: Path) -> None:
     main, out = trained()
     path = str(tmp_path / "new" / "mlp")
     static.save(main, path)
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["mlp.pdmodel", "mlp.pdopt", "mlp.pdparams"]
+    names = ["mlp.manifest", "mlp.pdmodel", "mlp.pdopt", "mlp.pdparams"]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == names
     assert Path(path + ".pdmodel").read_text() == str(main)
     before = main.state_dict()
     assert {"linear_0.w_0", "linear_0.w_0_moment1_0", "learning_rate_0"} <= before.keys()
@@ -402,13 +403,19 @@ def test_load_refuses_damaged_and_mixed_files(tmp_path: Path) -> None:
     content, old_optimizer = weights.read_bytes(), optimizer.read_bytes()
     for damaged in (b"", content[:-1], content[: len(content) // 2], b"\xff" * 64, json.dumps({}).encode()):
         weights.write_bytes(damaged)
-        with pytest.raises(ProgramError, match=r"mlp\.pdparams is no file of weights"):
+        with pytest.raises(ProgramError, match=rf"mlp\.pdparams has {len(damaged)} bytes, the manifest says"):
             static.load(main, path)
+        with pytest.raises(ProgramError, match=r"mlp\.pdparams is no file of weights"):
+            static.load(main, path, verify=False)
     static.save(main, path)
     static.load(main, path)
     optimizer.write_bytes(old_optimizer)
+    with pytest.raises(ProgramError, match=r"the header of .*mlp\.pdopt is not the one that was saved"):
+        static.load(main, path)
+    (tmp_path / "mlp.manifest").unlink()
     with pytest.raises(ProgramError, match=r"mlp\.pdparams and .*mlp\.pdopt come from different saves"):
         static.load(main, path)
+    static.load(main, path, verify=False)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,7 +432,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ProgramError, match=r"cannot write .*mlp.pdparams: No space left on device"):
             static.save(main, path)
     assert (tmp_path / "mlp.pdparams").read_bytes() == old
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp.pdmodel", "mlp.pdparams"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp.manifest", "mlp.pdmodel", "mlp.pdparams"]
 
 
 def test_errors_of_save() -> None:

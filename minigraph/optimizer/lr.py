@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 import math
 import numbers
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import AttrError, raise_unknown, require
 
 log = logging.getLogger(__name__)
+
+_stepping = threading.RLock()  # a state is read or set between two steps, also while another thread trains
 
 
 class LRScheduler:
@@ -48,21 +51,31 @@ class LRScheduler:
         """Go to the next epoch, or to `epoch`."""
         if epoch is not None:
             check("epoch", epoch, is_int(epoch, 0), "an int >= 0")
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        rate = self.get_lr()
-        self.last_lr = float(check(f"{type(self).__name__}.get_lr()", rate, is_rate(rate), "a number >= 0"))
+        with _stepping:
+            self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+            rate = self.get_lr()
+            self.last_lr = float(check(f"{type(self).__name__}.get_lr()", rate, is_rate(rate), "a number >= 0"))
         if self.verbose:
             log.info("epoch %d: %s sets the learning rate to %g", self.last_epoch, type(self).__name__, self.last_lr)
 
     def state_dict(self) -> dict[str, Any]:
         """What changes from step to step, for saving."""
-        return {name: getattr(self, name) for name in self.state_names}
+        with _stepping:
+            return {name: getattr(self, name) for name in self.state_names}
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state; nothing is changed unless it fits."""
         _require_names(self, self.state_names, state_dict)
-        for name in self.state_names:
-            setattr(self, name, state_dict[name])
+        epoch, rate = state_dict.get("last_epoch", 0), state_dict.get("last_lr", 0.0)
+        check("last_epoch", epoch, is_int(epoch, -1), "an int >= -1")
+        check("last_lr", rate, is_rate(rate), "a number >= 0")
+        with _stepping:
+            for name in self.state_names:
+                setattr(self, name, state_dict[name])
+
+    def kind(self) -> str:
+        """Whose states these are: the name of the class, with that of an inner scheduler."""
+        return type(self).__name__
 
     set_dict = set_state_dict
 
@@ -176,13 +189,24 @@ class LinearWarmup(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """With the state of the inner scheduler, if there is one."""
         inner = isinstance(self.learning_rate, LRScheduler)
-        return super().state_dict() | ({"LinearWarmup_LR": self.learning_rate.state_dict()} if inner else {})
+        with _stepping:
+            return super().state_dict() | ({"LinearWarmup_LR": self.learning_rate.state_dict()} if inner else {})
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        if isinstance(self.learning_rate, LRScheduler):
-            _require_names(self, (*self.state_names, "LinearWarmup_LR"), state_dict)
-            self.learning_rate.set_state_dict(state_dict["LinearWarmup_LR"])
-        super().set_state_dict(state_dict)
+        with _stepping:
+            before = super().state_dict()
+            super().set_state_dict(state_dict)
+            if isinstance(self.learning_rate, LRScheduler):
+                try:
+                    _require_names(self, ("LinearWarmup_LR",), state_dict)
+                    self.learning_rate.set_state_dict(state_dict["LinearWarmup_LR"])
+                except BaseException:
+                    super().set_state_dict(before)
+                    raise
+
+    def kind(self) -> str:
+        inner = self.learning_rate
+        return f"{type(self).__name__} of {inner.kind()}" if isinstance(inner, LRScheduler) else type(self).__name__
 
     set_dict = set_state_dict
 

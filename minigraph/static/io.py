@@ -1,99 +1,111 @@
-"""Weights to files and back.
+"""Weights and states of a training to files and back, as Paddle calls it.
 
-    save(program, "mlp")  ->  mlp.pdparams  parameters            (safetensors)
-                              mlp.pdopt     other persistables    (safetensors, only if there are any)
-                              mlp.pdmodel   the program's text
+    save(program, "mlp")  ->  mlp.pdparams   parameters           (safetensors)
+                              mlp.pdopt      other persistables   (safetensors, only if there are any)
+                              mlp.pdmodel    the program's text
+                              mlp.manifest   sizes and hashes of these, and the state of the training
 
-A file is written under another name, forced to the disk and then renamed, so that a crash leaves the
-old one or the new one. Both weight files of one save carry the same mark, and `load` refuses a pair
-from different saves. `load` changes nothing unless everything fits.
+A crash at any instant leaves the state before or the new one. `load` changes nothing unless everything
+fits, and a training goes on from it with the same bits. runtime/checkpoint is how.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save as serialize
 
-from ..errors import ProgramError, UninitializedError, nearest, require
+from ..errors import ProgramError, UninitializedError, nearest
 from ..program import Parameter, Program, Variable
+from ..runtime.checkpoint.commit import State, commit
+from ..runtime.checkpoint.paths import MANIFEST, MODEL, OPT, PARAMS, checked_path, plain, shown
+from ..runtime.checkpoint.reader import Checkpoint, opened
+from ..runtime.checkpoint.tensors import Packed, packed
+from ..runtime.checkpoint.training import check_training, resume_training, training_state
 from ..scope import Scope, global_scope
-from ..types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
-
-DTYPES = {
-    "F64": float64, "F32": float32, "F16": float16, "BF16": bfloat16, "I64": int64, "I32": int32, "I16": int16,
-    "I8": int8, "U8": uint8, "BOOL": bool_,
-}  # fmt: skip
-MARK = "minigraph_save"
 
 
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:
-    """Write the persistable values of `program` in the global scope, and its text, to files at `model_path`.
+    """Write the state of `program` in the global scope to files at `model_path`; what is there holds until then.
 
-    protocol is Paddle's pickle version and says nothing here.
+    Kept are the values of all persistable variables, learning-rate schedulers, the counter of runs and the seed: `load`
+    goes on from there. The state is that between two runs, also while another thread trains; it is copied first.
+    Savers of one path come one after the other.
+
+    protocol  Paddle's pickle version, says nothing here
+    Errors: ProgramError where files cannot be written (the state before is still there), UninitializedError.
     """
     _check_program(program, "save")
-    path, scope = _checked_path(model_path, "save"), global_scope()
-    parameters, others = _persistables(program)
-    for v in (*parameters, *others):
-        if not scope.has(v.name):
-            raise UninitializedError(
-                f"{v} has no value in the scope", call="save", hint="run the startup program first"
-            )
-    mark = {MARK: secrets.token_hex(8)}
-    if others:
-        _write(f"{path}.pdopt", serialize({v.name: scope.read(v.name) for v in others}, mark))
-    _write(f"{path}.pdparams", serialize({v.name: scope.read(v.name) for v in parameters}, mark))
-    _write(f"{path}.pdmodel", program.to_string().encode())
+    path, scope = checked_path(model_path), global_scope()
+    _values(program, scope, copy=False)
+
+    def state_of(token: str) -> State:
+        with scope.lock:
+            parameters, others = _values(program, scope)
+            training = training_state(program, scope)
+        files = {PARAMS: packed(parameters, token), MODEL: Packed(program.to_string().encode(), {})}
+        if others:
+            files[OPT] = packed(others, token)
+        return State(files, training)
+
+    commit(path, state_of)
 
 
-def load(program: Program, model_path: str, executor: Any = None, var_list: Iterable[Variable] | None = None) -> None:
-    """Put the values that `save` wrote into the global scope.
+def load(
+    program: Program, model_path: str, executor: Any = None, var_list: Iterable[Variable] | None = None, *,
+    verify: bool = True,
+) -> None:  # fmt: skip
+    """Put the state that `save` wrote into the global scope and into the program's learning-rate schedulers.
 
-    var_list  only these variables; all persistable ones by default
-    Names, shapes and types must be those of the program. Optimizer states in the file are left out where
-    the program has none, as a clone(for_test=True).
+    var_list  only the values of these variables; all persistable ones and the state of the training by default
+    verify    refuse files that are not those that were saved, by sizes and SHA-256
+    Names, shapes and types must be those of the program. The states of an optimizer and of the training are left out
+    where the program has no optimizer, as a clone(for_test=True).
+    Errors: ProgramError, and nothing is changed.
     """
     _check_program(program, "load")
-    path, scope = _checked_path(model_path, "load"), global_scope()
+    path, scope = checked_path(model_path), global_scope()
     parameters, others = _persistables(program)
     wanted = None if var_list is None else {v.name if isinstance(v, Variable) else str(v) for v in var_list}
     if wanted is not None:
         for name in wanted - {v.name for v in (*parameters, *others)}:
-            raise ProgramError(f"var_list holds {name}, no persistable variable", call="load")
+            raise ProgramError(f"var_list holds {name}, no persistable variable")
         parameters, others = ([v for v in vs if v.name in wanted] for vs in (parameters, others))
+    by_kind = {kind: variables for kind, variables in ((PARAMS, parameters), (OPT, others)) if variables}
     state: dict[str, np.ndarray] = {}
-    marks = set()
-    for variables, ending in ((parameters, ".pdparams"), (others, ".pdopt")):
-        if variables:
-            arrays, mark = _read(path + ending)
-            state |= _checked(path + ending, arrays, variables, exact=wanted is None)
-            marks.add(mark)
-    if len(marks) > 1:
-        raise ProgramError(
-            f"{path}.pdparams and {path}.pdopt come from different saves", call="load"
-        )
-    program.set_state_dict(state, scope)
+    with opened(path, list(by_kind), verify) as checkpoint:
+        for kind, variables in by_kind.items():
+            state |= _checked(plain(path, kind), checkpoint.read(kind), variables, exact=wanted is None)
+        training = checkpoint.training if wanted is None and _goes_on(checkpoint, others) else {}
+    if training:
+        check_training(program, training, shown(plain(path, MANIFEST)))
+    with scope.lock:
+        if training:
+            resume_training(program, scope, training)
+        for name, array in state.items():
+            scope.take(name, array)
 
 
-def load_program_state(model_path: str, var_list: Iterable[Variable] | None = None) -> dict[str, np.ndarray]:
-    """{name: array} of everything that `save` wrote."""
-    path = _checked_path(model_path, "load_program_state")
-    state, _ = _read(f"{path}.pdparams")
-    if os.path.exists(f"{path}.pdopt"):
-        state |= _read(f"{path}.pdopt")[0]
+def load_program_state(
+    model_path: str, var_list: Iterable[Variable] | None = None, *, verify: bool = True
+) -> dict[str, np.ndarray]:
+    """{name: array} of all values that `save` wrote, or of those in `var_list`.
+
+    verify  refuse files that are not those that were saved, by sizes and SHA-256
+    """
+    path = checked_path(model_path)
+    state: dict[str, np.ndarray] = {}
+    with opened(path, verify=verify) as checkpoint:
+        for kind in (PARAMS, OPT):
+            if kind == PARAMS or checkpoint.has(kind):
+                state |= checkpoint.read(kind)
     if var_list is None:
         return state
     names = [v.name if isinstance(v, Variable) else str(v) for v in var_list]
     for name in names:
         if name not in state:
-            raise ProgramError(f"{path} holds no {name}", hint=nearest(name, state))
+            raise ProgramError(f"{shown(path)} holds no {name}", hint=nearest(name, state))
     return {name: state[name] for name in names}
 
 
@@ -109,6 +121,25 @@ def _persistables(program: Program) -> tuple[list[Variable], list[Variable]]:
     return [v for v in found if isinstance(v, Parameter)], [v for v in found if not isinstance(v, Parameter)]
 
 
+def _values(
+    program: Program, scope: Scope, copy: bool = True
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Copies of the values of parameters and of other persistables, by name; each must have one."""
+    both = _persistables(program)
+    for v in (*both[0], *both[1]):
+        if not scope.has(v.name):
+            raise UninitializedError(
+                f"{v} has no value in the scope", call="save", hint="run the startup program first"
+            )
+    parameters, others = ({v.name: scope.read(v.name) for v in vs if copy} for vs in both)
+    return parameters, others
+
+
+def _goes_on(checkpoint: Checkpoint, others: list[Variable]) -> bool:
+    """Whether this is the training that was saved: not where its optimizer's states are left out."""
+    return bool(others) or not checkpoint.has(OPT)
+
+
 def _checked(
     path: str, arrays: dict[str, np.ndarray], variables: list[Variable], exact: bool
 ) -> dict[str, np.ndarray]:
@@ -119,63 +150,14 @@ def _checked(
     for names, fact in ((missing, "lacks"), (unknown, "holds, unknown to the program,")):
         if names:
             hint = nearest(names[0], arrays if names is missing else known)
-            raise ProgramError(f"{path} {fact} {', '.join(names[:5])}", call="load", hint=hint)
+            raise ProgramError(f"{shown(path)} {fact} {', '.join(names[:5])}", hint=hint)
     for name, v in known.items():
         array = arrays[name]
         if array.shape != v.shape or array.dtype != v.dtype:
             raise ProgramError(
-                f"{path} holds {name} as {array.dtype}{list(array.shape)}, the program has {v}", call="load",
-            )  # fmt: skip
+                f"{shown(path)} holds {name} as {array.dtype}{list(array.shape)}, the program has {v}"
+            )
     return {name: arrays[name] for name in known}
-
-
-def _read(path: str) -> tuple[dict[str, np.ndarray], str | None]:
-    """The arrays of a safetensors file and the mark of the save that wrote it."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as problem:
-        raise ProgramError(f"cannot read {path}: {problem.strerror}", call="load") from None
-    try:
-        arrays = {
-            name: np.frombuffer(t["data"], DTYPES[t["dtype"]]).reshape(t["shape"]) for name, t in deserialize(content)
-        }
-    except (SafetensorError, KeyError, ValueError) as problem:
-        raise ProgramError(f"{path} is no file of weights: {problem}", call="load") from None
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return arrays, header.get("__metadata__", {}).get(MARK)
-
-
-def _write(path: str, content: bytes) -> None:
-    """Replace the file at `path` in one step."""
-    partial = f"{path}.{os.getpid()}.partial"
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as problem:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise ProgramError(f"cannot write {path}: {problem.strerror}", call="save") from None
-
-
-def _checked_path(model_path: Any, call: str) -> str:
-    """The path without a file's ending; its folder is made where needed."""
-    require(isinstance(model_path, (str, os.PathLike)), f"model_path must be a path, is {model_path!r}", ProgramError)
-    path = os.fspath(model_path)
-    for ending in (".pdparams", ".pdopt", ".pdmodel"):
-        path = path.removesuffix(ending)
-    if not os.path.basename(path) or "\0" in path:
-        raise ProgramError(f"{model_path!r} names no file", call=call)
-    if call == "save":
-        folder = os.path.dirname(path) or "."
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as problem:
-            raise ProgramError(f"cannot make {folder}: {problem.strerror}", call=call) from None
-    return path
 
 
 def _check_program(program: Any, call: str) -> None:

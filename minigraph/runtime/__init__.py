@@ -1,0 +1,1 @@
+"""What belongs to running programs and knows neither graphs nor passes."""

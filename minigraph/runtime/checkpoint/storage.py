@@ -1,0 +1,162 @@
+"""Bytes to files and back. Every call of the system that a checkpoint makes stands here.
+
+Nothing waits for a FIFO or a device: only regular files are read and written. A file is new, written
+whole and forced to the disk; names change by renaming alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from ...errors import ProgramError
+from .paths import shown
+
+PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
+
+
+def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
+    """One sentence for what the system said."""
+    return ProgramError(f"cannot {action} {shown(path)}: {problem.strerror or problem}")
+
+
+def open_file(path: str) -> int:
+    """A descriptor of a regular file; an OSError for what is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def read_whole(descriptor: int, limit: int | None = None) -> bytes:
+    """All bytes of an open file, which must not be more than `limit`."""
+    size = os.fstat(descriptor).st_size
+    if limit is not None and size > limit:
+        raise OSError(errno.EFBIG, f"{size} bytes are more than the {limit} that such a file may have")
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        content = file.readall()
+    if len(content) != size:
+        raise OSError(errno.EIO, f"it has {size} bytes, and {len(content)} were read")
+    return content
+
+
+def write_new(path: str, parts: Iterable[bytes | memoryview]) -> None:
+    """A new file with these bytes, on the disk when this returns."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            while rest:
+                written = os.write(descriptor, rest[:PIECE])
+                if not written:
+                    raise OSError(errno.EIO, "nothing was written")
+                rest = rest[written:]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(old: str, new: str) -> None:
+    """Give a file another name, in place of what has that one."""
+    os.replace(old, new)
+
+
+def remove(path: str) -> None:
+    """Remove a file; nothing to do where there is none."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder has this name, which no file can then get."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def exists(path: str) -> bool:
+    return os.path.lexists(path)
+
+
+def names_in(folder: str) -> list[str]:
+    """What stands in a folder."""
+    return sorted(os.listdir(folder))
+
+
+def make_folder(folder: str) -> None:
+    """A folder and those around it; they are on the disk with the first file that is synced in them."""
+    made = []
+    while folder and not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    for new in reversed(made):
+        os.makedirs(new, exist_ok=True)
+        sync_folder(os.path.dirname(new) or ".")
+
+
+def sync_folder(folder: str) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Whoever holds the lock at `path` is alone, among threads and processes; others wait.
+
+    The file is there while somebody holds the lock; one that a crash left is taken over.
+    """
+    descriptor = _lock(path)
+    try:
+        yield
+    finally:
+        try:
+            remove(path)
+        except OSError:
+            pass  # whoever comes next takes it over
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor, too
+            os.close(descriptor)
+
+
+def _lock(path: str) -> int:
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_still(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the one who had it removed it: the next one is another file
+
+
+def _is_still(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def lives(process: int) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

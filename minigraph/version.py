@@ -1,0 +1,3 @@
+"""The version of the package, which checkpoints name."""
+
+VERSION = "0.1.0"
