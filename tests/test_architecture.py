@@ -29,8 +29,10 @@ MAY_IMPORT = {
     "scope": "errors types",
     # kernels know arrays only, operators know kernels
     "kernels.updates": "",
-    "kernels.parallel": "",
-    "kernels.compiled": "kernels.updates kernels.parallel",
+    "kernels.cores": "errors",
+    "kernels.parallel": "kernels.cores",
+    "kernels.product": "kernels.parallel",
+    "kernels.compiled": "kernels.updates kernels.cores kernels.parallel",
     "kernels.trace": "",
     "kernels": "errors types",
     "ops": "errors types attr opdef body kernels",
@@ -51,7 +53,7 @@ MAY_IMPORT = {
     "cuda": "errors types kernels",
     "schedule": "errors types opdef program",
     "memory": "",
-    "plan": "errors types options opdef program scope schedule",
+    "plan": "errors types kernels options opdef program scope schedule",
     "order": "kernels",
     "lanes": "order",
     "strided": "types kernels schedule",
@@ -86,6 +88,7 @@ FOREIGN = {
     "ml_dtypes": "types.py",
     "safetensors": "static/io.py",
     "numba": "kernels/compiled.py",
+    "threadpoolctl": "kernels/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
     "cuda": "kernels/",  # NVIDIA's cuda.bindings
@@ -98,6 +101,8 @@ LONGEST_FILE = 400
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
+# How many threads a process may use is said in OMP_NUM_THREADS and NUMBA_NUM_THREADS: numbers, read once.
+READS_ENVIRONMENT = {"kernels/cores.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -233,7 +238,8 @@ def forbidden(source: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_no_print_no_environment_no_evaluation(path):
-    assert list(forbidden(tree(path))) == []
+    allowed = "os.environ" if short(path) in READS_ENVIRONMENT else None
+    assert [line for line in forbidden(tree(path)) if line.partition(": ")[2] != allowed] == []
 
 
 @pytest.mark.parametrize(
