@@ -398,6 +398,7 @@ class Clock:
 def clock(two_threads, monkeypatch):
     found = Clock()
     monkeypatch.setattr(parallel, "time", found)
+    monkeypatch.setattr(parallel, "REST", 20)
     return found
 
 
