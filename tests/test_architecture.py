@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
     "base": "unique_name",
-    "": "errors types ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
+    "": "errors types kernels.cores ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
         "base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
