@@ -77,8 +77,8 @@ MAY_IMPORT = {
     "optimizer": "errors types opdef unique_name scope program builder backward regularizer nn",
     "static": "errors types unique_name scope program builder backward compiler strategy executor param_attr tensor nn",
     "base": "unique_name",
-    "": "errors types kernels.cores ops program cuda executor mode param_attr regularizer tensor math_op_patch nn optimizer static "
-        "base",
+    "": "errors types kernels.cores ops program cuda executor mode param_attr regularizer tensor math_op_patch nn"
+        " optimizer static base",
 }
 # Imported under `if TYPE_CHECKING`: what these belong to or show.
 FOR_TYPES_ONLY = {"dump": "opdef program", "variable": "program", "operator": "program", "block": "program"}
