@@ -33,6 +33,7 @@ __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
     "enable_static", "float16", "float32", "float64", "get_default_dtype", "get_float32_matmul_precision",
     "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64", "math_op_patch", "nn", "optimizer",
-    "regularizer", "seed", "set_default_dtype", "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
+    "regularizer", "seed", "set_default_dtype", "set_float32_matmul_precision", "set_num_threads", "static", "tensor",
+    "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__
