@@ -5,6 +5,7 @@ from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, ten
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
 from .flags import get_flags, set_flags
+from .kernels.cores import get_num_threads, set_num_threads
 from .mode import enable_static, in_dynamic_mode
 from .param_attr import ParamAttr
 from .program import Variable
@@ -33,8 +34,8 @@ __version__ = VERSION
 __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
     "enable_static", "float16", "float32", "float64", "get_default_dtype", "get_flags",
-    "get_float32_matmul_precision", "in_dynamic_mode", "int8", "int16", "int32", "int64", "math_op_patch", "nn",
-    "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags", "set_float32_matmul_precision", "static",
-    "tensor", "uint8",
+    "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64",
+    "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
+    "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__

@@ -40,6 +40,7 @@ from .targets import check_updates, read_targets
 from .types import FLOATS, NO_ARRAY, CPUPlace, CUDAPlace, Place, TensorType, as_numpy, why_no_array
 
 PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
+SHAPES_KEPT = 256  # programs with their fetches whose shapes of feeds one executor remembers
 ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
 
 @dataclass(slots=True)
@@ -223,6 +224,8 @@ class Executor(NotPickled):
     def _warn_of_cost(self, program: Program, key: tuple[Any, ...]) -> None:
         """Once where feeds of a program have had more shapes, once where programs are more, than plans are kept."""
         shapes = self._shapes[key[:-1]]
+        if len(self._shapes) > SHAPES_KEPT:  # the oldest goes: at most it is warned of once more
+            del self._shapes[next(iter(self._shapes))]
         if len(shapes) > PLANS_KEPT:
             return
         if key[-1] in shapes:  # other programs had taken its room

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import KernelError, MinigraphError, UninitializedError
+from .kernels.product import SMALL, one_thread_in_blas
 from .options import DEFAULT, RunOptions
 from .program import Program
 from .prune import Prune
@@ -72,6 +74,7 @@ class Plan:
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
+        self.large = any(v.type.size >= SMALL for v in self.values)  # or BLAS makes no threads
         self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
@@ -118,7 +121,7 @@ class Plan:
             env[index] = feeds[name]
         step_number, number, old = scope.steps[self.program.origin], -1, dict[str, Any]()
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), one_thread_in_blas() if self.large else nullcontext():
                 for number, bound in enumerate(self.steps):
                     if number in self.undo.kept:
                         self.undo.keep(number, scope, old)

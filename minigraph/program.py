@@ -42,17 +42,21 @@ __all__ = [
 ]  # fmt: skip
 
 
+class Origin:
+    """Stands for a program and all its rewritings; nobody keeps it but these."""
+
+
 class Program(NotPickled):
     """A list of operators over variables; `print(program)` shows one operator per line.
 
     version   counts changes, so that plans made for an older state are not reused
-    origin    the id of the program that this one is a rewriting of: they share random numbers
+    origin    an object that this program shares with its rewritings: so they share random numbers
     """
 
     _ids = itertools.count()
 
     def __init__(self, name: str | None = None) -> None:
-        self.id = self.origin = next(Program._ids)
+        self.id, self.origin = next(Program._ids), Origin()
         self.name = name or f"program_{self.id}"
         self.version = 0
         self._random_seed = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +90,13 @@ for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem"
     setattr(Arrays, _name, _counting(_name))
 
 
+class Steps(weakref.WeakKeyDictionary[Any, int]):
+    """Program.origin -> number of runs, 0 at first; forgotten with the last program of this origin."""
+
+    def __getitem__(self, origin: Any) -> int:
+        return self.get(origin, 0)
+
+
 class Scope(NotPickled):
     """Name -> array of persistable variables, on the host or the GPU that used it last.
 
@@ -107,7 +114,7 @@ class Scope(NotPickled):
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = Arrays()
-        self.steps: Counter[int] = Counter()
+        self.steps = Steps()
         self.filled: dict[str, tuple[Any, float]] = {}
         self.waiting: dict[str, float] = {}
         self.faults: set[Any] = set()

@@ -1,11 +1,11 @@
-"""Plans take time in proportion to the program. Bounds are generous: quadratic steps fail, a busy machine does not."""
+"""Plans are work in proportion to the program: lines of Python are counted, so quadratic steps fail."""
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
+from counted_work import check_proportion, lines
 
 import minigraph as mg
 from minigraph.bound import BoundProgram
@@ -15,9 +15,8 @@ from minigraph.program import Program
 from minigraph.types import TensorType, float32
 
 WIDTH = 8
-SMALL, LARGE = 1000, 8000  # operators
-WORSE = 3  # times what proportion allows; quadratic steps are 8 times worse
-SECONDS = 3.0  # of this process for SMALL, where .2 are asked of a machine that does nothing else
+SMALL, LARGE = 400, 2000  # operators
+MOST = 1500  # lines for an operator
 FEED = {"x": TensorType((4, WIDTH), float32)}
 
 
@@ -46,25 +45,15 @@ def programs():
     return {"plain": plain, "fused": [(after, loss) for after, (_, loss) in zip(fused, plain, strict=True)]}
 
 
-def seconds(work) -> float:
-    """Time of this process, the better of two."""
-    times = []
-    for _ in range(2):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def check(makes) -> None:
-    small, large = (seconds(make) for make in makes)
-    assert small < SECONDS
-    assert large < WORSE * LARGE / SMALL * max(small, 0.02), f"{small:.2f} s for {SMALL}, {large:.2f} s for {LARGE}"
+    small, large = (lines(make) for make in makes)
+    assert small < MOST * SMALL
+    check_proportion(small, large, LARGE / SMALL)
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])
 @pytest.mark.parametrize("make", [BoundProgram, Plan])
-def test_a_plan_takes_time_in_proportion(programs, kind, make):
+def test_a_plan_is_work_in_proportion(programs, kind, make):
     check([partial(make, program, FEED, [loss.name]) for program, loss in programs[kind]])
 
 
@@ -76,5 +65,5 @@ def test_the_bound_notices_a_quadratic_step(programs, monkeypatch):
         return [values[j].root for j in step.read].count(values[i].root) <= 1
 
     monkeypatch.setattr(schedule, "shown_once", counted)
-    with pytest.raises(AssertionError, match="s for"):
+    with pytest.raises(AssertionError, match="lines for 5 times as much"):
         check([partial(Plan, program, FEED, [loss.name]) for program, loss in programs["fused"]])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
+from counted_work import check_proportion, lines
 from cuda_host import COMPILER, run_bind
 from random_chains import Chain, random_chain
 
@@ -20,7 +19,6 @@ from minigraph.compiler import CompiledProgram
 from minigraph.dump import dump
 from minigraph.errors import AttrError, MinigraphError, ProgramError
 from minigraph.executor import Executor
-from minigraph.garbage import without_collection
 from minigraph.ir.convert import to_graph
 from minigraph.ir.text import parse
 from minigraph.kernels.cuda.binder import Binder, Device
@@ -373,20 +371,16 @@ def test_report_shows_bytes():
     assert "= fused_elementwise, saves " in text and "MiB of " in text
 
 
-def test_time_is_linear_in_operators():
-    def seconds(layers: int) -> float:
+def test_work_is_linear_in_operators():
+    def work(layers: int) -> int:
         block = Program().global_block()
         g, v = Builder(block), block.create_var("x", type=tensor_type((8, 8), float32), is_data=True)
         for _ in range(layers):
             v = g.matmul(v, g.elementwise_add(g.tanh(v), g.scale(v, scale=2.0)))
-        with without_collection():  # as a compilation: what other tests left is not looked through
-            graph, start = to_graph(block.program, [v.name]), time.process_time()
-            fusion.fuse_elementwise(graph, PassReport("fuse_elementwise"))
-            return time.process_time() - start
+        graph = to_graph(block.program, [v.name])
+        return lines(lambda: fusion.fuse_elementwise(graph, PassReport("fuse_elementwise")))
 
-    seconds(50)
-    few, many = min(seconds(250) for _ in range(3)), seconds(2500)
-    assert many < 25 * few
+    check_proportion(work(50), work(300), factor=6)
 
 
 # planted defects: what somebody could have written

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
+from counted_work import check_proportion, lines
 from cuda_host import COMPILER, run_bind
 from gpu_stub import StubRuntime
 from loss_programs import KINDS, cross_entropy_step, random_loss
@@ -368,8 +367,8 @@ def test_gradients_of_sums_stay_where_no_kernel_takes_them():
     assert "reduce_sum_grad" in types and "fill_any_like" not in types
 
 
-def test_time_is_linear_in_losses():
-    def seconds(count: int) -> float:
+def test_work_is_linear_in_losses():
+    def work(count: int) -> int:
         main = mg.static.Program("many")
         with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
             label, parts, xs = mg.static.data("label", [6, 1], "int64"), [], []
@@ -378,13 +377,10 @@ def test_time_is_linear_in_losses():
                 xs[-1].stop_gradient = False
                 parts.append(mg.nn.functional.cross_entropy(xs[-1], label))
             grads = mg.static.gradients(parts, xs)
-        names, start = [g.name for g in grads], time.process_time()
-        CompiledProgram(main, ALONE).program_for(names)
-        return time.process_time() - start
+        names = [g.name for g in grads]
+        return lines(lambda: CompiledProgram(main, ALONE).program_for(names))
 
-    seconds(5)
-    few, many = min(seconds(20) for _ in range(3)), seconds(200)
-    assert many < 25 * few
+    check_proportion(work(10), work(60), factor=6)
 
 
 # planted defects: what somebody could have written

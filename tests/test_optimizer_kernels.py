@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,9 +63,19 @@ def out_of(name, inputs):
     return tuple(given.get(slot) for slot in slots_of(name).updated)
 
 
+@pytest.fixture
+def two_threads(monkeypatch):
+    """Helpers are asked whatever it has cost before."""
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    monkeypatch.setattr(parallel, "REST", 0)
+    monkeypatch.setattr(parallel._Rest, "until", 0.0)
+
+
 @pytest.fixture(params=[1, 2, 5])
 def some_cores(request, monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: request.param)
+    monkeypatch.setattr(parallel, "REST", 0)
+    monkeypatch.setattr(parallel._Rest, "until", 0.0)
     if "numba" in sys.modules:
         monkeypatch.setattr("minigraph.kernels.compiled.cores", lambda: request.param)
 
@@ -341,54 +352,8 @@ def test_error_state_of_the_caller_holds_in_every_thread(monkeypatch):
         parallel.for_blocks(640, 64, lambda start, stop: np.divide(1.0, np.zeros(1)))
 
 
-def test_helpers_stay_off_the_callers_core(monkeypatch):
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("this system does not say which cores a thread may use")
-    mine = os.sched_getaffinity(0)
-    others = parallel._caller.other_cores()
-    assert others < mine, "all but one"
-    helper = parallel._Helper()
-    assert os.sched_getaffinity(helper.native_id) < mine or len(mine) == 1
-    for allowed in ({max(mine)}, mine, {min(mine)}):
-        helper.move(allowed)
-        assert os.sched_getaffinity(helper.native_id) == allowed
-    helper.move(set())  # where the system does not say
-    assert os.sched_getaffinity(helper.native_id) == {min(mine)}
-
-
-def test_a_helper_that_has_not_begun_is_moved_to_another_core(monkeypatch):
-    moved, busy = [], threading.Event()
-    monkeypatch.setattr(parallel, "cores", lambda: 2)
-    helpers = parallel._hired(1)
-    parallel._idle.extend(helpers)
-    (helper,) = helpers
-    monkeypatch.setattr(helper, "move", moved.append)
-    parallel.together(2, lambda k: True if k == 0 else busy.wait(20))
-    parallel.together(2, lambda k: k == 0)
-    assert moved
-    assert moved[-1] == parallel._caller.other_cores() or len(moved[-1]) == len(os.sched_getaffinity(0)) - 1
-    busy.set()
-
-
-def test_a_helper_that_comes_too_late_has_nothing_to_do():
-    ran, began = [], threading.Event()
-
-    def work(k):
-        if k == 0:
-            return True  # all is done
-        ran.append(k)
-        began.set()
-        return False
-
-    parallel.together(2, work)
-    assert began.wait(20)
-    assert ran == [1]
-    assert not any(helper.tasks for helper in parallel._helpers), "what it worked on can be freed"
-
-
 @pytest.mark.parametrize("late", ["helper", "caller"])
-def test_the_caller_waits_for_who_is_last(late, monkeypatch):
-    monkeypatch.setattr(parallel, "cores", lambda: 2)
+def test_the_caller_waits_for_who_is_last(late, two_threads):
     main, both, ended = threading.get_ident(), threading.Barrier(2), []
 
     def body(start, stop):
@@ -401,7 +366,108 @@ def test_the_caller_waits_for_who_is_last(late, monkeypatch):
     assert sorted(ended) == [0, 64]
 
 
-def test_several_callers_at_once(monkeypatch):
+def test_nobody_waits_for_a_helper_that_has_not_begun(two_threads):
+    """The executor's threads are busy with something else: the caller does all, and nothing runs later."""
+    busy, began, most = threading.Event(), [], parallel._executor()._max_workers
+    others = [parallel._executor().submit(busy.wait, 60) for _ in range(most)]
+    try:
+        parallel.for_blocks(128, 64, lambda start, stop: began.append(threading.get_ident()))
+    finally:
+        busy.set()
+    assert [other.result(60) for other in others] == [True] * most
+    assert began == [threading.get_ident()] * 2
+
+
+class Clock:
+    """Clocks that tests set: of the wall, and of the calling thread's work."""
+
+    def __init__(self):
+        self.wall = self.work = 0.0
+
+    def perf_counter(self):
+        return self.wall
+
+    def thread_time(self):
+        return self.work
+
+    def sleep(self, seconds):
+        self.wall += 1e-5
+
+
+@pytest.fixture
+def clock(two_threads, monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(parallel, "time", found)
+    monkeypatch.setattr(parallel, "REST", 20)
+    return found
+
+
+def asked(monkeypatch):
+    """How many helpers each call of `_begun` was asked for; none comes."""
+    counts = []
+    monkeypatch.setattr(parallel, "_begun", lambda count, work: counts.append(count) or [])
+    return counts
+
+
+def test_helpers_rest_twenty_times_as_long_as_a_loss(clock, monkeypatch):
+    counts = asked(monkeypatch)
+
+    def step(wall, work):
+        def body(start, stop):
+            clock.wall, clock.work = clock.wall + wall / 2, clock.work + work / 2
+
+        parallel.for_blocks(128, 64, body)
+
+    step(1.0, 1.0)  # as long as alone: no loss
+    step(1.5, 1.0)  # half a second longer than alone
+    assert len(counts) == 2
+    for _ in range(9):
+        step(1.0, 1.0)
+    assert len(counts) == 2, "9 of 10 seconds have passed"
+    step(1.0, 1.0)
+    step(1.0, 1.0)
+    assert len(counts) == 3
+
+
+def test_the_longest_rest_ends(clock, monkeypatch):
+    counts = asked(monkeypatch)
+    parallel.together(2, lambda k: setattr(clock, "wall", 1e6) or 1, 1, lambda: 1)
+    clock.wall += parallel.LONGEST_REST
+    parallel.together(2, lambda k: 1, 1, lambda: 1)
+    assert counts == [1, 1]
+
+
+def test_no_helper_is_asked_for_where_there_is_one_core(monkeypatch):
+    counts = asked(monkeypatch)
+    monkeypatch.setattr(parallel, "cores", lambda: 1)
+    parallel.for_blocks(640, 64, lambda start, stop: None)
+    assert counts == []
+
+
+def test_where_no_thread_can_be_had_the_caller_does_all(two_threads, monkeypatch):
+    def submit(*args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(parallel, "_executor", lambda: SimpleNamespace(submit=submit))
+    seen = []
+    parallel.for_blocks(640, 64, lambda start, stop: seen.append(start))
+    assert seen == list(range(0, 640, 64))
+
+
+def test_blocks_run_while_the_interpreter_ends():
+    """The executor takes nothing any more then."""
+    code = (
+        "import atexit, numpy as np; from minigraph.kernels import parallel; parallel.cores = lambda: 2\n"
+        "def last(): parallel._Rest.until = 0; parallel.for_blocks(128, 64, lambda a, b: print(a, b))\n"
+        "atexit.register(last); last()"
+    )
+    how = {"capture_output": True, "text": True, "check": True, "timeout": 120, "cwd": Path(__file__).parent.parent}
+    result = subprocess.run([sys.executable, "-c", code], **how)
+    assert sorted(result.stdout.split()) == sorted(["0", "64", "64", "128"] * 2)
+    assert result.stderr == ""
+
+
+def test_several_callers_at_once(monkeypatch, two_threads):
     """Each has its own blocks, whoever of them gets the helpers."""
     monkeypatch.setattr(parallel, "cores", lambda: 3)
     sums = [np.zeros(640, int) for _ in range(4)]
@@ -438,9 +504,8 @@ def test_machine_code_of_several_callers_at_once(compiled, monkeypatch):
     assert all((p == -30).all() for p in arrays)
 
 
-def test_blocks_within_blocks(monkeypatch):
+def test_blocks_within_blocks(two_threads):
     """A helper that waits for helpers of its own would wait for itself."""
-    monkeypatch.setattr(parallel, "cores", lambda: 2)
     sizes = []
 
     def outer(start, stop):
@@ -468,7 +533,7 @@ def test_a_forked_child_has_helpers_of_its_own():
 
 
 def fork_and_meet():
-    parallel.cores = lambda: 2
+    parallel.cores, parallel.REST = lambda: 2, 0
     meet()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

@@ -1,20 +1,18 @@
 """Compilation is linear in the number of operators: to the Graph, each pass, verification, and back.
 
-Counted are the calls of Python functions, which no load of the machine changes; processor time is
-looked at too, with more room, for what happens inside of one call.
+Counted are the calls of Python functions and the lines that they run, which no load of the machine changes.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
+from counted_work import check_proportion, lines
 from fuzz import STEPS_OF
 
 import minigraph as mg
@@ -88,20 +86,13 @@ def test_calls_grow_as_operators_do(programs):
     assert len(growth) >= 8
 
 
-def test_time_grows_as_operators_do(programs):
-    """The best of three, without pauses of the collector."""
-
-    def seconds(main: mg.static.Program, fetch: str) -> float:
-        best = float("inf")
-        for _ in range(3):
-            gc.collect()
-            start = time.process_time()
-            mg.static.CompiledProgram(main, BuildStrategy.all()).program_for([fetch])
-            best = min(best, time.process_time() - start)
-        return best
-
-    few, many = (seconds(*each) for each in programs)
-    assert many < 2 * few * len(programs[1][0].ops) / len(programs[0][0].ops)
+def test_lines_grow_as_operators_do(programs):
+    """Loops inside of one call, too."""
+    few, many = (
+        lines(lambda m=main, f=fetch: mg.static.CompiledProgram(m, BuildStrategy.all()).program_for([f]))
+        for main, fetch in programs
+    )
+    check_proportion(few, many, len(programs[1][0].ops) / len(programs[0][0].ops))
 
 
 def test_every_pass_finds_something(programs):

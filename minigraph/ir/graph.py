@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-import networkx as nx
-
 from ..errors import CallSite
 from ..opdef import OpDef
 from ..program import Variable, describe_call
@@ -169,6 +167,8 @@ class Graph:
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
         self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
+        import networkx as nx  # late: half of the time of `import minigraph`
+
         self.nx = nx.MultiDiGraph()
         self.pred: dict[Any, dict[Any, Any]] = self.nx._pred  # pyright: ignore[reportAttributeAccessIssue]
         self.succ: dict[Any, dict[Any, Any]] = self.nx._succ  # pyright: ignore[reportAttributeAccessIssue]

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import require
 from . import philox
+from .product import product
 
 FAR = 1e3  # a score beyond which LogSumExp is no more exact enough
 HIDDEN_WHOLE = -FAR  # a masked_score at which LogSumExp is +inf where Mask hides all keys of a query
@@ -70,7 +71,7 @@ def weighted(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """weights @ rows, in which a weight of 0 takes nothing, not even NaN."""
     finite = np.isfinite(rows)
     if finite.all():
-        return weights @ rows
+        return product(weights, rows)
     touched = (weights != 0).astype(rows.dtype) @ (~finite).astype(rows.dtype) != 0
     return np.where(touched, weights @ rows, weights @ np.where(finite, rows, 0))
 
@@ -170,7 +171,7 @@ class Call:
     def scores(self, block: Block, keys: slice) -> np.ndarray:
         """Those of a block with some keys; -inf where a query does not see a key."""
         b, h, i = block
-        s = np.matmul(self.q[b, h, :, i], self.k[b, h, :, keys].swapaxes(-1, -2))
+        s = product(self.q[b, h, :, i], self.k[b, h, :, keys].swapaxes(-1, -2))
         s *= self.scale
         if self.bias is not None:
             s += part(self.bias, block, keys)
@@ -219,7 +220,7 @@ class Call:
 
     def product(self, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """weights @ rows, in which a weight of 0 takes nothing."""
-        return weights @ rows if self.finite else weighted(weights, rows)
+        return product(weights, rows) if self.finite else weighted(weights, rows)
 
 
 def counted(sums_grad: np.ndarray | None, log_sum: np.ndarray) -> np.ndarray:
@@ -306,7 +307,7 @@ def backward(
             p -= start
             np.exp(p, out=p)
             p[hidden] = 0
-            slopes = np.matmul(d, call.v[b, h, :, keys].swapaxes(-1, -2))
+            slopes = product(d, call.v[b, h, :, keys].swapaxes(-1, -2))
             call.drop(slopes, kept, keys)
             slopes -= delta
             slopes *= p

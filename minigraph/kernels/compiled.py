@@ -8,9 +8,7 @@ Compiled, `i` counts through the elements, so a loop reads and writes each array
 body computes. It does the operations of the NumPy form on each element in the same order, without
 contractions, so results are bit-equal. The lock of the interpreter is released meanwhile.
 
-Every thread begins with a share of its own, the same from run to run but from its other end: what
-it had last is still in its core's cache. Who has ended takes blocks of the others. There is no list
-of blocks: `turns` counts them, and whoever comes too late finds nothing left.
+Every thread has a share of the blocks, one after the other in memory, and takes blocks of others when it has ended.
 """
 
 from __future__ import annotations
@@ -27,14 +25,13 @@ from numba.extending import overload
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
 
-from .parallel import bell, cores, together
+from .cores import cores
+from .parallel import together
 from .updates import Loop, elements
 
 BLOCK = 16384  # elements that a thread takes at once: about 10 us
-SHARE = 32768  # elements that are worth another thread
+SHARE = 131072  # elements that are worth another thread: one takes about 80 us for them
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
-SPINS = 200_000  # looks at the counter before the caller gives up its core: about 60 us
-LOOKS = 500_000  # likewise, before a helper with nothing left to do asks for the interpreter's lock: about 150 us
 OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
 
 intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
@@ -62,38 +59,35 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
     ends = np.cumsum(sizes, dtype=np.int64)
     code = machine_code(loop, len(columns), dtype)
     most = int(ends[-1]) // SHARE  # threads that have enough to do
-    ways, nothing = itertools.cycle((False, True)), np.empty((1, 0), dtype)
+    ways = itertools.cycle((False, True))  # from the other end each time: what came last is still in the cache
     rows, listed = np.empty(0, np.int64), []
 
     def run(numbers: Any, change: tuple[float, float]) -> None:
         nonlocal rows, listed
-        threads = max(1, min(cores(), most))
         if numbers.rows != listed:
             rows, listed = np.array(numbers.rows, np.int64), numbers.rows
         typed = np.array([n + change for n in numbers.sets], dtype)
-        scratch = nothing if change == (1, 0) else np.empty((threads, BLOCK), dtype)
+        threads = max(1, min(cores(), most))
         turns = np.zeros((threads + 1) * LINE, np.int64)
-        work = partial(code, table, ends, rows, typed, scratch, next(ways), turns, bell)
-        work.arrays = columns  # type: ignore[attr-defined]  # they live as long as anybody may come who has addresses
-        if threads > 1:
-            together(threads, work)
-        else:
-            work(0)
+        work = partial(code, table, ends, rows, typed, change != (1, 0), next(ways), turns)
+        work.arrays = columns  # type: ignore[attr-defined]  # machine code has only their addresses
+        together(threads, work, ends[-1], lambda: turns[-LINE])
 
     return run
 
 
 @cache
-def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., bool]:
-    """work(table, ends, rows, numbers, scratch, backward, turns, bell, me) -> bool, as `together` asks for it.
+def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., int]:
+    """work(table, ends, rows, numbers, changes, backward, turns, me) -> the number of elements that it did.
 
-    table    int64 [arrays, columns] of addresses
-    ends     int64 [arrays]: the sums of their sizes up to each
-    rows     int64 [arrays]: which row of `numbers` is for each
-    numbers  [sets, numbers of the loop + 2]: the last are those of `change`
-    scratch  [threads, BLOCK], or [1, 0] where nothing is changed
-    turns    the number of blocks taken of each thread's share; that of elements that are done, and whether the caller
-             has gone to wait elsewhere
+    table     int64 [arrays, columns] of addresses
+    ends      int64 [arrays]: the sums of their sizes up to each
+    rows      int64 [arrays]: which row of `numbers` is for each
+    numbers   [sets, numbers of the loop + 2]: the last are those of `change`
+    changes   whether `change` is not (1, 0)
+    backward  whether the last block comes first
+    turns     int64: for each thread how many blocks of its share have been begun; last, how many elements are done
+    me        which share comes first
     Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
     once per process, in one to two seconds.
     """
@@ -104,27 +98,34 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., boo
     count = code.co_argcount - columns
     _bodies[name] = njit(**OPTIONS)(loop)
 
-    def work(table, ends, rows, numbers, scratch, backward, turns, bell, me):
-        rung = _begun(bell, me)
-        share, last = 0, False
-        while True:
-            share, start, stop, i = _taken(ends, turns, backward, me, share)
-            if start == stop:
-                return _left(ends, turns, bell, rung, me, last)
-            begin = start
+    def work(table, ends, rows, numbers, changes, backward, turns, me):
+        threads, size, passed, done = turns.size // LINE - 1, ends[-1], 0, 0
+        scratch = np.empty(BLOCK if changes else 0, numbers.dtype)
+        while passed < threads:
+            owner = (me + passed) % threads
+            begin, end = size * owner // threads, size * (owner + 1) // threads
+            blocks, turn = (end - begin + BLOCK - 1) // BLOCK, _counted(turns, owner * LINE, 1)
+            if turn >= blocks:
+                passed += 1
+                continue
+            start = begin + BLOCK * (blocks - 1 - turn if backward else turn)
+            stop = min(start + BLOCK, end)
+            i, length = np.searchsorted(ends, start, side="right"), stop - start  # the first array that ends behind it
             while start < stop:
-                first, n = _part(ends, start, stop, i)
+                first, n = start - (ends[i - 1] if i > 0 else 0), min(stop, ends[i]) - start
                 if n > 0:
                     arguments = _arguments(table, i, first, n, numbers, rows[i], columns, count)
-                    if scratch.size > 0:
-                        changed = _changed(scratch[me], arguments[0], arguments[1], numbers[rows[i], count:])
+                    if changes:
+                        changed = _changed(scratch, arguments[0], arguments[1], numbers[rows[i], count:])
                         arguments = (changed,) + arguments[1:]  # noqa: RUF005  (numba cannot unpack here)
                     _call(name, arguments)
                 start, i = start + n, i + 1
-            last = _done(ends, turns, stop - begin)
+            done += length
+            _counted(turns, threads * LINE, length)
+        return done
 
     words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
-    signature = types.boolean(pairs, words, words, floats, floats, types.boolean, words, words, types.int64)
+    signature = types.int64(pairs, words, words, floats, types.boolean, types.boolean, words, types.int64)
     return _kept(signature)(work)
 
 
@@ -138,74 +139,6 @@ def _kept(*signature: Any) -> Callable[..., Any]:
             return njit(*signature, **OPTIONS)(function)
 
     return compile_
-
-
-# What does not depend on the loop is compiled once for all.
-
-
-@_kept()
-def _begun(bell, me):
-    """Ring, as the caller; the number of rings, as a helper."""
-    return _read(bell, 0) if me > 0 else _counted(bell, 0, 1)
-
-
-@_kept()
-def _taken(ends, turns, backward, me, share):
-    """(shares that have nothing left, first element, last + 1, row of the first) of the next block; none if empty."""
-    size, threads = ends[-1], turns.size // LINE - 1
-    while share < threads:
-        owner = (me + share) % threads
-        begin, end = size * owner // threads, size * (owner + 1) // threads
-        blocks = (end - begin + BLOCK - 1) // BLOCK
-        block = _counted(turns, owner * LINE, 1)
-        if block < blocks:
-            start = begin + BLOCK * (blocks - 1 - block if backward else block)
-            return share, start, min(start + BLOCK, end), _row(ends, start)
-        share += 1
-    return share, 0, 0, 0
-
-
-@_kept()
-def _row(ends, element):
-    """The first row that ends behind an element."""
-    low, high = 0, ends.size
-    while low < high:
-        middle = (low + high) // 2
-        if ends[middle] <= element:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@_kept()
-def _part(ends, start, stop, i):
-    """(first element, their number) of row `i` between two elements of all rows."""
-    return start - (ends[i - 1] if i > 0 else 0), min(stop, ends[i]) - start
-
-
-@_kept()
-def _done(ends, turns, length):
-    """Whether all elements are done, with so many more."""
-    return _counted(turns, turns.size - LINE, length) + length == ends[-1]
-
-
-@_kept()
-def _left(ends, turns, bell, rung, me, last):
-    """Wait for the others for a moment, as the caller; look on for more, as a helper: what `work` returns."""
-    done, size = turns.size - LINE, ends[-1]
-    for _ in range(SPINS):
-        if _read(turns, done) == size:
-            if me == 0:
-                return True
-            break
-    if me == 0:
-        _counted(turns, done + 1, 1)  # who does the last of it need not look on
-        return _read(turns, done) == size
-    for _ in range(LOOKS):  # to fall asleep and be woken takes longer than the caller's way to the next call
-        if _read(bell, 0) != rung or (last and _read(turns, done + 1) > 0):
-            break
-    return last
 
 
 @_kept()
@@ -269,21 +202,7 @@ def _counted(context, counters, index, more):
     """The value of a counter, to which `more` is added at once."""
 
     def emit(context, builder, signature, values):
-        return builder.atomic_rmw("add", _place(context, builder, signature, values), values[2], "seq_cst")
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        return builder.atomic_rmw("add", builder.gep(array.data, [values[1]]), values[2], "seq_cst")
 
     return types.int64(counters, types.intp, types.int64), emit
-
-
-@intrinsic
-def _read(context, counters, index):
-    """The value of a counter, and all that its thread wrote before."""
-
-    def emit(context, builder, signature, values):
-        return builder.load_atomic(_place(context, builder, signature, values), "seq_cst", 8)
-
-    return types.int64(counters, types.intp), emit
-
-
-def _place(context, builder, signature, values):
-    array = context.make_array(signature.args[0])(context, builder, values[0])
-    return builder.gep(array.data, [values[1]])

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import KernelError
 from .chunks import chunk_rows
+from .product import product
 
 PART_BYTES = 16 << 20  # of a weight gradient that is added at a time
 CACHED_BYTES = 1 << 20  # of scores that go through all steps together
@@ -90,12 +91,12 @@ def _chunked(
 
     for start in range(0, rows, step):
         at = slice(start, start + step)
-        z = x[at] @ w
+        z = product(x[at], w)
         for first in range(0, len(z), few):  # as many as stay in a cache from one step to the next
             part = z[first : first + few]
             finish(part, slice(start + first, start + first + len(part)))
         if "DX" in flat:
-            np.matmul(z, w.T, out=flat["DX"][at])
+            product(z, w.T, flat["DX"][at])
         if "DW" in made:
             _add_product(made["DW"], *((z, x[at]) if trans_w else (x[at], z)), first=start == 0)
         if "DBias" in made:
@@ -154,7 +155,7 @@ def _add_product(total: np.ndarray, a: np.ndarray, b: np.ndarray, first: bool) -
     for start in range(0, total.shape[0], step):
         rows = slice(start, start + step)
         if first and total.dtype == b.dtype:
-            np.matmul(a[:, rows].T, b, out=total[rows])
+            product(a[:, rows].T, b, total[rows])
         else:  # a 16-bit total is rounded after each chunk, as on a GPU
-            part = a[:, rows].T @ b
+            part = product(a[:, rows].T, b)
             total[rows] = part if first else part + total[rows].astype(part.dtype, copy=False)

@@ -1,178 +1,119 @@
-"""Work on an array in blocks, spread over the cores that this process may use.
+"""Work on an array in blocks, by the calling thread and by helpers of an executor where these pay.
 
-NumPy releases the interpreter lock inside its loops, so threads compute at the same time while
-each block is large enough. The calling thread works too; helpers take what it has not begun, on
-other cores: a scheduler may leave both on one for longer than the work takes.
+NumPy and machine code release the interpreter lock inside their loops. Helpers take blocks that nobody has begun, and
+the caller waits for none that has not started. On a busy machine a helper may lose its core in the middle of a block,
+and the caller waits for it: so each call compares the time that passed with what this thread alone would have
+computed, and after a loss helpers rest for REST times as long.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from threading import Lock, Thread, local
 
-import numpy as np
+from .cores import cores
 
 Body = Callable[[int, int], None]
-Work = Callable[[int], bool]
-Task = tuple[Work, int, Lock]
+Work = Callable[[int], int]
 
-PATIENCE = 2e-4  # seconds
-bell = np.zeros(1, np.int64)  # another number when there are tasks: helpers in machine code may look on for a while
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class _Caller(local):
-    """A thread that asks for help, and the core it runs on."""
-
-    def __init__(self) -> None:
-        path = "/proc/thread-self/stat"  # stays that of the thread that opened it
-        self.stat = _Readable(path) if os.path.exists(path) else None
-
-    def other_cores(self) -> set[int]:
-        """The cores of this process without the caller's; none where the system does not say."""
-        if self.stat is None:
-            return set()
-        numbers = os.pread(self.stat.number, 1024, 0).rpartition(b")")[2].split()
-        return os.sched_getaffinity(0) - {int(numbers[36])}  # field 39 of proc_pid_stat(5)
-
-
-class _Readable:
-    """An open file, closed with the thread that has it."""
-
-    def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        os.close(self.number)
+PATIENCE = 3e-5  # seconds before the caller sleeps: a helper that runs ends its block within them, mostly
+REST, LONGEST_REST = 20, 10.0  # a rest, in lengths of the loss before it, so that losses are 5 % at the most; seconds
 
 
 def for_blocks(size: int, block: int, body: Body) -> None:
     """body(start, stop) for consecutive blocks of at most `block` elements that cover range(size).
 
-    Blocks are of one size, a multiple of 64, and as many for each core, so that all end together.
-    Blocks run in any order on any thread, so `body` writes only between start and stop. After an
-    exception no new block begins; it is raised here when all threads have stopped.
+    Where blocks end depends on size and block only, so results have the same bits for any number of threads. Blocks
+    run in any order on any thread, so `body` writes only between start and stop. After an exception no new block
+    begins; it is raised here when all threads have stopped.
     """
-    count = -(-size // block)
-    threads = min(cores(), count)
-    if threads > 1:
-        count = -(-count // threads) * threads
-        block = min(block, -(-size // (64 * count)) * 64)
-    starts = range(0, size, block)
-    left, done, failures = iter(starts), itertools.count(1), []
+    starts, ended, failures = range(0, size, block), [], []
+    left = iter(starts)
 
-    def work(_: int) -> bool:
-        last = False
+    def work(_: int) -> int:
+        count = 0
         for start in left:  # an iterator hands out each block once, whichever thread asks
             try:
                 if not failures:
                     body(start, min(start + block, size))
             except BaseException as problem:
                 failures.append(problem)
-            last = next(done) == len(starts)
-        return last
+            count += 1
+            ended.append(start)
+        return count
 
-    if threads > 1:
-        # a copy of the context for each: np.errstate of the caller holds in helpers too
-        contexts = [copy_context() for _ in range(threads)]
-        bell[0] += 1
-        together(threads, lambda k: contexts[k].run(work, k))
-    else:
-        work(0)
+    together(min(cores(), len(starts)), work, len(starts), lambda: len(ended))
     if failures:
         raise failures.pop(0)
 
 
-def together(threads: int, work: Work) -> None:
-    """work(0) here and work(1), work(2), ... on helpers; where none is free or one comes late, the others do its part.
+class _Rest:
+    """Until when helpers are not asked."""
 
-    work(k)  takes what is left to do until nothing is, raises nothing, and returns whether all is known to be done.
-             Of the helpers' calls one returns True, unless the caller's does.
+    until = 0.0
+
+
+def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> None:
+    """work(0) here and work(1), ... on up to threads - 1 helpers at the same time, until all is done.
+
+    work   does what nobody has begun until nothing is left, raises nothing, returns how much it did
+    total  how much there is to do
+    done   how much of it is done
     """
-    ended = Lock()
-    ended.acquire()
-    helpers = _hired(threads - 1)
-    for k, helper in enumerate(helpers, 1):
-        helper.begin((work, k, ended))
+    begin = time.perf_counter()
+    if threads < 2 or begin < _Rest.until:
+        work(0)
+        return
+    helpers, own, start = _begun(threads - 1, work), 0, time.thread_time()
     try:
-        if not work(0):
-            end = time.perf_counter() + PATIENCE  # not asleep at first: to wake up takes longer than what is left
-            while not ended.acquire(blocking=time.perf_counter() > end):
-                time.sleep(0)  # lets go of the interpreter lock, which helpers need to finish
+        own = work(0)
+        busy = time.thread_time() - start
     finally:
-        for helper in helpers:
-            if helper.tasks:  # not even begun: it may wait for the core that the caller has
-                helper.move(_caller.other_cores())
-        _idle.extend(reversed(helpers))  # each does the same part next time: its core's cache may hold it
+        _wait(helpers, lambda: done() == total)
+    end = time.perf_counter()
+    lost = end - begin - busy * total / own if own else 0.0
+    if lost > 0:
+        _Rest.until = end + min(REST * lost, LONGEST_REST)
 
 
-class _Helper(Thread):
-    """A thread that sleeps until there is a task. One lock wakes it, which takes less time than a pool's queue."""
-
-    def __init__(self) -> None:
-        super().__init__(name="minigraph", daemon=True)
-        self.tasks: deque[Task] = deque()
-        self.wake = Lock()
-        self.wake.acquire()
-        self.start()
-        self.move(_caller.other_cores())
-
-    def begin(self, task: Task) -> None:
-        """Run a task, after what it has not begun yet."""
-        self.tasks.append(task)
-        with suppress(RuntimeError):  # it is awake, and looks for more before it sleeps
-            self.wake.release()
-
-    def move(self, cores: set[int]) -> None:
-        """Run on one of these cores, if there are any."""
-        if cores and self.native_id is not None:
-            os.sched_setaffinity(self.native_id, cores)
-
-    def run(self) -> None:
-        while True:
-            self.wake.acquire()
-            while self.tasks:
-                work, k, ended = self.tasks.popleft()
-                if work(k):
-                    ended.release()
-                del work, ended  # nothing is kept of what it worked on
+def _begun(count: int, work: Work) -> list[Future[int]]:
+    """Calls of `work` by helpers, each in a copy of this context: np.errstate of the caller holds there, too."""
+    helpers: list[Future[int]] = []
+    with suppress(RuntimeError):  # no thread can be had, or the interpreter ends: the caller does all
+        for k in range(1, count + 1):
+            helpers.append(_executor().submit(copy_context().run, work, k))
+    return helpers
 
 
-_caller = _Caller()
-_idle: list[_Helper] = []
-_helpers: list[_Helper] = []
+def _wait(helpers: list[Future[int]], finished: Callable[[], bool]) -> None:
+    """Return when all is done; a helper may then still be on its way out. Those that have not begun never will."""
+    running = [helper for helper in helpers if not helper.cancel()]
+    end = time.perf_counter() + PATIENCE
+    while not finished() and time.perf_counter() < end:
+        time.sleep(0)  # lets go of the interpreter lock, which helpers may need
+    try:
+        for helper in () if finished() else running:
+            helper.result()
+    except BaseException:  # the user's interrupt: helpers write into arrays that the caller may use next
+        for helper in running:
+            helper.exception()
+        raise
 
 
-def _hired(wanted: int) -> list[_Helper]:
-    """So many helpers, or fewer where others have them: as many as there are cores are made in all."""
-    found = []
-    while len(found) < wanted:
-        try:
-            found.append(_idle.pop())
-        except IndexError:
-            if len(_helpers) >= cores():
-                break
-            _helpers.append(_Helper())
-            found.append(_helpers[-1])
-    return found
+_executors: list[ThreadPoolExecutor] = []
 
 
-def _forget() -> None:
-    global _caller
-    _idle.clear()
-    _helpers.clear()
-    _caller = _Caller()
+def _executor() -> ThreadPoolExecutor:
+    """The helpers of this process; threads start when they are first needed."""
+    if not _executors:
+        most = max(1, (os.cpu_count() or 1) - 1)
+        _executors.append(ThreadPoolExecutor(most, thread_name_prefix="minigraph"))
+    return _executors[0]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # a forked child has its parent's lists, but not the threads
+    os.register_at_fork(after_in_child=_executors.clear)  # a forked child has no threads but the one that forked

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ..errors import DTypeError, require
+from ..kernels.product import product
 from ..opdef import DTypeAttr, op
 from ..types import FLOATS, TensorType, broadcast_shapes, float32
 
@@ -30,11 +31,11 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
     """
     x, y, result = _transposed(X, trans_x), _transposed(Y, trans_y), out[0] if out else None
     if out_dtype is not None and out_dtype != X.dtype:
-        return np.matmul(x, y).astype(out_dtype)
+        return product(x, y).astype(out_dtype)
     if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
         rows = None if result is None else _as_rows(result)
-        return np.matmul(_as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
-    return np.matmul(x, y, out=result)
+        return product(_as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
+    return product(x, y, out=result)
 
 
 @matmul.infer
@@ -114,7 +115,7 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
 def _product(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
     """a @ b brought to the shape of the operand whose gradient it is."""
     direct = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape
-    result = np.matmul(a, b, out=out if direct else None)
+    result = product(a, b, out=out if direct else None)
     if direct:
         return result
     if len(shape) == 1:
@@ -160,7 +161,7 @@ def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False
     x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
     if Acc.ndim == 2 < x.ndim:
         x, y = _joined(x), _joined(np.swapaxes(y, -1, -2)).T
-    return np.add(Acc, np.matmul(x, y), out=out[0] if out else None)
+    return np.add(Acc, product(x, y), out=out[0] if out else None)
 
 
 def _joined(x: np.ndarray) -> np.ndarray:
@@ -172,20 +173,20 @@ def _joined(x: np.ndarray) -> np.ndarray:
 def _(X: TensorType, Y: TensorType, Acc: TensorType, *, trans_x, trans_y):
     require(X.ndim >= 2 and Y.ndim >= 2, f"X and Y must have rank 2 or more, are {X} and {Y}")
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    product = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
+    result = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
     require(
         Acc.dtype == X.dtype or (Acc.dtype == float32 and X.dtype.itemsize == 2), f"Acc is {Acc.dtype}, X is {X.dtype}",
         DTypeError, "Acc has the type of X, or float32 where X has 16 bits",
     )  # fmt: skip
-    if Acc.ndim == 2 < product.ndim:
+    if Acc.ndim == 2 < result.ndim:
         batches = [t.with_shape(t.shape[:-2]) for t in (X, Y)]
         require(
             batches[0].accepts(batches[1]) or batches[1].accepts(batches[0]),
             f"Acc is a matrix, so the batch axes of X and Y must be the same, are {X} and {Y}",
         )
-        product = product.with_shape(product.shape[-2:])
-    product = product.with_dtype(Acc.dtype)
-    require(product.accepts(Acc) or Acc.accepts(product), f"Acc must be {product}, is {Acc}")
+        result = result.with_shape(result.shape[-2:])
+    result = result.with_dtype(Acc.dtype)
+    require(result.accepts(Acc) or Acc.accepts(result), f"Acc must be {result}, is {Acc}")
     return Acc
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
+from typing import Any
 
 from ..context import Setting
 from ..program import Program, as_seed
@@ -17,7 +18,8 @@ from ..scope import Scope
 
 _global = Setting[int | None]("seed", None)
 _one_draws = threading.Lock()
-_resumed: weakref.WeakKeyDictionary[Scope, dict[int, int]] = weakref.WeakKeyDictionary()  # by Program.origin
+_Seeds = weakref.WeakKeyDictionary[Any, int]  # by Program.origin
+_resumed: weakref.WeakKeyDictionary[Scope, _Seeds] = weakref.WeakKeyDictionary()
 
 
 def seed(seed: int) -> int:
@@ -51,7 +53,7 @@ def _drawn() -> int:
 
 def resume_seed(program: Program, scope: Scope, seed: int) -> None:
     """Runs of `program` in `scope` draw with this seed until somebody calls `mg.seed`."""
-    _resumed.setdefault(scope, {})[program.origin] = seed
+    _resumed.setdefault(scope, _Seeds())[program.origin] = seed
 
 
 __all__ = ["resume_seed", "seed", "seed_of"]

@@ -1,0 +1,106 @@
+"""How many threads this process may use: the one place that reads the environment for it.
+
+The least of: cores that the scheduler allows, the CPU quota of the cgroup, OMP_NUM_THREADS, NUMBA_NUM_THREADS, and
+what `set_num_threads` was given. All but the last are read once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from ..errors import AttrError, require
+
+VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+_limit: list[int] = []
+
+
+def cores() -> int:
+    """The number of threads that compute at the same time, one at least."""
+    return min(_available(), *_limit) if _limit else _available()
+
+
+def set_num_threads(n: int) -> None:
+    """Let programs on a CPU use at most `n` threads from now on, as numba.set_num_threads does.
+
+    More than the process may use are not used. Results have the same bits whatever n is. `n` that is no int of 1 or
+    more raises AttrError.
+    """
+    fits = isinstance(n, int) and not isinstance(n, bool) and n >= 1
+    require(fits, f"set_num_threads takes an int of 1 or more, not {n!r}", AttrError)
+    _limit[:] = [n]
+
+
+def get_num_threads() -> int:
+    """How many threads programs on a CPU use at most."""
+    return cores()
+
+
+@cache
+def _available() -> int:
+    limits = [_allowed_cores(), *_of_environment()]
+    quota = cpu_quota()
+    if quota is not None:
+        limits.append(int(quota))  # one thread more would make all of them wait for the next period
+    return max(1, min(limits))
+
+
+def _allowed_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _of_environment() -> Iterator[int]:
+    """What the variables say; "4,2" means 4 on the outer level, and what is no number is ignored."""
+    for name in VARIABLES:
+        text = os.environ.get(name, "").partition(",")[0].strip()
+        if text.isdecimal() and int(text) > 0:
+            yield int(text)
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the cgroups of this process have, the least of all levels; None without a limit.
+
+    root  where /proc and /sys lie
+    Sources: cgroup v2, cpu.max: "quota period" or "max period"; v1, cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us.
+    In a container /proc/self/cgroup may name folders of the host; then the mount itself is the process's own.
+    """
+    found = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
+    return min(found, default=None)
+
+
+def _cgroup_folders(root: Path) -> Iterator[Path]:
+    """Folders of the cgroups of this process that may limit its CPU time, and of those around them."""
+    mounts, text = root / "sys/fs/cgroup", _text(root / "proc/self/cgroup")
+    for line in text.splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        own = path.strip("/")
+        if not controllers:
+            tops = [mounts, mounts / "unified"]
+        elif "cpu" in controllers.split(","):
+            tops = [mounts / controllers, mounts / "cpu"]
+        else:
+            continue
+        for top in tops:
+            parts = own.split("/") if own else []
+            yield from (top.joinpath(*parts[:n]) for n in range(len(parts) + 1) if ".." not in parts)
+
+
+def _quota(folder: Path) -> float | None:
+    """The limit that one folder sets."""
+    words = _text(folder / "cpu.max").split() or [
+        _text(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")
+    ]
+    with suppress(ValueError, ZeroDivisionError):
+        quota, period = map(int, words)
+        return quota / period if quota > 0 else None
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
