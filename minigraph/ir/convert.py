@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..program import Operator, Program, Variable, copy_var
+from minigraph.program import Operator, Program, Variable, copy_var
+
 from .graph import Graph, OpNode, VarNode
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
-from ..dump import aligned, declaration_lines, op_parts, quote
-from ..program import Operator, Parameter, Program, Variable
+from minigraph.program import Operator, Parameter, Program, Variable
+from minigraph.program.dump import aligned, declaration_lines, op_parts, quote
 
 CONTEXT = 1  # unchanged operators shown on each side of a change
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-from ..errors import CallSite
-from ..opdef import OpDef
-from ..program import Variable, describe_call
-from ..types import DType, TensorType
+from minigraph.errors import CallSite
+from minigraph.opdef import OpDef
+from minigraph.program import Variable, describe_call
+from minigraph.types import DType, TensorType
 
 Rank = tuple[int, ...]
 Position = tuple[str, int]  # slot, index in it

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from ..dump import PLAIN_NAME
-from ..errors import MinigraphError, ProgramError, nearest
-from ..types import DTYPES, SHORT_NAMES, TensorType, tensor_type
+from minigraph.errors import MinigraphError, ProgramError, nearest
+from minigraph.program.dump import PLAIN_NAME
+from minigraph.types import DTYPES, SHORT_NAMES, TensorType, tensor_type
 
 T = TypeVar("T")
 

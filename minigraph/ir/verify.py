@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from ..errors import MinigraphError, VerifyError
+from minigraph.errors import MinigraphError, VerifyError
+
 from .graph import Graph, OpNode, VarNode
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..builder import Builder
-from ..errors import AttrError, require
-from ..program import Variable
+from minigraph.errors import AttrError, require
+from minigraph.program import Variable
+from minigraph.program.builder import Builder
 
 ParamsGrads = list[tuple[Any, Variable]]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..builder import Builder
-from ..errors import AttrError, ProgramError, nearest, require
-from ..program import Block, Operator, Variable, default_startup_program
-from ..types import NO_ARRAY, as_numpy, why_no_array
+from minigraph.errors import AttrError, ProgramError, nearest, require
+from minigraph.program import Block, Operator, Variable, default_startup_program
+from minigraph.program.builder import Builder
+from minigraph.types import NO_ARRAY, as_numpy, why_no_array
 
 GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .. import unique_name
-from ..errors import ProgramError, call_site
-from ..program import Parameter, Variable
-from ..types import as_dtype, default_dtype
+from minigraph.errors import ProgramError, call_site
+from minigraph.program import Parameter, Variable, unique_name
+from minigraph.types import as_dtype, default_dtype
+
 from .initializer import Initializer
 from .parameter import create_parameter
 

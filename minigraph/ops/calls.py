@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..builder import whole
-from ..nn.functional.attention import attend
-from ..program import Variable
+from minigraph.nn.functional.attention import attend
+from minigraph.program import Variable
+from minigraph.program.builder import whole
 
 
 @whole

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
-from ..opdef import OpDef, op
-from ..types import TensorType, bfloat16, bool_, float16, float32, float64
+from minigraph.errors import DTypeError, require
+from minigraph.kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
+from minigraph.opdef import OpDef, op
+from minigraph.types import TensorType, bfloat16, bool_, float16, float32, float64
 
 Types = dict[str, Any]
 
@@ -64,7 +64,7 @@ def update(formula: Callable[..., Any]) -> OpDef:
     lists = [_slot(s, optional, "Arrays" if s not in SHARED else inspect.Parameter.empty) for s in slots.inputs]
     fused.__signature__ = inspect.Signature([*lists, *attrs, decay])  # type: ignore[attr-defined]
 
-    kernel = f"minigraph.kernels.optimizer:{formula.__name__}"
+    kernel = f"minigraph.kernels.cpu.optimizer:{formula.__name__}"
     made = op(", ".join(outputs), cpu=kernel, **facts)(single)
     made.infer(lambda *inputs, **values: _infer(made.type, slots, inputs, values))
     together = op(", ".join(f"{o}*" for o in outputs), cpu=kernel.replace(":", ":fused_"), **facts)(fused)

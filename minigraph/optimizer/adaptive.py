@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..program import Parameter
+from minigraph.program import Parameter
+
 from .optimizer import Optimizer
 from .settings import below_one, check_number, flag, positive
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import AttrError, raise_unknown, require
+from minigraph.errors import AttrError, raise_unknown, require
 
 log = logging.getLogger(__name__)
 

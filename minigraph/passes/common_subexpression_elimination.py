@@ -15,10 +15,10 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from ..ir.graph import Graph, OpNode
-from .log import Applied, PassReport
-from .redirect import read_instead, require_temporary, take_out
-from .rule import Refused, require
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import read_instead, require_temporary, take_out
+from minigraph.passes.engine.rule import Refused, require
 
 RULE = "CommonSubexpression"
 LEFT_ALONE = {"random", "side_effect", "optimizer"}

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MinigraphError
-from ..ir.graph import Graph, OpNode, VarNode
-from ..opdef import get_op
-from ..types import TensorType, bfloat16, float16, float32, normalize_axes
-from .log import Applied, PassReport
-from .redirect import is_unread, take_out, unlink
-from .rule import Refused, require
+from minigraph.errors import MinigraphError
+from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.opdef import get_op
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import is_unread, take_out, unlink
+from minigraph.passes.engine.rule import Refused, require
+from minigraph.types import TensorType, bfloat16, float16, float32, normalize_axes
 
 RULE = "Constant"
 LITERAL, EVALUATED = 256, 1 << 16  # elements

@@ -10,9 +10,9 @@ gradient is computed all the same: rules recognise a gradient by its forward ope
 
 from __future__ import annotations
 
-from ..ir.graph import Graph
-from .log import Applied, PassReport
-from .redirect import is_unread, take_out
+from minigraph.ir.graph import Graph
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import is_unread, take_out
 
 RULE = "DeadCode"
 

@@ -9,11 +9,11 @@ the product and the read of X; the fused operator that wrote X keeps one bit for
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, VarNode
-from ..types import float32, float64
-from .cache import ActivationCache
-from .log import PassReport
-from .rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.ir.graph import Graph, VarNode
+from minigraph.passes.engine.cache import ActivationCache
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.types import float32, float64
 
 
 class ReluGradMatmulGrad(Rule):

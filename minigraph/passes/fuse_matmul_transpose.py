@@ -11,10 +11,10 @@ become one for each matrix of the batch, and no epilogue would fuse with it.
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, VarNode
-from ..types import normalize_axes
-from .log import PassReport
-from .rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.ir.graph import Graph, VarNode
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.types import normalize_axes
 
 
 class TransposedX(Rule):

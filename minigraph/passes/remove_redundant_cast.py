@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, OpNode
-from ..types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
-from .log import PassReport
-from .pairs import combine_pairs
-from .rule import require
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.pairs import combine_pairs
+from minigraph.passes.engine.rule import require
+from minigraph.types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
 
 FORMATS = {float64: (53, 1023), float32: (24, 127), float16: (11, 15), bfloat16: (8, 127)}  # digits, largest exponent
 
