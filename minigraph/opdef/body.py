@@ -260,3 +260,31 @@ def _check_kind(layout: Layout, name: str, kind: str, own: Shape) -> None:
             raise ShapeError(f"{name} has shape {list(own)} beside {list(shape)}")
         if name.startswith("y"):
             raise ShapeError(f"{name} has shape {list(own)}, others {list(shape)}")
+
+
+class FusedBody(NamedTuple):
+    """A body for inputs of known types.
+
+    types    of all names
+    outputs  the names of the outputs in order
+    layout   how the values lie beside each other; the reason, where they do not
+    """
+
+    members: tuple[Member, ...]
+    types: Mapping[str, TensorType]
+    outputs: Sequence[str]
+    layout: Layout | str
+
+
+@lru_cache(maxsize=1024)
+def fused_body(
+    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
+) -> FusedBody:
+    """What kernels need to know of a body; `lifted` as in infer_body."""
+    members = parse_body(tuple(body))
+    types = infer_body(members, x, like, lifted)
+    try:
+        layout: Layout | str = layout_of(members, types)
+    except MinigraphError as problem:
+        layout = problem.fact
+    return FusedBody(members, types, output_names(members), layout)

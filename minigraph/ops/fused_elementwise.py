@@ -8,47 +8,18 @@ a CPU blocks of the values go through all members while they lie in the cache; o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minigraph.errors import MinigraphError
 from minigraph.opdef import Arrays, Texts, op
-from minigraph.opdef.body import Layout, Member, infer_body, layout_of, output_names, parse_body
-from minigraph.types import FLOATS, TensorType, bfloat16, float16, float32, float64
+from minigraph.opdef.body import Member, fused_body, infer_body, output_names, parse_body
+from minigraph.types import FLOATS, bfloat16, float16, float32, float64
 
 from .elementwise import draw
 
 Env = dict[str, np.ndarray]
-
-
-class FusedBody(NamedTuple):
-    """A body for inputs of known types.
-
-    types    of all names
-    outputs  the names of the outputs in order
-    layout   how the values lie beside each other; the reason, where they do not
-    """
-
-    members: tuple[Member, ...]
-    types: Mapping[str, TensorType]
-    outputs: Sequence[str]
-    layout: Layout | str
-
-
-@lru_cache(maxsize=1024)
-def fused_body(
-    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
-) -> FusedBody:
-    """What kernels need to know of a body; `lifted` as in infer_body."""
-    members = parse_body(tuple(body))
-    types = infer_body(members, x, like, lifted)
-    try:
-        layout: Layout | str = layout_of(members, types)
-    except MinigraphError as problem:
-        layout = problem.fact
-    return FusedBody(members, types, output_names(members), layout)
 
 
 @op("Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused", cuda=fused_body)

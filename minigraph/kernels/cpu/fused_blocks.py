@@ -18,9 +18,8 @@ import numpy as np
 
 from minigraph.errors import KernelError
 from minigraph.kernels.parallel import for_blocks
-from minigraph.opdef import Arrays, Texts
-from minigraph.opdef.body import Layout, Member
-from minigraph.ops.fused_elementwise import FusedBody, fused_body, fused_elementwise
+from minigraph.opdef import Arrays, Texts, get_op
+from minigraph.opdef.body import FusedBody, Layout, Member, fused_body
 from minigraph.types import TensorType, bfloat16, float16, float32
 
 CACHED_BYTES = 1 << 20  # what the values of a block take that live at once: half of a core's second cache
@@ -98,7 +97,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     """The outputs, computed block by block on all cores; as a whole where that is not worth it."""
     known = recipe(tuple(body), tuple(map(_type, X)), tuple(map(_type, Like or ())))
     if known is None or len(known.blocks) < 2:
-        return fused_elementwise.reference(X, Like, body=body, rng=rng)
+        return get_op("fused_elementwise").reference(X, Like, body=body, rng=rng)
     found, layout, blocks = known.found, known.layout, known.blocks
     planned = out[0] if out and out[0] is not None else [None] * len(found.outputs)
     results: Env = {}
@@ -126,7 +125,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     try:
         for_blocks(len(blocks), 1, run)
     except KernelError:  # it counts rows from the block's first one
-        fused_elementwise.reference(X, Like, body=body, rng=rng)
+        get_op("fused_elementwise").reference(X, Like, body=body, rng=rng)
         raise
     for name, parts in sums.items():
         np.copyto(results[name], np.sum(parts, axis=0))
