@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.matmul import hopper_product
+from minigraph.kernels.cuda.matmul import hopper_product, registry
+from minigraph.kernels.cuda.matmul.product import Product
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.types import as_dtype, float32
 from tests.gpu.check import LAYOUTS, Check, each, repeated, turned
@@ -39,23 +40,25 @@ def checks() -> Iterator[Check]:
 @contextmanager
 def _this_kernel() -> Iterator[tuple[list[bool], list[int]]]:
     """Where this kernel is offered nothing else is; whether a GPU that has it was asked, and where it was taken."""
-    choose, least, offer, name = Binder.choose, hopper_product.LEAST, hopper_product.with_kernel, hopper_product.NAME
+    choose, least, kernels, name = Binder.choose, hopper_product.LEAST, registry.KERNELS, hopper_product.NAME
     asked: list[bool] = []
     taken: list[int] = []
 
-    def offered(variants: Any, binder: Binder, *operands: Any, **around: Any) -> Any:
+    def offered(binder: Binder, product: Product) -> bool:
         asked.append(binder.device.arch.startswith("sm_90"))
-        return offer(variants, binder, *operands, **around)
+        return hopper_product.offered(binder, product)
 
     def record(binder: Binder, variants: Mapping[str, Any]) -> None:
         taken.extend([binder.step] * (name in variants))
         choose(binder, {name: variants[name]} if name in variants else variants)
 
-    Binder.choose, hopper_product.LEAST, hopper_product.with_kernel = record, 0, offered
+    own = registry.row(hopper_product)
+    watched = tuple(k._replace(offered=offered) if k == own else k for k in kernels)
+    Binder.choose, hopper_product.LEAST, registry.KERNELS = record, 0, watched
     try:
         yield asked, taken
     finally:
-        Binder.choose, hopper_product.LEAST, hopper_product.with_kernel = choose, least, offer
+        Binder.choose, hopper_product.LEAST, registry.KERNELS = choose, least, kernels
 
 
 def _run(op_type: str, arrays: Arrays, dtype: str, needs: tuple[str, ...], **attrs: Any) -> Arrays:

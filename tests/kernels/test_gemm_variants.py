@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigraph.kernels.cuda.matmul import narrow_product
+from minigraph.kernels.cuda.matmul import narrow_product, registry
 from minigraph.kernels.cuda.record.binder import Binder, Choice, Gemm, Launch, every_call
 from minigraph.opdef import OPS
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
 from tests.support import cuda_host, gpu_stub, opcheck
 from tests.support.cuda_host import COMPILER, Memory
+from tests.support.products import product_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -161,8 +162,10 @@ def test_relu_and_its_mask_in_one_kernel(value, columns, rng):
      (4096, 1, False, False)],
 )  # fmt: skip
 def test_where_kernels_for_few_columns_come_first(rows, columns, forward, weights):
-    assert narrow_product.comes_first(rows, columns) == forward
-    assert narrow_product.comes_first(rows, columns, weight_gradient=True) == weights
+    x, w, out = (buffer_of(Memory(), np.empty(s, float32)) for s in ((rows, 64), (64, columns), (rows, columns)))
+    assert narrow_product.preferred(Binder(), product_of(x, w, out, (rows, columns, 64))) == forward
+    gradient = product_of(x, out, w, (64, columns, rows), True)
+    assert narrow_product.preferred(Binder(), gradient) == weights
 
 
 PRODUCTS = [((5, 40), (40, 3)), ((2, 3, 40), (40, 10)), ((70, 3), (3, 40)), ((300, 1), (1, 16)), ((5, 40), (40, 24))]
@@ -260,3 +263,24 @@ def test_a_weight_gradient_is_one_product_onto_the_accumulator():
     (call,) = binder.calls
     assert (call.m, call.n, call.k, call.beta, call.batch) == (16, 32, 512, 1.0, 1)
     assert call.c.owner is ins["Acc"]
+
+
+def test_a_new_kernel_is_a_file_and_a_row(monkeypatch):
+    """A kernel that only this test knows is recorded first for what it is offered for, and named by a remark."""
+
+    class doubling:
+        name = staticmethod(lambda product: "kernel of this test")
+        offered = staticmethod(lambda binder, product: product.epilogue.activation == "relu")
+        refusal = staticmethod(lambda product: "five rows" if product.shape[0] == 5 else None)
+        preferred = staticmethod(lambda binder, product: True)
+        bind = staticmethod(lambda binder, product: binder.zero(product.out))
+
+    monkeypatch.setattr(registry, "KERNELS", (registry.row(doubling), *registry.KERNELS))
+    for rows, first, remark in (
+        (5, "epilogue of bias and relu", "the kernel of this test is left out: five rows"),
+        (6, "kernel of this test", "by the kernel of this test"),
+    ):
+        inputs = {"X": np.ones((rows, 40)), "Y": np.ones((40, 24)), "Bias": np.ones(24)}
+        binder, *_ = bound("fused_gemm_epilogue", inputs, ("Out",), {"activation": "relu"})
+        (choice,) = binder.calls
+        assert next(iter(choice.variants)) == first and binder.notes == [(0, remark)]

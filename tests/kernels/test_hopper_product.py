@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from minigraph.kernels.cuda.matmul import gemm, gemm_epilogue
-from minigraph.kernels.cuda.matmul.hopper_product import NAME, bind, form_of, refusal, with_kernel
+from minigraph.kernels.cuda.matmul import gemm, gemm_epilogue, hopper_product
+from minigraph.kernels.cuda.matmul.hopper_product import NAME, bind, pipeline_of, refusal
 from minigraph.kernels.cuda.record.binder import Binder, Choice, Device, Launch, every_call
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.types import bfloat16, float16, float32, uint8
+from tests.support.products import product_of, ways_of
 
 LARGE = 8192, 4096, 4096
 SHORT, LONG = (712, 1096, 584), (712, 1096, 1096)
@@ -28,11 +29,10 @@ def around(kind, shape, dtype=bfloat16):
     m, n, _ = shape
     row, full, mask = Buffer((n,), dtype), Buffer((m, n), dtype), Buffer((m, -(-n // 128) * 16), uint8)
     return {
-        "product": {}, "bias": {"bias": row}, "relu": {"bias": row, "relu": True, "bits": mask},
-        "gelu": {"bias": row, "gelu": gemm_epilogue.GELU[True], "aux": full},
-        "erf": {"bias": row, "gelu": gemm_epilogue.GELU[False]}, "where": {"where": mask},
-        "slope": {"slope": gemm_epilogue.GELU_SLOPE[True], "aux": full},
-        "slope of erf": {"slope": gemm_epilogue.GELU_SLOPE[False], "aux": full},
+        "product": {}, "bias": {"bias": row}, "relu": {"bias": row, "activation": "relu", "kept": mask},
+        "gelu": {"bias": row, "activation": "gelu_tanh", "kept": full},
+        "erf": {"bias": row, "activation": "gelu"}, "where": {"slope": "relu", "kept": mask},
+        "slope": {"slope": "gelu_tanh", "kept": full}, "slope of erf": {"slope": "gelu", "kept": full},
         "sums": {"sums": row},
     }[kind]  # fmt: skip
 
@@ -57,25 +57,24 @@ def binder_of(arch="sm_90a"):
      ((64, 64, 512), (False, False), {"out": float32}, "the result is float32, A is bfloat16")],
 )  # fmt: skip
 def test_refusals(shape, trans, facts, why):
-    found = refusal(*buffers(shape, *trans, **facts), shape, *trans)
+    found = refusal(product_of(*buffers(shape, *trans, **facts), shape, *trans))
     assert found is None if why is None else why in str(found)
 
 
 def test_refusals_of_what_is_done_around():
     shape = 64, 64, 512
     operands = buffers(shape)
-    assert refusal(*operands, shape, False, False, bias=Buffer((64,), bfloat16)) is None
-    why = refusal(*operands, shape, False, False, bias=Buffer((64,), float32))
+    assert refusal(product_of(*operands, shape, bias=Buffer((64,), bfloat16))) is None
+    why = refusal(product_of(*operands, shape, bias=Buffer((64,), float32)))
     assert why == "the bias is float32, A is bfloat16"
     kept = Buffer((64, 64), bfloat16, alignment=2)
-    assert "what is kept begins between" in refusal(*operands, shape, False, False, gelu="X", aux=kept)
+    assert "what is kept begins between" in refusal(product_of(*operands, shape, activation="gelu", kept=kept))
 
 
 def offered(shape=LARGE, arch="sm_90a", dtype=bfloat16, kind="gelu", trans_a=False):
     binder = binder_of(arch)
     operands, given = buffers(shape, trans_a, dtype=dtype), around(kind, shape, dtype)
-    variants = with_kernel({"library": lambda: None}, binder, *operands, shape, trans_a, False, **given)
-    return list(variants), binder.notes
+    return ways_of(hopper_product, binder, product_of(*operands, shape, trans_a, **given))
 
 
 def test_where_it_is_offered_and_where_it_comes_first():
@@ -84,9 +83,7 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert offered((256, 1024, 1024)) == (["library"], [])
     names, notes = offered((8192, 4096, 4100))
     assert names == ["library"] and "left out: rows of A have 8200 bytes" in notes[0][1]
-    names, notes = offered()
-    assert names == [NAME, "library"]
-    assert notes == [(0, f"by the {NAME}, measured to be faster for such as 8192 x 4096 x 4096")]
+    assert offered() == ([NAME, "library"], [])
     assert offered(kind="product") == (["library", NAME], [])
     assert offered((1024, 4096, 8192))[0] == ["library", NAME]  # its tiles do not fill the GPU
     assert offered((65536, 1024, 512))[0] == ["library", NAME]  # few steps
@@ -95,16 +92,20 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert {kind for kind, names in found.items() if NAME not in names} == {"relu", "where", "sums"}
 
 
-def test_a_note_is_written_once_and_not_where_times_will_tell():
+def gelu_layer(autotune):
+    m, n, _ = LARGE
+    x, w, out = buffers(LARGE)
     binder = binder_of()
-    given = around("gelu", LARGE)
-    for _ in range(2):
-        with_kernel({}, binder, *buffers(LARGE), LARGE, False, False, **given)
-    assert len(binder.notes) == 1
-    binder = binder_of()
-    binder.autotune = True
-    assert list(with_kernel({}, binder, *buffers(LARGE), LARGE, False, False, **given)) == [NAME]
-    assert binder.notes == []
+    binder.autotune = autotune
+    attrs = {"trans_x": False, "trans_y": False, "activation": "gelu", "approximate": True}
+    outs = {"Out": out, "ReserveSpace": Buffer((m, n), bfloat16)}
+    gemm_epilogue.fused_gemm_epilogue(binder, {"X": x, "Y": w, "Bias": Buffer((n,), bfloat16)}, outs, attrs)
+    return binder
+
+
+def test_a_remark_names_the_kernel_that_runs_but_where_times_will_tell():
+    assert gelu_layer(autotune=False).notes == [(0, f"by the {NAME}")]
+    assert gelu_layer(autotune=True).notes == []
 
 
 def launches(calls):
@@ -137,7 +138,7 @@ def test_products_and_operators_offer_it():
 def test_blocks_are_no_more_than_the_last_round_needs():
     def blocks(shape):
         binder = binder_of()
-        bind(binder, *buffers(shape), shape, False, False)
+        bind(binder, product_of(*buffers(shape), shape))
         return binder.calls[0].grid[0]
 
     assert blocks(LARGE) == 128  # 512 pairs of tiles in 8 rounds
@@ -147,7 +148,7 @@ def test_blocks_are_no_more_than_the_last_round_needs():
 
 
 def test_slices_are_spread_over_steps_but_not_over_more_than_there_are():
-    assert {k: form_of((8192, 4096, k))[:2] for k in (449, 1023, 1024, 1984, 1985, 3009, 8192)} == {
+    assert {k: pipeline_of((8192, 4096, k))[:2] for k in (449, 1023, 1024, 1984, 1985, 3009, 8192)} == {
         449: (8, 1), 1023: (16, 1), 1024: (16, 1), 1984: (16, 1), 1985: (16, 2), 3009: (16, 3), 8192: (16, 3),
     }  # fmt: skip
 
@@ -160,7 +161,8 @@ def test_compiles_without_spills(kind, trans_a, trans_b, dtype):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
     binder = binder_of()
     for shape in (SHORT, LONG):
-        bind(binder, *buffers(shape, trans_a, trans_b, dtype), shape, trans_a, trans_b, **around(kind, shape, dtype))
+        operands = buffers(shape, trans_a, trans_b, dtype)
+        bind(binder, product_of(*operands, shape, trans_a, trans_b, **around(kind, shape, dtype)))
     for launch in binder.calls:
         launch.check()
         assert launch.shared <= Device().shared
@@ -172,7 +174,7 @@ def test_compiles_without_spills(kind, trans_a, trans_b, dtype):
 def test_maps_show_operands_as_they_lie():
     for trans_a, trans_b in LAYOUTS:
         binder = binder_of()
-        bind(binder, *buffers(SHORT, trans_a, trans_b), SHORT, trans_a, trans_b)
+        bind(binder, product_of(*buffers(SHORT, trans_a, trans_b), SHORT, trans_a, trans_b))
         a, b, out, _ = binder.calls[0].args[:4]
         m, n, k = SHORT
         assert (a.sizes[:2], a.box[1]) == (((m, k), 64) if trans_a else ((k, m), 128))

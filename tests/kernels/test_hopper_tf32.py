@@ -10,12 +10,18 @@ import pytest
 from minigraph.kernels.cuda.matmul import hopper_tf32
 from minigraph.kernels.cuda.matmul.gemm import product as matrix_product
 from minigraph.kernels.cuda.matmul.gemm_epilogue import (
-    GELU,
-    GELU_SLOPE,
     fused_gemm_epilogue,
     fused_gemm_epilogue_grad,
 )
-from minigraph.kernels.cuda.matmul.hopper_tf32 import NAME, ROWS, WIDE, Form, bind, form_of, refusal
+from minigraph.kernels.cuda.matmul.hopper_tf32 import (
+    NAME,
+    ROWS,
+    WIDE,
+    Tf32Tiling,
+    bind,
+    refusal,
+    tiling_of,
+)
 from minigraph.kernels.cuda.record.binder import (
     Binder,
     Choice,
@@ -28,6 +34,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap
 from minigraph.types import float32, uint8
+from tests.support.products import product_of, ways_of
 
 LAYER = 8192, 768, 768
 FORWARD = {"activation": "relu", "approximate": False, "trans_x": False, "trans_y": False}
@@ -52,9 +59,7 @@ def binder_of(tf32=True, device=None):
 
 def variants(shape, trans=(False, False), tf32=True, device=None, **around):
     binder = binder_of(tf32, device)
-    library = {"library": lambda: None}
-    found = hopper_tf32.with_kernel(library, binder, *operands(shape, *trans), shape, *trans, **around)
-    return list(found), binder.notes
+    return ways_of(hopper_tf32, binder, product_of(*operands(shape, *trans), shape, *trans, **around))
 
 
 def test_where_it_is_offered_and_where_it_comes_first():
@@ -62,7 +67,7 @@ def test_where_it_is_offered_and_where_it_comes_first():
         assert variants(LAYER, trans)[0] == [NAME, "library"]
     assert variants((8192, 3072, 768))[0] == [NAME, "library"]  # more than one wave of blocks
     assert variants((8192, 3072, 768), (False, True))[0] == ["library", NAME]
-    assert variants((8192, 3072, 768), (False, True), relu=True)[0] == [NAME, "library"]
+    assert variants((8192, 3072, 768), (False, True), activation="relu")[0] == [NAME, "library"]
     assert variants((1024, 1024, 1024))[0] == ["library", NAME]
     assert variants((256, 1024, 1024)) == (["library"], [])
     assert variants(LAYER, tf32=False) == (["library"], [])
@@ -76,7 +81,7 @@ def test_where_it_is_offered_and_where_it_comes_first():
      ((8192, 770, 768), (False, False), {}, "rows of B have 770"),
      ((8190, 768, 768), (True, False), {}, "rows of A have 8190"),
      ((4096, 744, 768), (False, True), {}, "744 columns, which is no multiple of 32"),
-     ((8192, 768, 768), (True, False), {"sums": floats(8192), "of_a": True}, "another operand"),
+     ((8192, 768, 768), (True, False), {"sums": floats(8192), "sums_of_a": True}, "another operand"),
      ((8192, 768, 768), (True, True), {"sums": floats(768)}, "another operand")],
 )  # fmt: skip
 def test_refusals_are_told(shape, trans, around, why):
@@ -86,9 +91,9 @@ def test_refusals_are_told(shape, trans, around, why):
 
 
 def test_other_refusals():
-    assert refusal(*operands((64, 64, 0)), (64, 64, 0), False, False).endswith("is empty or too large")
-    assert "between multiples of 16" in refusal(*operands((64, 64, 64), alignment=8), (64, 64, 64), False, False)
-    assert refusal(*operands((1, 4, 4)), (1, 4, 4), False, False) is None
+    assert refusal(product_of(*operands((64, 64, 0)), (64, 64, 0))).endswith("is empty or too large")
+    assert "between multiples of 16" in refusal(product_of(*operands((64, 64, 64), alignment=8), (64, 64, 64)))
+    assert refusal(product_of(*operands((1, 4, 4)), (1, 4, 4))) is None
 
 
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -96,16 +101,16 @@ def test_other_refusals():
 def test_forms_fit_the_device(shape, trans_a):
     device = Device()
     for whole in (False, True):
-        form = form_of(binder_of(), shape, trans_a, whole)
-        assert form.rows in ROWS and form.shared <= device.shared
-        assert 1 <= form.split <= blocks_for(shape[2], 32) and not (whole and form.split > 1)
+        tiling = tiling_of(binder_of(), shape, trans_a, whole)
+        assert tiling.rows in ROWS and tiling.shared <= device.shared
+        assert 1 <= tiling.split <= blocks_for(shape[2], 32) and not (whole and tiling.split > 1)
 
 
 def test_few_tiles_share_sums():
     m, n, k = 768, 768, 8192
-    form = form_of(binder_of(), (m, n, k), True, False)
-    blocks = blocks_for(m, form.rows) * blocks_for(n, WIDE) * form.split
-    assert form.split > 1 and 0.9 * Device().multiprocessors < blocks <= Device().multiprocessors
+    tiling = tiling_of(binder_of(), (m, n, k), True, False)
+    blocks = blocks_for(m, tiling.rows) * blocks_for(n, WIDE) * tiling.split
+    assert tiling.split > 1 and 0.9 * Device().multiprocessors < blocks <= Device().multiprocessors
 
 
 def test_a_slope_leaves_no_registers_for_the_most_rows_where_b_is_in_registers():
@@ -113,7 +118,7 @@ def test_a_slope_leaves_no_registers_for_the_most_rows_where_b_is_in_registers()
     for trans_b in (False, True):
         binder = binder_of()
         given = operands(shape, False, trans_b)
-        bind(binder, *given, shape, False, trans_b, slope=GELU_SLOPE[True], aux=floats(8192, 768))
+        bind(binder, product_of(*given, shape, False, trans_b, slope="gelu_tanh", kept=floats(8192, 768)))
         (launch,) = binder.calls
         rows = next(int(line.split()[2]) for line in launch.source.splitlines() if line.startswith("#define ROWS "))
         assert (rows < max(ROWS)) == (not trans_b)
@@ -157,7 +162,7 @@ def test_what_is_added_to_is_no_reason_for_a_copy():
 def test_tensor_maps_of_both_ways_to_store_an_operand():
     binder = binder_of()
     shape = 500, 800, 1236
-    bind(binder, *operands(shape, True, True), shape, True, True, form=Form(128))
+    bind(binder, product_of(*operands(shape, True, True), shape, True, True), Tf32Tiling(128))
     a_map, b_map = (x for x in binder.calls[0].args if isinstance(x, TensorMap))
     assert (a_map.sizes, a_map.strides, a_map.box) == ((500, 1236, 1, 1), (500, 500, 500), (32, 32, 1, 1))
     assert (b_map.sizes, b_map.strides, b_map.box) == ((1236, 8, 4, 25), (4944, 1236, 39552), (32, 8, 2, 4))
@@ -169,22 +174,22 @@ def test_tensor_maps_of_both_ways_to_store_an_operand():
     assert at[32 * w + 4 * g + h, 7] == 7 + g * b_map.strides[0] + h * b_map.strides[1] + w * b_map.strides[2]
 
 
-@pytest.mark.parametrize("around", [{"add": True}, {"slope": GELU_SLOPE[False], "aux": floats(500, 800)}], ids=str)
+@pytest.mark.parametrize("around", [{"add": True}, {"slope": "gelu", "kept": floats(500, 800)}], ids=str)
 def test_what_is_read_besides_is_loaded_exactly_by_columns_of_a_warp(around):
     binder, shape = binder_of(), (500, 800, 1236)
     a, b, out = operands(shape, False, True)
-    bind(binder, a, b, out, shape, False, True, form=Form(128), **around)
+    bind(binder, product_of(a, b, out, shape, False, True, **around), Tf32Tiling(128))
     held = [x for x in binder.calls[0].args if isinstance(x, TensorMap)][2]
-    assert held.buffer is around.get("aux", out) and held.exact
+    assert held.buffer is around.get("kept", out) and held.exact
     assert (held.sizes, held.strides, held.box) == ((800, 500, 1, 1), (800, 800, 800), (32, 128, 1, 1))
 
 
 def test_sums_are_those_of_exact_numbers():
     binder, shape = binder_of(), (768, 768, 8192)
-    bind(binder, *operands(shape, True), shape, True, False, sums=floats(768))
+    bind(binder, product_of(*operands(shape, True), shape, True, sums=floats(768)))
     a_map, b_map = (x for x in binder.calls[0].args if isinstance(x, TensorMap))
     assert b_map.exact and not a_map.exact
-    split = form_of(binder, shape, True, False).split
+    split = tiling_of(binder, shape, True, False).split
     assert "#define COLUMNS 1" in binder.calls[0].source
     assert [b.shape for b in binder.scratches[0]] == [(split, 768 * 768), (split, 768)]
     join = binder.calls[1]
@@ -192,25 +197,25 @@ def test_sums_are_those_of_exact_numbers():
 
 
 KINDS = {
-    "plain": {}, "relu": {"bias": floats(512), "relu": True, "bits": Buffer((512, 64), uint8)},
-    "mask": {"where": Buffer((512, 64), uint8)}, "add": {"add": True}, "sums": {"sums": floats(512)},
-    "gelu": {"bias": floats(512), "gelu": GELU[False], "aux": floats(512, 512)},
-    "slope": {"slope": GELU_SLOPE[False], "aux": floats(512, 512)},
-    "slope of tanh": {"slope": GELU_SLOPE[True], "aux": floats(512, 512)},
+    "plain": {}, "relu": {"bias": floats(512), "activation": "relu", "kept": Buffer((512, 64), uint8)},
+    "mask": {"slope": "relu", "kept": Buffer((512, 64), uint8)}, "add": {"add": True}, "sums": {"sums": floats(512)},
+    "gelu": {"bias": floats(512), "activation": "gelu", "kept": floats(512, 512)},
+    "slope": {"slope": "gelu", "kept": floats(512, 512)},
+    "slope of tanh": {"slope": "gelu_tanh", "kept": floats(512, 512)},
 }  # fmt: skip
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("form", [Form(192), Form(128), Form(64, stages=5)], ids=str)
+@pytest.mark.parametrize("tiling", [Tf32Tiling(192), Tf32Tiling(128), Tf32Tiling(64, stages=5)], ids=str)
 @pytest.mark.parametrize("trans", list(itertools.product((False, True), repeat=2)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiles_without_spills(kind, trans, form):
+def test_compiles_without_spills(kind, trans, tiling):
     pytest.importorskip("cuda.bindings.nvrtc")
-    if (kind == "sums" and trans[1]) or (form.rows < 192 and kind not in ("plain", "sums", "add")):
+    if (kind == "sums" and trans[1]) or (tiling.rows < 192 and kind not in ("plain", "sums", "add")):
         pytest.skip("refused, or registers are plenty")
     binder, shape = binder_of(), (512, 512, 512)
-    form = form._replace(rows=160) if kind.startswith("slope") and not trans[1] else form  # as form_of chooses
-    bind(binder, *operands(shape, *trans), shape, *trans, form=form, **KINDS[kind])
+    tiling = tiling._replace(rows=160) if kind.startswith("slope") and not trans[1] else tiling  # as tiling_of has it
+    bind(binder, product_of(*operands(shape, *trans), shape, *trans, **KINDS[kind]), tiling)
     launch = next(c for c in every_call(binder.calls) if c.function == "product")
     launch.check()
     cubin = compile_source(launch.source, "sm_90a")

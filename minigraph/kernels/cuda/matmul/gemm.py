@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import FLOATS, bfloat16, float16, float32
 
-from . import hopper_product, narrow_product, small_product
+from .product import Epilogue, Product
+from .registry import record, ways
 
 TILE = 16  # of gemm_int.cu
 HALVES = frozenset({float16, bfloat16})
@@ -60,36 +61,20 @@ def product(
 
 
 def _one_product(binder: Binder, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
-    """Floats through cuBLASLt or by kernels for few columns, integers by a kernel of our own."""
-    m, n, k, batch = facts["m"], facts["n"], facts["k"], facts.get("batch", 1)
+    """Floats through cuBLASLt or by kernels of our own, integers by one for them."""
+    m, n, k, batch, beta = facts["m"], facts["n"], facts["k"], facts.get("batch", 1), facts["beta"]
     if a.dtype in FLOATS:
-        variants: dict[str, Callable[[], None]] = {"product": partial(binder.gemm, a, b, c, **facts)}
+        library = {"product": partial(binder.gemm, a, b, c, **facts)}
+        if batch > 1 or beta not in (0.0, 1.0):
+            return library["product"]()
         trans = facts.get("trans_a", False), facts["trans_b"]
-        if batch == 1 and facts["beta"] in (0.0, 1.0):
-            add = facts["beta"] == 1.0
-            variants = with_kernels(variants, binder, a, b, c, (m, n, k), *trans, add=add)
-        if batch == 1 and not facts["beta"]:
-            own = narrow_product.product_variants(binder, a, b, c, m, n, k, *trans)
-            if own is not None:
-                kernel = {f"kernel for {min(m, n, k)} columns": own[0]}
-                variants = kernel | variants if own[1] else variants | kernel
-        return binder.choose(variants) if len(variants) > 1 else variants["product"]()
+        return record(binder, ways(binder, Product(a, b, c, (m, n, k), *trans, Epilogue(add=beta == 1.0)), library))
     tiles = blocks_for(m, TILE) * blocks_for(n, TILE) * batch
     binder.launch(
         "matmul/gemm_int.cu", "gemm_int", tiles, TILE * TILE, a, b, c, i64(m), i64(n), i64(k),
         i32(facts.get("trans_a", False)), i32(facts["trans_b"]), *(i64(s) for s in facts.get("strides", (0, 0, 0))),
         defines={"T": CUDA_TYPES[a.dtype]},
     )  # fmt: skip
-
-
-def with_kernels(
-    variants: dict[str, Callable[[], None]], binder: Binder, a: Buffer, b: Buffer, c: Buffer,
-    shape: tuple[int, int, int], trans_a: bool, trans_b: bool, **around: Any,
-) -> dict[str, Callable[[], None]]:  # fmt: skip
-    """The variants of a product and our kernels for it, in the order in which they are preferred."""
-    for kernels in (small_product, hopper_product):
-        variants = kernels.with_kernel(variants, binder, a, b, c, shape, trans_a, trans_b, **around)
-    return variants
 
 
 def matmul(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:

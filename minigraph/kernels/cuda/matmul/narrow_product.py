@@ -10,8 +10,6 @@ for weight gradients. See narrow_product.cu.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minigraph.kernels.cuda.elementwise.pointwise import compute_type
@@ -21,21 +19,75 @@ from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import float32, float64
 
+from .apart import activate, before_activation
+from .product import Product
+
+FILE = "matmul/narrow_product.cu"
 COLUMNS = 16  # at most
 FEW = 1024  # rows
 REGISTERS, MOST_UNDER_WAY = 88, 8  # of a thread for sums and what it reads; rows that it reads at a time, at most
 
 
-def suits(x: Buffer, w: Buffer, out: Buffer, trans_x: bool) -> bool:
-    """Whether x[..., K] @ w is such a product; `out` has its shape."""
-    return not trans_x and 1 <= out.shape[-1] <= COLUMNS and min(x.size, w.size, out.size) > 0
+def _way(product: Product) -> str | None:
+    """Which of the kernels computes a product, None where it is not narrow or its epilogue is of another kind."""
+    m, n, k = product.shape
+    around = product.epilogue
+    if min(product.shape) == 0 or product.out.dtype != product.a.dtype or around.add:
+        return None
+    plain = around.bias is None and around.activation == "none"
+    if not product.trans_a and around.sums is None:
+        if n <= COLUMNS and around.slope == "none":
+            return "forward"
+        return "input gradient" if k <= COLUMNS and plain and around.slope in ("none", "relu") else None
+    if product.trans_b or not product.trans_a or not plain or around.slope != "none":
+        return None
+    if n <= COLUMNS and not around.sums_of_a:
+        return "weight gradient"
+    return "transposed weight gradient" if m <= COLUMNS and (around.sums is None or around.sums_of_a) else None
 
 
-def comes_first(rows: int, columns: int, weight_gradient: bool = False) -> bool:
-    """Whether these kernels run where nothing was measured: where cuBLASLt has an odd number of columns."""
-    if weight_gradient:
+def _columns(product: Product) -> tuple[int, int]:
+    """The few columns, and the rows that meet them."""
+    m, n, k = product.shape
+    return {"forward": (n, m), "input gradient": (k, m), "weight gradient": (n, k)}.get(_way(product) or "", (m, k))
+
+
+def name(product: Product) -> str:
+    return f"kernel for {_columns(product)[0]} columns"
+
+
+def offered(binder: Binder, product: Product) -> bool:
+    """Products with a matrix of few columns."""
+    return _way(product) is not None
+
+
+def refusal(product: Product) -> str | None:
+    """None: what is offered can be computed."""
+    return None
+
+
+def preferred(binder: Binder, product: Product) -> bool:
+    """Where cuBLASLt has an odd number of columns."""
+    columns, rows = _columns(product)
+    if "weight" in (_way(product) or ""):
         return columns % 8 != 0 and (columns > 1 or rows <= FEW // 2)
     return columns % 8 != 0 and rows <= FEW
+
+
+def bind(binder: Binder, product: Product) -> None:
+    """Record the kernel, and behind it what it does not do itself: gelu, and relu with its mask."""
+    m, n, k = product.shape
+    a, b, out, around, way = product.a, product.b, product.out, product.epilogue, _way(product)
+    if way == "input gradient":
+        return bind_input_gradient(binder, a, b, around.mask, out, (m, n, k), not product.trans_b)
+    if way == "weight gradient":
+        return bind_weight_gradient(binder, a, b, out, around.sums, (k, m, n), False)
+    if way == "transposed weight gradient":
+        return bind_weight_gradient(binder, b, a, out, around.sums, (k, n, m), True)
+    itself = around.activation == "relu" and around.kept is None
+    bind_forward(binder, a, b, around.bias, before_activation(product), (m, k, n), product.trans_b, itself)
+    if not itself:
+        activate(binder, product)
 
 
 def _facts(
@@ -59,8 +111,10 @@ def bind_forward(
     group = 1 if rows <= binder.device.multiprocessors else 2 if rows <= 4 * binder.device.multiprocessors else 4
     around = {"BIAS": int(bias is not None), "RELU": int(relu)}
     defines = _facts(w, n, trans_w, group * n, group + n, FORWARD=1, ROWS=group, **around)
-    binder.launch("matmul/narrow_product.cu", "forward", blocks_for(rows, group), 256, x, w, w if bias is None else bias, out,
-                  i64(rows), i64(inner), defines=defines, form=Narrow(defines, shape, trans_w))  # fmt: skip
+    binder.launch(
+        FILE, "forward", blocks_for(rows, group), 256, x, w, w if bias is None else bias, out, i64(rows), i64(inner),
+        defines=defines, form=Narrow(defines, shape, trans_w),
+    )  # fmt: skip
 
 
 def bind_input_gradient(
@@ -72,9 +126,10 @@ def bind_input_gradient(
     piece = max(4, blocks_for(rows * across, 4 * binder.device.multiprocessors))
     width = mask.shape[-1] if mask is not None else 0
     defines = _facts(d, n, trans_w, n, n, MOST_UNDER_WAY // 2, INPUT_GRAD=1, MASK=int(mask is not None))
-    binder.launch("matmul/narrow_product.cu", "input_grad", across * blocks_for(rows, piece), 128, d, w, w if mask is None else mask,
-                  dx, i64(rows), i64(inner), i64(width), i64(piece),
-                  defines=defines, form=Narrow(defines, shape, trans_w))  # fmt: skip
+    binder.launch(
+        FILE, "input_grad", across * blocks_for(rows, piece), 128, d, w, w if mask is None else mask, dx, i64(rows),
+        i64(inner), i64(width), i64(piece), defines=defines, form=Narrow(defines, shape, trans_w),
+    )  # fmt: skip
 
 
 def bind_weight_gradient(
@@ -94,25 +149,10 @@ def bind_weight_gradient(
         kept = float64 if x.dtype == float64 else float32
         facts["U"] = CUDA_TYPES[kept]
         to_w, to_b = (b and binder.scratch((pieces, b.size), kept) for b in (dw, db))
-    binder.launch("matmul/narrow_product.cu", "weight_grad", across * pieces, 512, x, d, to_w, to_b or to_w, i64(rows), i64(inner),
-                  i64(piece), defines=facts)  # fmt: skip
+    binder.launch(
+        FILE, "weight_grad", across * pieces, 512, x, d, to_w, to_b or to_w, i64(rows), i64(inner), i64(piece),
+        defines=facts,
+    )  # fmt: skip
     for part, whole in ((to_w, dw), (to_b, db)):
         if part is not None and whole is not None and pieces > 1:
             bind_sum_to(binder, part, whole, (whole.size,))
-
-
-def product_variants(
-    binder: Binder, a: Buffer, b: Buffer, c: Buffer, m: int, n: int, k: int, trans_a: bool, trans_b: bool
-) -> tuple[Callable[[], None], bool] | None:
-    """What records c = op(a) @ op(b) with one of these kernels, and whether it comes first; None where none fits."""
-    if c.dtype != a.dtype:
-        return None
-    if not trans_a and n <= COLUMNS:
-        return partial(bind_forward, binder, a, b, None, c, (m, k, n), trans_b), comes_first(m, n)
-    if not trans_a and k <= COLUMNS:
-        return partial(bind_input_gradient, binder, a, b, None, c, (m, n, k), not trans_b), comes_first(m, k)
-    if trans_a and not trans_b and n <= COLUMNS:
-        return partial(bind_weight_gradient, binder, a, b, c, None, (k, m, n), False), comes_first(k, n, True)
-    if trans_a and not trans_b and m <= COLUMNS:
-        return partial(bind_weight_gradient, binder, b, a, c, None, (k, n, m), True), comes_first(k, m, True)
-    return None
