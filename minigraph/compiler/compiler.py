@@ -2,8 +2,8 @@
 
     program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
 
-Compiled once for each set of fetched names, since a fetched value must survive every pass, and once more for runs with
-`use_prune`: what is left out must not be in one kernel with what runs.
+A program is compiled once for each set of fetched names, since a fetched value must survive every pass. It is compiled
+once more for runs with `use_prune`: operators that do not run must not share a kernel with operators that do.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class CompiledProgram(NotPickled):
         return self._latest_or_new().after
 
     def diff(self) -> str:
-        """What the passes changed, one operator per line, `-` before and `+` after."""
+        """The changes of the passes, one operator per line, `-` before and `+` after."""
         return diff(self.before, self.after)
 
     def explain(self) -> str:
-        """For each pass what was applied, what was refused and why, the nearest miss; which other flags are on and off.
+        """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
-        After a run on a GPU also what its kernels do otherwise than the operators ask.
+        After a run on a GPU also where its kernels differ from what the operators ask for.
         """
         compilation = self._latest_or_new()
         reports = compilation.reports
@@ -113,7 +113,7 @@ class CompiledProgram(NotPickled):
     def memory_report(
         self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Place | None = None
     ) -> MemoryReport:
-        """What temporaries a run needs: planned peak, largest residents, what sharing saves; print it.
+        """The memory of a run's temporaries: planned peak, largest residents, savings by sharing; print it.
 
         feed        {data variable or its name: array or shape}; needed where its sizes are not all declared
         fetch_list  as for Executor.run: fetched values live to the end

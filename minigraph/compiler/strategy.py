@@ -2,8 +2,8 @@
 
 PASSES is the whole pipeline, one row for each flag, applied in this order. A row says after which
 others it must stand and with which flags it cannot be on together, and why. In another order results
-would be the same, only less would be rewritten. To add a pass: a file in passes/, a row here, a field
-of BuildStrategy with its line of documentation.
+would be the same, only less would be rewritten. docs/add_a_fusion.md says how to add a pass: a file in
+passes/, a row here, a field of BuildStrategy with its line of documentation, a fixture.
 """
 
 from __future__ import annotations
@@ -173,9 +173,9 @@ class BuildStrategy(NotPickled):
 
     memory_efficient_attention        attention that is written out becomes one operator without the matrix of its
                                       probabilities, gradients included; alias fuse_dot_product_attention, as in Paddle
-    constant_folding                  what depends on constants only is computed while compiling
-    dead_code_elimination             what nobody reads is not computed
-    common_subexpression_elimination  what is computed twice is computed once
+    constant_folding                  values that depend on constants only are computed while compiling
+    dead_code_elimination             values without a reader are not computed
+    common_subexpression_elimination  a value that is computed twice is computed once
     remove_redundant_cast             casts to a wider type and back go, where that is exact
     remove_redundant_transpose        transposes in a row become one, or none
     fuse_matmul_transpose             matrix products read operands instead of their transposes
@@ -187,7 +187,7 @@ class BuildStrategy(NotPickled):
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
-    fuse_adamw                        likewise for updates of type adamw only
+    fuse_adamw                        all updates of type adamw are one operator
     foreach_optimizer_ops             each elementary operation of the updates runs once over the whole list
 
     Of the run, on unless switched off:
@@ -196,7 +196,7 @@ class BuildStrategy(NotPickled):
     memory_optimize           values whose lives do not overlap share memory
     and off unless switched on:
     autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
-                              what is clearly faster is kept, and remembered on disk
+                              the clearly fastest is kept, and remembered on disk
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table
@@ -207,10 +207,10 @@ class BuildStrategy(NotPickled):
                               error that names it, and such a run changes nothing (docs/check_nan_inf.md). Slow;
                               set_flags({"FLAGS_check_nan_inf": 1}) does the same for all programs
 
-    verify               "structure" checks the graph's invariants after all passes, and where one is broken or
-                         a pass fails after each of them, to name it; "off" does not; "each_pass" always does so
-                         after each pass, and also runs the program before and after it in float64 on made-up
-                         data and compares every value that both have
+    verify               "off" checks nothing. "structure" checks the graph's invariants after all passes; where one
+                         is broken, or a pass fails, the passes run again with a check after each, to name it.
+                         "each_pass" checks after each pass at once. It also runs the program before and after each
+                         pass in float64 on made-up data and compares every value that both have
     debug_graphviz_path  a path: the graph before and after is written there in DOT (see dump files)
 
     The fields of Paddle's BuildStrategy that follow are accepted; `explain()` names each one that is
@@ -319,7 +319,7 @@ class BuildStrategy(NotPickled):
         self.__dict__["_compiled"] = True
 
     def run_options(self) -> RunOptions:
-        """What Plans need to know."""
+        """The options that Plans read."""
         options = RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
         return options.checking() if options.check_nan_inf else options
 

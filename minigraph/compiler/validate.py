@@ -1,13 +1,13 @@
 """Validation of a pass: the program before and after it computes the same, tried on made-up numbers.
 
-Both programs are interpreted operator by operator with the reference functions, in float64 whatever
-their float types are, so what differs is the rewrite and not the rounding. An unknown size is a
-small prime, one for each axis; floats are normal, weights such that products stay as large as what they
-multiply, ints and labels 0 or 1, states between 0 and 1.
+Both programs are interpreted operator by operator with the reference functions. All floats are
+float64, so a difference comes from the rewrite and not from rounding. An unknown size is a small
+prime, one for each axis. Floats are normal; weights keep products as large as their operands; ints
+and labels are 0 or 1; states lie between 0 and 1.
 
-It cannot see: kernels that are not the reference (CUDA, `cpu=` variants, low precision), buffers
-and schedules of the Executor, what differs only for other sizes or values than those made up, and
-whatever becomes NaN on both sides. Programs that cannot run on such numbers (an index that must be
+It cannot see kernels that are not the reference (CUDA, `cpu=` variants, low precision), buffers and
+schedules of the Executor, a difference that shows only for other sizes or values, and a value that
+becomes NaN on both sides. Programs that cannot run on such numbers (an index that must be
 larger than 1, feeds whose sizes must differ on one axis) are not checked; `validate` says why.
 """
 

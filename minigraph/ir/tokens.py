@@ -46,7 +46,7 @@ class Token(NamedTuple):
 
 
 class Line:
-    """The tokens of one line and how many of them are taken; `#` after a space starts a comment."""
+    """The tokens of one line and how many are taken; `#` after a space starts a comment."""
 
     def __init__(self, number: int, source: str) -> None:
         self.number, self.source, self.position = number, source, 0

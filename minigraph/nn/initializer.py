@@ -1,7 +1,7 @@
 """Initialisers: each appends to the startup program the operator that fills a parameter.
 
 fan_in and fan_out of a weight [in, out] are its sizes; of a rank above 2 (out, in, window...) they are
-multiplied by the window's size. A vector counts as both. `name` is Paddle's and says nothing here.
+multiplied by the window's size. A vector counts as both. `name` is Paddle's and has no effect.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Layer:
     """Base of all layers: `layer(x)` calls `forward(x)`, which appends operators.
 
     Parameters and Layers that are set as attributes are found by parameters() and sublayers().
-    training  what dropout asks; train() and eval() set it for the layer and all below
+    training  read by dropout; train() and eval() set it for the layer and all below
     """
 
     training: bool
@@ -31,7 +31,7 @@ class Layer:
         self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What a subclass does to its inputs."""
+        """The operators that a subclass appends for its inputs."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

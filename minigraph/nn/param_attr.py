@@ -45,7 +45,7 @@ class ParamAttr:
 
     @staticmethod
     def of(attr: Any) -> ParamAttr | None:
-        """The ParamAttr for what a layer's `weight_attr` may be; None for False, which means no parameter.
+        """The ParamAttr for a layer's `weight_attr`; None for False, which means no parameter.
 
         None and True stand for the defaults, a str for a name, an initializer for itself.
         """

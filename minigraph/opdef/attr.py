@@ -11,15 +11,15 @@ import numpy as np
 from minigraph.types import as_dtype
 
 Ints = tuple[int, ...]  # annotation of an attribute that is a tuple of ints
-Floats = tuple[float, ...]  # likewise of floats
-Texts = tuple[str, ...]  # likewise of strings
+Floats = tuple[float, ...]  # annotation of a list of floats
+Texts = tuple[str, ...]  # annotation of a list of strings
 Number = float | int | bool
 Numbers = tuple[Number, ...]
 DTypeAttr = np.dtype  # annotation of an attribute that is a data type
 
 
 class Attr(NamedTuple):
-    """An attribute: what it must be, how a user's value is brought into canonical form, its default."""
+    """An attribute: its kind, its default, and the canonical form of a user's value."""
 
     kind: str
     coerce: Callable[[Any], Any]

@@ -5,8 +5,8 @@
     y1 = sum(X=[y0, x2])
 
 `x0, x1, ...` are the fused operator's inputs, `s0, ...` inputs of which only shape and type are used, `y0, ...` its
-outputs; other names live inside. `_` is an output that nobody wants. The numbers of random members key their draws.
-A body is data from anywhere: each line is checked against the definition of its operator.
+outputs. Other names are inner values, and `_` is an output that is not wanted. The number of a random member keys its
+random numbers. A body may come from any text, so each line is checked against the definition of its operator.
 
     Layout    how the values of a body lie beside each other: all have one shape, or one element for each row
 """
@@ -179,7 +179,7 @@ class Layout:
 
     row    the first axis of a row, where members work on rows; else None
     kinds  of each name: whole (broadcasts to `shape`), row (one element for each row), column (one for each place in a
-           row), sum (likewise, summed over rows)
+           row), sum (as column, summed over rows)
     """
 
     shape: Shape
@@ -280,7 +280,7 @@ class FusedBody(NamedTuple):
 def fused_body(
     body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
 ) -> FusedBody:
-    """What kernels need to know of a body; `lifted` as in infer_body."""
+    """The facts of a body that kernels need; `lifted` as in infer_body."""
     members = parse_body(tuple(body))
     types = infer_body(members, x, like, lifted)
     try:

@@ -8,13 +8,13 @@
 The NumPy function is the operator's definition and the float64 oracle of every test. Its
 positional parameters are the input slots (a default of None makes a slot optional, the annotation
 `Arrays` makes it a list), its keyword-only parameters are the attributes with their types and
-defaults, its docstring is the documentation. Written once, read from there by everybody.
+defaults, its docstring is the documentation. All of it is written once and read from there.
 
-Some keyword-only names are no attributes; a function that lists one of them is given it:
+Some keyword-only names are no attributes. A function that lists such a name is given its value:
     out    tuple with an array or None for each output slot, to be written in place
     needs  frozenset of the output slots that somebody reads
     rng    (seed, operator's number, step) for counter-based random numbers
-    lifted whether floats are float64 whatever their types are, as validation computes
+    lifted whether every float is computed in float64, as validation does
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ INJECTED = frozenset({"out", "needs", "rng", "lifted"})
 
 TRAITS = {
     "elementwise": "each output element depends on the input elements at its (broadcast) place",
-    "pointwise": "likewise, but where an operand was broadcast: its gradient is a sum",
+    "pointwise": "as elementwise, except where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
     "view": "the outputs show the memory of the first input whose values are read",
@@ -178,7 +178,7 @@ class OpDef:
     def grad(self, function: Callable[..., Any]) -> OpDef:
         """The gradient rule: `_(g, <what backward keeps>, Out_grad, *, attrs)`.
 
-        Parameters name input slots, output slots and `<output slot>_grad`: they ARE what is kept
+        Parameters name input slots, output slots and `<output slot>_grad`: exactly these values are kept
         for backward. A loss that depends on another float output is refused. The rule emits operators
         through `g` (and the operators on variables) and returns the gradients of the input slots in
         their order, None where there is none.
@@ -234,7 +234,7 @@ class OpDef:
 
     @cached_property
     def gpu_bind(self) -> Callable[..., None]:
-        """What records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
+        """The function that records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
         if self.cuda is not None:
             bind = "bind_expression" if self.gpu is None else self.type
             return partial(getattr(_cuda_module(self.gpu or "elementwise.elementwise"), bind), self.cuda)
@@ -244,7 +244,7 @@ class OpDef:
 
     @cached_property
     def grad_parameters(self) -> tuple[str, ...]:
-        """What the gradient rule keeps: its positional parameters after `g`."""
+        """The values that the gradient rule reads: its positional parameters after `g`."""
         assert self.grad_function is not None
         parameters = inspect.signature(self.grad_function).parameters.values()
         return tuple(p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD)[1:]

@@ -106,7 +106,7 @@ def dense(
     layout: str, scale: float | None, causal: bool, bottom_right: bool, window: Ints | None, masked_score: float,
     dropout: float, is_test: bool,
 ) -> Dense:  # fmt: skip
-    """The scores and what belongs to them, heads of K and V repeated for their groups of query heads."""
+    """The scores of a call, heads of K and V repeated for their groups of query heads."""
     q, k, v = (heads_first(x, layout) for x in (Q, K, V))
     groups = q.shape[1] // k.shape[1] if k.shape[1] else 1
     keys, values = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)

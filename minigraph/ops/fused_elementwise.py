@@ -1,8 +1,9 @@
 """Several operators that work element by element, or on rows, as one: `fuse_elementwise` makes it.
 
-What it computes is its body, see minigraph/opdef/body.py. The reference runs the members' references one after the other; on
-a CPU blocks of the values go through all members while they lie in the cache; on a GPU the body becomes one kernel.
-16-bit floats are float32 between the members and are rounded where they are written; a cast rounds where it stands.
+Its body says what it computes, see minigraph/opdef/body.py. The reference runs the members' references one after the
+other. On a CPU blocks of the values go through all members while they lie in the cache. On a GPU the body becomes one
+kernel. 16-bit floats are float32 between the members and are rounded where they are written. A cast rounds where it
+stands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The key of an operator's random numbers as a value, for operators that draw the same ones twice."""
+"""The key of an operator's random numbers as a value, for two operators that need the same numbers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     require(last < len(sizes), f"shape {list(shape)} copies the size of axis {last}, X has rank {len(sizes)}")
     rest = [size for axis, size in enumerate(sizes) if axis not in copied]
     known, asked = math.prod(s for s in rest if s >= 0), math.prod(s for s in shape if s > 0)
-    unknown = -1 in rest and known != 0  # then what is there is some multiple of `known`
+    unknown = -1 in rest and known != 0  # then the sizes not copied make a multiple of `known`
     if -1 in shape:
         fits, left = unknown or known % asked == 0, -1 if unknown else known // asked
     else:

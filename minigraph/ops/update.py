@@ -143,7 +143,7 @@ def _infer_lists(op_type: str, slots: Slots, inputs: tuple[Any, ...], attrs: dic
 
 
 def check_update(op_type: str, attrs: dict[str, Any], types: Types) -> None:
-    """Gradient and states fit the parameter; what is one number has one element."""
+    """Gradient and states fit the parameter; a slot that is one number has one element."""
     param, grad, rate = types["Param"], types["Grad"], types["LearningRate"]
     update, slots = update_of(op_type, attrs), slots_of(op_type)
     require(param.is_float, f"Param is {param}, only floats can be updated", DTypeError)

@@ -1,4 +1,4 @@
-"""Steps along a running mean of gradients, divided by their running magnitude: Adam and what came of it."""
+"""Adam and its relatives: steps along a running mean of gradients, divided by their running magnitude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients divided by the magnitude that they have had, without a running direction: Adagrad, Adadelta, RMSProp."""
+"""Adagrad, Adadelta, RMSProp: gradients divided by their past magnitude, without a running mean."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Optimizer:
                      learning_rate is a factor; all trainable parameters that the loss depends on for None
     weight_decay     a number (L2) or a regularizer; a parameter's own regularizer beats it
     grad_clip        a ClipGradBy... object
-    multi_precision  16-bit parameters are updated in float32 copies of them; without effect for others
+    multi_precision  16-bit parameters are updated in float32 copies; without effect for others
     name             stands in the names of the states, between parameter and state
 
     A subclass says which operator updates a parameter, and with which states and numbers:

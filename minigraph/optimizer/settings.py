@@ -15,7 +15,7 @@ Check = Callable[[str, Any], Any]
 
 
 def regularizer(value: Any) -> Any:
-    """A regularizer from what a user gives as weight_decay."""
+    """A regularizer from a user's weight_decay."""
     if value is None or isinstance(value, WeightDecayRegularizer):
         return value
     return L2Decay(check_number("weight_decay", value))

@@ -2,9 +2,9 @@
 
     relu_grad(X, matmul_grad(X, Y, Out_grad).X_grad) -> fused_gemm_epilogue_grad(Out_grad, X, Y, ReserveSpace).DX
 
-The third equation of fuse_gemm_epilogue, for a product that has no bias and so is no fused operator itself. Y may
-have leading axes of size 1, as weights that are fed often have: a matrix in disguise. Saves one write and one read of
-the product and the read of X; the fused operator that wrote X keeps one bit for each element instead.
+This is the third equation of fuse_gemm_epilogue, for a product without bias, which is no fused operator itself. Y may
+have leading axes of size 1, as weights that are fed often have. It saves one write and one read of the product, and
+the read of X. The fused operator that wrote X keeps one bit for each element instead.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     cast(cast(X, wide), X's type)    ->  X
     cast(X, X's type)                ->  X
 
-Only what is exact: float32 to float64 and back is nothing, float32 to bfloat16 and back rounds and
-stays. Floats that become ints on the way out stay too: what lies outside of the int's range has no
-defined value, and may have another one by another way.
+Only exact pairs go: float32 to float64 and back is nothing; float32 to bfloat16 and back rounds, so
+it stays. Casts from floats to ints stay too: a float outside the int's range has no defined result,
+and by another way it may have another one.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Block(PartOfProgram):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is appended inside stays only if all of it is accepted."""
+        """Operators appended inside stay only if all are accepted."""
         ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
         try:
             yield
@@ -123,7 +123,7 @@ class Block(PartOfProgram):
         """Add an operator at the end: the one way in which a Program grows.
 
         inputs   {slot: variable, name or list of them}
-        outputs  likewise; the variables exist already. Their types must fit the inferred ones.
+        outputs  in the same form; the variables exist already, and their types must fit the inferred ones.
         """
         for what, slots in (("inputs", inputs), ("outputs", outputs), ("attrs", attrs)):
             require(

@@ -78,7 +78,7 @@ class Builder:
 
 
 class GradNeeds:
-    """What gradient rules ask of their `g`: which input slots of the forward operator need a gradient."""
+    """Tells gradient rules, through their `g`, which input slots of the forward operator need a gradient."""
 
     needs: Collection[str] = ()
 
@@ -124,7 +124,7 @@ def as_variable(value: Any, what: str) -> Variable:
 def grads_by_input(
     inputs: Mapping[str, Sequence[Any]], slots: Sequence[Slot], result: Any
 ) -> list[tuple[str, Any, Any]]:
-    """(slot, input, gradient) triples from what a gradient rule returned."""
+    """(slot, input, gradient) triples from the result of a gradient rule."""
     if not isinstance(result, tuple):
         result = (result,)
     triples = []

@@ -15,9 +15,9 @@
     fetch out
 
 An operator that only updates persistable variables in place is written without its outputs.
-Declared are variables that exist before the first operator: `data` is fed, `param` trained, `state`
-any other persistable. `var` declares what no operator line tells: a temporary that is not written
-before it is read, or one that is `frozen` (stop_gradient) by hand. Data and states are frozen
+Variables that exist before the first operator are declared: `data` is fed, `param` is trained,
+`state` is any other persistable. `var` declares a temporary that the operators' lines do not tell:
+one that is not written before it is read, or that is `frozen` (stop_gradient) by hand. Data and states are frozen
 unless the line says `live`.
 
     for out        the grad operator of the forward operator that writes `out`; `out#1` is the second
@@ -46,7 +46,7 @@ KEYWORDS = frozenset({
     "program", "seed", "data", "param", "state", "var", "frozen", "live", "persistable",
     "forward", "backward", "optimize", "for", "of", "in", "number", "fetch",
 })  # fmt: skip
-WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to here; what is longer sticks out
+WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to this width; longer text sticks out
 
 Parts = tuple[str, str, str]  # output names, their types, the call
 
@@ -213,7 +213,7 @@ def _attr(value: Any) -> str:
 
 
 def _tail(op: Operator, position: int, writers: dict[str, list[Operator]]) -> str:
-    """What follows the call: the forward operator, the name scope, the number."""
+    """The text behind the call: the forward operator, the name scope, the number."""
     tail = ""
     if op.forward is not None:
         first = first_output(op.forward)

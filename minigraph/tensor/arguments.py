@@ -103,7 +103,7 @@ def _check_fits(value: Number, dtype: np.dtype) -> None:
 
 
 def operands(x: Any, y: Any, call: str) -> tuple[Variable, Variable]:
-    """Two operands as Variables of one type; at least one of them is a Variable already."""
+    """Two operands as Variables of one type; at least one is a Variable already."""
     if isinstance(x, Variable) and isinstance(y, Variable):
         return promoted(x, y)
     if isinstance(y, Variable):

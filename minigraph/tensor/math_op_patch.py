@@ -1,7 +1,7 @@
 """Operators and methods of Variables: `x + 1`, `x @ w`, `x < y`, `x[1:]`, `x.sum()`.
 
-program.py knows nothing of operators on numbers, so they are hung on Variable here, from three
-tables. New variables are called `tmp_0`, `tmp_1`, ... as in Paddle.
+The package `program` knows no operators, so this file adds them to Variable, from three tables. New
+variables are called `tmp_0`, `tmp_1`, ... as in Paddle.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "cty
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
 # Flags of Paddle, and how many threads a process may use: words and numbers, read once.
-READS_ENVIRONMENT = {"flags.py", "kernels/cores.py"}
+READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))

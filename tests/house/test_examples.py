@@ -1,4 +1,4 @@
-"""The examples and the README's code run as a user runs them, and do what they promise."""
+"""The examples and the code of all pages run as a user runs them, and do what they promise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from minigraph.ir.text import parse
+from tests.house.test_recipes import RECIPES
+from tests.support.pages import ROOT, blocks, pages
 
-ROOT = Path(__file__).parents[2]
 pytest.importorskip("sklearn", reason="needs the examples extra")
 pytest.importorskip("matplotlib", reason="needs the examples extra")
-
-
-def readme_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def run_python(folder: Path, *arguments: str) -> str:
@@ -32,54 +29,39 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 
 def test_the_readme_prints_what_it_says(tmp_path):
-    """Times aside: they are another machine's."""
-    (tmp_path / "train.py").write_text(readme_blocks("python")[0])
-    printed, said = run_python(tmp_path, "train.py"), readme_blocks("text")[0]
-    printed, said = (re.sub(r" +[0-9.]+ ms", " ms", text).strip() for text in (printed, said))
-    assert printed == said
+    """Times aside: they are another machine's. `...` stands for lines that are left out."""
+    code, said = (next(b.code for b in blocks("README.md") if b.language == name) for name in ("python", "text"))
+    (tmp_path / "train.py").write_text(code)
+    printed = re.sub(r" +[0-9.]+ ms", " ms", run_python(tmp_path, "train.py"))
+    shown = re.escape(re.sub(r" +[0-9.]+ ms", " ms", said)).replace(re.escape("...\n"), r"(.*\n)*")
+    assert re.fullmatch(shown, printed), printed
 
 
-def test_the_operator_of_the_readme_passes_the_table_test(tmp_path):
-    (tmp_path / "softsign.py").write_text("import minigraph\n" + readme_blocks("python")[1])
-    arguments = ["-m", "pytest", "-q", "-p", "softsign", str(ROOT / "tests" / "test_ops.py"), "-k", "softsign"]
-    printed = run_python(tmp_path, *arguments, "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider")
-    passed = re.search(r"(\d+) passed", printed)
-    assert passed
-    assert int(passed[1]) >= 8
+def code_of(page: Path) -> str:
+    """The python blocks of a page as one script with the page's line numbers, those for a GPU left out."""
+    lines: list[str] = []
+    for block in blocks(page):
+        if block.language == "python" and not block.marks:
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    return "\n".join(lines)
 
 
-MERGE_SCALES = """
-import minigraph
-from minigraph.ir.convert import to_graph, to_program
-from minigraph.ir.text import parse
-from minigraph.ir.verify import verify
-from minigraph.passes.engine.log import PassReport
-from minigraph.compiler.validate import validate
-from fusion import merge_scales
-
-before = parse('''program p
-  data x : f32[2]
-forward
-  a : f32[2] = scale(X=x) {scale=2.0}
-  b : f32[2] = scale(X=a) {scale=3.0}
-  c : f32[2] = scale(X=b) {bias=1.0}
-fetch c''')
-graph = to_graph(before)
-report = PassReport("merge_scales")
-merge_scales(graph, report)
-verify(graph)
-after = to_program(graph, before)
-print(len(report.applied), validate(before, after, "merge_scales", before.fetched))
-print(after)
-"""
+@pytest.mark.parametrize(
+    "page", [p for p in pages() if code_of(p) and p.relative_to(ROOT).as_posix() not in RECIPES], ids=lambda p: p.name
+)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    """Its blocks run in order, in one namespace, without a warning."""
+    (tmp_path / f"{page.stem}.py").write_text(code_of(page))
+    run_python(tmp_path, "-W", "error", f"{page.stem}.py")
 
 
-def test_the_fusion_of_the_readme_fuses(tmp_path):
-    (tmp_path / "fusion.py").write_text(readme_blocks("python")[2])
-    (tmp_path / "merge_scales.py").write_text(MERGE_SCALES)
-    applied, *program = run_python(tmp_path, "merge_scales.py").splitlines()
-    assert applied == "1 None"
-    assert program[3:] == ["  b : f32[2] = scale(X=x) {scale=6.0}", "  c : f32[2] = scale(X=b) {bias=1.0}", "fetch c"]
+def test_every_block_of_code_is_run_or_says_why_not():
+    """`python gpu` needs a GPU, `python skip` another machine or file; recipes have a test of their own."""
+    for page in pages():
+        marks = {mark for block in blocks(page) if block.language == "python" for mark in block.marks}
+        assert marks <= {"gpu", "skip"}, page
+        fences = len(re.findall(r"^ *```py", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert fences == sum(block.language == "python" for block in blocks(page)), page
 
 
 def train_mlp(out: Path, *arguments: str) -> str:

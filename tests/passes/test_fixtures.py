@@ -1,4 +1,4 @@
-"""Passes on programs in text: tests/fixtures/<pass>.txt holds titled programs before and after.
+"""Passes on programs in text: fixtures/<pass>.txt holds titled programs before and after.
 
     ==== title
     program ...

@@ -1,12 +1,12 @@
 """A gradient is added to others by the product that computes it, which then has beta = 1.
 
     sum([A, matmul_grad(X, Y, D).Y_grad])            ->  matmul_accumulate(X, D, Acc=A, trans_x=True)
-    elementwise_add(A, cast(matmul_grad(X, Y, D).Y_grad))  ->  likewise: A in float32 takes the product's own sums
+    elementwise_add(A, cast(matmul_grad(X, Y, D).Y_grad))  ->  the same: A in float32 takes the product's own sums
 
-and so for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the gradient and the pass
-that reads and writes it: for tied weights, for several users of one value, and for gradients that a
-state collects over steps. Refused where somebody else reads the gradient. Gradients of slices that fill one array
-together are joined: slice_grads.py.
+The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
+gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
+collects over steps. Refused where another operator reads the gradient. slice_grads.py joins gradients of slices that
+fill one array together.
 """
 
 from __future__ import annotations

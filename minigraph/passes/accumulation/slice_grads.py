@@ -3,9 +3,9 @@
     sum([slice_grad(X, A, rows 0 to 2), slice_grad(X, B, rows 2 to 5)])      ->  concat([A, B])
     sum([slice_grad(X, A, row 0 dropped), slice_grad(X, B, row 1 dropped)])  ->  stack([A, B])
 
-Each slice_grad is an array of X's size that is zero but for a part, so the sum of n of them moves n times what there
-is to move. It saves them: for Q, K and V that are slices of one projection, for instance. Refused where slices overlap
-or are not along one axis, and where somebody else reads a gradient. (A sum would give 0.0 for -0.0.)
+Each slice_grad is an array of X's size that is zero outside its slice, so the sum of n such arrays moves n times as
+much memory as their contents. An example are Q, K and V that are slices of one projection. Refused where slices
+overlap or are not along one axis, and where another operator reads a gradient. (A sum would give 0.0 for -0.0.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST = 1 << 62  # a rank behind all others of one place
 
 
 class Piece(NamedTuple):
-    """What a slice_grad fills of its output: places start to stop of an axis, which the slice dropped or not."""
+    """The part of its output that a slice_grad fills: places start to stop of an axis, dropped by the slice or not."""
 
     start: int
     stop: int

@@ -61,7 +61,7 @@ class Modifier:
 
 @dataclass
 class Attention:
-    """What was found; modifiers from the last one to the first."""
+    """An attention that was found; modifiers from the last one to the first."""
 
     ops: dict[OpNode, None] = field(default_factory=dict)
     constants: list[VarNode] = field(default_factory=list)

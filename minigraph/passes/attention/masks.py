@@ -37,7 +37,7 @@ class Steps(NamedTuple):
         return Steps(self.bounds, float(function(self.inside)), float(function(self.outside)))
 
     def forms(self) -> tuple[Steps, ...]:
-        """All ways to say the same: what one half of the positions is not, the other half is."""
+        """All forms of the same mask: the positions outside one half are the other half."""
         low, high = self.bounds
         if low == -math.inf and high < math.inf:
             return self, Steps((high + 1, math.inf), self.outside, self.inside)
@@ -100,7 +100,7 @@ def constant_of(v: VarNode) -> float | None:
 
 
 def value_of(v: VarNode) -> Value:
-    """What the elements of `v` are by their place."""
+    """The elements of `v` as a function of their place."""
     op = v.producer
     if op is None or v.version or v.next_version is not None:
         return None
@@ -194,7 +194,7 @@ def _checked(x: Steps) -> Steps | None:
 
 
 def _reshaped(op: OpNode, x: Value) -> Value:
-    """Constants stay constant; what runs along one axis may get axes of size 1 around it."""
+    """Constants stay constant; a value that runs along one axis may get axes of size 1 around it."""
     if isinstance(x, Steps) and x.constant is not None:
         return x
     source, result = next(iter(op.input_vars)).type.shape, next(op.output_vars).type.shape
@@ -214,7 +214,7 @@ def _reshaped(op: OpNode, x: Value) -> Value:
 
 
 def _sliced(op: OpNode, x: Value) -> Value:
-    """Part of what runs along the last two axes; places count from its first element."""
+    """Part of a value that runs along the last two axes; places count from its first element."""
     if isinstance(x, Steps) and x.constant is not None:
         return x
     shape, attrs = next(iter(op.input_vars)).type.shape, op.attrs
@@ -266,7 +266,7 @@ def _rounded(value: float, dtype: np.dtype) -> float:
 
 
 def _typed(x: Value, dtype: np.dtype) -> Value:
-    """What a type makes of a value; None where integers wrap, or places are no whole numbers.
+    """A value after a cast to a type; None where integers wrap, or places are no whole numbers.
 
     Of floats the number stays, for programs that are evaluated in float64, but where the type has 0 or infinity for it.
     """

@@ -42,7 +42,7 @@ class Position(NamedTuple):
 
 
 def position_of(modifier: Modifier, found: Attention) -> Position | None:
-    """What a modifier hides by position alone; None if it is no such mask of the scores."""
+    """The positions that a modifier hides by position alone; None if it is no such mask of the scores."""
     steps, sizes = modifier.steps, sizes_of(found)
     if steps is None or modifier.source.type.shape[-2:] != sizes or steps.constant is not None:
         return None
@@ -65,7 +65,7 @@ def position_of(modifier: Modifier, found: Attention) -> Position | None:
 
 
 def sizes_of(found: Attention) -> tuple[int, int]:
-    """How many queries and keys the scores have, -1 for what is known only at run time."""
+    """How many queries and keys the scores have; -1 for a number that is known only at run time."""
     assert found.scores is not None
     queries, keys = found.scores.type.shape[-2:]
     return queries, keys
@@ -102,7 +102,7 @@ def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
 
 
 def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
-    """Attributes for what is hidden by position, and the modifiers that stay arrays."""
+    """Attributes for the positions that are hidden, and the modifiers that stay arrays."""
     sizes = sizes_of(found)
     masks = [(m, position_of(m, found)) for m in found.modifiers if m.kind != "times"]
     alone = all(p is not None for _, p in masks)
@@ -152,7 +152,7 @@ class AttentionMatch(Match):
 
 
 class AttentionPattern:
-    """Stands in for a Pattern: what matches is found by walking."""
+    """Stands in for a Pattern: a match is found by walking."""
 
     root_type = "matmul"
 
@@ -251,7 +251,7 @@ def arranged(g: GraphBuilder, operand: Operand | None, layout: str, split: tuple
 
 
 def regrouped(g: GraphBuilder, m: Modifier, split: tuple[int, int] | None) -> Modifier:
-    """What changes scores [B * H, Sq, Sk] as what changes scores [B, H, Sq, Sk]."""
+    """A modifier of scores [B * H, Sq, Sk] as one of scores [B, H, Sq, Sk]."""
     shape = m.source.type.shape
     if split is None or m.rank != 3 or len(shape) != 3 or shape[0] == 1:
         return m
@@ -259,7 +259,7 @@ def regrouped(g: GraphBuilder, m: Modifier, split: tuple[int, int] | None) -> Mo
 
 
 def bias_of(g: GraphBuilder, rank: int, addends: list[Modifier]) -> VarNode | None:
-    """The sum of what is added to the scores, which have this rank."""
+    """The sum of all addends of the scores, which have this rank."""
     total: VarNode | None = None
     for m in addends:
         term = m.source if m.factor == 1 else g.scale(m.source, scale=m.factor)

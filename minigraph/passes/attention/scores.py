@@ -1,4 +1,4 @@
-"""Attention that a user wrote out, read from its last product up to its inputs, whatever way it is written.
+"""Attention that a user wrote out in one of many spellings, read from its last product up to its inputs.
 
     Out = dropout(softmax(modified(scale * Q K^T))) V
 
@@ -250,7 +250,7 @@ def _addends(found: Attention, v: VarNode) -> list[VarNode]:
 
 
 def _leave(found: Attention, ops: list[OpNode]) -> None:
-    """Operators whose results nobody else needs become part of the match, the last one first."""
+    """Operators whose results are not needed elsewhere become part of the match, the last one first."""
     for op in ops:
         if all(found.is_inside(v) for v in op.output_vars):
             found.ops[op] = None
@@ -262,7 +262,7 @@ def _steps(v: VarNode) -> Steps | None:
 
 
 def _operand(found: Attention, v: VarNode, swapped: bool, dtype: Any, repeated: bool = False) -> Operand:
-    """What lies above an operand: transposes, batch times heads joined, for K and V repeated heads.
+    """Walk above an operand: transposes, batch times heads joined, for K and V repeated heads.
 
     With a `dtype`, of Q and K, also constant factors, and casts from that type.
     """
@@ -310,14 +310,14 @@ def _find_result(found: Attention, anchor: OpNode) -> None:
 
 
 def _only_reader(found: Attention) -> OpNode | None:
-    """Who alone reads the result, besides its gradients."""
+    """The only operator that reads the result, its gradients aside."""
     assert found.out is not None
     readers = [c for c in found.out.consumers if c.forward not in found.ops]
     return readers[0] if len(readers) == 1 and found.out.pinned is None else None
 
 
 def _move_result(found: Attention, op: OpNode) -> bool:
-    """Let the result be what `op` makes of it, if nobody else needs it."""
+    """Let the output of `op` be the result, if no other operator reads the result."""
     assert found.out is not None
     if found.out.version != 0 or found.out.next_version is not None:
         return False

@@ -1,18 +1,18 @@
-"""fuse_elementwise: operators that work element by element, and those on rows among them, become one kernel.
+"""fuse_elementwise: chains of operators on elements, and operators on rows between them, become one kernel.
 
     dropout(elementwise_add(X, Y)) -> fused_elementwise(X, Y)      and so on, for any such operators that meet
 
-Forward and gradient operators are grouped by one rule, in the order of the schedule: an operator joins the groups of
-those that write what it reads, or read it too, if the shapes agree, nothing outside would have to run in between, and
-bytes are saved. Values that others read, or that are fetched, are outputs of the group, so they are no reason to
-refuse. Nothing is computed twice but what is one number everywhere. Values updated in place stay where they are.
+One rule groups forward and gradient operators, in the order of the schedule. An operator joins the groups of the
+operators that write what it reads, or that read it too, if three things hold: the shapes agree, no operator outside
+would have to run in between, and bytes are saved. Values that others read, or that are fetched, become outputs of the
+group. Only values that are one number everywhere are computed twice. Values updated in place stay where they are.
 
-Before that, what only copies a value disappears: the gradients of an addition are the gradient of its sum, and what is
-multiplied by 1, as at the end of a loss, is itself. So does what lends others nothing but its shape, where an input
-has the same: the square in a mean square whose value nobody wants.
+Before that, operators that only copy a value disappear: the gradients of an addition are the gradient of its sum, and
+a product with 1, as at the end of a loss, is its other factor. An operator of which others read only the shape goes
+too, where an input has the same shape: the square in a mean square whose value is not wanted.
 
-Sums of everything are split in two, of which the first can join: split_reductions.py. A loss and its gradient meet
-although others stand between them: loss_groups.py.
+split_reductions.py splits sums of everything in two, so that the first can join. loss_groups.py brings a loss and its
+gradient together although other operators stand between them.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ COPIES = {  # operators of which an output is one of the inputs where both have 
     "elementwise_add_grad": {"X_grad": "Out_grad", "Y_grad": "Out_grad"},
     "elementwise_sub_grad": {"X_grad": "Out_grad"},
 }
-BY_ONES = {  # likewise, where the input that stands first is 1 everywhere: {output: (ones, input)}
+BY_ONES = {  # the same, where the input that stands first is 1 everywhere: {output: (ones, input)}
     "elementwise_mul": {"Out": ("Y", "X")},
     "elementwise_mul_grad": {"X_grad": ("Out_grad", "Y"), "Y_grad": ("Out_grad", "X")},
 }
 
 
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
-    """Drop copies and what lends a shape, find groups, and put a fused operator in the place of each."""
+    """Drop copies and lent shapes, find groups, and put a fused operator in the place of each group."""
     shapes = SameShapes(graph)
     for op in graph.ops:
         if (op.opdef.no_need_buffer or op.opdef.read_for) and op in graph:
@@ -72,7 +72,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
 
 
 def _borrow_shapes(graph: Graph, op: OpNode, shapes: SameShapes) -> None:
-    """Where an operator wants the shape only of what another computes, let it be that of an input that it reads."""
+    """Where an operator needs only the shape of a value, let it read an input of the same shape instead."""
     unread = op.opdef.unread(op.outputs)
     for slot in [slot for slot in op.inputs if slot in unread]:
         for i, v in enumerate(op.inputs[slot]):
@@ -175,7 +175,7 @@ class _Emission:
         self.x = group.reads
         self.outputs, self.inner = self._outputs()
         self.wanted = {*self.outputs}
-        self.members: list[OpNode] = []  # without those that nobody needs
+        self.members: list[OpNode] = []  # without those whose outputs are not needed
         for op in reversed(group.ops):
             if any(v in self.wanted for v in op.output_vars):
                 self.members.insert(0, op)
@@ -187,7 +187,7 @@ class _Emission:
         self.like: list[VarNode] = []
 
     def _outputs(self) -> tuple[list[VarNode], list[VarNode]]:
-        """What is written, and what stays inside: values of which others read the shape only, where another has it."""
+        """The values that are written, and those that stay inside: only their shape is read, which another has."""
         leaving = [op for op in self.group.ops if op in self.inside]
         wanted = [
             v for op in leaving for v in op.output_vars
@@ -251,7 +251,7 @@ class _Emission:
                 site=last.site, number=ops[0].number, scope_name=last.scope_name, rewriter=self.pass_name,
             )
         )  # fmt: skip
-        for op, place in behind.items():  # it reads the shape of what is computed now; nobody reads it before
+        for op, place in behind.items():  # it reads the shape of a value of the group, and has no reader before
             graph.move_op(op, place)
         for v in self.inner:
             graph.remove_var(v)
@@ -293,7 +293,7 @@ class _Emission:
         return Member(op.opdef, inputs, wanted, _attrs(op), op.number)
 
     def _rank(self) -> Rank:
-        """Where the last member stands, or directly after what the group reads."""
+        """The place of the last member, or directly after the values that the group reads."""
         before, after = span(self.group)
         require(before < after, "another group stands between its operators")
         last = self.group.ops[-1].rank

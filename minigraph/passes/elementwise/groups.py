@@ -1,7 +1,7 @@
-"""Groups of operators that become one fused operator: what belongs together, and what that saves.
+"""Groups of operators that become one fused operator: who belongs together, and how much memory traffic that saves.
 
-A group has one shape, in which its members work element by element or on rows, and a place in the schedule: all that it
-reads is computed before, all who read it come after. That also says that no path leaves it and comes back.
+A group has one shape, in which its members work element by element or on rows. It has a place in the schedule: all
+values that it reads are computed before, all its readers come after. So no path leaves the group and comes back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _rank = attrgetter("rank")
 class Group:
     """Operators in the order of the schedule.
 
-    layout  that of all of them
+    layout  how the values of all members lie beside each other
     moved   bytes that they read and write one by one; a size of -1 counts as 1
     """
 
@@ -63,7 +63,7 @@ class Group:
 
     @cached_property
     def written(self) -> list[VarNode]:
-        """The values that somebody outside wants."""
+        """The values that are read outside the group."""
         return [
             v for op in self.ops for v in op.output_vars
             if v.pinned is not None or any(c not in self.inside for c in v.graph.readers(v))
@@ -86,7 +86,7 @@ def is_candidate(op: OpNode) -> bool:
 
 
 def start_group(op: OpNode) -> Group:
-    """A group of one candidate; refuses what cannot be in any."""
+    """A group of one candidate; refuses an operator that cannot be in any group."""
     for v in op.output_vars:
         require(v.next_version is None and not _is_update(v), "{} is updated in place", v.name)
     numbers: dict[VarNode, int] = {}
@@ -117,7 +117,7 @@ def _layout_alone(
 
 
 def _is_update(v: VarNode) -> bool:
-    """Whether somebody reads what the variable held before; a persistable one holds something before the run."""
+    """Whether the variable's former value is read; a persistable one has a value before the run."""
     before = v.graph.vars.get((v.name, v.version - 1))
     return before is not None and (not before.given or bool(before.consumers))
 
@@ -195,7 +195,7 @@ def _kind(layout: Layout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]
 
 
 def span(group: Group) -> tuple[Rank, Rank]:
-    """The ranks between which the group can stand: after what it reads, before who reads it or changes an operand."""
+    """The ranks between which the group can stand: after its operands, before its readers and updates of an operand."""
     inside, before, after = group.inside, FIRST, LAST
     for op in group.ops:
         for v in op.input_vars:
@@ -228,7 +228,7 @@ def _nbytes(t: TensorType) -> int:
 
 
 def neighbours(op: OpNode) -> list[OpNode]:
-    """Operators before `op` that write what it reads, or read it too; the largest values first."""
+    """Operators before `op` that write its operands, or read them too; the largest values first."""
     found: dict[OpNode, None] = {}
     for v in sorted({*op.input_vars}, key=lambda v: (-nbytes(v), v.name)):
         if not op.reads_values_of(v):
@@ -290,6 +290,6 @@ def is_gradient_of_input(op: OpNode, slot: str) -> bool:
 
 
 def _broadcasts_into(shape: Sequence[int], into: Sequence[int]) -> bool:
-    """Whether `shape` broadcasts to `into` whatever the unknown sizes are."""
+    """Whether `shape` broadcasts to `into` for all values of the unknown sizes."""
     tail = into[len(into) - len(shape) :] if len(shape) <= len(into) else ()
     return len(shape) == len(tail) and all(a == 1 or (a == b != -1) for a, b in zip(shape, tail, strict=True))

@@ -3,9 +3,10 @@
     Softmax, Loss = softmax_with_cross_entropy(Logits, Label)
     Logits_grad = softmax_with_cross_entropy_grad(Label, Softmax, Loss_grad)
 
-Between them stand in the schedule who reads Loss, and what computes Loss_grad, which is 1 / count, a weight, a loss
-scale: mostly nothing that depends on the loss. It is brought ahead (ahead.py), and the operators that spread it over
-rows are members. Refused where it does depend on the loss, and where a group would be.
+Between them in the schedule stand the readers of Loss and the operators that compute Loss_grad. That is 1 / count, a
+weight or a loss scale, and mostly does not depend on the loss. So it is computed ahead of the loss (engine/ahead.py),
+and the operators that spread it over rows become members. Refused where it does depend on the loss, and where a group
+would be refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minigraph.passes.engine.rule import GraphBuilder, Refused, require
 from .groups import Group, is_candidate, joined, moved_bytes, nbytes, start_group
 
 LOSSES = {"softmax_with_cross_entropy": "Loss_grad"}  # with the slot of their grad operators
-LONGEST = 4096  # elements of a row that stays in a kernel's registers with what is computed from it
+LONGEST = 4096  # elements of a row that a kernel keeps in registers with all values computed from it
 
 
 def loss_groups(graph: Graph, report: PassReport) -> list[Group]:
@@ -88,7 +89,7 @@ def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> Group:
 
 
 def _all_joined(op: OpNode, between: list[OpNode], grad: OpNode) -> Group:
-    """What belongs to the loss with it, what belongs to its gradient with that, then both."""
+    """Join the loss with its neighbours, its gradient with its own, then both groups."""
     front, back, rest = start_group(op), start_group(grad), []
     for member in between:
         try:
@@ -101,7 +102,7 @@ def _all_joined(op: OpNode, between: list[OpNode], grad: OpNode) -> Group:
 
 
 def _between(op: OpNode, grad: OpNode, own: set[VarNode]) -> tuple[list[OpNode], list[VarNode]]:
-    """What spreads Loss_grad over rows, and the values from which that is computed."""
+    """The operators that spread Loss_grad over rows, and the values from which they compute it."""
     shape = op.outputs["Loss"][0].type.shape
     members: dict[OpNode, None] = {}
     outer: dict[VarNode, None] = {}

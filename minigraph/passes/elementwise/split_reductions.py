@@ -4,10 +4,10 @@
     reduce_sum_grad(X, D)  -> elementwise_div(D, fill_any_like(X, 1))  and so for reduce_mean_grad, with the number
                                                                        of X's elements, where it is known
 
-The first one works on rows, so fuse_elementwise takes it into the kernel that computes X: nobody writes X, nobody reads
-it again. The second one reads one number for each row. Both are in X's type, so 16-bit floats stay as they are: their
-sums would be rounded once for each row. The gradient of a sum of everything is one number everywhere, which is element
-by element, so it joins the kernel that reads it.
+The first sum works on rows, so fuse_elementwise takes it into the kernel that computes X: X is neither written nor read
+again. The second sum reads one number for each row. Both are in X's type. So sums of 16-bit floats are not split: they
+would be rounded once for each row. The gradient of a sum of everything is one number everywhere. It works element by
+element, so it joins the kernel that reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def split_reductions(graph: Graph, rewriter: str) -> list[tuple[OpNode, OpNode]]
 
 
 def join_alone(graph: Graph, split: Iterable[tuple[OpNode, OpNode]]) -> None:
-    """Take back what was split for nothing: sums of rows that no kernel took."""
+    """Join a sum again whose sums of rows no kernel took."""
     for op, rows in split:
         if rows in graph:
             graph.set_input(op, "X", 0, rows.inputs["X"][0])
@@ -75,7 +75,7 @@ class Spread:
         count = g.fill_any_like(X, value=1.0 if op.type == "reduce_sum_grad" else float(math.prod(X.type.shape)))
         graph.rename_var(count, graph.fresh_name(f"{next(op.output_vars).name}.count"))
         self.made = self._put(g.elementwise_div(D, count), op)
-        take_out_unread(graph, [forward])  # whose gradient it was, if nobody wants the sum itself
+        take_out_unread(graph, [forward])  # whose gradient it was, if the sum itself is not read
 
     def _builder(self, op: OpNode) -> GraphBuilder:
         g = GraphBuilder(self.graph, op.rank, op, self.rewriter)

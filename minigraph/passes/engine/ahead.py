@@ -1,8 +1,8 @@
-"""Values at an earlier place than they have.
+"""Computing a value earlier in the program, such as the gradient of a loss before the loss.
 
-Used for the gradient of a loss, which is mostly known before the loss is: a mean's is 1 / count, a weighted
-sum's the weights, and a loss scale multiplies it. Operators that do not depend on what is not known there are
-moved; others are emitted once more, where they want only the shape of such a value, with another value of that shape.
+The gradient of a loss is mostly known before the loss is: a mean's is 1 / count, a weighted sum's the weights, and a
+loss scale multiplies it. Operators that depend only on values that are known there are moved. An operator that needs
+just the shape of a later value is emitted once more, with an earlier value of that shape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ahead:
         self._dependent: dict[VarNode, bool] = {}
 
     def value(self, v: VarNode) -> VarNode:
-        """v or what is equal to it; refused where v depends on the values of what is hidden."""
+        """v or an equal value; refused where v depends on hidden values."""
         return self._value(v, False)
 
     def _value(self, v: VarNode, shape_only: bool) -> VarNode:
@@ -51,7 +51,7 @@ class Ahead:
         return self._known[v, shape_only]
 
     def undo(self) -> None:
-        """Put back what was moved and take out what was emitted."""
+        """Put moved operators back and take emitted ones out."""
         self.g.undo()
         for op, (rank, role) in self.moved.items():
             self.g.graph.move_op(op, rank)
@@ -91,7 +91,7 @@ class Ahead:
         require(len(self.moved) + len(self._known) < LIMIT, f"{LIMIT} operators or more lead to it")
 
     def _again(self, v: VarNode, shape_only: bool) -> VarNode:
-        """Emit what computes v once more."""
+        """Emit the operator that computes v once more."""
         op = self._producer(v)
         slot, index = next((s, i) for s, vs in op.outputs.items() for i, x in enumerate(vs) if x is v)
         unused = op.opdef.unread([slot])

@@ -1,8 +1,8 @@
 """ActivationCache: where forward rules tell backward rules what they can keep.
 
 Key: the output of an activation that became part of a fused operator. Value: that operator's
-ReserveSpace, created when the first reader asks, so none exists that nobody reads. One object per
-compilation, handed to the rules that need it; nothing is shared between programs.
+ReserveSpace. It is created when the first reader asks, so each one has a reader. A compilation has
+one such object and hands it to the rules that need it. Programs share nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ActivationCache:
         return op.outputs.get(RESERVE, [None])[0] if op is not None else None
 
     def reserve(self, activation_out: VarNode) -> VarNode:
-        """The ReserveSpace that belongs to this output, created if nobody asked before."""
+        """The ReserveSpace that belongs to this output, created at the first request."""
         op = self.producer(activation_out)
         assert op is not None, f"{activation_out} is not the output of a fused activation"
         if RESERVE not in op.outputs:

@@ -12,7 +12,7 @@ WIDEST_NEW, WIDEST_ENTRY = 60, 100  # columns of explain() are aligned up to her
 
 
 class Reason(Exception):
-    """Why something is left alone: `Reason("{} is read", name)`, put together only where somebody asks."""
+    """Why something is left alone: `Reason("{} is read", name)`, put together only when it is shown."""
 
     def __str__(self) -> str:
         reason, *about = self.args
@@ -21,7 +21,7 @@ class Reason(Exception):
 
 @dataclass(frozen=True)
 class Applied:
-    """One rewrite: the new operators, those they replace, and the user's line of the last of them."""
+    """One rewrite: the new operators, those they replace, and the user's line of the last replaced one."""
 
     rule: str
     new: str
@@ -52,9 +52,9 @@ class Miss:
 
 @dataclass
 class PassReport:
-    """What one pass did to one graph.
+    """The record of one pass on one graph.
 
-    note   what else its user should know
+    note   another remark for the user
     """
 
     name: str

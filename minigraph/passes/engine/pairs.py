@@ -70,7 +70,7 @@ def _combine(
 
 
 def _hand_over_gradient(graph: Graph, first: OpNode, op: OpNode) -> None:
-    """The gradients of both in a row are the gradient of the one; where they are not in a row, of nobody."""
+    """Gradients of both in a row become the gradient of the one; others belong to no operator then."""
     between = {v for grad in op.grads for v in grad.output_vars}
     in_a_row = first.grads and all(v in between for grad in first.grads for v in grad.input_vars)
     for grad in list(op.grads):

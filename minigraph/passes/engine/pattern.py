@@ -52,7 +52,7 @@ class PatternOp:
 
 
 class Match:
-    """What a pattern bound: variables and attributes by name, and the operators in pattern order."""
+    """A match of a pattern: variables and attributes by name, and the operators in pattern order."""
 
     def __init__(self) -> None:
         self.ops: dict[PatternOp, OpNode] = {}
@@ -62,7 +62,7 @@ class Match:
 
     @property
     def variables(self) -> dict[str, VarNode | None]:
-        """The rule's positional parameters and what they stand for."""
+        """The rule's positional parameters and the variables that they stand for."""
         return {v.name: node for v, node in self.bound.items() if v.op is None}
 
 

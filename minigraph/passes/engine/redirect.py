@@ -1,7 +1,7 @@
 """What passes without patterns do to a Graph: let readers read another value, take operators out.
 
-Each function refuses, with a reason and the graph unchanged, where somebody would notice. A rule of
-passes/engine/rule.py needs none of them: its engine does the same for whole matches.
+A function refuses, with a reason and the graph unchanged, where results would change. Rules
+(passes/engine/rule.py) do not use this file: their engine does the same for whole matches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .rule import require
 
 
 def require_temporary(v: VarNode) -> None:
-    """Refuse unless `v` can disappear: nobody outside sees it, and it is written once."""
+    """Refuse unless `v` can disappear: it is not fetched or persistable, and it is written once."""
     require(v.pinned is None, "{} is {}, it must be written", v.name, v.pinned)
     require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
 
@@ -27,7 +27,7 @@ def require_readable(graph: Graph, v: VarNode, readers: list[OpNode]) -> None:
 
 
 def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
-    """Let all who read `old` read `new`, which has the same value; `old` stays, unread."""
+    """Let all readers of `old` read `new`, which has the same value; `old` stays, unread."""
     require_temporary(old)
     readers = old.consumers
     require_readable(graph, new, readers)
@@ -38,7 +38,7 @@ def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:
 
 
 def is_unread(op: OpNode) -> bool:
-    """Whether nobody reads what `op` writes and nobody outside sees it."""
+    """Whether no output of `op` is read, fetched or persistable."""
     for v in op.output_vars:
         if v.read_by or v.persistable or v.next_version is not None or v.pinned is not None:
             return False
@@ -46,7 +46,7 @@ def is_unread(op: OpNode) -> bool:
 
 
 def take_out(graph: Graph, op: OpNode) -> None:
-    """Remove an unread operator with its outputs; its grad operators are nobody's then."""
+    """Remove an unread operator with its outputs; its grad operators then belong to no operator."""
     for grad in list(op.grads):
         unlink(graph, grad)
     graph.remove_op(op)
@@ -67,7 +67,7 @@ def take_place(graph: Graph, old: OpNode, new: OpNode) -> None:
 
 
 def take_out_unread(graph: Graph, ops: Iterable[OpNode | None]) -> None:
-    """Remove those of `ops` that are unread by now, and whatever is unread then, as dead_code_elimination does."""
+    """Remove unread operators among `ops`, and operators that become unread by that, as dead_code_elimination does."""
     waiting = [*ops]
     while waiting:
         op = waiting.pop()

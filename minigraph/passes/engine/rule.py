@@ -4,11 +4,11 @@ A rule says what it finds (`pattern`), when it holds (`check`, with a reason for
 what replaces it (`rewrite`). The engine does what no rule may forget:
 
 - A value inside the match disappears, so it must not be fetched, persistable or read by others.
-  Who reads only its shape is given the result, which has the same type.
-- In a training program the matched operators' grad operators are found by their links and replaced
-  too: by what the new operator's own gradient rule emits. They must form a unit in the same sense.
-  A rule thus never speaks of gradients, and a gradient that is not needed is not computed.
-- Results keep their names; whatever is wrong is found before the graph changes.
+  A reader that needs only its shape is given the result, which has the same type.
+- In a training program the grad operators of the matched operators are found by their links. They
+  are replaced by what the new operator's own gradient rule emits, under the same conditions. So a
+  rule never speaks of gradients, and a gradient that is not needed is not computed.
+- Results keep their names. All checks come before the graph changes.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class _Rewrite:
     # what may disappear
 
     def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
-        """The values that only `ops` know; refuses where somebody else needs one."""
+        """The values that only `ops` read and write; refuses where another operator needs one."""
         inside, outer = {*self.old, *self.grads}, {*kept}
         inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
@@ -210,7 +210,7 @@ class _Rewrite:
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
-        """(operator, slot, index, value of the same type) for who reads only the shape of an inner value."""
+        """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
         inside, found = {*self.old, *self.grads}, []
         for v in inner:
             for reader in v.consumers:
@@ -354,7 +354,7 @@ def _alike(new: OpNode, old: OpNode) -> bool:
 
 
 def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
-    """The grad operators of `ops`, in order, and apart the sums that collect what comes in from their readers."""
+    """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
     linked = {g for op in ops for g in op.grads}
     made = {v for g in linked for v in g.output_vars}
     entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
@@ -362,7 +362,7 @@ def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
 
 
 def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
-    """(slot of the forward operator, its gradients) for what a grad operator writes."""
+    """(slot of the forward operator, its gradients) for the outputs of a grad operator."""
     assert grad.forward is not None
     if grad.grad_slot is not None:
         return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]

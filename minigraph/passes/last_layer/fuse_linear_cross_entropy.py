@@ -190,7 +190,7 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     rows = label if label.type.ndim == loss.type.ndim else g.unsqueeze(label, axes=(-1,))
     ahead.hidden |= {v: g.fill_any_like(rows, value=0, dtype=v.type.dtype) for v in forward.output_vars}
     seed = ahead.value(grad.inputs["DLoss"][0])
-    for op in reversed(list(g.emitted)):  # what stood by and nobody needed
+    for op in reversed(list(g.emitted)):  # operators that were emitted and are not read
         if is_unread(op) and not any(v is seed for v in op.output_vars):
             g.emitted.remove(op)
             g.created = [v for v in g.created if not any(v is x for x in op.output_vars)]

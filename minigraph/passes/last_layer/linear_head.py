@@ -18,12 +18,12 @@ from minigraph.types import float32, same
 EXACT = 1e-9  # what constants of one formula may differ by
 
 
-NO_CLASS = -(2**63)  # one_hot refuses what is no class: no label is ignored
+NO_CLASS = -(2**63)  # one_hot refuses labels out of range, so none is ignored
 
 
 @dataclass
 class Head:
-    """What was found.
+    """A linear head that was found.
 
     moves       (operator type, attributes) that choose and arrange rows, from the product on
     prediction  the arg_max of the scores;  product: the matmul

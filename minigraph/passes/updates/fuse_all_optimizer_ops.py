@@ -2,10 +2,10 @@
 
     adamw(Param=a, ...), adamw(Param=b, ...), ...  ->  fused_adamw(Param=[a, b, ...], ...)
 
-One kernel reads and writes every array once; clipping by one factor and L2 decay, which stand
-between gradients and updates, join it, and the norms of gradients become one operator. Not grouped
-are updates that differ in type, data type, an attribute (all are compared), learning rate or
-slots, and those whose parameter somebody reads or writes before the last update of the group.
+One kernel reads and writes every array once. Clipping by one factor and L2 decay, which stand
+between gradients and updates, join it. The norms of gradients become one operator. Updates are not
+grouped if they differ in type, data type, an attribute, learning rate or slots. An update is left
+out if another operator reads or writes its parameter before the last update of the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which parameter updates can become one operator, and what of clipping and weight decay joins them.
+"""Which parameter updates can become one operator, and which clipping and weight decay joins them.
 
 Updates form a group if they are of one type and agree in the parameters' data type, in every
 attribute, in the learning rate and in the slots that they have. What stands between a gradient and
@@ -56,7 +56,7 @@ class Group:
         return self.sources[0].decay
 
     def column(self, slot: str) -> list[VarNode]:
-        """The variables of an input slot, of the gradient behind what joins."""
+        """The variables of an input slot; of the gradient, those before clipping and decay that join."""
         if slot == "Grad":
             return [s.grad for s in self.sources]
         return [op.inputs[slot][0] for op in self.ops if slot in op.inputs]
@@ -72,7 +72,7 @@ def is_update(op: OpNode) -> bool:
 
 
 def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[Group]:
-    """Groups of two or more updates, of one type `only` if given; what stays alone is reported with the reason."""
+    """Groups of two or more updates, of one type `only` if given; one that stays alone is reported with the reason."""
     updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
     keyed = [(_key(op, source), op, source) for op, source in ((op, _source(op, report, rule)) for op in updates)]
     alike = Counter(key for key, _, _ in keyed)
@@ -108,7 +108,7 @@ WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "
 def _difference(
     key: tuple[object, ...], op: OpNode, found: dict[tuple[object, ...], list[tuple[OpNode, Source]]]
 ) -> str:
-    """In what an update differs from the group that is most like it."""
+    """The difference between an update and the group that is most like it."""
     others = [k for k in found if k != key]
     if not others:
         return "there is no other update"
@@ -126,7 +126,7 @@ def _difference(
 def _movable(
     members: Sequence[tuple[OpNode, Source]], report: PassReport, rule: str
 ) -> list[tuple[OpNode, Source]]:  # fmt: skip
-    """The updates that can take place where the last of them stands."""
+    """The updates that can take place where the last one stands."""
     kept = list(members)
     while True:
         place, inside = kept[-1][0].rank, {op for op, _ in kept}
