@@ -81,6 +81,10 @@ class Program(NotPickled):
         scopes = _name_scopes.values()
         return "".join(prefix for program, prefix in scopes if program is self) if scopes else ""
 
+    def in_scope(self, prefix: str) -> AbstractContextManager[None]:
+        """A guard: operators appended inside have this prefix behind their name scope."""
+        return _name_scopes.entered((self, prefix))
+
     @property
     def random_seed(self) -> int:
         """Decides the random numbers of the program; 0 leaves them to `mg.seed`."""
