@@ -161,14 +161,10 @@ class _Differentiation:
 
     def _ones(self, g: Builder, target: Variable) -> Variable:
         """The gradient of a target; its name scope tells that of `gradients` from that of a loss."""
-        scope = self.program.scope_name
-        self.program.scope_name = scope if self.is_loss else f"{scope}{GRADIENTS}"
-        try:
+        with self.program.in_scope("" if self.is_loss else GRADIENTS):
             if target.type.is_static:
                 return g.fill_constant(shape=target.shape, value=1.0, dtype=target.dtype)
             return g.fill_any_like(target, value=1.0)
-        finally:
-            self.program.scope_name = scope
 
     def _forget_overwritten(self, op: Operator) -> None:
         """An operator before this one that wrote the same variable has no part in its gradient."""

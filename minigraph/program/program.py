@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -284,5 +284,5 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
     require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", ProgramError)
-    with _name_scopes.entered((default_main_program(), f"{prefix}/")):
+    with default_main_program().in_scope(f"{prefix}/"):
         yield
