@@ -202,7 +202,8 @@ class Gpu:
     ) -> Any:
         """A CudaPlan whose memory holds NaNs: what nobody writes shows."""
         plans = importlib.import_module("minigraph.runtime.cuda.plan")
-        options = importlib.import_module("minigraph.runtime.options").RunOptions(autotune=autotune, attention=attention)
+        options = importlib.import_module("minigraph.runtime.options")
+        options = options.RunOptions(autotune=autotune, attention=attention)
         made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, tf32, options)
         made.arena.fill(0xFF)
         self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too

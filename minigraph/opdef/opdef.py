@@ -39,7 +39,7 @@ from minigraph.errors import (
 )
 from minigraph.types import TensorType
 
-from .attr import Attr, DTypeAttr, Floats, Ints, Number, Numbers, Texts, read_attr
+from .attr import Attr, read_attr
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
 
@@ -394,9 +394,3 @@ def _read_signature(reference: Callable[..., Any]) -> tuple[tuple[Slot, ...], di
         else:
             inputs.append(Slot(p.name, p.default is None, p.annotation == "Arrays"))
     return tuple(inputs), attrs
-
-
-__all__ = [
-    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",
-    "get_op", "op",
-]  # fmt: skip

@@ -129,7 +129,10 @@ def dense(
     return Dense(q, keys, values, scores, True if mask is None else mask, kept, factor, groups)
 
 
-@op("Out, LogSumExp?", cpu="minigraph.kernels.cpu.attention:forward", gpu="attention.attention", strided="QKV", traits={"infinite"})
+@op(
+    "Out, LogSumExp?", cpu="minigraph.kernels.cpu.attention:forward", gpu="attention.attention", strided="QKV",
+    traits={"infinite"},
+)  # fmt: skip
 def memory_efficient_attention(
     Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Ints | None = None,

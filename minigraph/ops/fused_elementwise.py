@@ -8,7 +8,7 @@ stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,10 @@ from .elementwise import draw
 Env = dict[str, np.ndarray]
 
 
-@op("Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused", cuda=fused_body)
+@op(
+    "Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused",
+    cuda=fused_body,
+)  # fmt: skip
 def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` one after the other; the outputs are y0, y1, ...
 

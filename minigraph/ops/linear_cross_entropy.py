@@ -23,7 +23,10 @@ CPU = "minigraph.kernels.cpu.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
 
 
-@op("Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward", gpu="rows.linear_cross_entropy")
+@op(
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward",
+    gpu="rows.linear_cross_entropy",
+)  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,

@@ -197,7 +197,8 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
     )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
-    forward, backward = op(gpu="elementwise.reduce", rows=ROWS)(extremum), op("X_grad", gpu="elementwise.reduce")(extremum_grad)
+    forward = op(gpu="elementwise.reduce", rows=ROWS)(extremum)
+    backward = op("X_grad", gpu="elementwise.reduce")(extremum_grad)
 
     @forward.infer
     def _(X, *, axis, keepdim):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,3 +161,12 @@ class _FreeList:
             before = self.gaps.pop(i)
             offset, size = before[0], before[1] + size
         self.gaps.insert(i, (offset, size))
+
+
+def in_a_row(buffers: Iterable[Any]) -> tuple[list[tuple[Any, int]], int]:
+    """([(buffer, offset)], bytes in all), one behind the other."""
+    placed, end = [], 0
+    for b in buffers:
+        placed.append((b, end))
+        end += rounded(b.nbytes)
+    return placed, end

@@ -17,7 +17,8 @@ from tests.support.gradient_programs import PROGRAMS, run
 from tests.support.halves import LARGE, ROUNDED
 from tests.support.pruned_runs import RUNS, X, net, with_passes
 
-RECORDED = json.loads((Path(__file__).parent / "fixtures" / "paddle_gradients.json").read_text(encoding="utf-8"))
+FIXTURES = Path(__file__).parents[1] / "program" / "fixtures"
+RECORDED = json.loads((FIXTURES / "paddle_gradients.json").read_text(encoding="utf-8"))
 
 
 def checks() -> Iterator[Check]:

@@ -157,9 +157,7 @@ def test_an_import_that_the_table_does_not_allow_is_found(monkeypatch):
     optimizer, graph = PACKAGE / "optimizer" / "settings.py", PACKAGE / "ir" / "graph.py"
     monkeypatch.setitem(MAY_IMPORT, "optimizer", MAY_IMPORT["optimizer"].replace(" regularizer", ""))
     monkeypatch.setitem(MAY_IMPORT, "ir", "errors types opdef")
-    assert [line.split(" imports ")[1] for line in layering_problems(optimizer)] == [
-        f"regularizer, optimizer may import only {MAY_IMPORT['optimizer']}"
-    ]
+    assert "imports regularizer, optimizer may import only" in layering_problems(optimizer)[0]
     assert "imports program, ir may import only errors types opdef" in layering_problems(graph)[0]
     without = {name: below for name, below in MAY_IMPORT.items() if name != "ir"}
     monkeypatch.setattr(sys.modules[__name__], "MAY_IMPORT", without)
@@ -275,8 +273,7 @@ NAMES_A_CLOCK = {
     "test_architecture.py": "this table",
     "test_optimizer_kernels.py": "a clock that the tests set",
     "test_feeds_and_memory.py": "a clock that the test sets",
-    "test_tune.py": "a clock that the test sets",
-    "test_gpu_sanitizer.py": "a deadline that has passed, or never comes",
+    "test_autotune.py": "a clock that the test sets",
     "cuda_host.py": "libraries that were made long ago are removed",
     "fuzz.py": "says how long it took",
 }
@@ -287,11 +284,11 @@ def clocks(text: str) -> list[str]:
 
 
 def test_no_test_watches_a_clock():
-    """Clocks live in bench/: on a busy machine a test counts work. Files gpu_* run where nobody else computes."""
-    tests = Path(__file__).parent
+    """Clocks live in bench/: on a busy machine a test counts work. Nobody else computes where tests/gpu runs."""
+    tests = Path(__file__).parents[1]
     found = {
         path.relative_to(tests).as_posix(): clocks(path.read_text(encoding="utf-8"))
-        for path in sorted(tests.rglob("*.py")) if not path.name.startswith("gpu")
+        for path in sorted(tests.rglob("*.py")) if "gpu" not in path.relative_to(tests).parts[:1]
     }
     assert {name: lines for name, lines in found.items() if lines and Path(name).name not in NAMES_A_CLOCK} == {}
     assert NAMES_A_CLOCK.keys() == {Path(name).name for name, lines in found.items() if lines}

@@ -44,7 +44,8 @@ def on_host(source: str) -> str:
         files, count = re.subn(device, host, files)
         assert count, device
     assert "asm" not in files.replace("constexpr", "")
-    defines = source.split(read_source("tensor_cores/hopper.cuh"))[1].split(read_source("attention/hopper/tiles.cuh"))[0]
+    behind = source.split(read_source("tensor_cores/hopper.cuh"))[1]
+    defines = behind.split(read_source("attention/hopper/tiles.cuh"))[0]
     defines = "\n".join(line for line in defines.splitlines() if line.startswith("#define"))
     return f"{read_source('record/prelude.cuh')}{defines}\n{HEADER}{files}"
 
@@ -173,7 +174,8 @@ def prepare_on_host(source: str, function: str) -> str:
         common = re.sub(device, host, common)
     first, start = text.index(constants), text.index(f'extern "C" __global__ void {function}(')
     before, kernel = text[first : text.index("\n\n", first)], text[start : text.index("\n}\n", start) + 3]
-    defines = source.split(read_source("tensor_cores/hopper.cuh"))[1].split(read_source("attention/hopper/tiles.cuh"))[0]
+    behind = source.split(read_source("tensor_cores/hopper.cuh"))[1]
+    defines = behind.split(read_source("attention/hopper/tiles.cuh"))[0]
     defines = "\n".join(line for line in defines.splitlines() if line.startswith("#define"))
     return f"{read_source('record/prelude.cuh')}{defines}\n{HEADER}{common}{before}\n{kernel}"
 

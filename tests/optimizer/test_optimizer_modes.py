@@ -178,7 +178,8 @@ def test_a_struct_beyond_the_limit_is_refused():
 def test_the_compiler_refuses_it_too(width, fits):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
     types = dict.fromkeys("TCDLR", "float")
-    source = tensors.tensor_source("optimizer/norms.cu", {**types, "COLUMNS": 4, "CHUNK": 1024, "WAY": 1, "WIDTH": width})
+    sizes = {"COLUMNS": 4, "CHUNK": 1024, "WAY": 1, "WIDTH": width}
+    source = tensors.tensor_source("optimizer/norms.cu", {**types, **sizes})
     source += 'extern "C" __global__ void all(TENSORS, i64* out) { FIND *out = tensor + start + left + ADDRESS(3); }'
     if fits:
         assert compile_source(source).spilled_bytes == 0

@@ -298,10 +298,10 @@ def test_a_reader_meets_a_save_between_any_two_calls(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("savers", [1, 2])
 def test_killed_children_lose_nothing(savers: int) -> None:
-    """`python tests/support/killed_saves.py 1000` does it a thousand times."""
-    script = Path(__file__).parent / "killed_saves.py"
+    """`python -m tests.support.killed_saves 1000` does it a thousand times."""
+    script = Path(__file__).parents[1] / "support" / "killed_saves.py"
     result = subprocess.run(
         [sys.executable, str(script), "20", str(savers)], capture_output=True, text=True, timeout=250,
-        env={**os.environ, "PYTHONPATH": str(script.parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(script.parents[2])},
     )  # fmt: skip
     assert "20 kills, 0 states lost" in result.stdout, result.stderr

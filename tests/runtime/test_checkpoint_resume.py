@@ -87,13 +87,13 @@ def check_resumed(
 
 @pytest.mark.parametrize("passes", ["0", "1"], ids=["", "passes"])
 def test_a_new_process_goes_on(tmp_path: Path, passes: str) -> None:
-    script = Path(__file__).parent / "resumed_training.py"
+    script = Path(__file__).parents[1] / "support" / "resumed_training.py"
 
     def run(path: str, first: int, count: int) -> str:
         result = subprocess.run(
             [sys.executable, str(script), str(tmp_path / path), str(first), str(count), passes],
             capture_output=True, text=True, check=True, timeout=250,
-            env={**os.environ, "PYTHONPATH": str(script.parent.parent)},
+            env={**os.environ, "PYTHONPATH": str(script.parents[2])},
         )  # fmt: skip
         return result.stdout
 

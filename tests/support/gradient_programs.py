@@ -1,7 +1,7 @@
 """Programs that ask for gradients in all the ways of a Paddle script; they run in Paddle 2.6.2 and here.
 
 `python tests/support/gradient_programs.py <file>` in an environment with Paddle records what it finds;
-tests/program/fixtures/paddle_gradients.json is such a file. A program gets a Box, appends its backward, and returns what is
+tests/program/fixtures/paddle_gradients.json is one. A program gets a Box, appends its backward, and returns what is
 fetched; each array has 64 bits.
 """
 

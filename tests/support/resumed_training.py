@@ -1,7 +1,8 @@
 """A training with a schedule and dropout that is built by the same code in every process.
 
-    python tests/support/resumed_training.py PATH FIRST STEPS PASSES    from the checkpoint at PATH where FIRST > 0; prints a
-                                                                hash of the losses and of all states, and saves there
+    python -m tests.support.resumed_training PATH FIRST STEPS PASSES
+
+Goes on from the checkpoint at PATH where FIRST > 0, prints a hash of the losses and of all states, and saves there.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     softmax_with_cross_entropy(matmul(X, W) + Bias, Label)  ->  fused_linear_cross_entropy(X, W, Label, Bias)
 
-with what else may stand between (passes/last_layer/linear_head.py). What follows on the loss of each row, means, masks and
+with what else may stand between (linear_head.py). What follows on the loss of each row, means, masks and
 weights, stays as it is. Then forward and grad operator are joined, so that the scores are computed once:
 
     Loss = fused_linear_cross_entropy(X, W, Label), DX, DW = fused_linear_cross_entropy_grad(X, W, Label, DLoss)
         ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
 
-DLoss is computed ahead of the loss (passes/engine/ahead.py), which is refused where it depends on the loss itself. Layers of
+DLoss is computed ahead of the loss (engine/ahead.py), which is refused where it depends on the loss itself. Layers of
 no more classes than features are left alone: their scores take no more memory than what the layer reads. So are
 those whose weight gradient is added to others, where the rows are so few that it would take more memory than scores.
 """

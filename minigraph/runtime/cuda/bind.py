@@ -7,7 +7,7 @@ Binding needs shapes only; addresses come when the arena is allocated and the Sc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -20,7 +20,7 @@ from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.kernels.cuda.record.workspace import Settling
 from minigraph.program import Program
 from minigraph.program.prune import Prune
-from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
+from minigraph.runtime.memory import Life, apart, in_a_row, layout, most_live, rounded
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.schedule import Schedule, Step, flat, shown_once
 from minigraph.runtime.undo import last_report
@@ -85,7 +85,7 @@ class BoundProgram:
         self.joins = Joins()
         self.constant_steps = {position: None for position in self.constant_steps if self._lies_alone(position)}
         self.once = frozenset(i for position in self.constant_steps for i in self.spans[position])
-        self.constants, self.constant_bytes = _laid_out(
+        self.constants, self.constant_bytes = in_a_row(
             self.buffers[i] for position in self.constant_steps for i in self.schedule.steps[position].written
         )
         self.letters, self.inbox_bytes, self.mailbox_bytes = self._fill_mailbox()
@@ -394,12 +394,3 @@ class BoundProgram:
             if any(isinstance(self.binder.calls[i], HostCall) for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
         return None
-
-
-def _laid_out(buffers: Iterable[Buffer]) -> tuple[list[tuple[Buffer, int]], int]:
-    """([(buffer, offset)], bytes in all), one behind the other."""
-    placed, end = [], 0
-    for b in buffers:
-        placed.append((b, end))
-        end += rounded(b.nbytes)
-    return placed, end

@@ -248,7 +248,10 @@ class Runtime:
         return function
 
     def captured(self, parts: Sequence[Part], loosened: bool = False) -> Callable[[], None] | str:
-        """A function that launches the graph of these parts, or why there is none; `loosened`: see programmatic_launch.py."""
+        """A function that launches the graph of these parts, or why there is none.
+
+        loosened  see programmatic_launch.py
+        """
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:

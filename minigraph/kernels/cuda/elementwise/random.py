@@ -32,7 +32,8 @@ def _fill(binder: Binder, function: str, out: Buffer, attrs: Slots, *numbers: fl
 
 
 def _source(**defines: Any) -> str:
-    return full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items())) + read_source("elementwise/random.cu")
+    head = full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
+    return head + read_source("elementwise/random.cu")
 
 
 def uniform_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

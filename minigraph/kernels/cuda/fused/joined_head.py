@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from minigraph.kernels.cuda.matmul.narrow_product import Narrow
 from minigraph.kernels.cuda.record.binder import Choice, Launch
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner, root_and_offset
 from minigraph.kernels.cuda.record.compile import full_source, read_source
@@ -38,14 +39,6 @@ extern "C" __global__ void __launch_bounds__(%d) head(
     input_rows(own_d, d, w, mask, dx, count, inner, width, column, bits);
 }
 """
-
-
-class Narrow(NamedTuple):
-    """The form of a launch of matmul/narrow_product.cu: the macros it was compiled with; rows, length of a sum, columns."""
-
-    defines: Mapping[str, Any]
-    shape: tuple[int, int, int]
-    trans_w: bool
 
 
 class Rows(NamedTuple):
@@ -118,7 +111,8 @@ def _source(first: Narrow, second: Rows, third: Narrow, scores: Sequence[int], s
             given[i] = f"own_{where} - i64(blockIdx.x) * {each * n}"  # as if the rows before lay there, too
     lines = "\n    ".join(second.body)
     return "".join([
-        full_source("record/philox.cuh", [(key, str(value)) for key, value in facts.items()]), read_source("fused/fused.cuh"),
+        full_source("record/philox.cuh", [(key, str(value)) for key, value in facts.items()]),
+        read_source("fused/fused.cuh"),
         f"\nstatic __device__ __forceinline__ void fused_rows(\n    {parameters})\n{{\n    {lines}\n}}\n",
         *(f"#undef {name}\n" for name in (*facts, *MACROS)),
         *(f"#define {key} {value}\n" for key, value in defines.items()), read_source("matmul/narrow_product.cu"),

@@ -10,11 +10,11 @@ for weight gradients. See narrow_product.cu.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from minigraph.kernels.cuda.elementwise.pointwise import compute_type
 from minigraph.kernels.cuda.elementwise.reduce import bind_sum_to
-from minigraph.kernels.cuda.fused.joined_head import Narrow
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import float32, float64
@@ -26,6 +26,14 @@ FILE = "matmul/narrow_product.cu"
 COLUMNS = 16  # at most
 FEW = 1024  # rows
 REGISTERS, MOST_UNDER_WAY = 88, 8  # of a thread for sums and what it reads; rows that it reads at a time, at most
+
+
+class Narrow(NamedTuple):
+    """The form of a launch of narrow_product.cu: the macros it was compiled with; rows, length of a sum, columns."""
+
+    defines: Mapping[str, Any]
+    shape: tuple[int, int, int]
+    trans_w: bool
 
 
 def _way(product: Product) -> str | None:

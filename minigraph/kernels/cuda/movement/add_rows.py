@@ -39,7 +39,8 @@ class Sorted(NamedTuple):
 def bind_look(binder: Binder, index: Buffer, low: int, size: int) -> None:
     """Report integers outside [low, size), where no other kernel reads them."""
     binder.launch(
-        "movement/index.cu", "look_at", blocks_for(index.size, THREADS), THREADS, index, i64(index.size), i64(low), i64(size),
+        "movement/index.cu", "look_at", blocks_for(index.size, THREADS), THREADS, index, i64(index.size), i64(low),
+        i64(size),
         *binder.report(f"out of range [{low}, {size})"), defines={"LOOK": 1, "INDEX": CUDA_TYPES[index.dtype]},
     )  # fmt: skip
 
@@ -103,7 +104,8 @@ def bind_sort(binder: Binder, index: Buffer, out: Buffer, pack: int, low: int, p
         binder.zero(out)  # few rows; marks would come too late
     defines = {"SORT": 1, "SORTERS": SORTERS, "I": kind}
     binder.launch(
-        "movement/add_rows.cu", "radix_count", blocks, SORTERS, index, keys, counts[0], used, i64(n), i64(size), i64(low),
+        "movement/add_rows.cu", "radix_count", blocks, SORTERS, index, keys, counts[0], used, i64(n), i64(size),
+        i64(low),
         i64(padding), i64(block_shift), i64(len(shifts)), *binder.report(f"out of range [{low}, {size})"),
         defines=defines | {"INDEX": CUDA_TYPES[index.dtype]},
     )  # fmt: skip

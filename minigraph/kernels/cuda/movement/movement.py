@@ -169,7 +169,8 @@ def _bind_tiles(
     tiles = blocks_for(across.extent, wide), blocks_for(down.extent + max(halo - 1, 0), deep)
     padded = [*batch, *[Axis(1, 0, 0)] * (TILE_AXES - len(batch))]
     binder.launch(
-        "movement/movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source, destination,
+        "movement/movement.cu", "tiles", math.prod(tiles) * math.prod(a.extent for a in batch), 256, source,
+        destination,
         i64(source.nbytes // word), i64(start), i64(to), i64(across.extent), i64(down.extent), i64(down.source),
         i64(across.destination), *(i64(n) for n in tiles), i64(wide),
         *(i64(n) for column in zip(*padded, strict=True) for n in column), defines=defines,

@@ -116,7 +116,8 @@ class _Step:
         } | ({"MASTER": 1} if master else {})  # fmt: skip
         guard, fault = binder.guard(b for column in columns for b in column)
         launch_over(
-            binder, "optimizer/update.cu", "update", Tensors(columns, pairs.sizes), self.mode, CHUNK, step_sizes, self._skip(),
+            binder, "optimizer/update.cu", "update", Tensors(columns, pairs.sizes), self.mode, CHUNK, step_sizes,
+            self._skip(),
             self.rate, self.real.type(0), *fault, defines=defines | guard,
             generated=_step_function(self.update.finish, "gp", 1),
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
 
 They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it. From compute
-capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it while they end (device/programmatic_launch.py).
+capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it
+while they end (device/programmatic_launch.py).
 """
 
 from __future__ import annotations

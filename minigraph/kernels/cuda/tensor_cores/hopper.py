@@ -72,7 +72,8 @@ class TensorMap(Words):
 def hopper_source(instructions: Sequence[str], defines: Sequence[tuple[str, str]], files: Sequence[str]) -> str:
     """prelude, hopper.cuh, wgmma instructions (each once), `#define`s, files."""
     head = "".join(f"#define {key} {value}\n" for key, value in defines)
-    texts = [read_source("record/prelude.cuh"), read_source("tensor_cores/hopper.cuh"), *dict.fromkeys(instructions), head]
+    prelude, hopper = read_source("record/prelude.cuh"), read_source("tensor_cores/hopper.cuh")
+    texts = [prelude, hopper, *dict.fromkeys(instructions), head]
     return "".join([*texts, *map(read_source, files)])
 
 

@@ -274,7 +274,8 @@ def _wide_backward(
         own, slopes, late, other, count, walked, own_lines, least, most = walk
         cut = GRADIENTS[shape.head][kind]
         source = _source(
-            ["attention/hopper/backward_wide.cu"], Q.dtype, shape.head, cut.step, 2, KIND=kind, LATE=cut.late, OTHER=cut.other
+            ["attention/hopper/backward_wide.cu"], Q.dtype, shape.head, cut.step, 2, KIND=kind, LATE=cut.late,
+            OTHER=cut.other,
         )  # fmt: skip
         if not prepared:
             args = (
