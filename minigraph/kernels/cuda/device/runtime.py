@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import cupy
@@ -248,10 +248,7 @@ class Runtime:
         return function
 
     def captured(self, parts: Sequence[Part], loosened: bool = False) -> Callable[[], None] | str:
-        """A function that launches the graph of these parts, or why there is none.
-
-        loosened  see programmatic_launch.py
-        """
+        """A function that launches the graph of these parts, or why there is none; programmatic_launch.py: loosened."""
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
@@ -389,15 +386,13 @@ def _first_variant(call: Call) -> list[Call]:
     return [c for part in next(iter(call.variants.values())) for c in _first_variant(part)]
 
 
-_one_makes = threading.Lock()  # `cache` alone lets two threads make two
+_one_makes = threading.Lock()
+_runtimes: dict[int, Runtime] = {}
 
 
 def runtime(index: int) -> Runtime:
     """The Runtime of GPU `index`, made once per process."""
     with _one_makes:
-        return _made(index)
-
-
-@cache
-def _made(index: int) -> Runtime:
-    return Runtime(index)
+        if index not in _runtimes:
+            _runtimes[index] = Runtime(index)
+        return _runtimes[index]
