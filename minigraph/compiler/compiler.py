@@ -156,7 +156,7 @@ class _Compilation:
 
     def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
         self.version = program.version
-        self.ops = pruned_ops(program.ops, fetches, prune) if prune else program.ops
+        self.ops = pruned_ops(program.ops, fetches, prune) if prune is not False else program.ops
         try:
             self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
         except Exception:

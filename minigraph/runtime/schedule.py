@@ -113,7 +113,7 @@ class Schedule:
         self.persistables: dict[str, int] = {}
         self.steps: list[Step] = []
         computed = {name for name in feeds if not program.vars[name].is_data}
-        ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune else program.ops
+        ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
         self.advice = None
         if prune and any(op.role == "optimize" for op in ops):
             self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"

@@ -11,7 +11,7 @@ import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.binder import Launch, every_call
 from minigraph.opdef import OPS, OpDef
-from minigraph.runtime import executor
+from minigraph.runtime import seeds
 from minigraph.runtime.cuda.bind import BoundProgram
 from minigraph.types import FLOATS, as_dtype, bfloat16, float16, float64
 from tests.gpu.check import (
@@ -71,14 +71,14 @@ def samples(op_type: str) -> list[Call]:
 
 
 def _samples(op_type: str, dtype: str) -> None:
-    executor.seed(SEED)
+    seeds.seed(SEED)
     calls = [c for c in samples(op_type) if dtype == "float64" or c.float_places]
     each((str(c), partial(check_call, c, dtype)) for c in calls)
 
 
 def _few(op_type: str, dtype: str) -> None:
     """Samples that together launch every kernel of the operator, chosen without a GPU."""
-    executor.seed(SEED)
+    seeds.seed(SEED)
     seen: set[str] = set()
     chosen = []
     for call in samples(op_type):
@@ -183,7 +183,7 @@ def _random(op_type: str, dtype: str) -> None:
 
 def _drawn(op_type: str, dtype: str, shape: tuple[int, ...], seed: int) -> None:
     """Two steps on both places: masks and uniform numbers equal, normal ones up to rounding."""
-    executor.seed(SEED)
+    seeds.seed(SEED)
     if op_type == "dropout":
         x = np.random.default_rng(1).normal(size=shape).astype(as_dtype(dtype))
         call = call_of(op_type, {"X": x}, p=0.3, seed=seed)

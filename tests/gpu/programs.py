@@ -12,7 +12,7 @@ import minigraph as mg
 from minigraph.compiler.validate import distance
 from minigraph.program import Program, unique_name
 from minigraph.program.scope import Scope
-from minigraph.runtime import executor
+from minigraph.runtime import seeds
 from minigraph.runtime.executor import Executor
 from tests import fuzz
 from tests.gpu.check import Check, GpuExecutor, assert_near, each, on_gpu
@@ -209,7 +209,7 @@ def initialisers_equal_those_of_the_cpu() -> None:
         I.XavierUniform(), I.XavierNormal(), I.KaimingNormal(), I.KaimingUniform(), I.Normal(0.5, 2.0),
         I.Uniform(-3, 1), I.TruncatedNormal(0.0, 0.5), I.Constant(0.25),
     ]  # fmt: skip
-    executor.seed(3)
+    seeds.seed(3)
     main, startup = Program("main"), Program("startup")
     with mg.static.program_guard(main, startup), unique_name.guard():
         x = mg.static.data("x", [None, 200])

@@ -10,7 +10,7 @@ import pytest
 import minigraph as mg
 from minigraph import nn, static
 from minigraph import optimizer as opt
-from minigraph.errors import AttrError, FeedError, KernelError, PlaceError, ProgramError
+from minigraph.errors import AttrError, FeedError, FetchError, KernelError, PlaceError, ProgramError
 from minigraph.opdef import OPS, op
 from minigraph.program.builder import Builder
 
@@ -142,7 +142,7 @@ def test_what_a_memory_report_is_asked_for():
     compiled = static.CompiledProgram(Net().main)
     with pytest.raises(ProgramError, match=r"'mean_0.tmp' does not exist(.|\n)*did you mean 'mean_0.tmp_0'"):
         compiled.memory_report(X, ["mean_0.tmp"])
-    with pytest.raises(ProgramError, match="net 3 does not exist"):
+    with pytest.raises(FetchError, match="fetch_list holds 3"):
         compiled.memory_report(X, [3])
     with pytest.raises(ProgramError, match=r"a place is CPUPlace\(\) or CUDAPlace\(n\), not 'cpu'"):
         compiled.memory_report(X, place="cpu")  # type: ignore[arg-type]

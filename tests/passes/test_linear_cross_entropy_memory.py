@@ -10,6 +10,7 @@ from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.binder import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
+from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime import memory_report
 from minigraph.runtime.cuda.bind import BoundProgram
@@ -141,7 +142,7 @@ def recorded(rows, chunk_bytes, grad_dtype):
         shapes = {"x": (rows, 16), "w": (16, 640), "b": (640,), "y": (rows,)}
         v = {n: block.create_var(n, s, "int64" if n == "y" else "bfloat16", persistable=True)
              for n, s in shapes.items()}  # fmt: skip
-        g = mg.builder.Builder(block)
+        g = Builder(block)
         loss, _, _, dx, dw, db = g.fused_linear_cross_entropy(
             v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype
         )

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -261,7 +262,7 @@ def test_savers_in_threads_take_turns(tmp_path: Path) -> None:
             problems.append(problem)
 
     with static.scope_guard(trained.scope):
-        threads = [threading.Thread(target=saves) for _ in range(4)]
+        threads = [threading.Thread(target=copy_context().run, args=(saves,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a new process does not know: the seed that was drawn, and ids of programs."""
-    monkeypatch.setattr(seeds, "_global", None)
+    monkeypatch.setattr(seeds._global, "everywhere", None)
     static.Program()
 
 
@@ -71,7 +72,7 @@ def test_optimizers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
 def check_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any, schedule: Any, passes: bool = False
 ) -> None:
-    monkeypatch.setattr(seeds, "_global", None)
+    monkeypatch.setattr(seeds._global, "everywhere", None)
     first = Training(optimizer, schedule, passes)
     first.go(0, 4)
     first.save(tmp_path / "m")
@@ -109,7 +110,7 @@ def test_a_new_process_goes_on(tmp_path: Path, passes: str) -> None:
 
 
 def test_a_seed_that_is_set_later_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeds, "_global", None)
+    monkeypatch.setattr(seeds._global, "everywhere", None)
     mg.seed(5)
     training = Training(OPTIMIZERS["SGD"])
     training.save(tmp_path / "m")
@@ -130,10 +131,10 @@ def test_a_seed_that_is_set_later_holds(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_other_programs_keep_their_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load for one program changes no random number of another."""
-    monkeypatch.setattr(seeds, "_global", 1)
+    monkeypatch.setattr(seeds._global, "everywhere", 1)
     saved, bystander = Training(OPTIMIZERS["SGD"]), Training(OPTIMIZERS["SGD"])
     saved.save(tmp_path / "m")
-    monkeypatch.setattr(seeds, "_global", 2)
+    monkeypatch.setattr(seeds._global, "everywhere", 2)
     expected = Training(OPTIMIZERS["SGD"]).go(0, 3)
     saved.load(tmp_path / "m")
     assert bystander.go(0, 3) == expected
@@ -261,7 +262,9 @@ class Paused:
             if step.op.type == "sgd":
                 updates[0] += 1
                 if updates[0] == 1:
-                    other = threading.Thread(target=lambda: self.result.append(meanwhile()))
+                    other = threading.Thread(
+                        target=copy_context().run, args=(lambda: self.result.append(meanwhile()),)
+                    )
                     self.other = other
                     other.start()
                     other.join(0.3)

@@ -89,7 +89,7 @@ class CheckedPlan(Plan):
         scope.steps[before.origin] = self.run_number
         types = {n: TensorType(a.shape, a.dtype) for n, a in feeds.items()}
         try:
-            CheckedPlan(before, types, (name,), True, self.seed, self.options).run(feeds, scope)
+            CheckedPlan(before, types, (name,), (), self.seed, self.options).run(feeds, scope)
         except Exception as problem:  # whatever it is, it must not hide the error that is told
             return problem
         return None

@@ -52,7 +52,7 @@ class BoundProgram:
     checks    what reads the record of one that checks for NaN: bind_checked.py
     """
 
-    show, checks = staticmethod(show), None
+    show, checks, any_may_fail = staticmethod(show), None, False
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
@@ -75,7 +75,8 @@ class BoundProgram:
         self.views: dict[int, list[int]] = {}  # by the value whose memory they show
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
         self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if self._stores(step)), default=-1)
-        self.last_report = last_report(self.schedule.steps)  # what is written before it waits for it
+        steps = self.schedule.steps
+        self.last_report = len(steps) - 1 if self.any_may_fail else last_report(steps)  # what comes before waits for it
         self.last_stored = max(self.last_stored, self.last_report) if self.last_stored >= 0 else -1
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())

@@ -65,7 +65,7 @@ def _seen(mark: np.ndarray) -> Seen:
 class CheckedProgram(BoundProgram):
     """A BoundProgram that looks at every float value; nonfinite.py has the rule."""
 
-    show = staticmethod(show_changes_of_shape)
+    show, any_may_fail = staticmethod(show_changes_of_shape), True
 
     def _make_buffers(self) -> list[Buffer]:
         """Every operator may report from now on, so that nothing is written into the Scope but at the end."""
