@@ -206,9 +206,8 @@ def bias_gradient_is_dropped(patch):
 
 def relu_gradient_is_dropped(patch):
     def change(original):
-        def grad(g, X, Y, Bias, Out, ReserveSpace, Out_grad, *, activation, **attrs):
-            activation = "none" if activation == "relu" else activation
-            return original(g, X, Y, Bias, Out, ReserveSpace, Out_grad, activation=activation, **attrs)
+        def grad(g, *kept, activation, **attrs):
+            return original(g, *kept, activation="none" if activation == "relu" else activation, **attrs)
 
         return grad
 

@@ -438,7 +438,7 @@ class _Net(RewriteLayers, HeadLayers):
             optimizer = varied(kind, random.Random(f"{kind} {len(self.block.ops)}"))  # apart from what layers draw
             _, found = optimizer.minimize(loss, self.startup, no_grad_set=blocked)
         except ProgramError as problem:
-            if "depends on no trainable" not in str(problem):
+            if "depends on no trainable" not in str(problem) and "no gradient to apply" not in str(problem):
                 raise
             return
         self.fetches += [grad.name for _, grad in found if self.r.random() < 0.4]
