@@ -36,8 +36,8 @@ kernels: $(DEV)
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:
-	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py
-	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) tests/gpu_suite.py --sanitize
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m tests.gpu.suite
+	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m tests.gpu.suite --sanitize
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -49,7 +49,7 @@ examples: $(EXAMPLES)
 	@set -e; for script in examples/*.py; do echo "$$script"; $(BIN)/python $$script; done
 
 fuzz: $(DEV)
-	$(BIN)/python tests/fuzz.py $(N)
+	$(BIN)/python -m tests.fuzz $(N)
 
 bench: $(EXAMPLES)
 	$(BIN)/python -m bench all

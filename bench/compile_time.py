@@ -24,11 +24,11 @@ from collections.abc import Callable
 from typing import Any
 
 import minigraph as mg
-from minigraph.bound import BoundProgram
-from minigraph.builder import Builder
-from minigraph.garbage import without_collection
-from minigraph.plan import Plan
-from minigraph.plan_cuda import CudaPlan
+from minigraph.program.builder import Builder
+from minigraph.runtime.cpu.plan import Plan
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.plan import CudaPlan
+from minigraph.runtime.garbage import without_collection
 from minigraph.types import TensorType
 
 from .harness import RESULTS, machine, versions

@@ -1,5 +1,6 @@
-"""The table of figures in README, made from bench/results: `python -m bench.figures` rewrites it.
+"""The tables of figures in bench/README.md and README.md, made from bench/results.
 
+`python -m bench.figures` rewrites both. bench/README.md has every row, README.md the eight of HEADLINES.
 A row names the file that it comes from. The best peer is the fastest arm of another framework in the same run.
 """
 
@@ -13,13 +14,35 @@ from typing import Any, NamedTuple
 
 from .harness import RESULTS
 
-README = Path(__file__).parent.parent / "README.md"
+README, BENCH_README = (folder / "README.md" for folder in (Path(__file__).parents[1], Path(__file__).parent))
 BEGIN, END = "<!-- figures: made by python -m bench.figures -->", "<!-- end of figures -->"
 PEERS = ("torch", "compile", "jax", "liger")
 HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 PR_281 = ("float32 256x1x1024x32", "float32 1x1x1024x32", "float32 1x1x4096x32")
 ATTENTION_ROWS = (*PR_281, "bfloat16 4x16x4096", "bfloat16 2x16x16384")
+HEADLINES = {  # title of a row -> what README calls it
+    "MLP 784-1024-1024-10, batch 256, AdamW, TF32": "training step of an MLP 784-1024-1024-10, batch 256, TF32",
+    "MLP 4 x 4096, GELU(tanh), batch 8192, bfloat16, AdamW": "training step of an MLP 4 x 4096, batch 8192, bfloat16",
+    "MultiFCLayer 768, 64 x 128, forward + backward, TF32":
+        "Paddle's MultiFCLayer, 768 wide, 8,192 rows, both ways, TF32",
+    "layer norm, 1024-4096-1024, GELU(tanh), dropout .1, residual; 8 x 1024 rows, fwd + bwd, bfloat16":
+        "feed-forward block of a transformer, 8 x 1024 rows, both ways, bfloat16",
+    "attention bfloat16 4x16x4096x128 causal, forward + backward":
+        "causal attention, 4 x 16 heads of 128, length 4096, both ways, bfloat16",
+    "V 128256, H 4096, 4096 rows": "last layer and its loss, 128,256 classes, 4,096 rows",
+    "AdamW, GPT-2, 148 tensors, 124 M": "AdamW on the parameters of GPT-2, 124 million",
+    "MLP step on 2 cores": "training step of the first MLP on 2 cores of a CPU, float32",
+}  # fmt: skip
+SECTIONS = {  # file of results -> heading
+    "gpu_steps": "Whole steps on a GPU",
+    "gpu_attention": "Attention",
+    "gpu_optimizers": "Parameter updates",
+    "gpu_linear_cross_entropy": "The last layer and its loss",
+    "compile_time": "Passes and plans",
+    "mlp_cpu": "A step on a CPU",
+    "optimizer_cpu": "Parameter updates on a CPU",
+}
 TUNED = ("autotuned", "tuned")
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
@@ -137,29 +160,47 @@ def figures() -> Iterator[Figure]:
             yield Figure(title, median(times[ours]), None, *best_peer(times), median(times[bar]), "ms", f"{file}.json")
 
 
-def table() -> str:
-    """Markdown, with the marks around it."""
+def number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
-    def number(x: float | None) -> str:
-        return "-" if x is None else f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
-    heads = "| | minigraph | `autotune` | asked | best peer | | without rest, and peer | file |"
-    lines = [heads, "|---|---|---|---|---|---|---|---|"]
-    for f in figures():
-        met = "" if f.asked is None or min(f.ours, f.tuned or f.ours) <= f.asked else " (missed)"
-        tired = ", ".join(map(number, f.tired)) if f.tired else "-"
-        lines.append(
-            f"| {f.title}, {f.unit} | {number(f.ours)} | {number(f.tuned)} | {number(f.asked)}{met} |"
-            f" {number(f.peer)} | {f.peer_name} | {tired} | `{f.file}` |"
-        )
-    return "\n".join([BEGIN, *lines, END])
+def tables() -> str:
+    """Every row in Markdown, a section for each file, with the marks around them."""
+    rows, lines = list(figures()), [BEGIN]
+    for file, heading in SECTIONS.items():
+        heads = "| | minigraph | `autotune` | asked | best peer | | without rest, and peer |"
+        lines += ["", f"### {heading}: `{file}.json`", "", heads, "|---|---|---|---|---|---|---|"]
+        for f in (f for f in rows if f.file == f"{file}.json"):
+            met = "" if f.asked is None or min(f.ours, f.tuned or f.ours) <= f.asked else " (missed)"
+            tired = ", ".join(map(number, f.tired)) if f.tired else "-"
+            lines.append(
+                f"| {f.title}, {f.unit} | {number(f.ours)} | {number(f.tuned)} | {number(f.asked)}{met} |"
+                f" {number(f.peer)} | {f.peer_name} | {tired} |"
+            )
+    return "\n".join([*lines, "", END])
+
+
+def headlines() -> str:
+    """The rows of HEADLINES in Markdown, with the marks around them."""
+    rows = {f.title: f for f in figures()}
+    lines = [BEGIN, "| | minigraph | best peer | |", "|---|---|---|---|"]
+    for title, shown in HEADLINES.items():
+        f = rows[title]
+        lines.append(f"| {shown} | {number(f.ours)} {f.unit} | {number(f.peer)} {f.unit} | {f.peer_name} |")
+    return "\n".join([*lines, END])
+
+
+def pages() -> dict[Path, str]:
+    """{page: the part of it that is made here}"""
+    return {README: headlines(), BENCH_README: tables()}
 
 
 def main() -> int:
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(before + table() + after, encoding="utf-8")
+    for page, made in pages().items():
+        text = page.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        page.write_text(before + made + after, encoding="utf-8")
     return 0
 
 

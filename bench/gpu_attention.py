@@ -131,7 +131,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     memory: dict[str, float] = {}
     remarks: dict[str, list[str]] = {}
     left_out: dict[str, str] = {}
-    kernels = [k.name for k in importlib.import_module("minigraph.kernels.cuda.attention").KERNELS]
+    kernels = [k.name for k in importlib.import_module("minigraph.kernels.cuda.attention.attention").KERNELS]
     chosen = ""
     for kernel in ("auto", *kernels * (not row.few)):
         if kernel == chosen or (row.slow and kernel == "exact"):
@@ -189,7 +189,7 @@ def program_of(row: Row, training: bool) -> tuple[Any, tuple[str, ...]]:
     program = static.Program(row.title)
     block = program.global_block()
     v = {n: block.create_var(n, row.shape, row.dtype, persistable=True) for n in "qkvd"}
-    g = importlib.import_module("minigraph.builder").Builder(block)
+    g = importlib.import_module("minigraph.program.builder").Builder(block)
     attrs = {"layout": "bhsd", "causal": row.causal}
     out, sums = g.memory_efficient_attention(v["q"], v["k"], v["v"], needs=["LogSumExp"], **attrs)
     results = [out]
@@ -201,7 +201,7 @@ def program_of(row: Row, training: bool) -> tuple[Any, tuple[str, ...]]:
 
 def planned_memory() -> list[dict[str, Any]]:
     """MiB of our forward + backward as counted above, for sequences up to 65,536, on an H200 that need not be there."""
-    bound, found = importlib.import_module("minigraph.bound"), []
+    bound, found = importlib.import_module("minigraph.runtime.cuda.bind"), []
     for size in LENGTHS:
         row = Row("bfloat16", (4, 16, size, 128))
         program, results = program_of(row, True)

@@ -320,7 +320,7 @@ def network() -> Iterator[Case]:
         "b2": Input((K,), DTYPE),
         "d": Input((M, K), DTYPE),
     }
-    gradients = importlib.import_module("minigraph.backward").gradients
+    gradients = importlib.import_module("minigraph.program.backward").gradients
 
     def program(g: Any, v: Vars) -> Sequence[Any]:
         h = g.gelu(g.elementwise_add(g.matmul(v["x"], v["w"]), v["b"]), approximate=True)

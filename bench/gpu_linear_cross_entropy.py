@@ -125,7 +125,7 @@ def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None
     block = main.global_block()
     with mg.static.program_guard(main, mg.static.Program()):
         v = {n: block.create_var(n, *t, persistable=True, stop_gradient=n == "label") for n, t in types.items()}
-        g = importlib.import_module("minigraph.builder").Builder(block)
+        g = importlib.import_module("minigraph.program.builder").Builder(block)
         found = operator(g, v, chunk_bytes, **attrs) if kind == "operator" else written(mg, v)
         outputs = tuple(o.name for o in found)
     if kind == "program":
@@ -148,7 +148,7 @@ def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
         types = {n: (i.shape, i.dtype) for n, i in inputs(head._replace(rows=rows)).items()}
         program, outputs = _program(gpu, types, "operator", None)
         settling = gpu.runtime.settling(False)
-        make = importlib.import_module("minigraph.bound").BoundProgram
+        make = importlib.import_module("minigraph.runtime.cuda.bind").BoundProgram
         bound = make(program, {}, outputs, device=gpu.runtime.device, settling=settling)
         made[str(rows)] = round(_beyond(bound) / MIB, 2)
     return made
@@ -298,7 +298,7 @@ def the_step(gpu: Gpu, rounds: int) -> dict[str, Any]:
     program = mg.static.Program("step")
     block = program.global_block()
     v = {n: block.create_var(n, a.shape, a.dtype, persistable=True) for n, a in arrays.items()}
-    g = importlib.import_module("minigraph.builder").Builder(block)
+    g = importlib.import_module("minigraph.program.builder").Builder(block)
     g.matmul_accumulate(v["d"], v["x"], v["acc"], trans_x=True, out={"Out": v["acc"]})
     scope = mg.static.Scope()
     scope.arrays.update(arrays)

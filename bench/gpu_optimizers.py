@@ -83,7 +83,7 @@ class Update:
         self._append(case, values)
         start = time.perf_counter()
         self.compiled = mg.static.CompiledProgram(self.program, build_strategy=strategy)
-        plans = importlib.import_module("minigraph.plan_cuda")
+        plans = importlib.import_module("minigraph.runtime.cuda.plan")
         self.plan = plans.CudaPlan(
             self.compiled.program_for(()), {}, (), False, 0, gpu.runtime, False, self.compiled.options
         )
@@ -93,7 +93,7 @@ class Update:
 
     def _append(self, case: UpdateCase, values: Values) -> None:
         block, cupy = self.program.global_block(), self.gpu.cupy
-        g = importlib.import_module("minigraph.builder").Builder(block)
+        g = importlib.import_module("minigraph.program.builder").Builder(block)
         chosen = {"amsgrad": False, "use_nesterov": False, **case.attrs}
         updates = importlib.import_module("minigraph.kernels.updates").update_of(case.op, chosen)
         arrays = self.scope.arrays

@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 import minigraph as mg
-from minigraph import cuda, strided
-from minigraph.backward import gradients
+from minigraph import cuda
 from minigraph.base import unique_name
 from minigraph.nn.functional.attention import attend
+from minigraph.program.backward import gradients
+from minigraph.runtime.cuda import strided
 from minigraph.types import as_dtype
 
 from .gpu_attention import NEAR

@@ -43,10 +43,10 @@ class Minigraph(Arm):
 
     def __init__(self, row: Row, drop: float, flags: dict[str, Any] | None, on_host: bool = False) -> None:
         mg = self.mg = importlib.import_module("minigraph")
-        memory = importlib.import_module("minigraph.memory")
+        memory = importlib.import_module("minigraph.runtime.memory")
         self.most_live, self.Life = memory.most_live, memory.Life
-        self.lives = importlib.import_module("minigraph.order").lives
-        self.every_call = importlib.import_module("minigraph.kernels.cuda.binder").every_call
+        self.lives = importlib.import_module("minigraph.runtime.cuda.order").lives
+        self.every_call = importlib.import_module("minigraph.kernels.cuda.record.binder").every_call
         mg.enable_static()
         mg.set_default_dtype(row.dtype)
         mg.cuda.set_float32_matmul_precision("high")

@@ -185,7 +185,7 @@ class Gpu:
             name: block.create_var(name, a.shape, a.dtype, persistable=True)
             for name, a in arrays.items()
         }
-        g = importlib.import_module("minigraph.builder").Builder(block)
+        g = importlib.import_module("minigraph.program.builder").Builder(block)
         outputs = tuple(v.name for v in case.programs[arm](g, variables))
         if arm in case.rewritten:
             strategy = self.mg.static.BuildStrategy()
@@ -201,8 +201,9 @@ class Gpu:
         self, program: Any, outputs: Sequence[str], autotune: bool = False, tf32: bool = False, attention: str = "auto"
     ) -> Any:
         """A CudaPlan whose memory holds NaNs: what nobody writes shows."""
-        plans = importlib.import_module("minigraph.plan_cuda")
-        options = importlib.import_module("minigraph.options").RunOptions(autotune=autotune, attention=attention)
+        plans = importlib.import_module("minigraph.runtime.cuda.plan")
+        options = importlib.import_module("minigraph.runtime.options")
+        options = options.RunOptions(autotune=autotune, attention=attention)
         made = plans.CudaPlan(program, {}, outputs, False, 0, self.runtime, tf32, options)
         made.arena.fill(0xFF)
         self.cupy.cuda.get_current_stream().synchronize()  # the arrays are there too

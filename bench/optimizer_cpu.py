@@ -25,7 +25,7 @@ def values() -> list[tuple[np.ndarray, np.ndarray]]:
 
 def minigraph_arm(flag: str | None) -> tuple[Callable[[], Any], Callable[[], Any]]:
     import minigraph as mg
-    from minigraph.builder import Builder
+    from minigraph.program.builder import Builder
 
     program, scope, exe = mg.static.Program("updates"), mg.static.Scope(), mg.static.Executor(mg.CPUPlace())
     block = program.global_block()

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 import minigraph as mg
-from minigraph.bound import BoundProgram
-from minigraph.options import RunOptions
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.options import RunOptions
 
 LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
 MODES = ("table", "struct4k", "struct32k", "arena", "unified")

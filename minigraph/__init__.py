@@ -1,15 +1,17 @@
 """minigraph: a static-graph deep-learning framework with graph rewriting, after Paddle's static API."""
 
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
-from . import base, cuda, math_op_patch, nn, optimizer, regularizer, static, tensor
+from minigraph.kernels.cores import get_num_threads, set_num_threads
+from minigraph.nn.param_attr import ParamAttr
+from minigraph.runtime.flags import get_flags, set_flags
+from minigraph.runtime.seeds import seed
+from minigraph.static.mode import enable_static, in_dynamic_mode
+from minigraph.tensor import math_op_patch
+
+from . import base, cuda, nn, optimizer, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
-from .flags import get_flags, set_flags
-from .kernels.cores import get_num_threads, set_num_threads
-from .mode import enable_static, in_dynamic_mode
-from .param_attr import ParamAttr
 from .program import Variable
-from .runtime.seeds import seed
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
     CPUPlace,

@@ -68,7 +68,7 @@ def _require_none(place: CUDAPlace, reason: str | None) -> None:
 
 
 def runtime(place: CUDAPlace) -> Any:
-    """The Runtime of a GPU, see kernels/cuda/runtime.py."""
+    """The Runtime of a GPU, see kernels/cuda/device/runtime.py."""
     require_available(place)
     _require_none(place, _unfit(place.device_id))
     return importlib.import_module(".kernels.cuda.runtime", __package__).runtime(place.device_id)

@@ -144,7 +144,7 @@ class NonFiniteError(KernelError):
 
 
 class OutOfMemoryError(KernelError):
-    """A GPU has no room for what a program needs."""
+    """A GPU has not enough free memory for a program."""
 
 
 def require(

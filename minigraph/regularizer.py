@@ -9,7 +9,8 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from .builder import Builder
+from minigraph.program.builder import Builder
+
 from .errors import AttrError, require
 from .program import Variable
 

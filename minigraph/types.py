@@ -65,7 +65,7 @@ NO_ARRAY = (ValueError, TypeError, RuntimeError, BufferError)  # what NumPy and 
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """What NumPy makes of a value, or of its float32 form where a tensor holds bfloat16, which NumPy cannot take."""
+    """A value as a NumPy array; a tensor of bfloat16, which NumPy cannot take, by its float32 form."""
     if isinstance(value, np.ma.MaskedArray):  # what the mask hides would be taken for values
         raise TypeError("it is masked; give its filled(...) values")
     foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
@@ -90,7 +90,7 @@ def in_one_piece(array: np.ndarray) -> np.ndarray:
 
 
 def why_no_array(value: Any, problem: Exception) -> str:
-    """What to say of a value where `as_numpy` raised one of NO_ARRAY."""
+    """The reason, in words, why `as_numpy` raised one of NO_ARRAY for a value."""
     lists = isinstance(value, (list, tuple))
     why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
     return f"no array: {why}"
@@ -176,7 +176,7 @@ def tensor_type(shape: Iterable[Any], dtype: Any) -> TensorType:
 
 @lru_cache(maxsize=4096)
 def _kept(shape: tuple[int, ...], dtype: DType) -> TensorType:
-    """One object for all variables of a type: layers share theirs, and what is one object is equal at a glance."""
+    """The same object for all variables of a type, so that comparing two types is mostly comparing two addresses."""
     return TensorType(shape, dtype)
 
 

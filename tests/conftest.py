@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import minigraph.ops.fused_blocks as blocks
-from minigraph import cuda, unique_name
-from minigraph.program import Program, program_guard
-from minigraph.scope import Scope, scope_guard
+from minigraph import cuda
+from minigraph.kernels.cpu import fused_blocks as blocks
+from minigraph.program import Program, program_guard, unique_name
+from minigraph.program.scope import Scope, scope_guard
 from minigraph.types import set_default_dtype
 
 # numba keeps machine code by source, not by the options it was compiled with: a test must not meet an earlier run's

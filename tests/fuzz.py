@@ -1,6 +1,6 @@
 """Random programs with the passes off and on.
 
-    python tests/fuzz.py N [--seed S] [--flags FLAG ...]
+    python -m tests.fuzz N [--seed S] [--flags FLAG ...]
 
 Each program runs without passes and with three choices of flags: all, one, and some at random. Prints
 how often each rule applied and each refusal was given. A program whose results differ is shrunk to
@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from random_programs import Case, random_program
 
-from minigraph.dump import dump
+from minigraph.compiler.strategy import PASSES, BuildStrategy
+from minigraph.compiler.validate import distance, evaluate
 from minigraph.errors import MinigraphError
-from minigraph.executor import Executor
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.graph import Graph
 from minigraph.ir.verify import verify, verify_changes
-from minigraph.passes.log import PassReport
+from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
-from minigraph.scope import Scope
-from minigraph.strategy import PASSES, BuildStrategy
+from minigraph.program.dump import dump
+from minigraph.program.scope import Scope
+from minigraph.runtime.executor import Executor
 from minigraph.types import float64
-from minigraph.validate import distance, evaluate
+from tests.support.random_programs import Case, random_program
 
 TOLERANCE = 1e-12
 STEPS = 3

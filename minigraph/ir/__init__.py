@@ -1,0 +1,1 @@
+"""Program as a networkx graph, and its other forms: text, diff, drawing."""

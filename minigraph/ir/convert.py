@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..program import Operator, Program, Variable, copy_var
+from minigraph.program import Operator, Program, Variable, copy_var
+
 from .graph import Graph, OpNode, VarNode
 
 
@@ -52,7 +53,7 @@ def to_program(graph: Graph, source: Program) -> Program:
     used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
     for v in source.vars.values():
         kept = v.persistable or v.is_data
-        if kept or used.get(v.name) == v.type:  # else a pass has given the name of what is gone to another value
+        if kept or used.get(v.name) == v.type:  # else a pass gave the name of a removed value to another one
             block.vars[v.name] = copy_var(v, block)
     operators: dict[OpNode, Operator] = {}
 

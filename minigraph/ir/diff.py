@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
-from ..dump import aligned, declaration_lines, op_parts, quote
-from ..program import Operator, Parameter, Program, Variable
+from minigraph.program import Operator, Parameter, Program, Variable
+from minigraph.program.dump import aligned, declaration_lines, op_parts, quote
 
 CONTEXT = 1  # unchanged operators shown on each side of a change
 
@@ -66,7 +66,7 @@ def _counts(before: Program, after: Program) -> list[str]:
 
 
 def _declaration_changes(before: Program, after: Program) -> list[str]:
-    """Declarations that only one of them has; the spaces that align them do not count."""
+    """Declarations that only one program has; the spaces that align them do not count."""
     old, new = ({" ".join(line.split()): None for line in declaration_lines(p)} for p in (before, after))
     return [f"- {line}" for line in old if line not in new] + [f"+ {line}" for line in new if line not in old]
 
@@ -110,7 +110,7 @@ def _near_changes(signs: list[str]) -> list[bool]:
 
 
 def first_difference(a: Program, b: Program) -> str | None:
-    """What the first difference between two programs is; None where they are equal.
+    """The first difference between two programs in words; None where they are equal.
 
     Compared is all that runs or shows: names, types, declarations in their order, operators with
     slots, attributes, roles and links, numbers of random operators, seed and fetch targets. Sites

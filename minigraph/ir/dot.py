@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..dump import dump_op
-from ..program import Operator, Program, Variable
+from minigraph.program import Operator, Program, Variable
+from minigraph.program.dump import dump_op
 
 COLOURS = {"forward": "#ffffff", "backward": "#fdf0e2", "optimize": "#e8f3e8"}
 NEW_COLOUR, PARAMETER_COLOUR = "#ffe08a", "#dddddd"

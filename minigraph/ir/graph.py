@@ -3,9 +3,9 @@
     VarNode -> OpNode -> VarNode      edges carry (slot, position) as their key
 
 A variable that is updated in place has one VarNode per version: the optimizer reads `w` version 0
-and writes `w` version 1, so producers and consumers are honest and the graph stays acyclic. That a
-version is overwritten only after all its readers ran is the one order that edges do not show;
-`Graph.order_problem` checks it. Operators have a `rank`, a tuple, and ranks in ascending order are
+and writes `w` version 1. So every version has one producer, and the graph has no cycle. Edges do not
+show one order: a version is overwritten only after all its readers ran. `Graph.order_problem` checks
+it. Operators have a `rank`, a tuple, and ranks in ascending order are
 always a valid schedule: new operators take the place of those they replace.
 
 The nodes of `graph.nx` are the OpNode and VarNode objects themselves. Nobody outside this file
@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-from ..errors import CallSite
-from ..opdef import OpDef
-from ..program import Variable, describe_call
-from ..types import DType, TensorType
+from minigraph.errors import CallSite
+from minigraph.opdef import OpDef
+from minigraph.program import Variable, describe_call
+from minigraph.types import DType, TensorType
 
 Rank = tuple[int, ...]
 Position = tuple[str, int]  # slot, index in it
@@ -157,7 +157,7 @@ class _Single(dict[Position, Edges]):
 class Graph:
     """Operators and variables of one program.
 
-    fetched     names whose final values somebody wants after the run
+    fetched     names whose final values the run must give
     declared    names of the Program's variables, which new ones must not take
     pred, succ  the adjacency of `nx`, {node: {neighbour: {(slot, position): {}}}}, read and written here directly:
                 its views and functions take several times longer. All nodes and edges share one empty dictionary
@@ -264,7 +264,7 @@ class Graph:
             del self.succ[source][target], self.pred[target][source]
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
-        """Note `op`, what it writes, and who must run before or after that."""
+        """Note `op`, the versions that it writes, and which operators must run before or after it."""
         self.changed[op] = None
         for v in outputs:
             self.changed[v] = None
@@ -274,7 +274,7 @@ class Graph:
                 self.changed.update(dict.fromkeys(v.next_version.written_by))
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
-        """Make `op` a grad operator of `forward` instead of what it was linked to; of nothing for None."""
+        """Make `op` a grad operator of `forward`, or of no operator for None."""
         self.changed[op] = None
         if op.forward is not None:
             op.forward.grads.remove(op)
@@ -308,7 +308,7 @@ class Graph:
         del self._nodes[node]
 
     def remove_var(self, v: VarNode) -> None:
-        """Take out the newest version of a variable, which nobody writes or reads any more."""
+        """Take out the newest version of a variable, which has no producer and no reader any more."""
         assert not v.written_by and not v.read_by, f"{v} is still used"
         assert v.next_version is None, f"{v} has a newer version"
         if v.previous_version is not None:
@@ -341,7 +341,7 @@ class Graph:
         self._wrote(op, [v])
 
     def readers(self, v: VarNode) -> list[OpNode]:
-        """Who reads `v`, in no particular order; cheap where there are many."""
+        """The operators that read `v`, in no particular order; cheap where there are many."""
         return list(v.read_by)
 
     def drop_output(self, op: OpNode, slot: str) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dump import born_frozen, first_output, unnamed_outputs, updates
-from ..errors import CallSite, MinigraphError, ProgramError
-from ..opdef import OPS, OpDef
-from ..program import ROLES, Operator, Parameter, Program, Variable
-from ..types import TensorType
+from minigraph.errors import CallSite, MinigraphError, ProgramError
+from minigraph.opdef import OPS, OpDef
+from minigraph.program import ROLES, Operator, Parameter, Program, Variable
+from minigraph.program.dump import born_frozen, first_output, unnamed_outputs, updates
+from minigraph.types import TensorType
+
 from .tokens import Line, TextError, Token
 
 LONGEST_TEXT = 1 << 26  # characters

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from ..dump import PLAIN_NAME
-from ..errors import MinigraphError, ProgramError, nearest
-from ..types import DTYPES, SHORT_NAMES, TensorType, tensor_type
+from minigraph.errors import MinigraphError, ProgramError, nearest
+from minigraph.program.dump import PLAIN_NAME
+from minigraph.types import DTYPES, SHORT_NAMES, TensorType, tensor_type
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 
 
 class Line:
-    """The tokens of one line and how many of them are taken; `#` after a space starts a comment."""
+    """The tokens of one line and how many are taken; `#` after a space starts a comment."""
 
     def __init__(self, number: int, source: str) -> None:
         self.number, self.source, self.position = number, source, 0

@@ -1,11 +1,12 @@
-"""The invariants of a Graph, checked after each pass: what breaks one is a defect of that pass."""
+"""The invariants of a Graph, checked after each pass. A pass that breaks one is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from ..errors import MinigraphError, VerifyError
+from minigraph.errors import MinigraphError, VerifyError
+
 from .graph import Graph, OpNode, VarNode
 
 
@@ -26,7 +27,7 @@ def verify(graph: Graph, after: str = "construction", types: bool | Collection[O
 
 
 def verify_changes(graph: Graph, after: str) -> None:
-    """As `verify`, of what was changed by the Graph's own functions since it was last verified."""
+    """As `verify`, but only of nodes that the Graph's own functions changed since the last check."""
     changed = list(graph.changed)
     graph.changed.clear()
     for node in changed:
@@ -87,7 +88,7 @@ def _agree(slots: dict[str, list[VarNode]], edges: Any) -> bool:
 
 
 def _type_problem(op: OpNode) -> str | None:
-    """What does not fit the operator's definition."""
+    """Which type does not fit the operator's definition, in words."""
     try:
         op.opdef.check_inputs(op.inputs)
         inferred = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in op.inputs.items()}, op.attrs)

@@ -1,0 +1,1 @@
+"""Code over arrays. It knows no Program."""

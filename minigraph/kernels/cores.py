@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ..errors import AttrError, require
+from minigraph.errors import AttrError, require
 
 VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 _limit: list[int] = []

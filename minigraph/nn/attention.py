@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .. import tensor
-from ..builder import builder_of, whole
-from ..errors import AttrError, require
-from ..program import Variable
-from ..tensor.arguments import variable
-from ..types import FLOATS, bool_
+from minigraph import tensor
+from minigraph.errors import AttrError, require
+from minigraph.nn.functional.attention import attend
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.tensor.arguments import variable
+from minigraph.types import FLOATS, bool_
+
 from . import functional as F
-from .functional.attention import attend
 from .layer import Layer
 from .layers import Linear
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..builder import Builder
-from ..errors import AttrError, require
-from ..program import Variable
+from minigraph.errors import AttrError, require
+from minigraph.program import Variable
+from minigraph.program.builder import Builder
 
 ParamsGrads = list[tuple[Any, Variable]]
 
@@ -62,7 +62,7 @@ class ClipGradByNorm(ClipGradBase):
 
 
 class ClipGradByGlobalNorm(ClipGradBase):
-    """All gradients times clip_norm / max(n, clip_norm), n the L2 norm of all of them together.
+    """All gradients times clip_norm / max(n, clip_norm), n the L2 norm of all gradients together.
 
     group_name, auto_skip_clip are accepted as in Paddle; all parameters of one optimizer form one
     group, and the factor is always applied (it is 1 where the norm is small).

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..errors import ProgramError, call_site
+from minigraph.errors import ProgramError, call_site
+
 from .layer import Layer
 
 

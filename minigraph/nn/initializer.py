@@ -1,7 +1,7 @@
 """Initialisers: each appends to the startup program the operator that fills a parameter.
 
 fan_in and fan_out of a weight [in, out] are its sizes; of a rank above 2 (out, in, window...) they are
-multiplied by the window's size. A vector counts as both. `name` is Paddle's and says nothing here.
+multiplied by the window's size. A vector counts as both. `name` is Paddle's and has no effect.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..builder import Builder
-from ..errors import AttrError, ProgramError, nearest, require
-from ..program import Block, Operator, Variable, default_startup_program
-from ..types import NO_ARRAY, as_numpy, why_no_array
+from minigraph.errors import AttrError, ProgramError, nearest, require
+from minigraph.program import Block, Operator, Variable, default_startup_program
+from minigraph.program.builder import Builder
+from minigraph.types import NO_ARRAY, as_numpy, why_no_array
 
 GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .. import unique_name
-from ..errors import ProgramError, call_site
-from ..program import Parameter, Variable
-from ..types import as_dtype, default_dtype
+from minigraph.errors import ProgramError, call_site
+from minigraph.program import Parameter, Variable, unique_name
+from minigraph.types import as_dtype, default_dtype
+
 from .initializer import Initializer
 from .parameter import create_parameter
 
@@ -18,7 +18,7 @@ class Layer:
     """Base of all layers: `layer(x)` calls `forward(x)`, which appends operators.
 
     Parameters and Layers that are set as attributes are found by parameters() and sublayers().
-    training  what dropout asks; train() and eval() set it for the layer and all below
+    training  read by dropout; train() and eval() set it for the layer and all below
     """
 
     training: bool
@@ -31,7 +31,7 @@ class Layer:
         self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What a subclass does to its inputs."""
+        """The operators that a subclass appends for its inputs."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..builder import whole
-from ..errors import AttrError, require
-from ..program import Variable
-from ..types import normalize_shape
+from minigraph.errors import AttrError, require
+from minigraph.program import Variable
+from minigraph.program.builder import whole
+from minigraph.types import normalize_shape
+
 from . import functional as F
 from .initializer import Constant
 from .layer import Layer

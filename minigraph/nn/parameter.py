@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import unique_name
-from ..errors import MinigraphError, ProgramError, call_site, require
-from ..param_attr import ParamAttr
-from ..program import Parameter, default_main_program, default_startup_program
-from ..types import TensorType, default_dtype, tensor_type
+from minigraph.errors import MinigraphError, ProgramError, call_site, require
+from minigraph.program import Parameter, default_main_program, default_startup_program, unique_name
+from minigraph.types import TensorType, default_dtype, tensor_type
+
 from .initializer import Constant, Initializer, XavierUniform
+from .param_attr import ParamAttr
 
 
 def create_parameter(

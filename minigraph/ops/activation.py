@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.special import normal_cdf, normal_pdf
-from ..opdef import op
+from minigraph.kernels.special import normal_cdf, normal_pdf
+from minigraph.opdef import op
+
 from .elementwise import destination, draw, masked
 from .unary import infer_float
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
 
-# C++ of gelu and of grad operators, with functions of prelude.cuh; True is the tanh form.
+# C++ of gelu and of grad operators, with functions of record/prelude.cuh; True is the tanh form.
 GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}
 GELU_GRAD = {False: "Out_grad * (normal_cdf(X) + X * normal_pdf(X))", True: "Out_grad * gelu_tanh_slope(X)"}
 SILU_GRAD = "[&] { const C s = C(1) / (C(1) + exp(-X)); return Out_grad * (C(1) + X * (C(1) - s)) * s; }()"

@@ -35,9 +35,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, ShapeError, require
-from ..kernels import philox
-from ..kernels.attention import (
+from minigraph.errors import AttrError, DTypeError, ShapeError, require
+from minigraph.kernels import philox
+from minigraph.kernels.cpu.attention import (
     HIDDEN_WHOLE,
     as_given,
     check_lengths,
@@ -46,8 +46,8 @@ from ..kernels.attention import (
     scores_first,
     weighted,
 )
-from ..opdef import Ints, op
-from ..types import INTS, TensorType, bool_, float32, float64, int64
+from minigraph.opdef import Ints, op
+from minigraph.types import INTS, TensorType, bool_, float32, float64, int64
 
 LAYOUTS = ("bshd", "bhsd")
 SCORE_AXES = {3: ("batch", "query", "key"), 4: ("batch", "head", "query", "key")}
@@ -106,7 +106,7 @@ def dense(
     layout: str, scale: float | None, causal: bool, bottom_right: bool, window: Ints | None, masked_score: float,
     dropout: float, is_test: bool,
 ) -> Dense:  # fmt: skip
-    """The scores and what belongs to them, heads of K and V repeated for their groups of query heads."""
+    """The scores of a call, heads of K and V repeated for their groups of query heads."""
     q, k, v = (heads_first(x, layout) for x in (Q, K, V))
     groups = q.shape[1] // k.shape[1] if k.shape[1] else 1
     keys, values = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
@@ -129,7 +129,10 @@ def dense(
     return Dense(q, keys, values, scores, True if mask is None else mask, kept, factor, groups)
 
 
-@op("Out, LogSumExp?", cpu="minigraph.kernels.attention:forward", gpu="attention", strided="QKV", traits={"infinite"})
+@op(
+    "Out, LogSumExp?", cpu="minigraph.kernels.cpu.attention:forward", gpu="attention.attention", strided="QKV",
+    traits={"infinite", "reports"},
+)  # fmt: skip
 def memory_efficient_attention(
     Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Ints | None = None,

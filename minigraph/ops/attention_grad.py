@@ -17,15 +17,23 @@ import math
 
 import numpy as np
 
-from ..errors import require
-from ..kernels.attention import FAR, as_given, counted, heads_first, scores_first, weighted
-from ..opdef import Ints, op
+from minigraph.errors import require
+from minigraph.kernels.cpu.attention import (
+    FAR,
+    as_given,
+    counted,
+    heads_first,
+    scores_first,
+    weighted,
+)
+from minigraph.opdef import Ints, op
+
 from .attention import calls, dense, memory_efficient_attention
 from .elementwise import sum_to
 
 
 @op(
-    "Q_grad?, K_grad?, V_grad?, Bias_grad?", cpu="minigraph.kernels.attention:backward", gpu="attention",
+    "Q_grad?, K_grad?, V_grad?, Bias_grad?", cpu="minigraph.kernels.cpu.attention:backward", gpu="attention.attention",
     strided=("Q", "K", "V", "Q_grad", "K_grad", "V_grad"),
 )  # fmt: skip
 def memory_efficient_attention_grad(

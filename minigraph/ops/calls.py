@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..builder import whole
-from ..nn.functional.attention import attend
-from ..program import Variable
+from minigraph.nn.functional.attention import attend
+from minigraph.program import Variable
+from minigraph.program.builder import whole
 
 
 @whole
@@ -19,7 +19,7 @@ def memory_efficient_attention(
     """softmax(scale * query key^T + attn_bias) value in memory that grows with S, not S^2.
 
     query        [B, Sq, H, D], with layout="bhsd" [B, H, Sq, D], or [B, Sq, D]
-    key, value   likewise with Hk heads, H a multiple of Hk; value's D may be another
+    key, value   the same with Hk heads, H a multiple of Hk; value's D may be another
     attn_bias    broadcasts to [B, H, Sq, Sk] ([B, Sq, Sk]): float, added to the scores, with a gradient;
                  or bool, True where a query sees a key
     p            dropout of probabilities while training

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import OpDef, op
-from ..types import TensorType, bool_, broadcast_shapes
+from minigraph.errors import DTypeError, require
+from minigraph.opdef import OpDef, op
+from minigraph.types import TensorType, bool_, broadcast_shapes
+
 from .elementwise import align, draw, infer_binary, masked, operands, sum_to
 
 
@@ -113,7 +114,7 @@ WHERE_SHAPES = (
 )  # fmt: skip
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, gpu="elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, gpu="elementwise.elementwise")
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
     return (

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
-from ..types import INTS, TensorType, float32, int64, normalize_shape
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
+from minigraph.types import INTS, TensorType, float32, int64, normalize_shape
 
 
 def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
@@ -19,7 +19,7 @@ def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
         require(whole and info.min <= value <= info.max, f"{what} {value} is no {dtype}", AttrError)
 
 
-@op(traits={"nondifferentiable", "uniform"}, gpu="creation")
+@op(traits={"nondifferentiable", "uniform"}, gpu="movement.creation")
 def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = float32):
     """An array of the given shape with every element equal to `value`."""
     return np.full(shape, value, dtype)
@@ -39,7 +39,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
 
 
-@op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, gpu="creation")
+@op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, gpu="movement.creation")
 def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
     return np.full(X.shape, value, dtype or X.dtype)
@@ -57,7 +57,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
 
 
-@op(traits={"pointwise"}, gpu="creation")
+@op(traits={"pointwise"}, gpu="movement.creation")
 def assign(X):
     """A copy of X."""
     return X.copy()
@@ -89,7 +89,7 @@ def _(rng):
     yield (rng.normal(size=(1,)),), {"step": 2.0}
 
 
-@op(traits={"pointwise", "in_place"}, gpu="creation")
+@op(traits={"pointwise", "in_place"}, gpu="movement.creation")
 def sum(X: Arrays, *, out=None):
     """X[0] + X[1] + ...: arrays of one shape, as gradients with several readers need it."""
     total = np.asarray(np.add(X[0], X[1], out=out[0] if out else None)) if len(X) > 1 else X[0].copy()
@@ -117,7 +117,7 @@ def _(rng):
     yield ([rng.normal(size=(2, 3))],), {}
 
 
-@op(traits={"nondifferentiable"}, gpu="creation")
+@op(traits={"nondifferentiable"}, gpu="movement.creation")
 def assign_value(*, values: Numbers, shape: Ints, dtype: DTypeAttr):
     """An array of the given shape that holds `values` in row-major order."""
     return np.array(values, dtype).reshape(shape)
@@ -149,7 +149,7 @@ def range_length(start: Number, end: Number, step: Number) -> int:
     return max(math.ceil((end - start) / step), 0)
 
 
-@op(traits={"nondifferentiable"}, gpu="creation")
+@op(traits={"nondifferentiable"}, gpu="movement.creation")
 def arange(*, start: Number = 0, end: Number, step: Number = 1, dtype: DTypeAttr = int64):
     """start, start + step, start + 2 step, ... up to `end`, which is left out."""
     return (start + step * np.arange(range_length(start, end, step))).astype(dtype)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import op
+from minigraph.errors import DTypeError, require
+from minigraph.opdef import op
+
 from .index import add_rows, require_index, require_ints
 
 
-@op(traits={"reports"}, gpu="index")
+@op(traits={"reports"}, gpu="movement.index")
 def embedding(Ids, W, *, padding_idx: int | None = None):
     """Out[...] = W[Ids[...]]; where Ids is padding_idx the row is zero and has no gradient.
 
@@ -50,7 +51,7 @@ def _(rng):
     yield (np.zeros((0, 2), np.int64), rng.normal(size=(5, 4))), {}
 
 
-@op("W_grad", traits={"reports"}, no_need_buffer={"W"}, gpu="index")
+@op("W_grad", traits={"reports"}, no_need_buffer={"W"}, gpu="movement.index")
 def embedding_grad(Ids, W, Out_grad, *, padding_idx: int | None = None):
     """W_grad[v] = the sum of Out_grad over the places where Ids is v, zero for padding_idx.
 

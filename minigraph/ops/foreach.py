@@ -5,7 +5,7 @@
     foreach_mul(X=[a, b], y=0.5)      [a * 0.5, b * 0.5]; with reverse=True the number stands on the left
 
 Y may have one element where X has many; results have the shape and type of X, in which they are
-computed. Passes make these operators from parameter updates (passes/foreach_optimizer_ops.py).
+computed. Passes make these operators from parameter updates (passes/updates/foreach_optimizer_ops.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import Arrays, DTypeAttr, OpDef, op
-from ..types import FLOATS, TensorType, bool_, float64
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import Arrays, DTypeAttr, OpDef, op
+from minigraph.types import FLOATS, TensorType, bool_, float64
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum}
 UNARY = {"sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
-FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
+FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "optimizer.foreach"}
 
 
 def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
@@ -34,7 +34,7 @@ def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
 
     reference.__name__ = f"foreach_{name}"
     reference.__doc__ = f"{ufunc.__name__} of each array of X and its partner: Y[i], the only one of Y, or y."
-    made = op("Out*", cpu=f"minigraph.kernels.foreach:foreach_{name}", **FACTS)(reference)
+    made = op("Out*", cpu=f"minigraph.kernels.cpu.foreach:foreach_{name}", **FACTS)(reference)
     made.infer(_infer_binary)
     made.samples(_binary_samples)
     return made
@@ -74,7 +74,7 @@ def _unary(name: str, ufunc: Callable[..., Any]) -> OpDef:
 
     reference.__name__ = f"foreach_{name}"
     reference.__doc__ = f"{ufunc.__name__} of each array of X."
-    made = op("Out*", cpu=f"minigraph.kernels.foreach:foreach_{name}", **FACTS)(reference)
+    made = op("Out*", cpu=f"minigraph.kernels.cpu.foreach:foreach_{name}", **FACTS)(reference)
     made.infer(_infer_unary)
     made.samples(lambda rng: iter([(([abs(rng.normal(size=s)) + 0.5 for s in ((4, 3), (5,), ())],), {})]))
     return made
@@ -94,7 +94,7 @@ def _check_floats(X: list[TensorType]) -> None:
 ELEMENTARY = [_binary(*item) for item in BINARY.items()] + [_unary(*item) for item in UNARY.items()]
 
 
-@op("Out*", traits={"guarded"}, gpu="foreach")
+@op("Out*", traits={"guarded"}, gpu="optimizer.foreach")
 def foreach_cast(X: Arrays, *, dtype: DTypeAttr):
     """Each array of X in another float type."""
     return [x.astype(dtype) for x in X]
@@ -112,7 +112,7 @@ def _(rng):
     yield ([rng.normal(size=(4, 3)), rng.normal(size=()), rng.normal(size=7)],), {"dtype": "float32"}
 
 
-@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, gpu="foreach")
+@op("Out*", traits={"guarded"}, inplace={"Out": "X"}, gpu="optimizer.foreach")
 def foreach_where(Condition, X: Arrays, Y: Arrays):
     """X where the one bool Condition is true, Y otherwise."""
     return [np.array(a) for a in (X if Condition.item() else Y)]
@@ -134,7 +134,7 @@ def _(rng):
     yield (np.array([False]), *lists), {}
 
 
-@op("Out*", cpu="minigraph.kernels.optimizer:foreach_norm_ratio", gpu="optimizer")
+@op("Out*", cpu="minigraph.kernels.cpu.optimizer:foreach_norm_ratio", gpu="optimizer.optimizer")
 def foreach_norm_ratio(X: Arrays, Y: Arrays):
     """||X[i]|| / ||Y[i]|| as one float64 each, 1 where one of the norms is 0."""
     norms = [[np.sqrt(np.sum(a.astype(float) ** 2)) for a in pair] for pair in zip(X, Y, strict=True)]

@@ -1,62 +1,38 @@
 """Several operators that work element by element, or on rows, as one: `fuse_elementwise` makes it.
 
-What it computes is its body, see minigraph/body.py. The reference runs the members' references one after the other; on
-a CPU blocks of the values go through all members while they lie in the cache; on a GPU the body becomes one kernel.
-16-bit floats are float32 between the members and are rounded where they are written; a cast rounds where it stands.
+Its body says what it computes, see minigraph/opdef/body.py. The reference runs the members' references one after the
+other. On a CPU blocks of the values go through all members while they lie in the cache. On a GPU the body becomes one
+kernel. 16-bit floats are float32 between the members and are rounded where they are written. A cast rounds where it
+stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..body import Layout, Member, infer_body, layout_of, output_names, parse_body
-from ..errors import MinigraphError
-from ..opdef import Arrays, Texts, op
-from ..types import FLOATS, TensorType, bfloat16, float16, float32, float64
+from minigraph.errors import MinigraphError
+from minigraph.opdef import Arrays, Texts, op
+from minigraph.opdef.body import Member, fused_body, infer_body, output_names, parse_body
+from minigraph.types import FLOATS, bfloat16, float16, float32, float64
+
 from .elementwise import draw
 
 Env = dict[str, np.ndarray]
 
 
-class FusedBody(NamedTuple):
-    """A body for inputs of known types.
-
-    types    of all names
-    outputs  the names of the outputs in order
-    layout   how the values lie beside each other; the reason, where they do not
-    """
-
-    members: tuple[Member, ...]
-    types: Mapping[str, TensorType]
-    outputs: Sequence[str]
-    layout: Layout | str
-
-
-@lru_cache(maxsize=1024)
-def fused_body(
-    body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...] = (), lifted: bool = False
-) -> FusedBody:
-    """What kernels need to know of a body; `lifted` as in infer_body."""
-    members = parse_body(tuple(body))
-    types = infer_body(members, x, like, lifted)
-    try:
-        layout: Layout | str = layout_of(members, types)
-    except MinigraphError as problem:
-        layout = problem.fact
-    return FusedBody(members, types, output_names(members), layout)
-
-
-@op("Out*", no_need_buffer={"Like"}, cpu="minigraph.ops.fused_blocks:in_blocks", gpu="fused", cuda=fused_body)
+@op(
+    "Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused",
+    cuda=fused_body,
+)  # fmt: skip
 def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` one after the other; the outputs are y0, y1, ...
 
     X     what the body calls x0, x1, ...
     Like  what it calls s0, s1, ...: only their shapes and types are used
-    body  lines such as "y0 = gelu(X=x0) {approximate=true}"; see minigraph/body.py
+    body  lines such as "y0 = gelu(X=x0) {approximate=true}"; see minigraph/opdef/body.py
     """
     members = parse_body(tuple(body))
     env = _named(X, Like)

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import op
-from ..types import TensorType, uint8
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import op
+from minigraph.types import TensorType, uint8
+
 from .activation import gelu, gelu_slope
 from .elementwise import masked
 from .matmul import matmul, matmul_grad
@@ -47,7 +48,7 @@ def unpack_mask(mask: np.ndarray, columns: int) -> np.ndarray:
     return np.unpackbits(mask, axis=-1, count=columns, bitorder="little").view(np.bool_)
 
 
-@op("Out, ReserveSpace?", gpu="gemm_epilogue")
+@op("Out, ReserveSpace?", gpu="matmul.gemm_epilogue")
 def fused_gemm_epilogue(
     X, Y, Bias, *, trans_x: bool = False, trans_y: bool = False, activation: str = "none",
     approximate: bool = False, needs=("Out", "ReserveSpace"), out=None,
@@ -112,7 +113,7 @@ def _(rng):
     yield (rng.normal(size=(8, 4)), rng.normal(size=(6, 8)), rng.normal(size=6)), {"trans_x": True, "trans_y": True}
 
 
-@op("DX?, DY?, DBias?", read_for={"X": "DY", "Y": "DX"}, gpu="gemm_epilogue")
+@op("DX?, DY?, DBias?", read_for={"X": "DY", "Y": "DX"}, gpu="matmul.gemm_epilogue")
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, KernelError, require
-from ..opdef import DTypeAttr, Ints, op
-from ..types import INTS, TensorType, float32, normalize_axes, normalize_axis
+from minigraph.errors import AttrError, DTypeError, KernelError, require
+from minigraph.opdef import DTypeAttr, Ints, op
+from minigraph.types import INTS, TensorType, float32, normalize_axes, normalize_axis
 
 
 def sections(
@@ -34,7 +34,7 @@ def without(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(s for axis, s in enumerate(shape) if axis not in dropped)
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def slice(
     X, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"axes": (), "starts": (), "ends": ()}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement")
+@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
 def slice_grad(
     X, Out_grad, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
 ):  # fmt: skip
@@ -134,7 +134,7 @@ def add_rows(index: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
     return total
 
 
-@op(traits={"reports"}, gpu="index")
+@op(traits={"reports"}, gpu="movement.index")
 def gather(X, Index, *, axis: int = 0):
     """The slices of X at positions Index along `axis`: Out has Index's shape in place of that axis.
 
@@ -167,7 +167,7 @@ def _(rng):
     yield (rng.normal(size=(0, 4)), np.array([1, 1], np.int32)), {"axis": 1}
 
 
-@op("X_grad", traits={"reports"}, no_need_buffer={"X"}, gpu="index")
+@op("X_grad", traits={"reports"}, no_need_buffer={"X"}, gpu="movement.index")
 def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     """Each slice of X is given the sum of Out_grad over the positions that picked it."""
     axis = axis % X.ndim
@@ -195,7 +195,7 @@ def _(rng):
     yield (rng.normal(size=(2, 4)), np.array(-1), rng.normal(size=(2,))), {"axis": 1}
 
 
-@op(gpu="index")
+@op(gpu="movement.index")
 def tril_triu(X, *, diagonal: int = 0, lower: bool = True):
     """The lower (or upper) triangle of the last two axes, zeros elsewhere; `diagonal` > 0 lies above the main one.
 
@@ -223,7 +223,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op(traits={"nondifferentiable", "reports"}, gpu="index")
+@op(traits={"nondifferentiable", "reports"}, gpu="movement.index")
 def one_hot(X, *, depth: int, dtype: DTypeAttr = float32):
     """Out[..., k] = 1 where X[...] == k, else 0; X holds integers in [0, depth), others are a KernelError.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import Arrays, Ints, op
-from ..types import TensorType, normalize_axis
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import Arrays, Ints, op
+from minigraph.types import TensorType, normalize_axis
 
 
 def merged_shape(X: list[TensorType], but: int | None = None) -> list[int]:
@@ -24,7 +24,7 @@ def merged_shape(X: list[TensorType], but: int | None = None) -> list[int]:
     return merged
 
 
-@op(gpu="movement")
+@op(gpu="movement.movement")
 def concat(X: Arrays, *, axis: int = 0, out=None):
     """X[0], X[1], ... joined along `axis`; all other sizes are equal."""
     return np.concatenate(X, axis=axis, out=out[0] if out else None)
@@ -52,7 +52,7 @@ def _(rng):
     yield ([rng.normal(size=(2, 0)), rng.normal(size=(2, 3))],), {"axis": 1}
 
 
-@op("X_grad*", traits={"view"}, no_need_buffer={"X"}, gpu="movement")
+@op("X_grad*", traits={"view"}, no_need_buffer={"X"}, gpu="movement.movement")
 def concat_grad(X: Arrays, Out_grad, *, axis: int = 0):
     """The pieces of Out_grad that came from each of X; views."""
     return np.split(Out_grad, np.cumsum([x.shape[axis] for x in X])[:-1], axis=axis)
@@ -93,7 +93,7 @@ def section_sizes(size: int, sections: tuple[int, ...] | None, num: int | None) 
     return [size - given if s == -1 else s for s in sizes]
 
 
-@op("Out*", traits={"view"}, gpu="movement")
+@op("Out*", traits={"view"}, gpu="movement.movement")
 def split(X, *, sections: Ints | None = None, num: int | None = None, axis: int = 0):
     """X cut along `axis`: into pieces of the sizes `sections` (one may be -1), or into `num` equal ones; views.
 
@@ -123,7 +123,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"num": 2}
 
 
-@op(gpu="movement")
+@op(gpu="movement.movement")
 def stack(X: Arrays, *, axis: int = 0, out=None):
     """X[0], X[1], ... of one shape, joined along a new axis at place `axis` of the result."""
     return np.stack(X, axis=axis, out=out[0] if out else None)

@@ -3,7 +3,7 @@
 Loss is one number for each row. Means, weights, masks and loss scales are operators on these numbers,
 and what autodiff makes of them arrives as DLoss: one number for each row again, on the device, by which the
 gradients are multiplied before they are rounded. Where it is known before the loss is, the operator gives loss and
-gradients at once (passes/fuse_linear_cross_entropy.py); otherwise its gradient computes the scores again.
+gradients at once (passes/last_layer/fuse_linear_cross_entropy.py); otherwise its gradient computes the scores again.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import DTypeAttr, op
-from ..types import INTS, TensorType, float32, int64
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import DTypeAttr, op
+from minigraph.types import INTS, TensorType, float32, int64
+
 from .loss import class_numbers, kept_rows
 
 CHUNK_BYTES = 1 << 30  # of scores that exist at a time
-CPU = "minigraph.kernels.linear_cross_entropy"
+CPU = "minigraph.kernels.cpu.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
 
 
-@op("Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward", gpu="linear_cross_entropy")
+@op(
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward",
+    gpu="rows.linear_cross_entropy",
+)  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
@@ -48,7 +52,7 @@ def fused_linear_cross_entropy(
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
-@op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="linear_cross_entropy")
+@op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, KernelError, require
-from ..opdef import Rows, op
-from ..types import INTS, TensorType, normalize_axis
+from minigraph.errors import DTypeError, KernelError, require
+from minigraph.opdef import Rows, op
+from minigraph.types import INTS, TensorType, normalize_axis
+
 from .softmax import last_axis, require_scores
 
 BY_ROW, SOFT = frozenset({"Label", "Loss", "Loss_grad"}), {"Label": "soft_label"}
@@ -58,7 +59,7 @@ def kept_rows(numbers: np.ndarray, classes: int, ignore_index: int) -> np.ndarra
     return kept
 
 
-@op("Softmax, Loss", traits={"reports"}, inplace={"Softmax": "Logits"}, gpu="loss",
+@op("Softmax, Loss", traits={"reports"}, inplace={"Softmax": "Logits"}, gpu="rows.loss",
     rows=Rows(last_axis, BY_ROW, unless=SOFT))  # fmt: skip
 def softmax_with_cross_entropy(
     Logits, Label, *, soft_label: bool = False, ignore_index: int = -100, axis: int = -1, out=None
@@ -131,7 +132,7 @@ def _(rng):
     yield (rng.normal(size=(3,)), np.array([1])), {}
 
 
-@op("Logits_grad", traits={"reports"}, inplace={"Logits_grad": "Softmax"}, gpu="loss",
+@op("Logits_grad", traits={"reports"}, inplace={"Logits_grad": "Softmax"}, gpu="rows.loss",
     rows=Rows(last_axis, BY_ROW, of="Softmax", unless=SOFT))  # fmt: skip
 def softmax_with_cross_entropy_grad(
     Label, Softmax, Loss_grad, *, soft_label: bool = False, ignore_index: int = -100, axis: int = -1, out=None

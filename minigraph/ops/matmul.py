@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..kernels.product import product
-from ..opdef import DTypeAttr, op
-from ..types import FLOATS, TensorType, broadcast_shapes, float32
+from minigraph.errors import DTypeError, require
+from minigraph.kernels.cpu.product import product
+from minigraph.opdef import DTypeAttr, op
+from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
 
 
 def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -22,7 +22,7 @@ def _as_rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-@op("Out", gpu="gemm")
+@op("Out", gpu="matmul.gemm")
 def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTypeAttr | None = None, out=None):
     """X @ Y with NumPy's rules: 1-D operands are vectors, leading axes broadcast as batch.
 
@@ -88,7 +88,7 @@ def _sum_to(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return grad.sum(axis=(*range(extra), *stretched)).reshape(shape) if extra or stretched else grad
 
 
-@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="gemm")
+@op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, gpu="matmul.gemm")
 def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False, needs=("X_grad", "Y_grad"), out=None):
     """Gradients of X @ Y: Out_grad @ Y^T and X^T @ Out_grad, summed over broadcast batch axes."""
     x, y = _transposed(X, trans_x), _transposed(Y, trans_y)
@@ -150,7 +150,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(5, 4)), rng.normal(size=(3, 5))), both
 
 
-@op("Out", traits={"in_place"}, gpu="gemm", inplace={"Out": "Acc"})
+@op("Out", traits={"in_place"}, gpu="matmul.gemm", inplace={"Out": "Acc"})
 def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False, out=None):
     """Acc + X @ Y: what a gradient is added up with, in place; in float32 also from 16-bit operands.
 

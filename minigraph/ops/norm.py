@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import Rows, op
-from ..types import TensorType, bfloat16, float16, float32, normalize_axis
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import Rows, op
+from minigraph.types import TensorType, bfloat16, float16, float32, normalize_axis
 
 
 def product(sizes: tuple[int, ...]) -> int:
@@ -29,7 +29,7 @@ def _first_normalised(attrs, ndim):
 STATISTICS, PARAMETERS = frozenset({"Mean", "Variance"}), frozenset({"Scale", "Bias"})
 
 
-@op("Y, Mean, Variance", gpu="norm", rows=Rows(_first_normalised, STATISTICS, PARAMETERS))
+@op("Y, Mean, Variance", gpu="rows.norm", rows=Rows(_first_normalised, STATISTICS, PARAMETERS))
 def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: float = 1e-5):
     """(X - mean) / sqrt(variance + epsilon) * Scale + Bias over the axes from begin_norm_axis on.
 
@@ -89,7 +89,7 @@ def _(rng):
 
 
 @op(
-    "X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="norm",
+    "X_grad?, Scale_grad?, Bias_grad?", no_need_buffer={"Bias"}, gpu="rows.norm",
     rows=Rows(_first_normalised, STATISTICS | {"Mean_grad", "Variance_grad"}, PARAMETERS,
               frozenset({"Scale_grad", "Bias_grad"})),
 )  # fmt: skip

@@ -1,16 +1,17 @@
 """Parameter updates without moments of Adam's kind, and the squared norms that gradient clipping needs.
 
 The references are the plain formulas and return new arrays; the kernels update the arrays of the
-Scope in place. `update` (ops/update.py) adds the slots that all of them share, and the fused forms.
+Scope in place. `update` (ops/update.py) adds the slots that all updates share, and the fused forms.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import Arrays, op
-from ..types import TensorType
+from minigraph.errors import DTypeError, require
+from minigraph.opdef import Arrays, op
+from minigraph.types import TensorType
+
 from .update import state_dtype, update
 
 
@@ -131,7 +132,7 @@ def _(rng):
     yield (p, g, np.array([0.1]), m), {"coeff": 0.1}
 
 
-@op(cpu="minigraph.kernels.optimizer:squared_l2_norm", gpu="optimizer")
+@op(cpu="minigraph.kernels.cpu.optimizer:squared_l2_norm", gpu="optimizer.optimizer")
 def squared_l2_norm(X):
     """The sum of X^2 over all elements, a scalar; float32 for 16-bit X, whose squares would overflow."""
     return np.sum(np.square(X))
@@ -158,7 +159,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op(cpu="minigraph.kernels.optimizer:foreach_squared_l2_norm", gpu="optimizer")
+@op(cpu="minigraph.kernels.cpu.optimizer:foreach_squared_l2_norm", gpu="optimizer.optimizer")
 def foreach_squared_l2_norm(X: Arrays):
     """The sum of squared_l2_norm over a list of arrays of one type."""
     return sum(np.sum(np.square(x)) for x in X)

@@ -16,7 +16,7 @@ def adam(
 
     Moment1Out = beta1 * Moment1 + (1 - beta1) * Grad       m = Moment1Out / (1 - Beta1Pow)
     Moment2Out = beta2 * Moment2 + (1 - beta2) * Grad^2     v = Moment2Out / (1 - Beta2Pow)
-    Beta1Pow starts at beta1, serves this step and is multiplied by beta1 then; Beta2Pow likewise.
+    Beta1Pow starts at beta1, serves this step and is then multiplied by beta1. Beta2Pow does so with beta2.
     amsgrad  v = Moment2MaxOut / (1 - Beta2Pow) with Moment2MaxOut = max(Moment2Max, Moment2Out)
     Sources: Kingma and Ba, Adam: A Method for Stochastic Optimization, arXiv:1412.6980;
     Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, arXiv:1904.09237.

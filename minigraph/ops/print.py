@@ -6,13 +6,13 @@ import sys
 
 import numpy as np
 
-from ..errors import AttrError, require
-from ..opdef import op
+from minigraph.errors import AttrError, require
+from minigraph.opdef import op
 
 PHASES = ("forward", "backward", "both")
 
 
-@op(traits={"side_effect", "reports"}, gpu="host")
+@op(traits={"side_effect", "reports"}, gpu="record.host")
 def print(
     X, *, first_n: int = -1, message: str = "", summarize: int = 20, print_phase: str = "both",
     tensor_name: str = "", print_type: bool = True, print_shape: bool = True, rng=(0, 0, 0),

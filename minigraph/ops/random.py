@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..kernels import philox
-from ..opdef import DTypeAttr, Ints, op
-from ..types import FLOATS, TensorType, float32, float64, normalize_shape
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.kernels import philox
+from minigraph.opdef import DTypeAttr, Ints, op
+from minigraph.types import FLOATS, TensorType, float32, float64, normalize_shape
 
 DROPOUT_MODES = ("upscale_in_train", "downscale_in_infer")
 
@@ -40,7 +40,7 @@ def require_finite(**values: float) -> None:
         require(math.isfinite(value), f"{name} must be finite, is {value}", AttrError)
 
 
-@op(traits={"random", "nondifferentiable"}, gpu="random")
+@op(traits={"random", "nondifferentiable"}, gpu="elementwise.random")
 def uniform_random(
     *, shape: Ints, min: float = -1.0, max: float = 1.0, dtype: DTypeAttr = float32, seed: int = 0, rng=(0, 0, 0)
 ):  # fmt: skip
@@ -62,7 +62,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "seed": 7}
 
 
-@op(traits={"random", "nondifferentiable"}, gpu="random")
+@op(traits={"random", "nondifferentiable"}, gpu="elementwise.random")
 def gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, dtype: DTypeAttr = float32, seed: int = 0, rng=(0, 0, 0)
 ):  # fmt: skip
@@ -84,7 +84,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "seed": 7}
 
 
-@op(traits={"random", "nondifferentiable"}, gpu="random")
+@op(traits={"random", "nondifferentiable"}, gpu="elementwise.random")
 def truncated_gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, dtype: DTypeAttr = float32, seed: int = 0, rng=(0, 0, 0)
 ):  # fmt: skip
@@ -111,7 +111,7 @@ def dropout_scale(p: float, mode: str) -> float:
     return 1 / (1 - p) if mode == "upscale_in_train" and p < 1 else 1.0
 
 
-@op("Out, Mask", traits={"random", "pointwise"}, gpu="random")
+@op("Out, Mask", traits={"random", "pointwise"}, gpu="elementwise.random")
 def dropout(
     X, *, p: float = 0.5, mode: str = "upscale_in_train", is_test: bool = False, seed: int = 0,
     rng=(0, 0, 0), needs=("Out", "Mask"), out=None,
@@ -168,7 +168,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", traits={"pointwise"}, inplace={"X_grad": "Out_grad"}, gpu="random")
+@op("X_grad", traits={"pointwise"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise.random")
 def dropout_grad(Mask, Out_grad, *, p: float = 0.5, mode: str = "upscale_in_train", out=None):
     """Out_grad scaled as X was, zero where Mask is 0."""
     return masked(Out_grad, Mask, p, mode, out[0] if out else None)

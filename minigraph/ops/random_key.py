@@ -1,16 +1,17 @@
-"""The key of an operator's random numbers as a value, for operators that draw the same ones twice."""
+"""The key of an operator's random numbers as a value, for two operators that need the same numbers."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..errors import AttrError, require
-from ..opdef import op
-from ..types import TensorType, int64
+from minigraph.errors import AttrError, require
+from minigraph.opdef import op
+from minigraph.types import TensorType, int64
+
 from .random import keyed
 
 
-@op("Key", traits={"random", "nondifferentiable"}, gpu="attention")
+@op("Key", traits={"random", "nondifferentiable"}, gpu="attention.attention")
 def random_key(*, seed: int = 0, rng=(0, 0, 0)):
     """(seed, this operator's number, step) as i64[3]; a seed other than 0 replaces the program's.
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import DTypeAttr, Ints, OpDef, Rows, op
-from ..types import TensorType, bool_, int32, int64, normalize_axes, normalize_axis
+from minigraph.errors import DTypeError, require
+from minigraph.opdef import DTypeAttr, Ints, OpDef, Rows, op
+from minigraph.types import TensorType, bool_, int32, int64, normalize_axes, normalize_axis
+
 from .elementwise import draw, masked
 
 CASES = (
@@ -84,7 +85,7 @@ def _last_axes(attrs, ndim):
 ROWS, GRAD_ROWS = Rows(_last_axes, frozenset({"Out"})), Rows(_last_axes, frozenset({"Out", "Out_grad"}))
 
 
-@op(gpu="reduce", rows=ROWS)
+@op(gpu="elementwise.reduce", rows=ROWS)
 def reduce_sum(X, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """The sum over `axis` (None: all axes, (): none); of bool and ints it is int64, of nothing 0."""
     dtype = X.dtype if X.dtype.kind == "f" else int64
@@ -96,7 +97,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_sum_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="reduce", rows=GRAD_ROWS)
+@op("X_grad", no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
 def reduce_sum_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad, spread over X's shape."""
     return _spread(Out_grad, X.shape, axis, out)
@@ -107,7 +108,7 @@ def _(g, X_grad_grad, *, axis, keepdim):
     return None, g.reduce_sum(X_grad_grad, axis=axis, keepdim=keepdim)
 
 
-@op(gpu="reduce", rows=ROWS)
+@op(gpu="elementwise.reduce", rows=ROWS)
 def reduce_mean(X, *, axis: Ints | None = None, keepdim: bool = False):
     """The mean over `axis` (None: all axes, (): none) of floats; of nothing it is NaN."""
     total = np.sum(X, axis=axis, keepdims=keepdim)
@@ -131,7 +132,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_mean_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="reduce", rows=GRAD_ROWS)
+@op("X_grad", no_need_buffer={"X"}, gpu="elementwise.reduce", rows=GRAD_ROWS)
 def reduce_mean_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad / (number of elements in each mean), spread over X's shape."""
     return _spread(Out_grad / X.dtype.type(max(_count(X.shape, axis), 1)), X.shape, axis, out)
@@ -142,7 +143,7 @@ def _(g, X_grad_grad, *, axis, keepdim):
     return None, g.reduce_mean(X_grad_grad, axis=axis, keepdim=keepdim)
 
 
-@op(gpu="reduce")
+@op(gpu="elementwise.reduce")
 def reduce_prod(X, *, axis: Ints | None = None, keepdim: bool = False):
     """The product over `axis` (None: all axes, (): none); of bool and ints it is int64, of nothing 1."""
     dtype = X.dtype if X.dtype.kind == "f" else int64
@@ -154,7 +155,7 @@ def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_prod_grad(X, Out_grad, axis=axis, keepdim=keepdim)
 
 
-@op("X_grad", gpu="cumsum")
+@op("X_grad", gpu="rows.cumsum")
 def reduce_prod_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False):
     """Out_grad * the product of the other elements, which is right where elements are 0, too."""
     axes = normalize_axes(axis, X.ndim)
@@ -196,7 +197,8 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
     )
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
-    forward, backward = op(gpu="reduce", rows=ROWS)(extremum), op("X_grad", gpu="reduce")(extremum_grad)
+    forward = op(gpu="elementwise.reduce", rows=ROWS)(extremum)
+    backward = op("X_grad", gpu="elementwise.reduce")(extremum_grad)
 
     @forward.infer
     def _(X, *, axis, keepdim):
@@ -245,7 +247,7 @@ def _position(name: str, function: Any, word: str) -> OpDef:
     position.__name__ = name
     position.__doc__ = f"The position of the first {word} along `axis`, in the flattened X for None."
 
-    define = op(traits={"nondifferentiable"}, gpu="reduce")
+    define = op(traits={"nondifferentiable"}, gpu="elementwise.reduce")
     return define(position).infer(_infer_position).samples(_position_samples)
 
 
@@ -269,7 +271,7 @@ arg_max = _position("arg_max", np.argmax, "largest element")
 arg_min = _position("arg_min", np.argmin, "smallest element")
 
 
-@op(gpu="cumsum")
+@op(gpu="rows.cumsum")
 def cumsum(X, *, axis: int | None = None, exclusive: bool = False, reverse: bool = False):
     """Sums of the elements up to each one along `axis`, of the flattened X for None.
 
@@ -315,7 +317,7 @@ def _(rng):
     yield (np.array([1, 2, 3], "int32"),), {"axis": 0}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="cumsum")
+@op("X_grad", no_need_buffer={"X"}, gpu="rows.cumsum")
 def cumsum_grad(X, Out_grad, *, axis: int | None = None, exclusive: bool = False, reverse: bool = False):
     """Out_grad summed from the other end, in X's shape."""
     return _running_sum(Out_grad, axis or 0, exclusive, not reverse).reshape(X.shape)

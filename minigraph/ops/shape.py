@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from ..errors import require
-from ..opdef import Ints, op
-from ..types import normalize_axes, normalize_axis, normalize_shape
+from minigraph.errors import require
+from minigraph.opdef import Ints, op
+from minigraph.types import normalize_axes, normalize_axis, normalize_shape
+
 from .elementwise import sum_to
 
 
@@ -25,7 +26,7 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     require(last < len(sizes), f"shape {list(shape)} copies the size of axis {last}, X has rank {len(sizes)}")
     rest = [size for axis, size in enumerate(sizes) if axis not in copied]
     known, asked = math.prod(s for s in rest if s >= 0), math.prod(s for s in shape if s > 0)
-    unknown = -1 in rest and known != 0  # then what is there is some multiple of `known`
+    unknown = -1 in rest and known != 0  # then the sizes not copied make a multiple of `known`
     if -1 in shape:
         fits, left = unknown or known % asked == 0, -1 if unknown else known // asked
     else:
@@ -38,7 +39,7 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sizes[axis] if s == 0 else left if s == -1 else s for axis, s in enumerate(shape))
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def reshape(X, *, shape: Ints):
     """X with its elements, in row-major order, in another shape.
 
@@ -69,7 +70,7 @@ def _(rng):
     yield (rng.normal(size=(3, 0)),), {"shape": (-1, 3)}
 
 
-@op("X_grad", traits={"view"}, no_need_buffer={"X"}, gpu="movement")
+@op("X_grad", traits={"view"}, no_need_buffer={"X"}, gpu="movement.movement")
 def reshape_grad(X, Out_grad):
     """Out_grad in the shape of X: the gradient of reshape, squeeze, unsqueeze and flatten."""
     return Out_grad.reshape(X.shape)
@@ -94,7 +95,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)), rng.normal(size=(3, 0, 2))), {}
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def transpose(X, *, perm: Ints):
     """X with its axes in the order `perm`: axis i of Out is axis perm[i] of X; a view."""
     return np.transpose(X, perm)
@@ -121,7 +122,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"perm": (1, 0)}
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def squeeze(X, *, axes: Ints | None = None):
     """X without the axes `axes`, all of size 1; None drops every axis of size 1.
 
@@ -167,7 +168,7 @@ def unsqueezed(sizes: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
     return tuple(1 if axis in new else next(rest) for axis in range(ndim))
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def unsqueeze(X, *, axes: Ints):
     """X with axes of size 1 inserted; `axes` are their places in the result, as in NumPy and ONNX."""
     return X.reshape(unsqueezed(X.shape, axes))
@@ -203,7 +204,7 @@ def flattened(sizes: tuple[int, ...], start_axis: int, stop_axis: int) -> tuple[
     return (*sizes[:start], whole, *sizes[stop + 1 :])
 
 
-@op(traits={"view"}, gpu="movement")
+@op(traits={"view"}, gpu="movement.movement")
 def flatten(X, *, start_axis: int = 0, stop_axis: int = -1):
     """X with the axes from start_axis to stop_axis made one; a scalar becomes [1].
 
@@ -248,7 +249,7 @@ def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
     return tuple(result)
 
 
-@op(gpu="movement")
+@op(gpu="movement.movement")
 def expand(X, *, shape: Ints):
     """X repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first.
 
@@ -276,7 +277,7 @@ def _(rng):
     yield (rng.normal(size=(1, 3)),), {"shape": (0, 3)}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement")
+@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
 def expand_grad(X, Out_grad):
     """Out_grad summed over the axes along which X was repeated."""
     return Out_grad.copy() if Out_grad.shape == X.shape else sum_to(Out_grad, X.shape)
@@ -305,7 +306,7 @@ def tiled(sizes: tuple[int, ...], times: tuple[int, ...]) -> tuple[tuple[int, ..
     return (1,) * (ndim - len(sizes)) + tuple(sizes), (1,) * (ndim - len(times)) + tuple(times)
 
 
-@op(gpu="movement")
+@op(gpu="movement.movement")
 def tile(X, *, repeat_times: Ints):
     """X laid side by side repeat_times[i] times along axis i; the shorter of both gets leading ones."""
     return np.tile(X, repeat_times) if repeat_times else X.copy()
@@ -331,7 +332,7 @@ def _(rng):
     yield (rng.normal(size=(2,)),), {"repeat_times": (0,)}
 
 
-@op("X_grad", no_need_buffer={"X"}, gpu="movement")
+@op("X_grad", no_need_buffer={"X"}, gpu="movement.movement")
 def tile_grad(X, Out_grad, *, repeat_times: Ints):
     """Out_grad summed over the copies of X."""
     sizes, times = tiled(X.shape, repeat_times)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..opdef import Rows, op
-from ..types import TensorType, normalize_axis
+from minigraph.errors import DTypeError, require
+from minigraph.opdef import Rows, op
+from minigraph.types import TensorType, normalize_axis
 
 
 def require_scores(name: str, X: TensorType, axis: int) -> int:
@@ -25,7 +25,7 @@ def last_axis(attrs, ndim):
 ROWS = Rows(last_axis)
 
 
-@op(inplace={"Out": "X"}, gpu="softmax", rows=ROWS)
+@op(inplace={"Out": "X"}, gpu="rows.softmax", rows=ROWS)
 def softmax(X, *, axis: int = -1, out=None):
     """exp(X) / sum of exp(X) along `axis`, computed from X - max(X).
 
@@ -58,7 +58,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", inplace={"X_grad": "Out_grad"}, gpu="softmax", rows=ROWS)
+@op("X_grad", inplace={"X_grad": "Out_grad"}, gpu="rows.softmax", rows=ROWS)
 def softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out * (Out_grad - sum(Out * Out_grad) along axis)"""
     total = (Out * Out_grad).sum(axis=axis, keepdims=True)
@@ -89,7 +89,7 @@ def _(rng):
     yield (rng.normal(size=(4, 3)), rng.normal(size=(4, 3))), {"axis": 0}
 
 
-@op(inplace={"Out": "X"}, gpu="softmax", rows=ROWS)
+@op(inplace={"Out": "X"}, gpu="rows.softmax", rows=ROWS)
 def log_softmax(X, *, axis: int = -1, out=None):
     """log(softmax(X)) = X - log(sum of exp(X) along axis), without log(0)."""
     out = np.subtract(X, X.max(axis=axis, keepdims=True), out=out[0] if out else None)
@@ -115,7 +115,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"axis": -1}
 
 
-@op("X_grad", gpu="softmax", rows=ROWS)
+@op("X_grad", gpu="rows.softmax", rows=ROWS)
 def log_softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     """Out_grad - exp(Out) * sum(Out_grad) along axis"""
     scaled = np.exp(Out, out=out[0] if out else None)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AttrError, DTypeError, require
-from ..opdef import DTypeAttr, OpDef, op
-from ..types import INTS, TensorType, bool_, float16
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.opdef import DTypeAttr, OpDef, op
+from minigraph.types import INTS, TensorType, bool_, float16
+
 from .elementwise import destination, draw, masked
 
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, require
-from ..kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
-from ..opdef import OpDef, op
-from ..types import TensorType, bfloat16, bool_, float16, float32, float64
+from minigraph.errors import DTypeError, require
+from minigraph.kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
+from minigraph.opdef import OpDef, op
+from minigraph.types import TensorType, bfloat16, bool_, float16, float32, float64
 
 Types = dict[str, Any]
 
@@ -45,7 +45,7 @@ def update(formula: Callable[..., Any]) -> OpDef:
     outputs = [f"{s}Out" + "?" * (s in optional) for s in slots.updated]
     facts = {
         "traits": {"optimizer", "nondifferentiable", "guarded"}, "inplace": {f"{s}Out": s for s in slots.updated},
-        "gpu": "update",
+        "gpu": "optimizer.update",
     }  # fmt: skip
 
     def single(*inputs: Any, **values: Any) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def update(formula: Callable[..., Any]) -> OpDef:
     lists = [_slot(s, optional, "Arrays" if s not in SHARED else inspect.Parameter.empty) for s in slots.inputs]
     fused.__signature__ = inspect.Signature([*lists, *attrs, decay])  # type: ignore[attr-defined]
 
-    kernel = f"minigraph.kernels.optimizer:{formula.__name__}"
+    kernel = f"minigraph.kernels.cpu.optimizer:{formula.__name__}"
     made = op(", ".join(outputs), cpu=kernel, **facts)(single)
     made.infer(lambda *inputs, **values: _infer(made.type, slots, inputs, values))
     together = op(", ".join(f"{o}*" for o in outputs), cpu=kernel.replace(":", ":fused_"), **facts)(fused)
@@ -143,7 +143,7 @@ def _infer_lists(op_type: str, slots: Slots, inputs: tuple[Any, ...], attrs: dic
 
 
 def check_update(op_type: str, attrs: dict[str, Any], types: Types) -> None:
-    """Gradient and states fit the parameter; what is one number has one element."""
+    """Gradient and states fit the parameter; a slot that is one number has one element."""
     param, grad, rate = types["Param"], types["Grad"], types["LearningRate"]
     update, slots = update_of(op_type, attrs), slots_of(op_type)
     require(param.is_float, f"Param is {param}, only floats can be updated", DTypeError)

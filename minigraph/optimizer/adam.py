@@ -1,11 +1,12 @@
-"""Steps along a running mean of gradients, divided by their running magnitude: Adam and what came of it."""
+"""Adam and its relatives: steps along a running mean of gradients, divided by their running magnitude."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ..program import Parameter
+from minigraph.program import Parameter
+
 from .optimizer import Optimizer
 from .settings import below_one, check_number, flag, function, positive
 

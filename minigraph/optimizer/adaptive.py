@@ -1,11 +1,12 @@
-"""Gradients divided by the magnitude that they have had, without a running direction: Adagrad, Adadelta, RMSProp."""
+"""Adagrad, Adadelta, RMSProp: gradients divided by their past magnitude, without a running mean."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..program import Parameter
+from minigraph.program import Parameter
+
 from .optimizer import Optimizer
 from .settings import below_one, check_number, flag, positive
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import AttrError, raise_unknown, require
+from minigraph.errors import AttrError, raise_unknown, require
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class LRScheduler:
             log.info("epoch %d: %s sets the learning rate to %g", self.last_epoch, type(self).__name__, self.last_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from step to step, for saving."""
+        """The numbers that change from step to step, for saving."""
         with _stepping:
             return {name: getattr(self, name) for name in self.state_names}
 

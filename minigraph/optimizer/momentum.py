@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..builder import Builder
-from ..program import Parameter, Variable
+from minigraph.program import Parameter, Variable
+from minigraph.program.builder import Builder
+
 from .optimizer import Optimizer
 from .settings import below_one, check_number, flag
 

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from .. import unique_name
-from ..backward import append_backward
-from ..builder import Builder, as_variable, builder_of
-from ..errors import AttrError, ProgramError, require
-from ..opdef import get_op
-from ..program import (
+from minigraph.errors import AttrError, ProgramError, require
+from minigraph.opdef import get_op
+from minigraph.program import (
     Block,
     Operator,
     Parameter,
@@ -26,9 +23,13 @@ from ..program import (
     Variable,
     default_main_program,
     default_startup_program,
+    unique_name,
 )
-from ..scope import Scope, global_scope
-from ..types import TensorType, bfloat16, float16, float32, float64, tensor_type
+from minigraph.program.backward import append_backward
+from minigraph.program.builder import Builder, as_variable, builder_of
+from minigraph.program.scope import Scope, global_scope
+from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
+
 from .lr import LRScheduler
 from .settings import (
     LOW_PRECISION,
@@ -53,7 +54,7 @@ class Optimizer:
                      learning_rate is a factor; all trainable parameters that the loss depends on for None
     weight_decay     a number (L2) or a regularizer; a parameter's own regularizer beats it
     grad_clip        a ClipGradBy... object
-    multi_precision  16-bit parameters are updated in float32 copies of them; without effect for others
+    multi_precision  16-bit parameters are updated in float32 copies; without effect for others
     name             stands in the names of the states, between parameter and state
 
     A subclass says which operator updates a parameter, and with which states and numbers:

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import AttrError, raise_unknown, require
-from ..program import Variable
-from ..regularizer import L2Decay, WeightDecayRegularizer
-from ..types import bfloat16, float16
+from minigraph.errors import AttrError, raise_unknown, require
+from minigraph.program import Variable
+from minigraph.regularizer import L2Decay, WeightDecayRegularizer
+from minigraph.types import bfloat16, float16
 
 Check = Callable[[str, Any], Any]
 
 
 def regularizer(value: Any) -> Any:
-    """A regularizer from what a user gives as weight_decay."""
+    """A regularizer from a user's weight_decay."""
     if value is None or isinstance(value, WeightDecayRegularizer):
         return value
     return L2Decay(check_number("weight_decay", value))

@@ -1,12 +1,14 @@
-"""common_subexpression_elimination: what is computed already is read, not computed again.
+"""common_subexpression_elimination: a value that is computed already is not computed again.
 
-    A = f(X), B = f(X)  ->  A = f(X), and who read B reads A
+    A = f(X), B = f(X)  ->  A = f(X), and the readers of B read A
 
-Same are type, attributes, and versions of the operands, in any order where the operator is
-commutative. Random operators draw different numbers and operators with side effects are called
-twice on purpose, so both are left alone. Refused: a B that is fetched, persistable or updated in
-place; an A that is; an A computed in another part of the program (forward, backward), which would
-have to be kept until then; gradients of different operators, which rules must find where they are.
+Two operators are equal if type, attributes and versions of the operands are. The order of the
+operands does not count where the operator is commutative. Random operators draw different numbers,
+and operators with side effects are called twice on purpose: both are left alone.
+
+Refused are A or B that is fetched, persistable or updated in place. So is an A of another part of
+the program (forward, backward), since it would have to be kept until then. So are gradients of
+different operators, since rules must find each gradient beside its forward operator.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
-from ..ir.graph import Graph, OpNode
-from .log import Applied, PassReport
-from .redirect import read_instead, require_temporary, take_out
-from .rule import Refused, require
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import read_instead, require_temporary, take_out
+from minigraph.passes.engine.rule import Refused, require
 
 RULE = "CommonSubexpression"
 LEFT_ALONE = {"random", "side_effect", "optimizer"}

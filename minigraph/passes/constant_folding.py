@@ -1,17 +1,18 @@
-"""constant_folding: what depends on nothing is computed once, here, and written down.
+"""constant_folding: values that depend on constants only are computed while compiling.
 
     f(constants)              ->  fill_constant, where all elements are equal bit for bit
                               ->  assign_value, else, of at most LITERAL elements
-    f(shape of X, constants)  ->  likewise, where X has a known shape
-    reduce_sum_grad(X, c)     ->  fill_any_like(X, c) where X is large, which kernels that read it can make themselves;
-                                  likewise reduce_mean_grad. A loss ends in one of these, and its gradient is 1
+    f(shape of X, constants)  ->  the same two, where X has a known shape
+    reduce_sum_grad(X, c)     ->  fill_any_like(X, c), where X is large: kernels that read it can make it themselves.
+                                  The same holds for reduce_mean_grad. A loss ends in one of the two
 
-Constants are what operators without inputs write. The text form carries the result in the
+Constants are the outputs of operators without inputs. The text form carries the result in the
 attributes `value` or `values`: NaN (without its payload), infinities and -0.0 come back from it.
-Computed is as on a CPU: in the operator's own type, 16-bit floats in float32 and rounded once. At
-most EVALUATED elements are looked at, but pointwise functions of equal elements look at one of them
-whatever the size. Refused: what is differentiated, persistable or updated in place; what is larger;
-what fails when it is computed, which is left to the run. Random operators are no constants.
+Constants are computed as on a CPU: in the operator's own type, 16-bit floats in float32 and rounded
+once. At most EVALUATED elements are computed; of a pointwise function of equal elements it is one.
+
+Refused is a value that is differentiated, persistable, updated in place or larger. An operator that
+fails when it is computed is left to the run. Random operators are no constants.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MinigraphError
-from ..ir.graph import Graph, OpNode, VarNode
-from ..opdef import get_op
-from ..types import TensorType, bfloat16, float16, float32, normalize_axes
-from .log import Applied, PassReport
-from .redirect import is_unread, take_out, unlink
-from .rule import Refused, require
+from minigraph.errors import MinigraphError
+from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.opdef import get_op
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import is_unread, take_out, unlink
+from minigraph.passes.engine.rule import Refused, require
+from minigraph.types import TensorType, bfloat16, float16, float32, normalize_axes
 
 RULE = "Constant"
 LITERAL, EVALUATED = 256, 1 << 16  # elements
@@ -36,7 +37,7 @@ SPREADS = {"reduce_sum_grad", "reduce_mean_grad"}  # Out_grad in X's shape
 
 
 def constant_folding(graph: Graph, report: PassReport) -> int:
-    """Find the values of constants, write down those that others read, take out what is unread then."""
+    """Find the values of constants, write down those that are read, take out operators that are then unread."""
     known: dict[VarNode, np.ndarray] = {}
     found: list[OpNode] = []
     for op in graph.ops:
@@ -73,7 +74,7 @@ def _is_constant(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
 
 
 def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np.ndarray]:
-    """{output: value}; refuses what would take long or fails."""
+    """{output: value}; refuses an operator that would take long or that fails."""
     types = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in op.inputs.items()}, op.attrs)
     inputs = {slot: [known[v] if v in known else _zeros(v.type) for v in vs] for slot, vs in op.inputs.items()}
     if _is_spread(op, known):
@@ -99,7 +100,7 @@ def _is_spread(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
 
 
 def _spread(op: OpNode, grad: np.ndarray) -> np.ndarray:
-    """What the operator writes: the number, of a mean its share, computed as the reference does."""
+    """The number that the operator writes, a share of it for a mean, computed as the reference does."""
     x, axis = op.inputs["X"][0].type, op.attrs["axis"]
     share = (grad.astype(float32) if grad.dtype in (float16, bfloat16) else grad)[(0,) * grad.ndim]
     if op.type == "reduce_mean_grad":

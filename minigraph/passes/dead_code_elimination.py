@@ -1,24 +1,24 @@
-"""dead_code_elimination: what nobody reads is not computed.
+"""dead_code_elimination: a value without a reader is not computed.
 
     Out = f(X), Out is neither read, fetched nor persistable  ->  nothing
 
 Saves whole branches: a metric that this run does not fetch, and values inside fusions that only
 such a branch reads. Operators with side effects stay. A random operator may go: random numbers are
-counted by operator, not drawn, so nobody else's change. Refused is a forward operator whose
-gradient is computed all the same: rules recognise a gradient by its forward operator.
+counted by operator, so those of other operators do not change. Refused is a forward operator whose
+gradient is still computed, since rules recognise a gradient by its forward operator.
 """
 
 from __future__ import annotations
 
-from ..ir.graph import Graph
-from .log import Applied, PassReport
-from .redirect import is_unread, take_out
+from minigraph.ir.graph import Graph
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import is_unread, take_out
 
 RULE = "DeadCode"
 
 
 def dead_code_elimination(graph: Graph, report: PassReport) -> int:
-    """Readers go before what they read, so one walk from the end finds all."""
+    """Take out operators without readers; a walk from the end meets readers before their operands."""
     removed = []
     for op in reversed(graph.ops):
         if "side_effect" in op.opdef.traits or not is_unread(op):

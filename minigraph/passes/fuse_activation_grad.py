@@ -2,18 +2,18 @@
 
     relu_grad(X, matmul_grad(X, Y, Out_grad).X_grad) -> fused_gemm_epilogue_grad(Out_grad, X, Y, ReserveSpace).DX
 
-The third equation of fuse_gemm_epilogue, for a product that has no bias and so is no fused operator itself. Y may
-have leading axes of size 1, as weights that are fed often have: a matrix in disguise. Saves one write and one read of
-the product and the read of X; the fused operator that wrote X keeps one bit for each element instead.
+This is the third equation of fuse_gemm_epilogue, for a product without bias, which is no fused operator itself. Y may
+have leading axes of size 1, as weights that are fed often have. It saves one write and one read of the product, and
+the read of X. The fused operator that wrote X keeps one bit for each element instead.
 """
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, VarNode
-from ..types import float32, float64
-from .cache import ActivationCache
-from .log import PassReport
-from .rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.ir.graph import Graph, VarNode
+from minigraph.passes.engine.cache import ActivationCache
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.types import float32, float64
 
 
 class ReluGradMatmulGrad(Rule):

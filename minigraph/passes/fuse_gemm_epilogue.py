@@ -13,11 +13,11 @@ the activation below it: forward spans act(linear(x)), backward spans linear(act
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, VarNode
-from ..types import FLOATS
-from .cache import ActivationCache
-from .log import PassReport
-from .rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.ir.graph import Graph, VarNode
+from minigraph.passes.engine.cache import ActivationCache
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.types import FLOATS
 
 
 class Linear(Rule):

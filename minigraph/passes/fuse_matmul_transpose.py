@@ -4,17 +4,17 @@
     matmul(X, transpose(Y, (..., n-1, n-2)))  ->  matmul(X, Y, trans_y)
 
 Saves a copy of the operand where a transpose is one (CUDA), and one of its gradient; tied weights
-stay one array. Gradients follow by the product's own rule. Refused where other axes move, and for
-an X of rank 3 or more with a matrix Y: that is one product over all rows as it stands, it would
-become one for each matrix of the batch, and no epilogue would fuse with it.
+stay one array. Gradients follow by the product's own rule. Refused where other axes move. Refused too
+for an X of rank 3 or more with a matrix Y: now it is one product over all rows, then it would be one
+for each matrix of the batch, and no epilogue would fuse with it.
 """
 
 from __future__ import annotations
 
-from ..ir.graph import Graph, VarNode
-from ..types import normalize_axes
-from .log import PassReport
-from .rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.ir.graph import Graph, VarNode
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.types import normalize_axes
 
 
 class TransposedX(Rule):

@@ -4,9 +4,9 @@
     cast(cast(X, wide), X's type)    ->  X
     cast(X, X's type)                ->  X
 
-Only what is exact: float32 to float64 and back is nothing, float32 to bfloat16 and back rounds and
-stays. Floats that become ints on the way out stay too: what lies outside of the int's range has no
-defined value, and may have another one by another way.
+Only exact pairs go: float32 to float64 and back is nothing; float32 to bfloat16 and back rounds, so
+it stays. Casts from floats to ints stay too: a float outside the int's range has no defined result,
+and by another way it may have another one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, OpNode
-from ..types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
-from .log import PassReport
-from .pairs import combine_pairs
-from .rule import require
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.pairs import combine_pairs
+from minigraph.passes.engine.rule import require
+from minigraph.types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
 
 FORMATS = {float64: (53, 1023), float32: (24, 127), float16: (11, 15), bfloat16: (8, 127)}  # digits, largest exponent
 

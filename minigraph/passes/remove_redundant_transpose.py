@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir.graph import Graph, OpNode
-from ..types import normalize_axes
-from .log import PassReport
-from .pairs import combine_pairs
+from minigraph.ir.graph import Graph, OpNode
+from minigraph.passes.engine.log import PassReport
+from minigraph.passes.engine.pairs import combine_pairs
+from minigraph.types import normalize_axes
 
 
 def remove_redundant_transpose(graph: Graph, report: PassReport) -> int:

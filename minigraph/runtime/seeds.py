@@ -12,9 +12,9 @@ import threading
 import weakref
 from typing import Any
 
-from ..context import Setting
-from ..program import Program, as_seed
-from ..scope import Scope
+from minigraph.context import Setting
+from minigraph.program import Program, as_seed
+from minigraph.program.scope import Scope
 
 _global = Setting[int | None]("seed", None)
 _one_draws = threading.Lock()

@@ -1,10 +1,9 @@
 """Programs: building, differentiating, compiling, running, saving."""
 
-from ..backward import append_backward, gradients
-from ..compiler import CompiledProgram
-from ..executor import Executor, cpu_places, cuda_places
-from ..param_attr import ParamAttr
-from ..program import (
+from minigraph.compiler import CompiledProgram
+from minigraph.compiler.strategy import BuildStrategy
+from minigraph.nn.param_attr import ParamAttr
+from minigraph.program import (
     Block,
     Operator,
     Parameter,
@@ -15,8 +14,10 @@ from ..program import (
     name_scope,
     program_guard,
 )
-from ..scope import Scope, global_scope, scope_guard
-from ..strategy import BuildStrategy
+from minigraph.program.backward import append_backward, gradients
+from minigraph.program.scope import Scope, global_scope, scope_guard
+from minigraph.runtime.executor import Executor, cpu_places, cuda_places
+
 from . import amp, nn
 from .debug import Print
 from .input import InputSpec, create_parameter, data

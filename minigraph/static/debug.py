@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..builder import builder_of
-from ..program import Variable
-from ..tensor.arguments import output_prefix, variable
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of
+from minigraph.tensor.arguments import output_prefix, variable
 
 
 def Print(

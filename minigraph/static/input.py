@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import unique_name
-from ..errors import MinigraphError, ProgramError, call_site
-from ..nn.initializer import Initializer
-from ..nn.parameter import create_parameter as make_parameter
-from ..param_attr import ParamAttr
-from ..program import Parameter, Variable, default_main_program
-from ..types import as_dtype, default_dtype, normalize_shape, tensor_type
+from minigraph.errors import MinigraphError, ProgramError, call_site
+from minigraph.nn.initializer import Initializer
+from minigraph.nn.param_attr import ParamAttr
+from minigraph.nn.parameter import create_parameter as make_parameter
+from minigraph.program import Parameter, Variable, default_main_program, unique_name
+from minigraph.types import as_dtype, default_dtype, normalize_shape, tensor_type
 
 
 def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variable:

@@ -16,14 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ProgramError, UninitializedError, nearest
-from ..program import Parameter, Program, Variable
-from ..runtime.checkpoint.commit import State, commit
-from ..runtime.checkpoint.paths import MANIFEST, MODEL, OPT, PARAMS, checked_path, plain, shown
-from ..runtime.checkpoint.reader import Checkpoint, opened
-from ..runtime.checkpoint.tensors import Packed, packed
-from ..runtime.checkpoint.training import check_training, resume_training, training_state
-from ..scope import Scope, global_scope
+from minigraph.errors import ProgramError, UninitializedError, nearest
+from minigraph.program import Parameter, Program, Variable
+from minigraph.program.scope import Scope, global_scope
+from minigraph.runtime.checkpoint.commit import State, commit
+from minigraph.runtime.checkpoint.paths import (
+    MANIFEST,
+    MODEL,
+    OPT,
+    PARAMS,
+    checked_path,
+    plain,
+    shown,
+)
+from minigraph.runtime.checkpoint.reader import Checkpoint, opened
+from minigraph.runtime.checkpoint.tensors import Packed, packed
+from minigraph.runtime.checkpoint.training import check_training, resume_training, training_state
 
 
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:

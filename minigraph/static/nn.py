@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .. import unique_name
-from ..builder import Builder, builder_of, whole
-from ..errors import AttrError, DTypeError, ProgramError, ShapeError, call_site, raise_unknown
-from ..nn.parameter import create_parameter
-from ..program import Variable
-from ..tensor.arguments import variable
+from minigraph.errors import (
+    AttrError,
+    DTypeError,
+    ProgramError,
+    ShapeError,
+    call_site,
+    raise_unknown,
+)
+from minigraph.nn.parameter import create_parameter
+from minigraph.program import Variable, unique_name
+from minigraph.program.builder import Builder, builder_of, whole
+from minigraph.tensor.arguments import variable
 
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "leaky_relu", "softplus")
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import unique_name
-from ..builder import builder_of
-from ..errors import DTypeError, ProgramError, call_site, shortened
-from ..program import Variable
-from ..types import FLOATS, INTS, bool_, default_dtype, int64
+from minigraph.errors import DTypeError, ProgramError, call_site, shortened
+from minigraph.program import Variable, unique_name
+from minigraph.program.builder import builder_of
+from minigraph.types import FLOATS, INTS, bool_, default_dtype, int64
 
 FIRST, LAST = -(2**63), 2**63 - 1
 MAX_CONSTANT = 4096  # elements of an array that is written into the program as a constant
@@ -104,7 +103,7 @@ def _check_fits(value: Number, dtype: np.dtype) -> None:
 
 
 def operands(x: Any, y: Any, call: str) -> tuple[Variable, Variable]:
-    """Two operands as Variables of one type; at least one of them is a Variable already."""
+    """Two operands as Variables of one type; at least one is a Variable already."""
     if isinstance(x, Variable) and isinstance(y, Variable):
         return promoted(x, y)
     if isinstance(y, Variable):

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..builder import builder_of
-from ..errors import DTypeError, ProgramError, call_site
-from ..program import Variable
-from ..types import as_dtype, default_dtype
+from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of
+from minigraph.types import as_dtype, default_dtype
+
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
 
 

@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..builder import builder_of, whole
-from ..errors import DTypeError, ProgramError, ShapeError, call_site
-from ..program import Variable
-from ..types import INTS, int64
+from minigraph.errors import DTypeError, ProgramError, ShapeError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.types import INTS, int64
+
 from .arguments import FIRST, LAST, constant, describe
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builder import builder_of, whole
-from ..errors import ProgramError, call_site
-from ..program import Variable
-from ..types import default_dtype
+from minigraph.errors import ProgramError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.types import default_dtype
+
 from .arguments import Operand, constant, emit, operands, output_prefix, plain, value_of, variable
 
 

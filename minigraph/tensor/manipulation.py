@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ProgramError, call_site
-from ..program import Variable
+from minigraph.errors import ProgramError, call_site
+from minigraph.program import Variable
+
 from .arguments import describe, emit, ints, variable, variables
 
 

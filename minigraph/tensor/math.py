@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..builder import builder_of, whole
-from ..errors import ProgramError, call_site
-from ..program import Variable
-from ..types import FLOATS, bool_, default_dtype, uint8
+from minigraph.errors import ProgramError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.types import FLOATS, bool_, default_dtype, uint8
+
 from .arguments import (
     Operand,
     as_type,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...builder import whole
-from ...program import Variable
-from ...tensor import cast, tanh
-from ...tensor.arguments import emit, variable
+from minigraph.program import Variable
+from minigraph.program.builder import whole
+from minigraph.tensor import cast, tanh
+from minigraph.tensor.arguments import emit, variable
 
 
 def relu(x: Variable, name: str | None = None) -> Variable:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...builder import builder_of, whole
-from ...errors import DTypeError, call_site
-from ...program import Variable
-from ...tensor.arguments import output_prefix, variable
-from ...types import FLOATS, bool_
+from minigraph.errors import DTypeError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.tensor.arguments import output_prefix, variable
+from minigraph.types import FLOATS, bool_
 
 
 @whole

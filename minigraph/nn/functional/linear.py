@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...builder import builder_of, whole
-from ...program import Variable
-from ...tensor.arguments import emit, output_prefix, variable
-from ...types import default_dtype
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.tensor.arguments import emit, output_prefix, variable
+from minigraph.types import default_dtype
 
 
 @whole

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...builder import Builder, builder_of, whole
-from ...errors import require
-from ...program import Variable
-from ...tensor.arguments import as_type, constant, output_prefix, variable
+from minigraph.errors import require
+from minigraph.program import Variable
+from minigraph.program.builder import Builder, builder_of, whole
+from minigraph.tensor.arguments import as_type, constant, output_prefix, variable
+
 from .loss import check_reduction, kept_labels, mean_over, reduced
 
 

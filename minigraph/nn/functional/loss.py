@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ...builder import Builder, builder_of, whole
-from ...errors import AttrError, ShapeError, call_site, raise_unknown
-from ...program import Variable
-from ...tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
-from ...types import INTS, bool_, float32, float64, normalize_axis
+from minigraph.errors import AttrError, ShapeError, call_site, raise_unknown
+from minigraph.program import Variable
+from minigraph.program.builder import Builder, builder_of, whole
+from minigraph.tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
+from minigraph.types import INTS, bool_, float32, float64, normalize_axis
 
 REDUCTIONS = ("mean", "sum", "none")
 

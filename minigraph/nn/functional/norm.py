@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...builder import builder_of
-from ...errors import ShapeError, call_site, require
-from ...program import Variable
-from ...tensor.arguments import emit, ints, output_prefix, variable
-from ...types import normalize_axes, normalize_shape
+from minigraph.errors import ShapeError, call_site, require
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of
+from minigraph.tensor.arguments import emit, ints, output_prefix, variable
+from minigraph.types import normalize_axes, normalize_shape
 
 
 def layer_norm(

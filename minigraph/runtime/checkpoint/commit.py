@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ProgramError
+from minigraph.errors import ProgramError
+
 from . import storage
 from .manifest import LIMIT, Manifest, parsed
 from .paths import KINDS, LOCK, MANIFEST, former_saver, fresh, plain, shown, token_of

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import ProgramError
-from ...version import VERSION
+from minigraph.errors import ProgramError
+from minigraph.version import VERSION
+
 from .paths import KINDS, TOKEN, shown
 
 SCHEMA = 1

@@ -12,7 +12,7 @@ import os
 import re
 from typing import Any
 
-from ...errors import ProgramError, require
+from minigraph.errors import ProgramError, require
 
 PARAMS, OPT, MODEL = "pdparams", "pdopt", "pdmodel"
 KINDS = (PARAMS, OPT, MODEL)

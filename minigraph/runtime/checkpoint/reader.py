@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ProgramError
+from minigraph.errors import ProgramError
+
 from . import storage
 from .manifest import LIMIT, Manifest, parsed
 from .paths import MANIFEST, OPT, PARAMS, fresh, plain, shown

@@ -13,7 +13,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from ...errors import ProgramError
+from minigraph.errors import ProgramError
+
 from .paths import shown
 
 PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two

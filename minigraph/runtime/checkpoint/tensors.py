@@ -16,8 +16,20 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from ...errors import ProgramError
-from ...types import bfloat16, bool_, float16, float32, float64, int8, int16, int32, int64, uint8
+from minigraph.errors import ProgramError
+from minigraph.types import (
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+)
+
 from .paths import shown
 
 DTYPES = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import MinigraphError, ProgramError, shortened
-from ...program import Program
-from ...scope import Scope
-from ..seeds import resume_seed, seed_of
+from minigraph.errors import MinigraphError, ProgramError, shortened
+from minigraph.program import Program
+from minigraph.program.scope import Scope
+from minigraph.runtime.seeds import resume_seed, seed_of
 
 VALUES_ALONE = "set_program_state(program, load_program_state(path)) loads the values alone"
 

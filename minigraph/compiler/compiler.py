@@ -1,0 +1,209 @@
+"""CompiledProgram: Program -> Graph -> passes -> Program, and what happened on the way.
+
+    program --to_graph--> Graph --pass, verify--> ... --to_program--> program that runs
+
+A program is compiled once for each set of fetched names, since a fetched value must survive every pass. It is compiled
+once more for runs with `use_prune`: operators that do not run must not share a kernel with operators that do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from minigraph.errors import ProgramError, require
+from minigraph.ir.convert import to_graph, to_program
+from minigraph.ir.diff import diff
+from minigraph.ir.dot import to_dot
+from minigraph.ir.verify import verify, verify_changes
+from minigraph.passes.engine.log import PassReport
+from minigraph.program import Program
+from minigraph.program.copies import NotPickled
+from minigraph.program.prune import Prune, pruned_ops
+from minigraph.runtime import flags
+from minigraph.runtime.garbage import without_collection
+from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
+from minigraph.runtime.options import RunOptions
+from minigraph.runtime.targets import check_updates, read_targets
+from minigraph.types import CPUPlace, CUDAPlace, Place
+
+from .strategy import PASSES, RUN_FLAGS, BuildStrategy
+from .validate import validate
+
+
+class CompiledProgram(NotPickled):
+    """A Program with the rewrites that a BuildStrategy asks for; run it like a Program.
+
+    before, after  Programs; their str() shows one operator per line
+    Where the Program was changed after it was compiled, all but `before` refuse to speak of it.
+    """
+
+    _instead = "make another one with CompiledProgram(program, build_strategy)"
+
+    def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
+        program = program_or_graph  # Paddle's name; graphs are made inside
+        require(isinstance(program, Program), f"CompiledProgram takes a Program, not {program!r}", ProgramError)
+        require(
+            build_strategy is None or isinstance(build_strategy, BuildStrategy),
+            f"build_strategy is {build_strategy!r}, not a BuildStrategy", ProgramError,
+        )  # fmt: skip
+        self._program = program
+        self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
+        self._compilations: dict[tuple[frozenset[str], Prune], _Compilation] = {}
+        self._latest: _Compilation | None = None
+
+    def with_data_parallel(
+        self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
+        exec_strategy: Any = None, share_vars_from: Any = None, places: Any = None,
+    ) -> CompiledProgram:  # fmt: skip
+        """Paddle 2.x's spelling for one place: the same as CompiledProgram(program, build_strategy)."""
+        count = len(places) if isinstance(places, (list, tuple)) else 1
+        require(count <= 1, f"with_data_parallel takes one place, {count} were given", ProgramError)
+        return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
+
+    def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
+        """The rewritten program in which the values called `fetches` still exist; the Executor asks for it.
+
+        prune   only with updates and what these values depend on, as `use_prune` of a run; a tuple of Operators
+                names the updates
+        """
+        return self._compiled(fetches, prune).after
+
+    @property
+    def options(self) -> RunOptions:
+        """How Plans run the program."""
+        return self._strategy.run_options()
+
+    @property
+    def before(self) -> Program:
+        return self._program
+
+    @property
+    def after(self) -> Program:
+        """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
+        return self._latest_or_new().after
+
+    def diff(self) -> str:
+        """The changes of the passes, one operator per line, `-` before and `+` after."""
+        return diff(self.before, self.after)
+
+    def explain(self) -> str:
+        """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
+
+        After a run on a GPU also where its kernels differ from what the operators ask for.
+        """
+        compilation = self._latest_or_new()
+        reports = compilation.reports
+        flags = [*(step.flag for step in PASSES), *RUN_FLAGS]
+        lines = [report.render() for report in compilation.reports.values()]
+        for state in ("on", "off"):
+            named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
+            lines += [f"{state:<32} {', '.join(named)}"] if named else []
+        lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
+        if compilation.after.notes:
+            lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
+            lines += [
+                f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}"
+                for op, text in compilation.after.notes
+            ]
+        return "\n".join(lines)
+
+    def memory_report(
+        self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Place | None = None
+    ) -> MemoryReport:
+        """The memory of a run's temporaries: planned peak, largest residents, savings by sharing; print it.
+
+        feed        {data variable or its name: array or shape}; needed where its sizes are not all declared
+        fetch_list  as for Executor.run: fetched values live to the end
+        place       a GPU for None, which need not be there; CPUPlace() for the Plan of a CPU
+        """
+        names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
+        check_updates(updates, self._program)
+        fetches = tuple(self._program.global_block().var(name).name for name in names)
+        place = place if place is not None else CUDAPlace(0)
+        known = isinstance(place, (CPUPlace, CUDAPlace))
+        require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
+        program = self.program_for(fetches, updates or False)
+        types = feed_types(program, {} if feed is None else feed)
+        return memory_report(program, types, fetches, place, flags.applied(self.options, flags.values))
+
+    def _latest_or_new(self) -> _Compilation:
+        self._check_unchanged()
+        return self._latest if self._latest is not None else self._compiled(())
+
+    def _check_unchanged(self) -> None:
+        require(
+            self._latest is None or self._latest.version == self._program.version,
+            f"program {self._program.name} was changed after it was compiled", ProgramError,
+            "make a new CompiledProgram, or compile after the last change",
+        )  # fmt: skip
+
+    def _compiled(self, fetches: Iterable[str], prune: Prune = False) -> _Compilation:
+        self._strategy.freeze()
+        self._check_unchanged()
+        key = frozenset(fetches), prune
+        if key not in self._compilations:
+            with without_collection():
+                self._compilations[key] = _Compilation(self._program, self._strategy, *key)
+        self._latest = self._compilations[key]
+        return self._latest
+
+
+class _Compilation:
+    """One pass pipeline over one graph."""
+
+    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
+        self.version = program.version
+        self.ops = pruned_ops(program.ops, fetches, prune) if prune is not False else program.ops
+        try:
+            self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
+        except Exception:
+            if strategy.verify == "structure":  # look after each pass, to say which one it was
+                self._passed(program, strategy, fetches, True)
+            raise
+        if strategy.debug_graphviz_path:
+            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+
+    def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
+        """The program that runs; `each` verifies the graph after each pass, not only at the end."""
+        self.reports: dict[str, PassReport] = {}
+        graph = to_graph(program, fetches, self.ops)
+        previous = program if self.ops is program.ops else to_program(graph, program)
+        if each:
+            verify(graph)
+        for step in PASSES:
+            flag = step.flag
+            if not getattr(strategy, flag):
+                continue
+            report = self.reports[flag] = PassReport(flag)
+            start = time.perf_counter()
+            step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
+            report.seconds = time.perf_counter() - start
+            if each:
+                verify_changes(graph, flag)
+            if strategy.verify == "each_pass":
+                now = to_program(graph, program)
+                report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends)
+                previous = now
+        if not self.reports:
+            return previous
+        if strategy.verify != "off":
+            verify(graph, "the last pass", types=not each and graph.changed)
+        return to_program(graph, program)
+
+
+def _write_dot(path: Path, before: Program, after: Program) -> None:
+    """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
+    try:
+        folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("before", to_dot(before)), ("after", to_dot(after, before))):
+            (folder / f"{stem}_{name}.dot").write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise ProgramError(
+            f"debug_graphviz_path {str(path)!r} cannot be written: {why}",
+            hint="a folder, or a file in one, that can be written; '' writes none",
+        ) from None

@@ -1,0 +1,329 @@
+"""BuildStrategy: which rewrites a CompiledProgram applies. All off unless said otherwise.
+
+PASSES is the whole pipeline, one row for each flag, applied in this order. A row says after which
+others it must stand and with which flags it cannot be on together, and why. In another order results
+would be the same, only less would be rewritten. docs/add_a_fusion.md says how to add a pass: a file in
+passes/, a row here, a field of BuildStrategy with its line of documentation, a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from minigraph.errors import AttrError, nearest, require
+from minigraph.passes.accumulation.fuse_grad_accumulation import fuse_grad_accumulation
+from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
+from minigraph.passes.common_subexpression_elimination import common_subexpression_elimination
+from minigraph.passes.constant_folding import constant_folding
+from minigraph.passes.dead_code_elimination import dead_code_elimination
+from minigraph.passes.elementwise.fuse_elementwise import fuse_elementwise
+from minigraph.passes.fuse_activation_grad import fuse_activation_grad
+from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
+from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
+from minigraph.passes.last_layer.fuse_linear_cross_entropy import fuse_linear_cross_entropy
+from minigraph.passes.remove_redundant_cast import remove_redundant_cast
+from minigraph.passes.remove_redundant_transpose import remove_redundant_transpose
+from minigraph.passes.updates.foreach_optimizer_ops import foreach_optimizer_ops
+from minigraph.passes.updates.fuse_all_optimizer_ops import fuse_adamw, fuse_all_optimizer_ops
+from minigraph.program.copies import NotPickled
+from minigraph.runtime.options import RunOptions
+
+Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `options`
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of PASSES.
+
+    flag       the field of BuildStrategy; also the name of the pass and of its file
+    apply      the pass
+    after      {flag that must stand above: why}
+    conflicts  {flag that cannot be on as well: why}; said by one of the two
+    in_all     whether BuildStrategy.all() turns it on: it changes no result but by rounding
+    options    fields of BuildStrategy that the pass takes as arguments
+    rounds     whether results differ by the rounding of the program's own types; `validate`, which
+               computes in float64, then allows for it
+    mends      whether it may give numbers where the program gives NaN; `validate` then allows for that too
+    """
+
+    flag: str
+    apply: Pass
+    after: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Mapping[str, str] = field(default_factory=dict)
+    in_all: bool = True
+    rounds: bool = False
+    mends: bool = False
+    options: tuple[str, ...] = ()
+
+
+PASSES: tuple[Step, ...] = (
+    Step("memory_efficient_attention", memory_efficient_attention, mends=True),
+    Step("constant_folding", constant_folding, rounds=True),
+    Step(
+        "dead_code_elimination", dead_code_elimination,
+        after={"constant_folding": "a forward operator whose gradient became a constant can go"},
+    ),
+    Step(
+        "common_subexpression_elimination", common_subexpression_elimination,
+        after={"constant_folding": "constants that were computed in different ways become equal operators"},
+    ),
+    Step("remove_redundant_cast", remove_redundant_cast),
+    Step(
+        "remove_redundant_transpose", remove_redundant_transpose,
+        after={"remove_redundant_cast": "transposes meet where casts stood between them"},
+    ),
+    Step(
+        "fuse_matmul_transpose", fuse_matmul_transpose,
+        after={
+            "dead_code_elimination": "a transpose that only dead operators read besides can go",
+            "remove_redundant_transpose": "of several transposes in a row a product would take the last one only",
+        },
+    ),
+    Step(
+        "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
+        options=("linear_cross_entropy_chunk_bytes", "fuse_grad_accumulation"),
+        after={
+            "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
+            "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
+        },
+    ),
+    Step(
+        "fuse_gemm_epilogue", fuse_gemm_epilogue,
+        after={
+            "fuse_linear_cross_entropy": "it looks for the product and the bias of the last layer",
+            "dead_code_elimination": "a value inside that only dead operators read can go",
+            "remove_redundant_cast": "product, bias and activation meet where casts stood between them",
+            "fuse_matmul_transpose": "the fused operator takes the product's transposes along, later nobody would",
+        },
+    ),
+    Step(
+        "fuse_grad_accumulation", fuse_grad_accumulation,
+        after={
+            "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
+            "fuse_gemm_epilogue": "a layer's gradients would not stand in one operator any more",
+        },
+    ),
+    Step(
+        "fuse_activation_grad", fuse_activation_grad,
+        after={
+            "fuse_gemm_epilogue": "the mask is kept by the fused operator of the layer below",
+            "fuse_grad_accumulation": "the other gradient would stand behind a reshape",
+        },
+    ),
+    Step(
+        "fuse_adamw", fuse_adamw, in_all=False,
+        after={
+            "dead_code_elimination": "a clipped gradient that only dead operators read besides can go",
+            "fuse_gemm_epilogue": "it replaces operators that write gradients",
+        },
+    ),
+    Step(
+        "fuse_all_optimizer_ops", fuse_all_optimizer_ops,
+        after={"fuse_adamw": "it takes the updates of one type out of these"},
+        conflicts={"foreach_optimizer_ops": "both rewrite the same parameter updates"},
+    ),
+    Step(
+        "foreach_optimizer_ops", foreach_optimizer_ops, in_all=False,
+        after={"fuse_adamw": "updates that are fused are no single ones"},
+    ),
+    Step(
+        "fuse_elementwise", fuse_elementwise,
+        after={
+            "dead_code_elimination": "what nobody reads need not be written by a fused operator",
+            "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
+            "remove_redundant_cast": "inside a fused operator nobody finds the casts",
+            "fuse_gemm_epilogue": "bias and activation cost nothing in a product's epilogue",
+            "fuse_all_optimizer_ops": "clipping and weight decay cost nothing inside an update",
+            "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
+        },
+    ),
+)  # fmt: skip
+
+
+RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
+    "allow_cuda_graph_capture": "capture",
+    "enable_inplace": "inplace",
+    "memory_optimize": "reuse",
+    "autotune": "autotune",
+    "multi_tensor_mode": "multi_tensor",
+    "attention_kernel": "attention",
+    "check_nan_inf": "check_nan_inf",
+}
+
+
+ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle's name -> the field
+
+
+CHOICES = {  # values of fields that are words
+    "verify": ("off", "structure", "each_pass"),
+    "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified"),
+    "attention_kernel": ("auto", "wgmma", "mma", "exact", "cudnn"),
+}
+
+
+class UnknownField(AttrError, AttributeError):
+    """A BuildStrategy has no such field."""
+
+
+@dataclass(init=False)
+class BuildStrategy(NotPickled):
+    """Switches of a compilation. Setting a field that does not exist is an error with the nearest name.
+
+    memory_efficient_attention        attention that is written out becomes one operator without the matrix of its
+                                      probabilities, gradients included; alias fuse_dot_product_attention, as in Paddle
+    constant_folding                  values that depend on constants only are computed while compiling
+    dead_code_elimination             values without a reader are not computed
+    common_subexpression_elimination  a value that is computed twice is computed once
+    remove_redundant_cast             casts to a wider type and back go, where that is exact
+    remove_redundant_transpose        transposes in a row become one, or none
+    fuse_matmul_transpose             matrix products read operands instead of their transposes
+    fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
+                                      linear_cross_entropy_chunk_bytes of scores exist at a time
+    fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
+                                      slices that fill an array are joined
+    fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
+    fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
+    fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
+    fuse_adamw                        all updates of type adamw are one operator
+    foreach_optimizer_ops             each elementary operation of the updates runs once over the whole list
+
+    Of the run, on unless switched off:
+    allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
+    enable_inplace            an operator may write over an input that nobody reads later
+    memory_optimize           values whose lives do not overlap share memory
+    and off unless switched on:
+    autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
+                              the clearly fastest is kept, and remembered on disk
+    multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
+                              "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
+                              "auto" takes struct32k where one launch is enough, else a table
+    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's
+                              "cudnn", which adds up gradients in no fixed order; an error where it cannot. "auto" takes
+                              the best of the first three
+    check_nan_inf             each float result is looked at: the first operator that gives NaN or an infinity is an
+                              error that names it, and such a run changes nothing (docs/check_nan_inf.md). Slow;
+                              set_flags({"FLAGS_check_nan_inf": 1}) does the same for all programs
+
+    verify               "off" checks nothing. "structure" checks the graph's invariants after all passes; where one
+                         is broken, or a pass fails, the passes run again with a check after each, to name it.
+                         "each_pass" checks after each pass at once. It also runs the program before and after each
+                         pass in float64 on made-up data and compares every value that both have
+    debug_graphviz_path  a path: the graph before and after is written there in DOT (see dump files)
+
+    The fields of Paddle's BuildStrategy that follow are accepted; `explain()` names each one that is
+    switched on without a pass here.
+    """
+
+    _instead: ClassVar[str] = "make another one with the same flags, BuildStrategy(**vars(strategy))"
+
+    memory_efficient_attention: bool = False
+    constant_folding: bool = False
+    dead_code_elimination: bool = False
+    common_subexpression_elimination: bool = False
+    remove_redundant_cast: bool = False
+    remove_redundant_transpose: bool = False
+    fuse_matmul_transpose: bool = False
+    fuse_linear_cross_entropy: bool = False
+    linear_cross_entropy_chunk_bytes: int = 1 << 30
+    fuse_gemm_epilogue: bool = False
+    fuse_grad_accumulation: bool = False
+    fuse_activation_grad: bool = False
+    fuse_elementwise: bool = False
+    fuse_all_optimizer_ops: bool = False
+    fuse_adamw: bool = False
+    foreach_optimizer_ops: bool = False
+    allow_cuda_graph_capture: bool = True
+    enable_inplace: bool = True
+    memory_optimize: bool = True
+    autotune: bool = False
+    multi_tensor_mode: str = "auto"
+    attention_kernel: str = "auto"
+    check_nan_inf: bool = False
+    verify: str = "structure"
+    debug_graphviz_path: str = ""
+
+    fuse_elewise_add_act_ops: bool = False
+    fuse_bn_act_ops: bool = False
+    fuse_bn_add_act_ops: bool = False
+    fuse_relu_depthwise_conv: bool = False
+    fused_attention: bool = False
+    fused_feedforward: bool = False
+    fuse_all_reduce_ops: bool = False
+    fuse_broadcast_ops: bool = False
+    enable_auto_fusion: bool = False
+    enable_addto: bool = False
+    build_cinn_pass: bool = False
+    sequential_run: bool = False
+    cache_runtime_context: bool = False
+    sync_batch_norm: bool = False
+
+    def __init__(self, **flags: Any) -> None:
+        for name, value in flags.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def all(cls, **flags: Any) -> BuildStrategy:
+        """Every rewrite that changes no result but by rounding; `flags` are set on top of that.
+
+        Flags of the run keep their defaults: `BuildStrategy.all(autotune=True)` turns that on too.
+        """
+        return cls(**{step.flag: True for step in PASSES if step.in_all} | flags)
+
+    def __copy__(self) -> BuildStrategy:
+        """One with the same fields, which can be set."""
+        return BuildStrategy(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BuildStrategy:
+        return self.__copy__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known, name = {f.name: f for f in fields(self)}, ALIASES.get(name, name)
+        if name not in known:
+            raise UnknownField(
+                f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
+            )
+        if self.__dict__.get("_compiled"):
+            raise AttrError(
+                f"{name} is set after the strategy was compiled, it would have no effect",
+                hint="make a new BuildStrategy and a new CompiledProgram",
+            )  # fmt: skip
+        wanted = type(known[name].default)
+        if value is None and wanted is bool:  # Paddle's memory_optimize = None
+            value = known[name].default
+        if wanted is bool and isinstance(value, int) and value in (0, 1):
+            value = bool(value)
+        if not isinstance(value, wanted) or (isinstance(value, int) and wanted is int and (value is True or value < 1)):
+            kind = "positive int" if wanted is int else wanted.__name__
+            raise AttrError(f"{name} must be a {kind}, is {value!r}")
+        if name in CHOICES and value not in CHOICES[name]:
+            raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ALIASES:
+            return getattr(self, ALIASES[name])
+        raise UnknownField(f"BuildStrategy has no field {name!r}", hint=nearest(name, [f.name for f in fields(self)]))
+
+    def freeze(self) -> None:
+        """No field can be set any more. Flags that cannot be on together are refused."""
+        for step in PASSES:
+            for other, why in step.conflicts.items():
+                both = getattr(self, step.flag) and getattr(self, other)
+                require(
+                    not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError,
+                    f"set one of them to False; BuildStrategy.all() sets {step.flag if step.in_all else other}",
+                )  # fmt: skip
+        self.__dict__["_compiled"] = True
+
+    def run_options(self) -> RunOptions:
+        """The options that Plans read."""
+        options = RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
+        return options.checking() if options.check_nan_inf else options
+
+    def idle_flags(self) -> list[str]:
+        """Flags that are on although no pass implements them."""
+        passes = {step.flag for step in PASSES} | RUN_FLAGS.keys()
+        return [f.name for f in fields(self) if getattr(self, f.name) is True and f.name not in passes]

@@ -1,0 +1,208 @@
+"""Loops over elements as machine code by numba: one call for all arrays, whose blocks are shared by threads.
+
+    def axpy(x, y, a):
+        for i in elements(x):
+            y[i] = y[i] + a * x[i]
+
+Compiled, `i` counts through the elements, so a loop reads and writes each array once whatever its
+body computes. It does the operations of the NumPy form on each element in the same order, without
+contractions, so results are bit-equal. The lock of the interpreter is released meanwhile.
+
+Every thread has a share of the blocks, one after the other in memory, and takes blocks of others when it has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numba import extending, njit, types
+from numba.extending import overload
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
+
+from minigraph.kernels.cores import cores
+from minigraph.kernels.parallel import together
+from minigraph.kernels.updates import Loop, elements
+
+BLOCK = 16384  # elements that a thread takes at once: about 10 us
+SHARE = 131072  # elements that are worth another thread: one takes about 80 us for them
+LINE = 8  # counters in a cache line: threads that count do not disturb each other
+OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
+
+intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
+
+_bodies: dict[str, Any] = {}  # loops that other compiled code calls by name
+
+
+def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any, tuple[float, float]], None]:
+    """run(numbers, change): `loop(*arrays, *numbers)` on all elements of these arrays, spread over the cores.
+
+    columns  the loop's arguments, C-contiguous arrays of one dtype, as many of the same sizes in each list
+    numbers  `sets` of numbers, and in `rows` which of them is for each array of a list
+    change   (scale, coeff): where that is not (1, 0) the loop gets, for its first array, a copy that is multiplied
+             by `scale`, and to which the second array times `coeff` is added
+    """
+    sizes, dtype = [a.size for a in columns[0]], columns[0][0].dtype
+    for column in columns:
+        for a, size in zip(column, sizes, strict=True):
+            if a.size != size or a.dtype != dtype or not a.flags.c_contiguous:  # or other memory would be written
+                raise ValueError(f"{a.dtype}{list(a.shape)} where {size} elements of {dtype} are expected")
+            if not a.flags.writeable and column is not columns[0]:
+                raise ValueError("output array is read-only")
+    transposed = zip(*columns, strict=True)
+    table = np.array([[a.__array_interface__["data"][0] for a in row] for row in transposed], np.int64)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    code = machine_code(loop, len(columns), dtype)
+    most = int(ends[-1]) // SHARE  # threads that have enough to do
+    ways = itertools.cycle((False, True))  # from the other end each time: what came last is still in the cache
+    rows, listed = np.empty(0, np.int64), []
+
+    def run(numbers: Any, change: tuple[float, float]) -> None:
+        nonlocal rows, listed
+        if numbers.rows != listed:
+            rows, listed = np.array(numbers.rows, np.int64), numbers.rows
+        typed = np.array([n + change for n in numbers.sets], dtype)
+        threads = max(1, min(cores(), most))
+        turns = np.zeros((threads + 1) * LINE, np.int64)
+        work = partial(code, table, ends, rows, typed, change != (1, 0), next(ways), turns)
+        work.arrays = columns  # type: ignore[attr-defined]  # machine code has only their addresses
+        together(threads, work, ends[-1], lambda: turns[-LINE])
+
+    return run
+
+
+@cache
+def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., int]:
+    """work(table, ends, rows, numbers, changes, backward, turns, me) -> the number of elements that it did.
+
+    table     int64 [arrays, columns] of addresses
+    ends      int64 [arrays]: the sums of their sizes up to each
+    rows      int64 [arrays]: which row of `numbers` is for each
+    numbers   [sets, numbers of the loop + 2]: the last are those of `change`
+    changes   whether `change` is not (1, 0)
+    backward  whether the last block comes first
+    turns     int64: for each thread how many blocks of its share have been begun; last, how many elements are done
+    me        which share comes first
+    Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
+    once per process, in one to two seconds.
+    """
+    code = loop.__code__
+    shown = repr((code.co_code, code.co_consts, code.co_names, code.co_varnames))
+    # what numba finds machine code on disk by; a function in its place would be another one in each process
+    name = f"{loop.__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
+    count = code.co_argcount - columns
+    _bodies[name] = njit(**OPTIONS)(loop)
+
+    def work(table, ends, rows, numbers, changes, backward, turns, me):
+        threads, size, passed, done = turns.size // LINE - 1, ends[-1], 0, 0
+        scratch = np.empty(BLOCK if changes else 0, numbers.dtype)
+        while passed < threads:
+            owner = (me + passed) % threads
+            begin, end = size * owner // threads, size * (owner + 1) // threads
+            blocks, turn = (end - begin + BLOCK - 1) // BLOCK, _counted(turns, owner * LINE, 1)
+            if turn >= blocks:
+                passed += 1
+                continue
+            start = begin + BLOCK * (blocks - 1 - turn if backward else turn)
+            stop = min(start + BLOCK, end)
+            i, length = np.searchsorted(ends, start, side="right"), stop - start  # the first array that ends behind it
+            while start < stop:
+                first, n = start - (ends[i - 1] if i > 0 else 0), min(stop, ends[i]) - start
+                if n > 0:
+                    arguments = _arguments(table, i, first, n, numbers, rows[i], columns, count)
+                    if changes:
+                        changed = _changed(scratch, arguments[0], arguments[1], numbers[rows[i], count:])
+                        arguments = (changed,) + arguments[1:]  # noqa: RUF005  (numba cannot unpack here)
+                    _call(name, arguments)
+                start, i = start + n, i + 1
+            done += length
+            _counted(turns, threads * LINE, length)
+        return done
+
+    words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
+    signature = types.int64(pairs, words, words, floats, types.boolean, types.boolean, words, types.int64)
+    return _kept(signature)(work)
+
+
+def _kept(*signature: Any) -> Callable[..., Any]:
+    """njit whose machine code is kept on disk, if there is a folder that can be written."""
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(*signature, cache=True, **OPTIONS)(function)
+        except RuntimeError:
+            return njit(*signature, **OPTIONS)(function)
+
+    return compile_
+
+
+@_kept()
+def _changed(room, g, p, change):
+    """g times change[0], plus p times change[1]."""
+    changed = room[: g.size]
+    for j in range(g.size):
+        changed[j] = g[j] * change[0]
+    if change[1] != 0:  # or a parameter that is infinite would make the gradient NaN
+        for j in range(g.size):
+            changed[j] = changed[j] + p[j] * change[1]
+    return changed
+
+
+# inlined, or the compiler does not see that indices are never negative, and does not vectorise
+overload(elements, inline="always")(lambda array: lambda array: range(array.size))
+
+
+def _call(name, arguments):
+    """Call one of `_bodies`."""
+
+
+@overload(_call, prefer_literal=True)
+def _(name, arguments):
+    body = _bodies[name.literal_value]
+    return lambda name, arguments: body(*arguments)
+
+
+@intrinsic
+def _arguments(context, table, row, first, n, numbers, chosen, columns, count):
+    """What a loop is called with: `n` elements of each array of a row of `table`, and a row of `numbers`."""
+    array, dtype = types.Array(numbers.dtype, 1, "C"), numbers.dtype
+    made = types.Tuple([array] * columns.literal_value + [dtype] * count.literal_value)
+    words = (types.intp, types.intp, types.intp)
+
+    def emit(context, builder, signature, values):
+        def constant(number):
+            return context.get_constant(types.intp, number)
+
+        def item(which, row, width, place):
+            inner = context.make_array(signature.args[which])(context, builder, values[which])
+            index = builder.add(builder.mul(row, constant(width)), constant(place))
+            return builder.load(builder.gep(inner.data, [index]))
+
+        _, row, first, n, _, chosen = values[:6]
+        itemsize, parts = constant(dtype.bitwidth // 8), []
+        for k in range(columns.literal_value):
+            address = builder.add(item(0, row, columns.literal_value, k), builder.mul(first, itemsize))
+            view = context.make_array(array)(context, builder)
+            start = builder.inttoptr(address, context.get_data_type(dtype).as_pointer())
+            populate_array(view, data=start, shape=[n], strides=[itemsize], itemsize=itemsize, meminfo=None)
+            parts.append(view._getvalue())
+        parts += [item(4, chosen, count.literal_value + 2, k) for k in range(count.literal_value)]
+        return context.make_tuple(builder, made, parts)
+
+    return made(table, *words, numbers, types.intp, columns, count), emit
+
+
+@intrinsic
+def _counted(context, counters, index, more):
+    """The value of a counter, to which `more` is added at once."""
+
+    def emit(context, builder, signature, values):
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        return builder.atomic_rmw("add", builder.gep(array.data, [values[1]]), values[2], "seq_cst")
+
+    return types.int64(counters, types.intp, types.int64), emit

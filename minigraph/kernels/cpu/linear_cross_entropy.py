@@ -1,0 +1,162 @@
+"""Linear layer and cross entropy on a CPU, a few rows at a time: the scores of all rows never exist together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import KernelError
+from minigraph.kernels.chunks import chunk_rows
+
+from .product import product
+
+PART_BYTES = 16 << 20  # of a weight gradient that is added at a time
+CACHED_BYTES = 1 << 20  # of scores that go through all steps together
+
+Parts = dict[str, Any]
+
+
+def forward(
+    X, W, Label, Bias=None, DLoss=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
+    grad_dtype, chunk_bytes, needs, out=None,
+):  # fmt: skip
+    """Loss and what `needs` names of ZLoss, Prediction, DX, DW, DBias."""
+    names = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
+    parts = _chunked(
+        X, W, Label, Bias, DLoss, {"Loss", *needs}, dict(zip(names, out or (), strict=False)), trans_w, ignore_index,
+        label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
+    )  # fmt: skip
+    return tuple(parts.get(name) for name in names)
+
+
+def backward(
+    X, W, Label, DLoss, Bias=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
+    grad_dtype, chunk_bytes, needs, out=None,
+):  # fmt: skip
+    """DX, DW and DBias, as far as `needs` names them; the scores are computed again."""
+    names = ("DX", "DW", "DBias")
+    parts = _chunked(
+        X, W, Label, Bias, DLoss, needs, dict(zip(names, out or (), strict=False)), trans_w, ignore_index,
+        label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
+    )  # fmt: skip
+    return tuple(parts.get(name) for name in names)
+
+
+def _chunked(
+    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
+    needs: Collection[str], out: Parts, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float | None, accumulate_dtype: Any, chunk_bytes: int,
+) -> Parts:  # fmt: skip
+    """The outputs that are needed, each written chunk by chunk."""
+    leading = X.shape[:-1]
+    rows = math.prod(leading)
+    x, w, labels = X.reshape(rows, X.shape[-1]), W.T if trans_w else W, Label.reshape(rows)
+    classes = w.shape[1]
+    kept = _kept(labels, classes, ignore_index)
+    numbers = np.where(kept, labels, 0).astype(np.intp)
+    total = np.dtype(accumulate_dtype or X.dtype)
+    types = {"Loss": X.dtype, "ZLoss": X.dtype, "Prediction": np.int64, "DX": X.dtype, "DW": total, "DBias": total}
+    shapes = dict.fromkeys(("Loss", "ZLoss", "Prediction"), (*leading, 1))
+    shapes |= {"DX": X.shape, "DW": W.shape, "DBias": (classes,)}
+    made = {name: _array(out.get(name), shapes[name], types[name]) for name in shapes if name in needs}
+    flat = {n: made[n].reshape(rows, made[n].shape[-1]) for n in ("Loss", "ZLoss", "Prediction", "DX") if n in made}
+    trains = bool({"DX", "DW", "DBias"} & made.keys())
+    step = chunk_rows(rows, classes, X.itemsize, chunk_bytes)
+    few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
+
+    def finish(z: np.ndarray, at: slice) -> None:
+        """What is wanted of a few rows, whose scores become their gradients."""
+        if Bias is not None:
+            z += Bias
+        slope = _cap(z, softcap, trains) if softcap is not None else None
+        if "Prediction" in flat:
+            flat["Prediction"][at, 0] = z.argmax(axis=1)
+        loss, square, lse, total_exp = _losses(z, numbers[at], kept[at], label_smoothing, z_loss)
+        if "Loss" in flat:
+            flat["Loss"][at, 0] = loss
+        if "ZLoss" in flat:
+            flat["ZLoss"][at, 0] = square
+        if not trains:
+            return
+        seed = np.where(kept[at], 1 if DLoss is None else DLoss.reshape(rows)[at], 0).astype(X.dtype)
+        z *= (seed * (1 + 2 * z_loss * lse) / total_exp)[:, None]
+        if label_smoothing:
+            z -= (seed * (label_smoothing / classes))[:, None]
+        z[np.arange(len(z)), numbers[at]] -= seed * (1 - label_smoothing)
+        if slope is not None:
+            z *= slope
+        z[~kept[at]] = 0  # also where a score is infinite
+
+    for start in range(0, rows, step):
+        at = slice(start, start + step)
+        z = product(x[at], w)
+        for first in range(0, len(z), few):  # as many as stay in a cache from one step to the next
+            part = z[first : first + few]
+            finish(part, slice(start + first, start + first + len(part)))
+        if "DX" in flat:
+            product(z, w.T, flat["DX"][at])
+        if "DW" in made:
+            _add_product(made["DW"], *((z, x[at]) if trans_w else (x[at], z)), first=start == 0)
+        if "DBias" in made:
+            made["DBias"][...] = z.sum(axis=0) + (made["DBias"].astype(z.dtype) if start else 0)
+    if rows == 0:
+        for name in made.keys() & {"DW", "DBias"}:
+            made[name][...] = 0
+    return made
+
+
+def _array(out: np.ndarray | None, shape: Sequence[int], dtype: Any) -> np.ndarray:
+    return np.empty(shape, dtype) if out is None else out
+
+
+def _kept(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:
+    """Which rows are not ignored; a label that is no class is refused."""
+    kept = labels != ignore_index
+    wrong = np.flatnonzero(kept & ((labels < 0) | (labels >= classes)))
+    if wrong.size:
+        raise KernelError(
+            f"label {labels[wrong[0]]} of row {wrong[0]} is not a class in [0, {classes})"
+            f" and not ignore_index {ignore_index}"
+        )
+    return kept
+
+
+def _cap(z: np.ndarray, softcap: float, trains: bool) -> np.ndarray | None:
+    """z = softcap * tanh(z / softcap); returns the derivative where it is needed."""
+    z /= softcap
+    np.tanh(z, out=z)
+    slope = 1 - z * z if trains else None
+    z *= softcap
+    return slope
+
+
+def _losses(
+    z: np.ndarray, numbers: np.ndarray, kept: np.ndarray, smoothing: float, z_loss: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(loss, its part z_loss * lse^2, lse, sum of what is left in z: exp(z - max)) of each row."""
+    top = z.max(axis=1, keepdims=True)
+    z -= top
+    own = z[np.arange(len(z)), numbers]
+    mean = z.mean(axis=1) if smoothing else None
+    np.exp(z, out=z)
+    total = z.sum(axis=1)
+    log_total = np.log(total)
+    lse = log_total + top[:, 0]
+    square = np.where(kept, z_loss * lse * lse, 0)
+    loss = log_total - ((1 - smoothing) * own + smoothing * mean if mean is not None else own)
+    return np.where(kept, loss, 0) + square, square, lse, total
+
+
+def _add_product(total: np.ndarray, a: np.ndarray, b: np.ndarray, first: bool) -> None:
+    """total = or += a^T @ b, some rows at a time, so that nothing else of its size is made."""
+    step = max(1, PART_BYTES // max(1, total.shape[1] * b.itemsize))
+    for start in range(0, total.shape[0], step):
+        rows = slice(start, start + step)
+        if first and total.dtype == b.dtype:
+            product(a[:, rows].T, b, total[rows])
+        else:  # a 16-bit total is rounded after each chunk, as on a GPU
+            part = product(a[:, rows].T, b)
+            total[rows] = part if first else part + total[rows].astype(part.dtype, copy=False)

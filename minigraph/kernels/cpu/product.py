@@ -1,0 +1,136 @@
+"""Products of matrices on a CPU: BLAS computes with one thread, and blocks of large products go to ours.
+
+OpenBLAS's own threads spin while they wait for each other. Beside busy processes each product of more than 0.5 MFLOP
+may so last several time slices, and its results depend on the number of threads. Here blocks depend on shapes only, so
+results have the same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from minigraph.kernels.parallel import for_blocks
+
+SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
+PIECE = 2**23  # multiplications of a block at least: about 0.2 ms
+WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other operand for each
+
+
+def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """np.matmul(a, b, out=out); a large one of floats of 32 or 64 bits in blocks, which threads share."""
+    if min(a.ndim, b.ndim) < 2 or max(a.size * b.shape[-1], b.size * a.shape[-2]) < 2 * PIECE:
+        return np.matmul(a, b, out=out)
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    axis, block = blocked(shape, a.shape[-1])
+    overlaps = out is not None and (np.may_share_memory(out, a) or np.may_share_memory(out, b))
+    if axis is None or overlaps or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype.char not in "fd":
+        return np.matmul(a, b, out=out)
+    to = np.empty(shape, a.dtype) if out is None else out
+
+    def on_block(start: int, stop: int) -> None:
+        with one_thread_in_blas():
+            np.matmul(
+                _part(a, axis, start, stop, -1), _part(b, axis, start, stop, -2), out=_part(to, axis, start, stop)
+            )
+
+    for_blocks(shape[axis], block, on_block)
+    return to
+
+
+def blocked(shape: tuple[int, ...], inner: int) -> tuple[int | None, int]:
+    """(axis, indices of it in a block) of a product of this shape; None where it stays whole.
+
+    axis  counted from the end: the largest of a batch if there is one, else rows or columns
+    """
+    work = math.prod(shape) * inner
+    if work < 2 * PIECE:
+        return None, 0
+    rank, batch = len(shape), shape[:-2]
+    if math.prod(batch) > 1:
+        axis, least = max(range(len(batch)), key=batch.__getitem__) - rank, 1
+    else:
+        axis, least = -1 if shape[-1] >= shape[-2] else -2, WIDTH
+    block = max(least, -(-PIECE * shape[axis] // work))
+    return (axis, block) if block < shape[axis] else (None, 0)
+
+
+def _part(x: np.ndarray, axis: int, start: int, stop: int, summed: int = 0) -> np.ndarray:
+    """What a block takes of an operand: all where it broadcasts along `axis`, or sums over it."""
+    if axis == summed or x.ndim < -axis or (axis < -2 and x.shape[axis] == 1):
+        return x
+    return x[(..., slice(start, stop), *[slice(None)] * (-axis - 1))]
+
+
+class _Limited:
+    """How many threads are inside `one_thread_in_blas`, and how to set libraries to what they had before."""
+
+    def __init__(self) -> None:
+        self.lock, self.depth = threading.Lock(), 0
+        self.before: list[tuple[Any, int]] = []
+
+
+_limited = _Limited()
+
+
+@contextmanager
+def one_thread_in_blas() -> Iterator[None]:
+    """BLAS libraries of this process compute with one thread inside the block, and as before after it.
+
+    Most know one number for all threads: other work of this process has one thread, too, as long as a program runs.
+    Those on OpenMP know one for each thread.
+    """
+    shared, own = _libraries()
+    mine = _set_to_one(own)
+    with _limited.lock:
+        if _limited.depth == 0:
+            _limited.before = _set_to_one(shared)
+        _limited.depth += 1
+    try:
+        yield
+    finally:
+        with _limited.lock:
+            _limited.depth -= 1
+            if _limited.depth == 0:
+                _set(_limited.before)
+        _set(mine)
+
+
+@cache
+def _libraries() -> tuple[list[Any], list[Any]]:
+    """The BLAS libraries that are loaded, those with one number of threads for all and those with one for each."""
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    own = [library for library in found if getattr(library, "threading_layer", "") == "openmp"]
+    return [library for library in found if library not in own], own
+
+
+def _set_to_one(libraries: list[Any]) -> list[tuple[Any, int]]:
+    """One thread from now on; returns what those were set to that had more."""
+    before = [(library, number) for library in libraries if (number := library.num_threads) != 1]
+    _set([(library, 1) for library, _ in before])
+    return before
+
+
+def _set(numbers: list[tuple[Any, int]]) -> None:
+    for library, number in numbers:
+        if clear := getattr(library, "clear_controlling_thread", None):
+            clear(force=True)  # or threadpoolctl ignores what any thread but the first one sets
+        library.set_num_threads(number)
+
+
+def _in_child() -> None:
+    global _limited
+    _set(_limited.before if _limited.depth else [])
+    _limited = _Limited()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)  # the thread that was inside is not in the child

@@ -1,0 +1,1 @@
+"""Attention: a registry of kernels, one room for each."""

@@ -1,0 +1,1 @@
+"""Attention by cuDNN, where a user asks for it by name."""

@@ -1,0 +1,1 @@
+"""Attention in the type it is asked for, on ordinary cores."""

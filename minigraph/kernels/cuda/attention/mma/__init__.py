@@ -1,0 +1,1 @@
+"""Attention by mma.sync, from compute capability 8.0."""

@@ -1,0 +1,1 @@
+"""What needs a GPU or speaks of one: memory, streams, captured graphs, cuBLASLt, autotune."""

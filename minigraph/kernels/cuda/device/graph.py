@@ -1,0 +1,93 @@
+"""CUDA graphs: the calls of a plan captured once, launched by one call of the host. Needs a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import cupy
+
+from minigraph.kernels.cuda.record.binder import Launch, Part
+
+from . import fills, programmatic_launch
+
+graph_launch, instantiate = cupy.cuda.runtime.graphLaunch, cupy.cuda.runtime.graphInstantiate
+
+
+class CaptureError(Exception):
+    """The calls cannot be captured; the message says why."""
+
+
+class Graph:
+    """Captured parts; those of different lanes run beside each other unless one waits for the other.
+
+    target   whose `ptr` is the stream that calls go to, then the graph; set back after the capture
+    lanes    streams of its own: nobody else's work can get into the graph
+    function gives the kernel of a launch: of that which takes the place of small fills, see fills.py
+    waiting  kernels that wait for those before them, see programmatic_launch.py
+    Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], function: Callable[[Launch], Any],
+        waiting: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        self.target, outside = target, target.ptr
+        lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+        problem: Exception | None = None
+        try:
+            _capture(parts, target, lanes)
+        except Exception as error:  # capture must end before anything else can be done with the stream
+            problem = error
+        finally:
+            target.ptr = outside
+            self.graph = _ended(lanes[0], problem)
+        self.executable = self.graph.graphExec
+        try:
+            changed = fills.as_kernels(self.graph.graph, lambda: function(fills.launch()).kernel.ptr)
+            changed += programmatic_launch.loosen(self.graph.graph, waiting)
+        except RuntimeError as why:
+            raise CaptureError(str(why)) from why
+        if changed:
+            self.executable = instantiate(self.graph.graph)
+            weakref.finalize(self, cupy.cuda.runtime.graphExecDestroy, self.executable)
+
+    def __call__(self) -> None:
+        """Run all calls in the order of the target's stream; does not wait."""
+        graph_launch(self.executable, self.target.ptr)
+
+
+def _capture(parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
+    start, begun = lanes[0].record(_event()), {0}
+    awaited = {number for part in parts for number in part.waits}
+    ends: dict[int, Any] = {}
+    for number, part in enumerate(parts):
+        lane = lanes[part.lane]
+        if part.lane not in begun:
+            begun.add(part.lane)
+            lane.wait_event(start)
+        for other in part.waits:
+            lane.wait_event(ends[other])
+        target.ptr = lane.ptr
+        for call in part.calls:
+            call()
+        if number in awaited:
+            ends[number] = lane.record(_event())
+    for side in begun - {0}:
+        lanes[0].wait_event(lanes[side].record(_event()))
+
+
+def _event() -> Any:
+    return cupy.cuda.Event(disable_timing=True)
+
+
+def _ended(stream: Any, problem: Exception | None) -> Any:
+    """The graph, instantiated; a CaptureError where a call or the capture failed."""
+    try:
+        graph = stream.end_capture()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise CaptureError(str(problem or error)) from (problem or error)
+    if problem is not None:
+        raise CaptureError(str(problem)) from problem
+    return graph

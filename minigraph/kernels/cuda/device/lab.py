@@ -1,0 +1,128 @@
+"""Lab: where autotune measures. Scratch memory with random numbers, CUDA graphs of calls, and events. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import cupy
+import numpy as np
+from nvmath.bindings import cublasLt as lt
+
+from minigraph.kernels.cuda.record.binder import Call, Part
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.moved import constants, moved, owners
+from minigraph.types import FLOATS, bfloat16, float16, float32, float64
+
+from .autotune import Steps, Tuner
+from .cublaslt import LtPlan, Unsupported
+
+ALIGNED = 256  # bytes
+PERIOD = 65521  # random numbers, repeated: a prime, so that rows differ
+COMPARED, REPEATED = 1 << 19, 2  # elements of a result, and how often it must come again
+MILLISECONDS, MOST = 0.2, 16  # one replay of a trial's graph takes about so long, with at most so many repeats
+FAR = {float64: 1e-12, float32: 1e-4, float16: 2e-3, bfloat16: 1e-2}  # ||difference|| / ||result||, of other sums
+
+
+class Lab:
+    """Measures on the GPU of a Runtime."""
+
+    def __init__(self, runtime: Any, tf32: bool) -> None:
+        self.runtime, self.tf32 = runtime, tf32
+        self.handle = runtime.handle
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The GPU, its driver and cuBLASLt's version."""
+        device = self.runtime.device
+        name = cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
+        return {"gpu": [name, device.arch, device.multiprocessors], "driver": cupy.cuda.runtime.driverGetVersion(),
+                "cublasLt": lt.get_version()}  # fmt: skip
+
+    @contextmanager
+    def twins(self, calls: Sequence[Call]) -> Iterator[list[Any]]:
+        """The calls on memory of their own that holds random numbers and lies like theirs."""
+        for constant in constants(calls):
+            constant.table.write(self.runtime)
+        roots = owners(calls)
+        sizes = [-(-r.nbytes // ALIGNED) * ALIGNED + ALIGNED for r in roots]
+        memory = self.runtime.allocate(sum(sizes) + ALIGNED)
+        at = -(-memory.data.ptr // ALIGNED) * ALIGNED
+        places: dict[int, Buffer] = {}
+        for root, size in zip(roots, sizes, strict=True):
+            places[id(root)] = Buffer(root.shape, root.dtype, at + root.address % ALIGNED, root.alignment)
+            self._fill(places[id(root)])
+            at += size
+        yield [moved(call, places) for call in calls]
+        self.runtime.stream.synchronize()
+        del memory  # a program that runs later must not look larger for it
+        cupy.get_default_memory_pool().free_all_blocks()
+
+    def _fill(self, buffer: Buffer) -> None:
+        """The same random numbers at every call; bytes of masks and workspaces are random bits."""
+        rng, count = np.random.default_rng(1), min(buffer.size, PERIOD)
+        if buffer.dtype in FLOATS:
+            block = rng.normal(size=count).astype(buffer.dtype)
+        else:
+            block = rng.integers(0, 100, count).astype(buffer.dtype)
+        done = block.nbytes
+        self.runtime.upload(block, Buffer((count,), buffer.dtype, buffer.address))
+        while done < buffer.nbytes:
+            more = min(done, buffer.nbytes - done)
+            cupy.cuda.runtime.memcpyAsync(buffer.address + done, buffer.address, more, 3, self.runtime.stream.ptr)
+            done += more
+
+    def product(self, plan: LtPlan) -> Callable[[], None]:
+        """What gives a product to the GPU, with the algorithm that its plan has then."""
+        return lambda: plan.run(self.runtime.target.ptr)
+
+    def trial(self, steps: Steps) -> Callable[[], float]:
+        """The steps in a CUDA graph, as often as makes a time that can be measured."""
+        def run() -> None:
+            for step in steps:
+                step()
+
+        run()  # loads modules, and fails here rather than in a capture
+        once = self._milliseconds(run)
+        repeats = int(min(max(MILLISECONDS / max(once, 1e-4), 1), MOST))
+        launch = self.runtime.captured([Part([run] * repeats)])
+        if isinstance(launch, str):
+            raise Unsupported(launch)
+        launch()
+        return lambda: self._milliseconds(launch) / repeats
+
+    def _milliseconds(self, launch: Callable[[], Any]) -> float:
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(self.runtime.stream)
+        launch()
+        end.record(self.runtime.stream)
+        end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, end))
+
+    def steps(self, calls: Sequence[Call], tuner: Tuner) -> Steps:
+        """The calls made runnable, with the best products known."""
+        return [step for call in calls for step in self.runtime.steps_of(call, self.tf32, [], tuner)]
+
+    def agrees(self, plan: LtPlan, reference: bytes) -> bool:
+        """Whether what is chosen repeats its bits, computes what `reference` computes, and keeps a NaN."""
+        if plan.call.epilogue == "RELU_BIAS" and not self.runtime.keeps_nan(plan):
+            return False
+        first = self._result(plan)
+        if any(self._result(plan).tobytes() != first.tobytes() for _ in range(REPEATED)):
+            return False
+        algorithm = plan.algorithm
+        plan.choose(reference)
+        wanted = self._result(plan).astype(float)
+        plan.choose(algorithm)
+        return bool(np.linalg.norm(first.astype(float) - wanted) <= FAR[first.dtype] * np.linalg.norm(wanted))
+
+    def _result(self, plan: LtPlan) -> np.ndarray:
+        """The first elements of C, computed from the same numbers every time."""
+        c = plan.call.c
+        if plan.call.beta:
+            self._fill(c)
+        self.product(plan)()
+        found = self.runtime.fetch(c.view((min(c.size, COMPARED),)), as_numpy=True)
+        self.runtime.stream.synchronize()
+        return found

@@ -1,0 +1,1 @@
+"""One expression at every element, reductions, random numbers."""

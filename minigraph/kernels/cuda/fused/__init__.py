@@ -1,0 +1,1 @@
+"""Kernels generated from the bodies of fused operators."""

@@ -1,0 +1,137 @@
+"""Fused bodies as one kernel; this file binds them and makes those without rows.
+
+Each input is read once and each output written once, whatever lies between.
+
+A body without a Layout for its real shapes, or with more than registers hold, runs member by member with the members'
+own kernels; the report says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from minigraph.kernels.cuda.elementwise.pointwise import (
+    THREADS,
+    merged_axes,
+    offsets,
+    pack_size,
+    walk_arguments,
+    walk_parameters,
+    walks,
+)
+from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
+from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
+from minigraph.types import TensorType
+
+from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
+from .rows import bind_rows
+
+Slots = Mapping[str, Any]
+
+
+def fused_elementwise(form: Callable[..., Any], binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Outputs of a body, by one kernel where that can be."""
+    x, like, out = ins["X"], ins.get("Like") or [], outs["Out"]
+    found = form(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
+    buffers = {f"x{i}": b for i, b in enumerate(x)} | {f"s{i}": b for i, b in enumerate(like)}
+    buffers |= {f"y{i}": b for i, b in enumerate(out)}
+    calls = len(binder.calls)
+    try:
+        if isinstance(found.layout, str):
+            raise TooMuch(found.layout)
+        if math.prod(found.layout.shape) == 0:
+            raise TooMuch("there are no elements")
+        bind = _bind_whole if found.layout.row is None else bind_rows
+        bind(binder, found, _apart(binder, buffers, found.layout))
+    except TooMuch as why:
+        del binder.calls[calls:]
+        binder.note(f"runs member by member: {why}")
+        _bind_members(binder, found, _apart(binder, buffers, None))
+
+
+def _apart(binder: Binder, buffers: Mapping[str, Buffer], layout: Any) -> dict[str, Buffer]:
+    """The buffers, with a copy of each input that is read after an output was written into its memory.
+
+    A thread of one kernel reads its own elements before it writes them, so only what threads share is copied; without
+    a layout members run one after the other, and everything is.
+    """
+    written = {id(b) for name, b in buffers.items() if name[0] == "y"}
+    apart = dict(buffers)
+    for name, b in buffers.items():
+        own = layout is not None and layout.kinds.get(name) == "whole" and b.shape == layout.shape
+        if name[0] == "x" and id(b) in written and not own:
+            apart[name] = binder.scratch(b.shape, b.dtype)
+            binder.copy(apart[name], b)
+    return apart
+
+
+def _type(buffer: Buffer) -> TensorType:
+    return TensorType(buffer.shape, buffer.dtype)
+
+
+def _bind_members(binder: Binder, found: Any, buffers: dict[str, Buffer]) -> None:
+    """Each member by its own kernel, with values between them in scratch memory."""
+    own = binder.number
+    for m in found.members:
+        for name in m.written:
+            if name not in buffers:
+                buffers[name] = binder.scratch(found.types[name].shape, found.types[name].dtype)
+        binder.number, binder.member = m.number, m.opdef.type
+        m.opdef.gpu_bind(
+            binder, _slots(m.opdef.inputs, m.inputs, buffers), _slots(m.opdef.outputs, m.outputs, buffers), m.attrs
+        )
+    binder.number = own
+
+
+def _slots(slots: Sequence[Any], names: Mapping[str, Sequence[str]], buffers: Mapping[str, Buffer]) -> dict[str, Any]:
+    found = {s.name: [buffers[n] for n in names.get(s.name, ())] for s in slots}
+    return {s.name: found[s.name] if s.variadic else (found[s.name] or [None])[0] for s in slots}
+
+
+# the kernel of a body without rows
+
+
+def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+    """One thread for each pack of WIDTH elements."""
+    shape = found.layout.shape
+    inputs = read_names(found, buffers)
+    names = [*inputs, *found.outputs]
+    operands = [buffers[n] for n in names]
+    extents, strides = merged_axes(shape, [b.shape for b in operands])
+    pack = pack_size(operands, extents, strides)
+    steps = dict(zip(names, walks(extents, strides), strict=True))
+    code = Code(found.types, found.layout.kinds)
+    for n in inputs:
+        b, whole = buffers[n], steps[n][-1] != "0"
+        packed = pack > 1 and whole
+        t, source = CUDA_TYPES[b.dtype], f"p_{n} + o_{n}"
+        variable = code.declare(n, whole)
+        if packed:
+            code.lines.append(f"const Pack<{t}, {pack}> q_{n} = *(const Pack<{t}, {pack}>*)({source});")
+        value = f"q_{n}.v[i]" if packed else f"*({source})"
+        code.lines.append(f"{'ALL ' * (n in code.arrays)}{variable}{'[i]' * (n in code.arrays)} = up({value});")
+    for m in found.members:
+        add_pointwise(code, m, binder)
+    for n in found.outputs:
+        t = CUDA_TYPES[buffers[n].dtype]
+        code.lines += [
+            f"Pack<{t}, {pack}> r_{n};", f"ALL r_{n}.v[i] = down<{t}>({code.at(n)});",
+            f"*(Pack<{t}, {pack}>*)(p_{n} + o_{n}) = r_{n};",
+        ]  # fmt: skip
+    size = math.prod(shape)
+    index = "u64" if size >= 2**31 else "u32"
+    parameters = [*operand_parameters(inputs, found.outputs, buffers), *code.parameters, "i64 packs"]
+    parameters += walk_parameters(steps)
+    body = [
+        "const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;", "if (at >= packs) return;",
+        f"const auto element = [&](int) {{ return at * {pack}; }};",
+        *offsets(steps, pack, index), *code.lines,
+    ]  # fmt: skip
+    source = kernel_source("fused", {"WIDTH": pack, "PACKS": 1}, parameters, body, THREADS)
+    packs = size // pack
+    binder.launch_source(
+        source, "fused", blocks_for(packs, THREADS), THREADS, *operands, *code.arguments, i64(packs),
+        *walk_arguments(extents, strides),
+    )  # fmt: skip

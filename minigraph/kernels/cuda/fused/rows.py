@@ -1,0 +1,254 @@
+"""Fused bodies with members that work on rows: LANES threads keep the values of a row in registers.
+
+Reads every input once and writes every output once, statistics in between. Sums over rows (gradients of a scale or a
+bias) are kept in registers while a block takes every gridDim-th row; a second launch adds up the blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, compute_type, merged_axes
+from minigraph.kernels.cuda.elementwise.reduce import accumulator, power_of_two
+from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
+from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
+from minigraph.types import float64
+
+from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
+from .joined_head import Rows
+from .row_members import add_rows
+
+MOST_LANES, MOST_ALONE = 512, 8  # threads that share a row; packs of a thread where a warp takes a row
+REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
+RESERVED = 40  # of these, for addresses and statistics
+THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
+RESIDENT = ((1024, 64), (768, 84), (512, 128))  # threads of a multiprocessor, and registers that each then has
+BESIDE, BESIDE_DRAWS, BESIDE_DOUBLES = 20, 28, 64  # registers beside those of values
+
+
+def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+    """A body with rows as one kernel, and one more for all sums over rows."""
+    layout, types = found.layout, found.types
+    rows, n = math.prod(layout.shape[: layout.row]), math.prod(layout.shape[layout.row :])
+    inputs = read_names(found, buffers)
+    sums = [name for name in found.outputs if layout.kinds[name] == "sum"]
+    written = [name for name in found.outputs if name not in sums]
+    leading = _row_strides(layout, inputs, buffers)
+    width = _width(n, layout, [*inputs, *written], buffers)
+    packs = n // width
+    words = _live_words(found, inputs)
+    lanes, per_lane = _lanes(packs, width, words)
+    threads = max(lanes, SUM_THREADS if sums else THREADS)
+    code = Code(types, layout.kinds)
+    for name in sums:
+        code.declare(name, True)
+    totals = [line.replace(";", " = {};") for line in code.lines]
+    code.lines.clear()
+    columns, loads = _add_inputs(code, layout, inputs, buffers, width)
+    shelves = 0
+    for m in found.members:
+        binder.member = m.opdef.type
+        if m.opdef.rows is None:
+            add_pointwise(code, m, binder)
+        else:
+            shelves += add_rows(code, m, binder, n, shelves)
+    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
+    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in types.values()) else beside
+    wanted = words * per_lane * width + beside
+    most = next((threads for threads, registers in RESIDENT if wanted <= registers), RESIDENT[-1][0])
+    groups, resident = threads // lanes, max(1, most // threads)
+    blocks = blocks_for(rows, groups)
+    partial: list[Buffer] = []
+    if sums:
+        blocks = min(blocks, binder.device.multiprocessors * resident)
+        partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
+    parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
+    parameters += [f"{CUDA_TYPES[b.dtype]}* p_{name}" for name, b in zip(sums, partial, strict=True)]
+    parameters += ["i64 rows"] + [f"i64 extent{a}" for a in range(1, len(leading.extents))]
+    strided = [name for name in inputs if name in leading.strides]
+    parameters += [f"i64 step_{name}_{a}" for name in strided for a in range(len(leading.extents))]
+    body = [
+        f"constexpr i64 n = {n}, packs = {packs};", f"__shared__ double shelf[{max(1, shelves) * 2}][32];",
+        "const int lane = threadIdx.x % LANES;", "int turn = 0;", *totals, *columns,
+        "for (i64 first = ROWS_FROM; first < ROWS_TO; first += ROWS_STEP, turn ^= 1) {",
+        "const i64 row = first + threadIdx.x / LANES;", "const bool inside = row < ROWS_TO;",
+        "const i64 mine = inside ? packs - lane : 0;  // pack k of this thread exists where k * LANES < mine",
+        "const auto element = [&](int k) { return u64(row) * n + (lane + k * LANES) * WIDTH; };",
+        *leading.offsets(strided), *loads, *code.lines, *_stores(code, layout, written, buffers, width), "}",
+        *_sum_lines(code, sums, groups, types),
+    ]  # fmt: skip
+    facts = {"WIDTH": width, "PACKS": per_lane, "LANES": lanes, "GROUPS": groups, "ROWS_TO": "rows",
+             "ROWS_FROM": "i64(blockIdx.x) * GROUPS", "ROWS_STEP": "i64(gridDim.x) * GROUPS"}  # fmt: skip
+    source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
+    args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
+    args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
+    whole = [i for i, name in enumerate([*inputs, *written]) if layout.kinds[name] == "whole"]
+    reads, writes = (frozenset(i for i in whole if (i < len(inputs)) == first) for first in (True, False))
+    form = None if sums else Rows(facts, parameters, body, (rows, n), reads, writes, lanes)
+    binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
+    if sums:
+        _bind_totals(binder, partial, [buffers[name] for name in sums])
+
+
+def _bind_totals(binder: Binder, partial: Sequence[Buffer], outs: Sequence[Buffer]) -> None:
+    """Each of `outs` [n] becomes the sum of the rows of its partial sums [parts, n], in a fixed order."""
+    pairs = list(zip(partial, outs, strict=True))
+    parameters = [f"const {CUDA_TYPES[a.dtype]}* a{i}, {CUDA_TYPES[b.dtype]}* b{i}" for i, (a, b) in enumerate(pairs)]
+    cases = [f"if (blockIdx.y == {i}) add_rows(a{i}, b{i}, parts, n);" for i in range(len(pairs))]
+    source = kernel_source("totals", {"TOTALS": 1}, [*parameters, "i64 parts", "i64 n"], cases, 1024)
+    parts, n = partial[0].shape
+    args = [buffer for pair in pairs for buffer in pair]
+    binder.launch_source(source, "totals", (blocks_for(n, 32), len(pairs)), 1024, *args, i64(parts), i64(n))
+
+
+class _Leading:
+    """The axes before a row: their extents, and the operands' steps along them."""
+
+    def __init__(self, extents: list[int], strides: dict[str, list[int]]) -> None:
+        self.extents, self.strides = extents, strides
+
+    def offsets(self, names: Sequence[str]) -> list[str]:
+        """Where each operand's row begins."""
+        lines = ["i64 rest = inside ? row : 0;"]
+        for a in range(len(self.extents) - 1, 0, -1):
+            lines += [f"const i64 i{a} = rest % extent{a};", f"rest /= extent{a};"]
+        lines.append("const i64 i0 = rest;")
+        for name in names:
+            terms = [f"i{a} * step_{name}_{a}" for a in range(len(self.extents))]
+            lines.append(f"const i64 o_{name} = {' + '.join(terms)};")
+        return lines
+
+
+def _row_strides(layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]) -> _Leading:
+    """Steps of whole operands along the axes before a row; they hold whole rows, or one element for each."""
+    row, shape = layout.row, layout.shape
+    n, names, seen = math.prod(shape[row:]), [], []
+    sizes = {}
+    for name in inputs:
+        if layout.kinds[name] != "whole":
+            continue
+        own = buffers[name].shape
+        own = (1,) * (len(shape) - len(own)) + own
+        if own[row:] == shape[row:]:
+            sizes[name] = n
+        elif math.prod(own[row:]) == 1:
+            sizes[name] = 1
+        else:
+            raise TooMuch(f"an operand {list(buffers[name].shape)} broadcasts inside a row of {list(shape)}")
+        names.append(name)
+        seen.append(own[:row])
+    extents, strides = merged_axes(shape[:row], seen)
+    return _Leading(extents, {name: [s * sizes[name] for s in own] for name, own in zip(names, strides, strict=True)})
+
+
+def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buffer]) -> int:
+    """Elements of a pack: 16 bytes of the widest whole operand, where rows and addresses allow it; 1 without any."""
+    packed = [buffers[name] for name in names if layout.kinds[name] != "row"]
+    width = PACK_BYTES // max((b.dtype.itemsize for b in packed if b.size >= n), default=PACK_BYTES)
+    while n % width or any(b.alignment % (width * b.dtype.itemsize) for b in packed):
+        width //= 2
+    return width
+
+
+def _live_words(found: Any, inputs: Sequence[str]) -> int:
+    """Registers for one element of all values that live at once, at most."""
+    layout, last = found.layout, {}
+    for i, m in enumerate(found.members):
+        last.update(dict.fromkeys(m.read, i))
+    last.update(dict.fromkeys(found.outputs, len(found.members)))
+
+    def words(names: Sequence[str]) -> int:
+        return sum(2 if found.types[name].dtype == float64 else 1 for name in names if layout.kinds[name] != "row")
+
+    live = {*inputs, *(name for name in found.outputs if layout.kinds[name] == "sum")}
+    most = words([*live])
+    for i, m in enumerate(found.members):
+        live.update(m.written)
+        most = max(most, words([*live]))
+        live = {name for name in live if last.get(name, i) > i}
+    return most + 1
+
+
+def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
+    """Threads that share a row of `packs` packs, and packs of each."""
+    alone = blocks_for(packs, 32)  # packs of each thread where a warp takes a row: no barrier between warps
+    if alone <= MOST_ALONE and alone * width * words <= REGISTERS - RESERVED:
+        return min(32, power_of_two(packs)), alone
+    lanes = min(MOST_LANES, power_of_two(packs))
+    per_lane = blocks_for(packs, lanes)
+    if per_lane > 1 and per_lane * width * words > REGISTERS - RESERVED:
+        raise TooMuch(f"a row of {packs * width} elements with {words} values each does not fit the registers")
+    return lanes, per_lane
+
+
+def _add_inputs(
+    code: Code, layout: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer], width: int
+) -> tuple[list[str], list[str]]:
+    """Loads of what all rows share, and those of a row, as it lies in memory; `code` begins with the values.
+
+    What lies outside a row is 0, so that nothing but sums asks whether an element exists.
+    """
+    columns, loads = [], []
+    for name in inputs:
+        t, kind, c = CUDA_TYPES[buffers[name].dtype], layout.kinds[name], compute_type(buffers[name].dtype)
+        if kind == "row" or (kind == "whole" and _is_row_constant(layout, buffers[name])):
+            place = "row" if kind == "row" else f"o_{name}"
+            loads.append(f"const {c} q_{name} = inside ? up(p_{name}[{place}]) : {c}(0);")
+            code.lines.append(f"{code.declare(name, False)} = q_{name};")
+            continue
+        pack = f"Pack<{t}, {width}>"
+        start, there = (f"p_{name}", "packs - lane") if kind == "column" else (f"p_{name} + o_{name}", "mine")
+        target = columns if kind == "column" else loads
+        target += [
+            f"{pack} q_{name}[PACKS] = {{}};",
+            f"ALL_PACKS if (k * LANES < {there}) q_{name}[k] = ((const {pack}*)({start}))[lane + k * LANES];",
+        ]
+        code.lines.append(f"ALL {code.declare(name, True)}[i] = up(q_{name}[i / WIDTH].v[i % WIDTH]);")
+    return columns, loads
+
+
+def _is_row_constant(layout: Any, buffer: Buffer) -> bool:
+    """Whether an operand has one element for all of a row of several."""
+    last = buffer.shape[max(0, buffer.ndim - (len(layout.shape) - layout.row)) :]
+    return math.prod(last) == 1 != math.prod(layout.shape[layout.row :])
+
+
+def _stores(
+    code: Code, layout: Any, written: Sequence[str], buffers: Mapping[str, Buffer], width: int
+) -> list[str]:
+    lines = []
+    for name in written:
+        t = CUDA_TYPES[buffers[name].dtype]
+        if layout.kinds[name] == "row":
+            lines.append(f"if (inside && lane == 0) p_{name}[row] = down<{t}>({code.variables[name]});")
+            continue
+        pack = f"Pack<{t}, {width}>"
+        lines += [
+            "ALL_PACKS if (k * LANES < mine) {", f"    {pack} r;",
+            '    _Pragma("unroll") for (int v = 0; v < WIDTH; ++v) {',
+            f"        const int i = k * WIDTH + v; r.v[v] = down<{t}>({code.at(name)}); }}",
+            f"    (({pack}*)(p_{name} + u64(row) * n))[lane + k * LANES] = r;", "}",
+        ]  # fmt: skip
+    return lines
+
+
+def _sum_lines(code: Code, sums: Sequence[str], groups: int, types: Mapping[str, Any]) -> list[str]:
+    """The block's sums over rows: its groups one after the other, in a fixed order, then a row of the partial sums."""
+    lines = []
+    for name in sums:
+        variable, c = code.variables[name], compute_type(types[name].dtype)
+        if groups > 1:
+            lines += [
+                f"{{ __shared__ {c} others[N][LANES];", "for (int group = 0; group < GROUPS; ++group) {",
+                "    if (threadIdx.x / LANES == group)",
+                f"        ALL others[i][lane] = {variable}[i] += group == 0 ? {c}(0) : others[i][lane];",
+                "    __syncthreads();", "}}",
+            ]  # fmt: skip
+        lines += [
+            "if (threadIdx.x / LANES == GROUPS - 1)",
+            f"    ALL if ((lane + i / WIDTH * LANES) < packs)"
+            f" p_{name}[blockIdx.x * n + (lane + i / WIDTH * LANES) * WIDTH + i % WIDTH] = {variable}[i];",
+        ]  # fmt: skip
+    return lines

@@ -1,0 +1,137 @@
+"""Large products of 16-bit floats on Hopper, with what happens around them in one kernel: hopper_product.cu.
+
+On an H200, 8192 x 4096 x 4096 in bfloat16, with gelu in its tanh form and what backward needs: .376 ms where
+cuBLASLt's epilogue takes .407, under a long load .415 and .459; with gelu's slope .377 and .402, .412 and .446.
+A product alone takes what cuBLASLt takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32
+from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
+from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
+from minigraph.types import bfloat16, float16
+
+from .product import Product, Shape
+
+NAME = "kernel for large products"
+TILE = 256  # columns, and rows of the two blocks that load together
+STEP, BOX = 64, 64  # of the sum; rows of a box whose rows run along m or n
+THREADS = 384
+STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
+ALIGNED = 16  # bytes: of addresses and rows
+LEAST = 1 << 35  # multiply-adds from which it is tried
+SLICES, SPREAD = (16, 8), 3
+FILES = "matmul/hopper_product.cuh", "matmul/hopper_product.cu"
+
+
+class Pipeline(NamedTuple):
+    """How a product is worked off.
+
+    slices   in which a finished tile is: not more than a tile has steps
+    spread   steps of the next tile for each of them: the copy engine takes a slice away before another needs its room
+    stages   steps along the sum that are on their way to shared memory
+    slots    pieces of 64 rows of each warpgroup's result that are on their way out
+    group    tiles across a band: what runs at one time shares rows and columns
+    """
+
+    slices: int
+    spread: int = 1
+    stages: int = 4
+    slots: int = 2
+    group: int = 8
+
+    @property
+    def shared(self) -> int:
+        """Bytes: room to align, stages, slots, a bias for each warpgroup, barriers."""
+        return 1024 + STAGE_BYTES * self.stages + 2 * PIECE_BYTES * self.slots + 1024 + 16 * (self.stages + self.slots)
+
+
+def name(product: Product) -> str:
+    return NAME
+
+
+def offered(binder: Binder, product: Product) -> bool:
+    """Large products of 16-bit floats with bias, gelu or its slope; other epilogues are left to other kernels."""
+    around = product.epilogue
+    suits = not around.add and around.sums is None and "relu" not in (around.activation, around.slope)
+    hopper = binder.device.arch.startswith("sm_90")
+    return suits and hopper and product.a.dtype in (float16, bfloat16) and product.work >= LEAST
+
+
+def preferred(binder: Binder, product: Product) -> bool:
+    """With gelu's tanh form or its slope, where its tiles fill a GPU."""
+    m, n, k = product.shape
+    tiles = blocks_for(m, TILE // 2) * blocks_for(n, TILE)
+    fills = tiles >= binder.device.multiprocessors and k > STEP * (SLICES[0] - 1)
+    return fills and _is_tanh(product)
+
+
+def _is_tanh(product: Product) -> bool:
+    return "gelu_tanh" in (product.epilogue.activation, product.epilogue.slope)
+
+
+def refusal(product: Product) -> str | None:
+    """Why this kernel cannot compute the product, or None."""
+    if (wrong := product.refused_size()) is not None:
+        return wrong
+    around, dtype = product.epilogue, product.a.dtype
+    operands = {"A": product.a, "B": product.b, "the result": product.out, "the bias": around.bias,
+                "what is kept": around.kept}  # fmt: skip
+    for name, buffer in operands.items():
+        if buffer is not None and buffer.dtype != dtype:
+            return f"{name} is {buffer.dtype}, A is {dtype}"
+        if buffer is not None and buffer.alignment % ALIGNED:
+            return f"{name} begins between multiples of {ALIGNED} bytes"
+    if product.shape[2] <= STEP * (SLICES[-1] - 1):
+        return f"a sum of {product.shape[2]} is over before the tile before it is written"
+    for name, _, row in product.stored_rows:
+        if row * dtype.itemsize % ALIGNED:
+            return f"rows of {name} have {row * dtype.itemsize} bytes, which is no multiple of {ALIGNED}"
+    return None
+
+
+def pipeline_of(shape: Shape) -> Pipeline:
+    """The one with most slices, spread as far as was measured to help."""
+    steps = blocks_for(shape[2], STEP)
+    slices = next(s for s in SLICES if steps >= s)
+    return Pipeline(slices, min(SPREAD, steps // slices))
+
+
+def bind(binder: Binder, product: Product, pipeline: Pipeline | None = None) -> None:
+    """Record the product with its bias, gelu, or gelu's slope, before which it is rounded."""
+    m, n, k = product.shape
+    a, b, out, around = product.a, product.b, product.out, product.epilogue
+    pipeline = pipeline or pipeline_of(product.shape)
+    tiles_m, tiles_n = blocks_for(m, TILE), blocks_for(n, TILE)
+    rounds = blocks_for(tiles_m * tiles_n, binder.device.multiprocessors // 2)
+    from_a = _map(a, m, k, BOX) if product.trans_a else _map(a, k, m, TILE // 2)
+    from_b = _map(b, k, n, TILE // 2) if product.trans_b else _map(b, n, k, BOX)
+    to = _map(out, n, m, BOX)
+    binder.launch_source(
+        _source(product, pipeline), "product", 2 * blocks_for(tiles_m * tiles_n, rounds), THREADS, from_a, from_b, to,
+        _map(around.kept, n, m, BOX) if around.kept else to, around.bias or a, i32(n), i32(blocks_for(k, STEP)),
+        i32(pipeline.spread), i32(tiles_m), i32(tiles_n), shared=pipeline.shared,
+    )  # fmt: skip
+
+
+def _source(product: Product, pipeline: Pipeline) -> str:
+    """The kernel's text for one pipeline and epilogue."""
+    around, dtype = product.epilogue, "bf16" if product.a.dtype == bfloat16 else "f16"
+    by_rows, by_columns = not product.trans_b, product.trans_a
+    defines = {
+        "T": CUDA_TYPES[product.a.dtype], "PTX_T": f'"{dtype}"', "A_BY_K": int(not by_columns),
+        "B_BY_K": int(not by_rows), "MULTIPLY": "wgmma_ss" + "_at" * by_columns + "_bt" * by_rows,
+        "SLICES": pipeline.slices, "STAGES": pipeline.stages, "SLOTS": pipeline.slots, "GROUP": pipeline.group,
+        "BIAS": int(around.bias is not None), "KEEP": int(around.activation != "none" and around.kept is not None),
+        "TANH": int(_is_tanh(product)),  # which has a shorter way
+        **around.texts(),
+    }  # fmt: skip
+    instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns)
+    return hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
+
+
+def _map(buffer: Buffer, columns: int, rows: int, box: int) -> TensorMap:
+    return TensorMap(buffer, (columns, rows, 1, 1), (columns, rows * columns, rows * columns), box)

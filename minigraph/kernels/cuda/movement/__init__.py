@@ -1,0 +1,1 @@
+"""Arrays under another shape or order, rows picked or added by index."""

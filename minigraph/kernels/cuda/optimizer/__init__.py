@@ -1,0 +1,1 @@
+"""Updates and elementary operations on lists of tensors in one launch."""

@@ -1,0 +1,362 @@
+"""Binder: records what the operators of a plan do on the device, as launches with fixed arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigraph.errors import KernelError, require
+
+from .buffer import Arena, Buffer, Table, Words, owner
+from .compile import full_source
+
+Grid = tuple[int, int, int]
+
+WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
+WIDTHS: dict[type, int] = {Buffer: 8} | {
+    t: np.dtype(t).itemsize for t in (np.int32, np.int64, np.uint64, np.float32, np.float64)
+}  # bytes of usual arguments of kernels
+SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
+
+
+class Device(NamedTuple):
+    """What launch sizes depend on; the defaults are an H200's. A block may have `shared` bytes of shared memory."""
+
+    arch: str = "sm_90a"
+    multiprocessors: int = 132
+    index: int = 0
+    shared: int = 227 * 1024
+    arguments: int = 32764  # bytes of a kernel's arguments
+
+
+@dataclass(slots=True)
+class Launch:
+    """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value).
+
+    together  blocks wait for each other, so the device must run all of them at once or refuse
+    reads     scratch that it does not write
+    form      what the kernel is made of, where it may become part of another: joined_head.py
+    """
+
+    source: str
+    function: str
+    grid: Grid
+    block: Grid
+    args: tuple[Any, ...]
+    shared: int = 0
+    together: bool = False
+    form: Any = None
+    reads: tuple[Buffer, ...] = ()
+
+    def check(self, limit: int = Device().arguments) -> None:
+        """Sizes that every device of compute capability 8.0 or more can launch; `limit` bytes of arguments."""
+        assert 1 <= self.grid[0] < 2**31 and 1 <= self.grid[1] < 2**16 and 1 <= self.grid[2] < 2**16, self.grid
+        assert 1 <= self.block[0] * self.block[1] * self.block[2] <= 1024, self.block
+        assert self.shared <= 227 * 1024, self.shared
+        nbytes = 0
+        for arg in self.args:
+            nbytes += WIDTHS.get(type(arg)) or self._width(arg)
+        require(
+            nbytes <= limit, f"{self.function} has {nbytes} bytes of arguments, this device takes {limit}", KernelError,
+            "fewer tensors in one launch, or a table in device memory",
+        )  # fmt: skip
+
+    def _width(self, arg: Any) -> int:
+        """Bytes of an argument."""
+        assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
+        return 8 if isinstance(arg, Buffer) else arg.nbytes
+
+
+@dataclass(slots=True)
+class Copy:
+    """Bytes from one buffer to another of the same size."""
+
+    destination: Buffer
+    source: Buffer
+
+
+@dataclass(slots=True)
+class Fill:
+    """Every byte of a buffer set to one value."""
+
+    destination: Buffer
+    value: int = 0
+
+
+@dataclass(slots=True)
+class Gemm:
+    """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py."""
+
+    a: Buffer
+    b: Buffer
+    c: Buffer
+    m: int
+    n: int
+    k: int
+    trans_a: bool = False
+    trans_b: bool = False
+    epilogue: str = "DEFAULT"
+    bias: Buffer | None = None
+    aux: Buffer | None = None
+    aux_ld: int = 0
+    beta: float = 0.0
+    batch: int = 1
+    strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
+    workspace: Buffer | None = None
+    algorithm: bytes | None = None  # for which the workspace was made, see workspace.py
+    others: tuple[bytes, ...] = ()  # which have room there too
+
+
+@dataclass(slots=True)
+class Foreign:
+    """Kernels that another library plans when its GPU is known: cudnn/kernel.py.
+
+    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`, or is a
+               PlaceError where the library cannot
+    operands   in the order of the graph
+    """
+
+    graph: Any
+    operands: tuple[Buffer, ...]
+    workspace: Buffer
+
+
+@dataclass(slots=True)
+class Choice:
+    """Lists of calls that compute the same, by name; one of them runs.
+
+    It is the first whose products the library has, or of these the fastest where they are timed (device/autotune.py).
+    """
+
+    variants: dict[str, list[Any]]
+    step: int
+
+
+@dataclass(slots=True)
+class HostCall:
+    """A function of the host that sees values as NumPy arrays; the GPU waits for it.
+
+    function(runs, *arrays)   runs: how often the program ran before
+    """
+
+    function: Callable[..., None]
+    inputs: list[Buffer]
+
+
+class Part(NamedTuple):
+    """Runnable calls, one after the other on a lane of a graph, after the parts with the numbers `waits`."""
+
+    calls: Sequence[Callable[[], None]]
+    lane: int = 0
+    waits: Sequence[int] = ()
+
+
+Call = Launch | Copy | Fill | Gemm | Foreign | Choice | HostCall
+
+
+def every_call(calls: Iterable[Call]) -> Iterator[Call]:
+    """The calls in order, with those of every variant in the place of a Choice."""
+    for call in calls:
+        if isinstance(call, Choice):
+            for variant in call.variants.values():
+                yield from every_call(variant)
+        else:
+            yield call
+
+
+@dataclass
+class Binder:
+    """Collects the calls of one plan.
+
+    calls    in order of execution
+    step     number of the operator that is being bound, for faults
+    member   the type of a member of it that is being bound, if it is a fused one: faults name it, too
+    fault    where kernels report values that they cannot take, prelude.cuh's Fault
+    wrong    what such a value is, by the number of its operator
+    """
+
+    device: Device = field(default_factory=Device)
+    calls: list[Call] = field(default_factory=list)
+    step: int = 0
+    member: str = ""
+    scratches: list[list[Buffer]] = field(default_factory=list)  # per step
+    tables: list[Table] = field(default_factory=list)
+    arenas: list[Arena] = field(default_factory=list)  # of neighbours
+    outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns, and of their arenas
+    paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
+    notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
+    fault: Buffer = field(default_factory=lambda: Buffer((7,), np.dtype("int64")))
+    wrong: dict[int, str] = field(default_factory=dict)
+    stored: bool = False  # whether all that a Scope keeps is written before the operator that is being bound
+    counter: Buffer = field(default_factory=lambda: Buffer((1,), np.dtype("int64")))  # runs so far
+    tf32: bool = False  # whether products of float32 may round their operands
+    multi_tensor: str = "auto"  # how kernels over lists learn their addresses: tensors.py
+    attention: str = "auto"  # the kernel of attention that is wanted: attention.py
+    autotune: bool = False  # whether variants will be timed
+    sources: dict[str, str] = field(default_factory=dict)  # texts of kernels so far
+    seed: int = 0
+    number: int = 0  # of the operator among those of its program
+    reference: Callable[..., Any] | None = None  # its NumPy definition
+    workspace: Buffer | None = None  # of the products that are recorded now, if they share one
+    sure: Callable[[Sequence[Call]], bool] = lambda calls: False  # whether calls will run: workspace.py
+    joined: dict[int, Launch] = field(default_factory=dict)  # what runs in the place of a call and of others
+    gone: frozenset[int] = frozenset()  # positions of these others
+
+    def begin(self, step: int, number: int = 0, reference: Callable[..., Any] | None = None) -> None:
+        """The calls that follow belong to operator `step`; scratch of the one before is free again."""
+        self.step, self.number, self.reference, self.member = step, number, reference, ""
+        self.scratches.append([])
+
+    def note(self, text: str) -> None:
+        """Something about this operator's kernel that a report should say."""
+        self.notes.append((self.step, text))
+
+    def report(self, wrong: str) -> tuple[Buffer, np.int64]:
+        """Arguments of a kernel that reports values that are `wrong`: "out of range [0, 7)", for example."""
+        self.wrong[self.step] = f"{wrong}, in {self.member}" if self.member else wrong
+        return self.fault, i64(~self.step if self.stored else self.step)
+
+    def guard(self, outs: Iterable[Buffer]) -> tuple[dict[str, int], tuple[Any, ...]]:
+        """What a kernel that writes `outs` is compiled with, and its arguments, so that a Scope keeps what it has there
+        where the run has a fault; nothing for other outputs, and where no kernel before this one may report.
+
+        The last argument is 1 where none after it may.
+        """
+        if not self.wrong or not any(id(owner(b)) in self.outside for b in outs):
+            return {}, ()
+        return {"GUARD": 1}, (self.fault, i64(1))
+
+    def scratch(self, shape: Sequence[int], dtype: Any) -> Buffer:
+        """Memory for this operator alone; its content is undefined."""
+        self.scratches[-1].append(Buffer(shape, np.dtype(dtype)))
+        return self.scratches[-1][-1]
+
+    def launch(
+        self, file: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
+        defines: Mapping[str, Any] | None = None, form: Any = None,
+    ) -> None:  # fmt: skip
+        """Launch `function` of a .cu file compiled with `#define key value` for each of `defines`."""
+        given = defines or {}
+        source = full_source(file, tuple(zip(given, map(str, given.values()), strict=True)))
+        self.launch_source(source, function, grid, block, *args, shared=shared, form=form)
+
+    def launch_source(
+        self, source: str, function: str, grid: int | Sequence[int], block: int, *args: Any, shared: int = 0,
+        together: bool = False, form: Any = None, reads: tuple[Buffer, ...] = (),
+    ) -> None:  # fmt: skip
+        """Launch `function` of a generated source; a grid without blocks launches nothing."""
+        blocks = (grid,) if isinstance(grid, int) else tuple(grid)
+        if 0 in blocks:
+            return
+        x, y, z = (*blocks, 1, 1)[:3]
+        source = self.sources.setdefault(source, source)  # layers share their text, of many kilobytes
+        call = Launch(source, function, (x, y, z), (block, 1, 1), args, shared, together, form, reads)
+        call.check(self.device.arguments)
+        self.calls.append(call)
+
+    def table(self, words: Sequence[Buffer | int], *arrays: np.ndarray) -> list[Buffer]:
+        """Words and constant arrays in device memory, as buffers: the words, then each array."""
+        self.tables.append(Table(Words(words), arrays))
+        return self.tables[-1].parts()
+
+    def side_by_side(self, members: Sequence[Buffer], offsets: Sequence[int], nbytes: int) -> Buffer | None:
+        """The buffer in which `members` get these places; None where they cannot be brought together."""
+        for arena in self.arenas:
+            same = len(arena.members) == len(members) and all(map(is_, arena.members, members))
+            if same and arena.offsets == list(offsets):
+                return arena.base
+        owned = {id(b) in self.outside for b in members}
+        if len(owned) > 1 or any(b.owner is not None for b in members) or len({id(b) for b in members}) < len(members):
+            return None
+        self.arenas.append(Arena(members, offsets, nbytes, owned == {True}))
+        base = self.arenas[-1].base
+        if owned == {True}:
+            self.outside |= {id(base)}  # what owns the members from now on
+        return base
+
+    def write_tables(self, runtime: Any) -> None:
+        """Put the tables into new memory of the runtime, now that addresses are known.
+
+        Calls that were bound before, for other addresses, go on reading their own.
+        """
+        for table in self.tables:
+            table.write(runtime)
+
+    def running(self) -> Iterator[tuple[int, Call]]:
+        """The calls that run, with their positions."""
+        return ((i, self.joined.get(i, call)) for i, call in enumerate(self.calls) if i not in self.gone)
+
+    def copy(self, destination: Buffer, source: Buffer) -> None:
+        """Copy all bytes; nothing to do where both are one buffer or empty."""
+        assert destination.nbytes == source.nbytes, (destination, source)
+        if destination.nbytes and destination is not source:
+            self.calls.append(Copy(destination, source))
+
+    def rng(self, attrs: Mapping[str, Any]) -> tuple[np.uint64, np.int64, Buffer]:
+        """What keys this operator's random numbers: seed, number, and the step counter on the device."""
+        return np.uint64(attrs.get("seed") or self.seed), np.int64(self.number), self.counter
+
+    def host(self, inputs: Sequence[Buffer], function: Callable[..., None]) -> None:
+        """Call a function of the host with the values of `inputs`."""
+        self.calls.append(HostCall(function, list(inputs)))
+
+    def zero(self, destination: Buffer) -> None:
+        """Set all bytes to zero."""
+        if destination.nbytes:
+            self.calls.append(Fill(destination, 0))
+
+    def gemm(self, a: Buffer, b: Buffer, c: Buffer, **facts: Any) -> None:
+        """A product through cuBLASLt."""
+        call = Gemm(a, b, c, **facts)
+        room = workspace_of(call)
+        call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
+        shared.shape = (max(room, shared.nbytes),)
+        self.calls.append(call)
+
+    def foreign(self, graph: Any, *operands: Buffer) -> None:
+        """A graph of another library; its workspace gets its size when the graph is planned."""
+        self.calls.append(Foreign(graph, operands, self.scratch((0,), np.uint8)))
+
+    def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
+        """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""
+        choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
+        self.workspace = workspace or self.scratch((0,), np.uint8)  # of the one that runs
+        for name, record in variants.items():
+            self.calls = choice.variants[name] = []
+            record()
+            if self.sure(self.calls):
+                break
+        self.calls, self.workspace = calls, workspace
+        self.calls.append(choice)
+
+
+def workspace_of(call: Gemm) -> int:
+    """Bytes for a product: a large one has no use for more than that, its sums are not split."""
+    least, most = WORKSPACE
+    return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
+
+
+def value_of(arg: Any) -> Any:
+    """A kernel's argument now that addresses are known."""
+    if isinstance(arg, Words):  # as one element, which is how CuPy takes a struct by value
+        return arg.packed().view([("words", np.uint64, len(arg.words))])
+    return arg.address if isinstance(arg, Buffer) else arg
+
+
+def i64(value: int) -> np.int64:
+    """A kernel argument of type long long."""
+    return np.int64(value)
+
+
+def i32(value: int) -> np.int32:
+    """A kernel argument of type int."""
+    return np.int32(value)
+
+
+def blocks_for(items: int, per_block: int) -> int:
+    """How many blocks cover `items`."""
+    return -(-items // per_block)

@@ -1,0 +1,169 @@
+"""CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
+
+They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it. From compute
+capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it
+while they end (device/programmatic_launch.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user whom the system does not know, in a container for example
+        return Path(os.devnull)  # nothing can be written below it
+
+
+CACHE = _home() / ".cache" / "minigraph" / "kernels"
+THREADS = 8  # that compile at the same time
+KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
+KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
+WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
+WAITS = "every kernel waits before it touches memory"
+TOUCHES = re.compile(r"^\s*(?:@\S+\s+)?(?!ld\.param)(?:ldu?|st|atom|red|cp|prefetchu?|tex|call|mbarrier)\b", re.M)
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "-lineinfo")
+_one_thread = threading.Lock()
+
+
+class Cubin(NamedTuple):
+    """Machine code of one source for one architecture, and the compiler's resource report."""
+
+    path: Path
+    log: str
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of registers that did not fit and go through local memory."""
+        return sum(int(n) for n in re.findall(r"(\d+) bytes spill", self.log))
+
+    @property
+    def waits_first(self) -> bool:
+        """Whether its kernels wait for those before them, before they read or write anything."""
+        return self.log.endswith(WAITS)
+
+
+@cache
+def read_source(name: str) -> str:
+    """The text of a .cu or .cuh file of this folder."""
+    return files("minigraph.kernels.cuda").joinpath(name).read_text(encoding="utf-8")
+
+
+def full_source(name: str, defines: Sequence[tuple[str, str]] = ()) -> str:
+    """prelude, `#define`s, then the file."""
+    return _full_source(name, tuple(defines))
+
+
+@lru_cache(maxsize=KEPT)
+def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
+    head = "".join(f"#define {key} {value}\n" for key, value in defines)
+    return read_source("record/prelude.cuh") + head + read_source(name)
+
+
+def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
+    """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
+    import cuda.bindings.nvrtc as nvrtc
+
+    if int(re.sub(r"\D", "", arch)) >= 90:
+        source = KERNEL.sub(lambda m: m[0] + WAIT, source)
+    _, major, minor = nvrtc.nvrtcVersion()
+    key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
+    found = _found(CACHE, key)
+    if found is None:
+        folder = _writable(CACHE)
+        found = _found(folder, key) or _kept(folder, key, *_nvrtc(source, arch))
+    return found
+
+
+def _found(folder: Path, key: str) -> Cubin | None:
+    """What `_kept` wrote; None where a part is missing or damaged."""
+    path, log = folder / f"{key}.cubin", folder / f"{key}.log"
+    try:
+        digest, _, report = log.read_text(encoding="utf-8").partition("\n")
+        return Cubin(path, report) if digest == _digest(path.read_bytes()) else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _kept(folder: Path, key: str, code: bytes, report: str) -> Cubin:
+    path = folder / f"{key}.cubin"
+    write_whole(folder / f"{key}.log", f"{_digest(code)}\n{report}".encode())
+    write_whole(path, code)
+    return Cubin(path, report)
+
+
+def _digest(code: bytes) -> str:
+    return hashlib.sha256(code).hexdigest()
+
+
+@cache
+def _writable(wanted: Path) -> Path:
+    """`wanted`, made if need be; where nothing can be written there, a folder that goes with the process."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted
+    except OSError:
+        with _one_thread:  # a second folder in place of the first would remove that
+            return Path(_own_folder().name)
+
+
+@cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="minigraph-")
+
+
+def compile_all(sources: Iterable[str], arch: str) -> None:
+    """Bring the cubins of several sources to the disk, several at a time."""
+    wanted = list(dict.fromkeys(sources))
+    with ThreadPoolExecutor(max_workers=min(THREADS, max(len(wanted), 1))) as pool:
+        for _ in pool.map(lambda source: compile_source(source, arch), wanted):
+            pass
+
+
+def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
+    import cuda.bindings.nvrtc as nvrtc
+
+    options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = bytes(size)  # new memory; b" " * 1 would be the interpreter's own b" ", which NVRTC then overwrites
+    nvrtc.nvrtcGetProgramLog(program, log)
+    report = log.decode(errors="replace").strip("\0 \n")
+    if int(status) != 0:
+        raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{report}")
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    code = bytes(size)
+    nvrtc.nvrtcGetCUBIN(program, code)
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    ptx = bytes(size)
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(program)
+    return code, f"{report}\n{WAITS}" if waits_first(ptx.decode(errors="replace")) else report
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether in the text of each kernel nothing but its arguments is read before the wait."""
+    kernels = ptx.split(".entry ")[1:]
+    return all("griddepcontrol.wait" in k and not TOUCHES.search(k[: k.index("griddepcontrol.wait")]) for k in kernels)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All or nothing, also when two processes write the same file."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

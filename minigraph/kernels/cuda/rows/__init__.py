@@ -1,0 +1,1 @@
+"""Kernels that own whole rows: softmax, layer norm, losses, running sums."""

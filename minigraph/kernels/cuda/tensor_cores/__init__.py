@@ -1,0 +1,1 @@
+"""What kernels on tensor cores are made of: mma.sync, wgmma, tensor maps."""

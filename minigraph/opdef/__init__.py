@@ -1,0 +1,9 @@
+"""What an operator is: its reference function and the facts that hang on it."""
+
+from .attr import DTypeAttr, Floats, Ints, Number, Numbers, Texts
+from .opdef import INJECTED, OPS, Arrays, OpDef, Rows, Slot, get_op, op
+
+__all__ = [
+    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",
+    "get_op", "op",
+]  # fmt: skip

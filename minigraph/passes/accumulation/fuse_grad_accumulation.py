@@ -1,0 +1,139 @@
+"""A gradient is added to others by the product that computes it, which then has beta = 1.
+
+    sum([A, matmul_grad(X, Y, D).Y_grad])            ->  matmul_accumulate(X, D, Acc=A, trans_x=True)
+    elementwise_add(A, cast(matmul_grad(X, Y, D).Y_grad))  ->  the same: A in float32 takes the product's own sums
+
+The same holds for X_grad, for transposed operands and for fused_gemm_epilogue_grad. It saves the memory of the
+gradient, one write and one read: for tied weights, for several users of one value, and for gradients that a state
+collects over steps. Refused where another operator reads the gradient. slice_grads.py joins gradients of slices that
+fill one array together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from minigraph.errors import MinigraphError
+from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
+from minigraph.passes.engine.rule import GraphBuilder, Refused, require
+from minigraph.types import float32
+
+from .slice_grads import join_slice_grads
+
+LAST = 1 << 62  # a rank behind all others of one place
+ADDS = frozenset({"sum", "elementwise_add"})
+GRADIENTS = {  # operator -> (slots of X, Y and Out_grad, {output: whose gradient it is})
+    "matmul_grad": ("X", "Y", "Out_grad", {"X_grad": "X", "Y_grad": "Y"}),
+    "fused_gemm_epilogue_grad": ("X", "Y", "DOut", {"DX": "X", "DY": "Y"}),
+}
+
+
+class Part(NamedTuple):
+    """An operand of an addition that a product computes: through `cast`, as output `slot` of `product`."""
+
+    operand: VarNode
+    cast: OpNode | None
+    product: OpNode
+    slot: str
+
+
+def part_of(operand: VarNode) -> Part | None:
+    """The product behind an operand, None where there is none."""
+    op, cast = operand.producer, None
+    if op is not None and op.type == "cast" and op.attrs["dtype"] == float32:
+        cast, op = op, op.inputs["X"][0].producer
+    v = operand if cast is None else cast.inputs["X"][0]
+    if op is None or op.type not in GRADIENTS:
+        return None
+    slot = next(s for s, vs in op.outputs.items() if any(x is v for x in vs))
+    return Part(operand, cast, op, slot) if slot in GRADIENTS[op.type][3] else None
+
+
+def factors(part: Part) -> tuple[VarNode, VarNode, bool, bool]:
+    """(A, B, trans_a, trans_b) with the gradient op(A) @ op(B)."""
+    x_slot, y_slot, d_slot, gradients = GRADIENTS[part.product.type]
+    X, Y, D = (part.product.inputs[slot][0] for slot in (x_slot, y_slot, d_slot))
+    trans_x, trans_y = part.product.attrs["trans_x"], part.product.attrs["trans_y"]
+    if gradients[part.slot] == "Y":
+        return (D, X, True, trans_x) if trans_y else (X, D, not trans_x, False)
+    require(part.product.attrs.get("activation_grad", "none") == "none", f"{part.product.label()} does more to it")
+    return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
+
+
+def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> OpNode | None:
+    """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
+    operands = list(add.input_vars)
+    _check(add, part, operands)
+    A, B, trans_a, trans_b = factors(part)
+    _check_batches(A, B, part.operand)
+    others = [v for v in operands if v is not part.operand]
+    place = add.rank
+    g = GraphBuilder(graph, place, add, report.name)
+    g.forward = None
+    graph.move_op(add, (*place, LAST))  # it may update in place what the product is added to
+    try:
+        acc: Any = others[0] if len(others) == 1 else g.sum(others)
+        new = g.matmul_accumulate(A, B, acc, trans_x=trans_a, trans_y=trans_b)
+        out = next(add.output_vars)
+        require(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
+    except (Refused, MinigraphError) as no:
+        g.undo()
+        graph.move_op(add, place)
+        raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
+    old = part.product.label(), add.label()
+    report.applied.append(Applied("GradAccumulation", f"{out.name} = matmul_accumulate", old, add.site, add.role))
+    take_place(graph, add, g.emitted[-1])
+    if len(others) > 1:
+        graph.rename_var(acc, graph.fresh_name(out.name))
+    if part.cast is not None:
+        take_out(graph, part.cast)
+    gone = part.product.outputs[part.slot][0]
+    graph.drop_output(part.product, part.slot)
+    graph.remove_var(gone)
+    if not part.product.outputs:
+        graph.remove_op(part.product)
+    return g.emitted[0] if len(others) > 1 else None
+
+
+def _check(add: OpNode, part: Part, operands: list[VarNode]) -> None:
+    require(len(operands) > 1, "there is nothing to add it to")
+    require(not add.grads and not part.product.grads, "{} or its gradient is differentiated", add)
+    require(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
+    require([v is part.operand for v in operands].count(True) == 1, "{} is added to itself", part.operand.name)
+    inner = [part.operand] if part.cast is None else [part.operand, part.cast.inputs["X"][0]]
+    for v, reader in zip(inner, (add, part.cast), strict=False):
+        require_temporary(v)
+        other = [c for c in v.consumers if c is not reader]
+        require(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
+
+
+def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
+    """The product has the gradient's shape at run time too: nothing is summed over a batch that was broadcast."""
+    a, b, c = (v.type.shape[:-2] for v in (A, B, gradient))
+    known = a == b == c and -1 not in a
+    require(not c or not a or not b or known, f"{gradient.name} may be a sum over a batch that was broadcast")
+
+
+def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
+    """Apply the equations of this file, the last operand of an addition first."""
+    for add in graph.ops_of(ADDS):
+        left: OpNode | None = None if join_slice_grads(graph, add, report) else add
+        while left is not None:
+            parts = [part for part in map(part_of, reversed(list(left.input_vars))) if part is not None]
+            left = _one(graph, left, parts, report)
+    return len(report.applied)
+
+
+def _one(graph: Graph, add: OpNode, parts: list[Part], report: PassReport) -> OpNode | None:
+    """Replace the first operand that can be; returns the addition of the others, if one is left."""
+    refused = []
+    for part in parts:
+        try:
+            return _accumulate(graph, add, part, report)
+        except Refused as no:
+            refused.append(str(no))
+    if refused:
+        report.refuse("GradAccumulation", add.label(), refused[0], add.site)
+    return None

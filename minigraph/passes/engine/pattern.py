@@ -1,0 +1,196 @@
+"""Patterns: a rule's left-hand side, written like the code that builds it, matched from its last operator.
+
+    def pattern(self, p, X, Y, Bias, *, trans_y):
+        return p.elementwise_add(p.matmul(X, Y, trans_y=trans_y), Bias)
+
+Positional parameters stand for variables, keyword-only ones for attributes. An attribute that is
+not mentioned must have its default value, a literal one must be equal. The function returns the
+values that survive the rewrite. Matching starts at the producer of the first of them, the anchor,
+and walks along producers only, so every operator of a pattern must lead to its anchor. It is linear
+in the number of operators: each anchor looks at a few neighbours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from minigraph.ir.graph import OpNode, VarNode
+from minigraph.opdef import OpDef, get_op
+from minigraph.types import same
+
+from .log import Reason
+
+
+class PatternVar:
+    """A variable of the pattern: an input of the rule, or the output `slot` of a pattern operator."""
+
+    def __init__(self, name: str, op: PatternOp | None = None) -> None:
+        self.name, self.op = name, op
+
+
+class AttrVar:
+    """An attribute that the pattern binds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class PatternOp:
+    """An operator of the pattern."""
+
+    def __init__(self, opdef: OpDef, inputs: dict[str, PatternVar], attrs: dict[str, Any]) -> None:
+        self.opdef, self.inputs, self.attrs = opdef, inputs, attrs
+        self.outputs = {s: PatternVar(s, self) for s in opdef.output_names}
+
+    def __getattr__(self, slot: str) -> PatternVar:
+        if slot not in self.__dict__.get("outputs", {}):
+            raise AttributeError(slot)
+        return self.outputs[slot]
+
+
+class Match:
+    """A match of a pattern: variables and attributes by name, and the operators in pattern order."""
+
+    def __init__(self) -> None:
+        self.ops: dict[PatternOp, OpNode] = {}
+        self.bound: dict[PatternVar, VarNode | None] = {}
+        self.attrs: dict[str, Any] = {}
+        self.kept: list[VarNode | None] = []
+
+    @property
+    def variables(self) -> dict[str, VarNode | None]:
+        """The rule's positional parameters and the variables that they stand for."""
+        return {v.name: node for v, node in self.bound.items() if v.op is None}
+
+
+class Mismatch(Reason):
+    """Why a pattern does not match here."""
+
+
+class PatternBuilder:
+    """`p.<op type>(inputs, attr=...)` inside a rule's pattern function."""
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        return partial(self._op, op_type)
+
+    def _op(self, op_type: str, *args: Any, **kwargs: Any) -> Any:
+        opdef = get_op(op_type)
+        bound = opdef.bind_inputs(args, kwargs)
+        inputs = {slot: _variable(vs[0]) for slot, vs in bound.items()}
+        unknown = kwargs.keys() - opdef.attrs.keys()
+        assert not unknown, f"pattern: {op_type} has no attributes {unknown}"
+        op = PatternOp(opdef, inputs, kwargs)
+        return op if len(opdef.outputs) > 1 else op.outputs[opdef.output_names[0]]
+
+
+class Pattern:
+    """A compiled pattern function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        variables, attrs = [], {}
+        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+            if parameter.kind == parameter.KEYWORD_ONLY:
+                attrs[parameter.name] = AttrVar(parameter.name)
+            else:
+                variables.append(PatternVar(parameter.name))
+        kept = function(PatternBuilder(), *variables, **attrs)
+        self.kept: tuple[PatternVar, ...] = kept if isinstance(kept, tuple) else (kept,)
+        root = self.kept[0].op
+        assert root is not None, "a pattern returns what its operators compute"
+        self.root: PatternOp = root
+        self.orders = list(_operand_orders(root))
+
+    @property
+    def root_type(self) -> str:
+        return self.root.opdef.type
+
+    def match(self, anchor: OpNode) -> tuple[list[Match], int, Mismatch | None]:
+        """(matches, most operators matched, why not more) with the pattern's last operator at `anchor`.
+
+        There is one match for each order of commutative operands that fits.
+        """
+        matches: list[Match] = []
+        most, reason = 0, None
+        for order in self.orders:
+            match = Match()
+            try:
+                self._match_op(self.root, anchor, match, order)
+                match.kept = [match.bound.get(v) for v in self.kept]
+                matches.append(match)
+            except Mismatch as why:
+                if len(match.ops) > most:
+                    most, reason = len(match.ops), why.with_traceback(None)  # which would keep this call alive
+        return matches, most, reason
+
+    def _match_op(
+        self, pattern: PatternOp, op: OpNode, match: Match, order: dict[PatternOp, bool]
+    ) -> None:
+        if op.opdef is not pattern.opdef:
+            raise Mismatch("{} is not a {}", op, pattern.opdef.type)
+        if pattern in match.ops:
+            if match.ops[pattern] is not op:
+                raise Mismatch(f"{op.label()} is not the operator matched before")
+            return
+        match.ops[pattern] = op
+        self._match_attrs(pattern, op, match)
+        for slot, v in pattern.outputs.items():
+            nodes = op.outputs.get(slot)
+            node = nodes[0] if nodes else None
+            if match.bound.setdefault(v, node) is not node:
+                raise Mismatch(f"{op.label()} writes another variable than matched before")
+        for slot in op.inputs.keys() - pattern.inputs.keys():
+            raise Mismatch(f"{op.label()} has an input {slot}")
+        for slot, v in _swapped(pattern, order).items():
+            if slot not in op.inputs or len(op.inputs[slot]) != 1:
+                raise Mismatch(f"{op.label()} has no single input {slot}")
+            self._match_var(v, op.inputs[slot][0], match, order)
+
+    def _match_var(self, v: PatternVar, node: VarNode, match: Match, order: dict[PatternOp, bool]) -> None:
+        if match.bound.get(v, node) is not node:
+            raise Mismatch(f"{node.name} is not the variable that was matched as {v.name}")
+        match.bound[v] = node
+        if v.op is not None:
+            producer = node.producer
+            if producer is None:
+                raise Mismatch("{} is not computed by a {}", node.name, v.op.opdef.type)
+            self._match_op(v.op, producer, match, order)
+
+    def _match_attrs(self, pattern: PatternOp, op: OpNode, match: Match) -> None:
+        for name, attr in op.opdef.attrs.items():
+            wanted, value = pattern.attrs.get(name, attr.default), op.attrs[name]
+            if isinstance(wanted, AttrVar):
+                if not same(match.attrs.setdefault(wanted.name, value), value):
+                    raise Mismatch(f"{op.label()} has {name}={value}, not {match.attrs[wanted.name]}")
+            elif not same(wanted, value):
+                raise Mismatch(f"{op.label()} has {name}={value}, wanted {wanted}")
+
+
+def _variable(value: Any) -> PatternVar:
+    assert isinstance(value, PatternVar), f"a pattern's operand is a pattern variable, not {value!r}"
+    return value
+
+
+def _operand_orders(root: PatternOp) -> Iterator[dict[PatternOp, bool]]:
+    """Which commutative operators have X and Y swapped: all combinations, as written first."""
+    commutative = [op for op in _ops(root) if "commutative" in op.opdef.traits]
+    for bits in range(2 ** len(commutative)):
+        yield {op: bool(bits >> i & 1) for i, op in enumerate(commutative)}
+
+
+def _ops(op: PatternOp) -> Iterator[PatternOp]:
+    seen, stack = set(), [op]
+    while stack:
+        op = stack.pop()
+        if op not in seen:
+            seen.add(op)
+            yield op
+            stack.extend(v.op for v in op.inputs.values() if v.op is not None)
+
+
+def _swapped(pattern: PatternOp, order: dict[PatternOp, bool]) -> dict[str, PatternVar]:
+    if not order.get(pattern):
+        return pattern.inputs
+    return {**pattern.inputs, "X": pattern.inputs["Y"], "Y": pattern.inputs["X"]}

@@ -1,0 +1,383 @@
+"""Rules: an equation with a condition, and the engine that applies it to a Graph.
+
+A rule says what it finds (`pattern`), when it holds (`check`, with a reason for each refusal) and
+what replaces it (`rewrite`). The engine does what no rule may forget:
+
+- A value inside the match disappears, so it must not be fetched, persistable or read by others.
+  A reader that needs only its shape is given the result, which has the same type.
+- In a training program the grad operators of the matched operators are found by their links. They
+  are replaced by what the new operator's own gradient rule emits, under the same conditions. So a
+  rule never speaks of gradients, and a gradient that is not needed is not computed.
+- Results keep their names. All checks come before the graph changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any
+
+from minigraph.errors import MinigraphError
+from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
+from minigraph.opdef import get_op
+from minigraph.program import GRAD_SUFFIX
+from minigraph.program.builder import GradNeeds, gradient_slot, grads_by_input, link_slot, writers
+
+from .log import Applied, PassReport, Reason
+from .pattern import Match, Pattern
+
+
+class Refused(Reason):
+    """A rule or the engine says no, and why."""
+
+
+def require(condition: object, reason: str, *about: object) -> None:
+    """Refuse with `reason`, its {} filled with `about`, unless `condition` holds."""
+    if not condition:
+        raise Refused(reason, *about)
+
+
+class Rule:
+    """One equation. Subclasses define pattern, rewrite and, where it needs conditions, check."""
+
+    pattern: Callable[..., Any]
+
+    def check(self, **bound: Any) -> None:
+        """Refuse (`require(fact, "why")`) where the equation does not hold."""
+
+    def rewrite(self, g: GraphBuilder, **bound: Any) -> Any:
+        """Emit the replacement through `g`; return the new values in the order of the pattern's."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @cached_property
+    def compiled(self) -> Pattern:
+        return Pattern(self.pattern)
+
+
+class GraphBuilder(GradNeeds):
+    """`g.<op type>(...)` on a Graph: emits at the place of the operators that are replaced.
+
+    training  whether the matched operators have grad operators, which will follow the new ones
+    replaced  the values that the pattern returned, None for outputs that are absent here
+    """
+
+    def __init__(self, graph: Graph, place: Rank, like: OpNode, rewriter: str) -> None:
+        self.graph, self.place, self.like, self.rewriter = graph, place, like, rewriter
+        self.training = False
+        self.replaced: tuple[VarNode | None, ...] = ()
+        self.emitted: list[OpNode] = []
+        self.created: list[VarNode] = []
+        self.forward = like.forward
+        self.needs: Collection[str] = ()
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("__"):
+            raise AttributeError(op_type)
+        return partial(self.emit, op_type)
+
+    def emit(self, op_type: str, *args: Any, needs: Collection[str] = (), **kwargs: Any) -> Any:
+        """Add an operator; returns its outputs as Builder.emit does."""
+        opdef = get_op(op_type)
+        inputs = opdef.bind_inputs(args, kwargs)
+        opdef.check_inputs(inputs)
+        attrs = opdef.bind_attrs(kwargs)
+        types = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, attrs)
+        outputs: dict[str, list[VarNode]] = {}
+        for slot in opdef.outputs:
+            if slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
+                outputs[slot.name] = [self.new_var(f"{op_type}.{slot.name}", t) for t in types[slot.name]]
+        op = OpNode(
+            opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=self.like.role,
+            forward=self.forward, site=self.like.site, number=self.like.number,
+            scope_name=self.like.scope_name, rewriter=self.rewriter,
+        )  # fmt: skip
+        problem = self.graph.order_problem(op.rank, op.input_vars)
+        if problem:
+            raise Refused(f"{op_type} cannot stand here: {problem}")
+        self.emitted.append(self.graph.add_op(op))
+        results = [
+            (outputs.get(s.name, []) if s.variadic else outputs.get(s.name, [None])[0]) for s in opdef.outputs
+        ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def new_var(self, name: str, type: Any) -> VarNode:
+        self.created.append(self.graph.add_var(self.graph.fresh_name(name), type))
+        return self.created[-1]
+
+    def undo(self) -> None:
+        """Take everything out that was emitted."""
+        for op in reversed(self.emitted):
+            self.graph.remove_op(op)
+        for v in self.created:
+            self.graph.remove_var(v)
+
+
+def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
+    """Apply `rule` wherever it matches and holds; returns how often it did."""
+    applied = 0
+    pattern = rule.compiled
+    for anchor in graph.ops_of([pattern.root_type]):
+        if anchor not in graph:
+            continue
+        matches, matched, why = pattern.match(anchor)
+        if not matches:
+            report.missed(rule.name, matched, why, anchor.site)
+            continue
+        refusals = []
+        for match in matches:
+            try:
+                report.applied.append(_Rewrite(graph, rule, match, report.name).run())
+                applied += 1
+                break
+            except Refused as no:
+                refusals.append(str(no))
+        else:
+            report.refuse(rule.name, anchor.label(), refusals[0], anchor.site)
+    return applied
+
+
+class _Rewrite:
+    """One match on its way to being replaced."""
+
+    def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:
+        self.graph, self.rule, self.match, self.pass_name = graph, rule, match, pass_name
+        self.old = sorted(match.ops.values(), key=lambda op: op.rank)
+        self.kept = [v for v in match.kept if v is not None]
+        self.grads, self.entering = _linked_grads(self.old)
+
+    def run(self) -> Applied:
+        """Check, emit, exchange; raises Refused with the graph unchanged."""
+        bound = {**self.match.variables, **self.match.attrs}
+        self.rule.check(**bound)
+        inner = self._inner(self.old, self.kept)
+        incoming, outgoing = self._gradients() if self.grads else (None, {})
+        inner_grads = self._inner(self.grads, list(outgoing.values()))
+        stand_ins = self._stand_ins([*inner, *inner_grads])
+        last = self.old[-1]
+        g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
+        g.forward, g.training, g.replaced = self.old[0].forward, bool(outgoing), tuple(self.match.kept)
+        backward = None
+        try:
+            results = self.rule.rewrite(g, **bound)
+            results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
+            self._check_results(results, self.kept)
+            if outgoing:
+                assert incoming is not None
+                backward = GraphBuilder(self.graph, self.grads[0].rank, self.grads[0], self.pass_name)
+                contributions = self._differentiate(backward, g.emitted, results, incoming, outgoing)
+        except (Refused, MinigraphError) as no:
+            for builder in (backward, g):
+                if builder is not None:
+                    builder.undo()
+            raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
+        entry = Applied(
+            self.rule.name, f"{self.kept[0].name} = {results[0].producer.type}",
+            tuple(op.label() for op in self.old), last.site, last.role,
+        )  # fmt: skip
+        for op, slot, index, v in stand_ins:
+            self.graph.set_input(op, slot, index, v)
+        names = [(op, slot, v.name) for op in self.grads for slot, vs in op.outputs.items() for v in vs]
+        for op in self.entering:
+            self.graph.link(op, results[0].producer)
+        for op in reversed([*self.old, *self.grads]):
+            self.graph.remove_op(op)
+        self._take_over(g, results, self.kept)
+        if backward is not None:
+            self._take_over(backward, contributions, list(outgoing.values()))
+        for v in (*inner, *inner_grads):
+            self.graph.remove_var(v)
+        self._name_new(g, backward, names)
+        return entry
+
+    # what may disappear
+
+    def _inner(self, ops: Sequence[OpNode], kept: Sequence[VarNode]) -> list[VarNode]:
+        """The values that only `ops` read and write; refuses where another operator needs one."""
+        inside, outer = {*self.old, *self.grads}, {*kept}
+        inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
+        for v in inner:
+            pinned = v.pinned
+            require(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
+            for reader in v.consumers:
+                if reader not in inside:
+                    require(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
+            require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
+        return inner
+
+    def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
+        """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
+        inside, found = {*self.old, *self.grads}, []
+        for v in inner:
+            for reader in v.consumers:
+                if reader in inside:
+                    continue
+                kept = next((k for k in self.kept if k.type == v.type), None)
+                require(
+                    kept is not None and not self.graph.order_problem(reader.rank, [kept]),
+                    f"{reader.label()} needs the shape of {v.name}",
+                )
+                assert kept is not None
+                found += [
+                    (reader, slot, i, kept)
+                    for slot, vs in reader.inputs.items()
+                    for i, x in enumerate(vs)
+                    if x is v
+                ]
+        return found
+
+    def _place(self) -> Rank:
+        """The rank of a matched operator at which the replacement can stand."""
+        inside = {*self.old}
+        reads = [v for op in self.old for v in op.input_vars if v.producer not in inside]
+        problem = None
+        for op in reversed(self.old):
+            problem = self.graph.order_problem(op.rank, reads)
+            readers = [c for v in self.kept for c in v.consumers if c not in inside and c.rank <= op.rank]
+            if problem is None and not readers:
+                return op.rank
+            problem = problem or f"{readers[0].label()} reads a result earlier"
+        raise Refused(f"the operators cannot be brought together: {problem}")
+
+    # gradients
+
+    def _gradients(self) -> tuple[VarNode, dict[VarNode, VarNode]]:
+        """The gradient that comes in, and {input of the match: the gradient that goes out for it}."""
+        inside, outgoing = {*self.old}, {}
+        for op in self.old:
+            for grad in op.grads:
+                require(not grad.grads, "{} is differentiated twice", op)
+                for slot, out in _gradient_slots(grad):
+                    for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
+                        if v.producer in inside:
+                            continue
+                        if v in outgoing:
+                            raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
+                        outgoing[v] = out_grad
+        entering = [v for op in self.old for v in op.input_vars]
+        for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
+            if sum(x is v for x in entering) != 1:
+                raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
+        known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
+        made = {v for grad in self.grads for v in grad.output_vars}
+        incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
+        result = self.kept[0]
+        require(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
+        gradient, last = min(incoming, key=attrgetter("name")), result.producer  # the only one
+        for grad in self.grads:
+            outside = grad.forward is last or not any(v is gradient for v in grad.input_vars)
+            require(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
+        return gradient, outgoing
+
+    def _differentiate(
+        self, g: GraphBuilder, emitted: Sequence[OpNode], results: Sequence[VarNode], incoming: VarNode,
+        outgoing: dict[VarNode, VarNode],
+    ) -> list[VarNode]:  # fmt: skip
+        """Ask the new operators' gradient rules for the gradients in `outgoing`, in that order."""
+        wanted = set(outgoing)
+        for op in emitted:
+            if any(v in wanted for v in op.input_vars):
+                wanted.update(op.output_vars)
+        grads = {results[0]: incoming}
+        for op in reversed(emitted):
+            if not any(v in grads for v in op.output_vars):
+                continue
+            require(op.opdef.grad_function, "{} has no gradient rule", op.type)
+            for slot, vs in op.outputs.items():
+                taken = f"{slot}_grad" in op.opdef.grad_parameters or not any(v in grads for v in vs)
+                require(taken, "no gradient flows through {} of {}", slot, op.type)
+            g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
+            assert op.opdef.grad_function is not None
+            result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)
+            written = writers(g.emitted)
+            for slot, v, grad in grads_by_input(op.inputs, op.opdef.inputs, result):
+                if grad is not None and v in wanted:
+                    link_slot(written, slot, grad)
+                    grads[v] = grad if v not in grads else g.sum([grads[v], grad])
+        for v in outgoing:
+            require(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
+        new = [grads[v] for v in outgoing]
+        self._check_results(new, list(outgoing.values()))
+        return new
+
+    # exchanging
+
+    def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
+        require(len(new) == len(old), "{} values replace {}", len(new), len(old))
+        for a, b in zip(new, old, strict=True):
+            if a.type != b.type:  # usually they are the same
+                require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
+            writer, before = a.producer, b.previous_version
+            assert writer is not None
+            for c in b.read_by:
+                if c.rank <= writer.rank and c not in self.old and c not in self.grads:
+                    raise Refused(f"{b.name} is read earlier by {c.label()}")
+            for c in (*before.written_by, *before.read_by) if before is not None else ():
+                if c.rank > writer.rank:
+                    raise Refused(f"{b.name} would be overwritten before {c.label()}")
+
+    def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
+        """The new operators write and read the variables of old, whose names live on."""
+        for a, b in zip(new, old, strict=True):
+            for op, slot, i in [(op, *at) for op, positions in a.written_by.items() for at in positions]:
+                self.graph.set_output(op, slot, i, b)
+            for op, slot, i in [(op, *at) for op, positions in a.read_by.items() for at in positions]:
+                self.graph.set_input(op, slot, i, b)
+            self.graph.remove_var(a)
+            g.created.remove(a)
+
+    def _name_new(
+        self, g: GraphBuilder, backward: GraphBuilder | None, old: Sequence[tuple[OpNode, str, str]]
+    ) -> None:
+        """Names for values that are new: `<result>.reserve`, and those of the operators they come instead of."""
+        for v in g.created:
+            assert v.producer is not None
+            slot = next(s for s, vs in v.producer.outputs.items() if any(x is v for x in vs))
+            suffix = "reserve" if slot == "ReserveSpace" else slot
+            self.graph.rename_var(v, self.graph.fresh_name(f"{self.kept[0].name}.{suffix}"))
+        for v in backward.created if backward else ():
+            op = v.producer
+            assert op is not None
+            same = [n for o, s, n in old if s in op.outputs and n not in self.graph.latest and _alike(op, o)]
+            self.graph.rename_var(v, same[0] if same else self.graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def _alike(new: OpNode, old: OpNode) -> bool:
+    """Whether a new grad operator may name its outputs as an old one did: not where the same step has moved."""
+    a, b = new.forward, old.forward
+    moved = a is not None and b is not None and a.type == b.type and list(a.input_vars) != list(b.input_vars)
+    return new.type == old.type and not moved
+
+
+def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
+    """The grad operators of `ops`, in order; and, apart, the sums that collect gradients from their readers."""
+    linked = {g for op in ops for g in op.grads}
+    made = {v for g in linked for v in g.output_vars}
+    entering = {g for g in linked if g.type == "sum" and not any(v in made for v in g.input_vars)}
+    return sorted(linked - entering, key=lambda op: op.rank), list(entering)
+
+
+def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
+    """(slot of the forward operator, its gradients) for the outputs of a grad operator."""
+    assert grad.forward is not None
+    if grad.grad_slot is not None:
+        return [(grad.grad_slot, list(next(iter(grad.outputs.values()))))]
+    if grad.type != f"{grad.forward.type}_grad":
+        return []  # a value on the way
+    return [(gradient_slot(slot), vs) for slot, vs in grad.outputs.items()]
+
+
+def _kept(op: OpNode, name: str, grads: dict[VarNode, VarNode]) -> Any:
+    """The argument of a gradient rule called `name`: an input, an output or an output's gradient."""
+    slots = {s.name: s for s in (*op.opdef.inputs, *op.opdef.outputs)}
+    if name in slots:
+        values = list(op.inputs.get(name, ()) or op.outputs.get(name, ()))
+        return values if slots[name].variadic else (values[0] if values else None)
+    output = op.outputs.get(name.removesuffix("_grad"), [])
+    grad = [grads.get(v) for v in output]
+    require(None not in grad or name in op.opdef.optional_grads, "{} gets no gradient {}", op.type, name)
+    return grad[0] if len(grad) == 1 else (grad or None)

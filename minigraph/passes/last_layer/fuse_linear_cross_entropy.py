@@ -1,0 +1,223 @@
+"""A linear layer and its cross entropy become one operator that never has the scores of all rows.
+
+    softmax_with_cross_entropy(matmul(X, W) + Bias, Label)  ->  fused_linear_cross_entropy(X, W, Label, Bias)
+
+with what else may stand between (linear_head.py). What follows on the loss of each row, means, masks and
+weights, stays as it is. Then forward and grad operator are joined, so that the scores are computed once:
+
+    Loss = fused_linear_cross_entropy(X, W, Label), DX, DW = fused_linear_cross_entropy_grad(X, W, Label, DLoss)
+        ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
+
+DLoss is computed ahead of the loss (engine/ahead.py), which is refused where it depends on the loss itself. Layers of
+no more classes than features are left alone: their scores take no more memory than what the layer reads. So are
+those whose weight gradient is added to others, where the rows are so few that it would take more memory than scores.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
+from minigraph.kernels.chunks import rows_at_once
+from minigraph.passes.engine.ahead import Ahead
+from minigraph.passes.engine.log import Applied, PassReport
+from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
+from minigraph.passes.engine.redirect import is_unread, take_out, unlink
+from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, require
+from minigraph.types import same
+
+from .linear_head import Head, HeadPattern, smoothed_one_hot
+
+FUSED = "fused_linear_cross_entropy"
+
+
+class ClassWeightsPattern:
+    """reduce_sum(smoothed one_hot * Weight) over the classes."""
+
+    root_type = "reduce_sum"
+
+    def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:
+        """As Pattern.match."""
+        product, match = anchor.inputs["X"][0].producer, Match()
+        if product is None or product.type != "elementwise_mul":
+            return [], 0, ""
+        for target, weight in (("X", "Y"), ("Y", "X")):
+            try:
+                found = smoothed_one_hot(product.inputs[target][0])
+            except Mismatch:
+                continue
+            match.ops = {PatternVar("sum"): anchor, PatternVar("product"): product}  # type: ignore[dict-item]
+            match.attrs = {"found": found, "Weight": product.inputs[weight][0], "anchor": anchor}
+            match.kept = [anchor.outputs["Out"][0]]
+            return [match], 2, ""
+        return [], 1, f"{product.label()} does not weigh a one_hot"
+
+
+class ClassWeights(Rule):
+    """reduce_sum(one_hot(Label) * Weight) -> embedding(Label, Weight): the labels' weights without a one_hot"""
+
+    compiled = ClassWeightsPattern()  # type: ignore[assignment]
+
+    def check(self, found: Any, Weight: VarNode, anchor: OpNode) -> None:
+        depth, rank = found[0][0].attrs["depth"], anchor.inputs["X"][0].type.ndim
+        require(Weight.type.shape == (depth,), f"{Weight} does not have one element per class ({depth})")
+        axis = anchor.attrs["axis"]
+        require(axis is not None and [a % rank for a in axis] == [rank - 1], f"the sum goes over axes {axis}")
+
+    def rewrite(self, g: GraphBuilder, found: Any, Weight: VarNode, anchor: OpNode) -> VarNode:
+        _, numbers, scale, bias = found
+        weights = g.embedding(numbers, g.unsqueeze(Weight, axes=(1,)))
+        if scale != 1:
+            weights = g.scale(weights, scale=scale)
+        if bias:
+            weights = g.elementwise_add(weights, g.scale(g.reduce_sum(Weight), scale=bias))
+        return weights if anchor.attrs["keepdim"] else g.squeeze(weights, axes=(-1,))
+
+
+class LinearCrossEntropy(Rule):
+    """softmax_with_cross_entropy(matmul(X, W) + Bias, Label) -> fused_linear_cross_entropy(X, W, Label, Bias)"""
+
+    compiled = HeadPattern()  # type: ignore[assignment]
+
+    def __init__(self, chunk_bytes: int, accumulates: bool) -> None:
+        self.chunk_bytes, self.accumulates = chunk_bytes, accumulates
+
+    def check(self, head: Head) -> None:
+        require(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
+        require(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
+        width, classes = head.W.type.shape[::-1] if head.trans_w else head.W.type.shape
+        require(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
+        self._check_memory(head, width, classes)
+
+    def _check_memory(self, head: Head, width: int, classes: int) -> None:
+        """Refuse where W's gradient is added to others and the operator, which has it early, would keep one more.
+
+        Unfused, a product adds to what is there (fuse_grad_accumulation), or scores wait until a gradient is used up.
+        """
+        others = [op for op in head.W.consumers if op is not head.product and op.grads]
+        heads = 1 + sum(op.type in ("matmul", FUSED) for op in others)
+        trained = any("Y_grad" in grad.outputs for grad in head.product.grads)
+        if not trained or not others or not (self.accumulates or heads > 1):
+            return
+        rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
+        which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
+        require(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
+        _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
+        scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
+        unfused = heads * scores + gradient
+        fused = max(own + x, 2 * gradient)
+        if heads > 1:
+            unfused = unfused if self.accumulates else max(unfused, scores + heads * gradient)
+            fused = own + (heads - 1) * (gradient + x) + x
+        more = f"{which}: together they take {fused >> 20} MiB, unfused {unfused >> 20}"
+        require(fused <= unfused, more)
+
+    def rewrite(self, g: GraphBuilder, head: Head) -> Any:
+        x = head.X
+        for op_type, attrs in head.moves:
+            x = g.emit(op_type, x, **attrs)
+        old = g.replaced[0]
+        assert old is not None
+        loss, _, prediction, *_ = g.fused_linear_cross_entropy(
+            x, head.W, head.Label, head.Bias, trans_w=head.trans_w, ignore_index=head.ignore_index,
+            label_smoothing=head.smoothing, softcap=head.softcap, chunk_bytes=self.chunk_bytes,
+            needs=["Prediction"] if head.prediction is not None else [],
+        )  # fmt: skip
+        if loss.type.dtype != old.type.dtype:  # of 16 bits where the scores were
+            loss = g.cast(loss, dtype=old.type.dtype)
+        if head.prediction is None:
+            return loss
+        wanted = head.prediction.outputs["Out"][0].type
+        if wanted.dtype != prediction.type.dtype:
+            prediction = g.cast(prediction, dtype=wanted.dtype)
+        if prediction.type != wanted:
+            require(wanted.shape.count(-1) <= 1, f"the shape of {wanted} is not known")
+            prediction = g.reshape(prediction, shape=wanted.shape)
+        return loss, prediction
+
+
+def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
+    """Let `forward` compute the gradients that its grad operator computes; whether it does now."""
+    grads = [op for op in forward.grads if op.type == f"{FUSED}_grad"]
+    if not grads or "DLoss" in forward.inputs:
+        return False
+    g = GraphBuilder(graph, forward.rank, forward, report.name)
+    g.forward = None
+    ahead = Ahead(g)
+    try:
+        new = _joined(ahead, forward, grads)
+    except Refused as no:
+        ahead.undo()
+        report.refuse("JoinGradient", grads[0].label(), f"the scores are computed twice: {no}", forward.site)
+        return False
+    for op in ahead.moved:
+        unlink(graph, op)  # its forward operator may stand behind it now
+    old_seed, old = grads[0].inputs["DLoss"][0], (forward.label(), grads[0].label())
+    for op in (grads[0], forward):
+        for other in [o for o in op.grads if o is not grads[0]]:
+            graph.link(other, new)
+        outputs = [(slot, v) for slot, vs in op.outputs.items() for v in vs]
+        graph.remove_op(op)
+        for slot, v in outputs:
+            stand_in = new.outputs[slot][0]
+            graph.set_output(new, slot, 0, v)
+            graph.remove_var(stand_in)
+            g.created.remove(stand_in)
+    _remove_unread(graph, old_seed.producer, forward.rank)
+    for v in g.created:
+        origin = ahead.origins.get(v)
+        graph.rename_var(v, graph.fresh_name(origin.name if origin else f"{new.outputs['Loss'][0].name}.like"))
+    loss = new.outputs["Loss"][0]
+    report.applied.append(Applied("JoinGradient", f"{loss.name} = {new.type}", old, new.site, new.role))
+    return True
+
+
+def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
+    """Emit the operator that does what forward and grad operator do."""
+    g = ahead.g
+    require(len(grads) == 1, f"{forward.label()} is differentiated twice")
+    grad = grads[0]
+    attrs = {**forward.attrs, "grad_dtype": grad.attrs["grad_dtype"]}
+    alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
+    alike = alike and all(same(value, grad.attrs.get(name)) for name, value in attrs.items())
+    require(alike, f"{grad.label()} reads other values than {forward.label()}")
+    twice = forward.outputs.keys() & grad.outputs.keys()
+    require(not twice, f"both compute {', '.join(sorted(twice))}")
+    for v in grad.output_vars:
+        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+    loss, label = forward.outputs["Loss"][0], forward.inputs["Label"][0]
+    rows = label if label.type.ndim == loss.type.ndim else g.unsqueeze(label, axes=(-1,))
+    ahead.hidden |= {v: g.fill_any_like(rows, value=0, dtype=v.type.dtype) for v in forward.output_vars}
+    seed = ahead.value(grad.inputs["DLoss"][0])
+    for op in reversed(list(g.emitted)):  # operators that were emitted and are not read
+        if is_unread(op) and not any(v is seed for v in op.output_vars):
+            g.emitted.remove(op)
+            g.created = [v for v in g.created if not any(v is x for x in op.output_vars)]
+            take_out(g.graph, op)
+    inputs = {slot: vs[0] for slot, vs in forward.inputs.items()}
+    g.emit(FUSED, **inputs, DLoss=seed, **attrs, needs=[*forward.outputs, *grad.outputs])
+    return g.emitted[-1]
+
+
+def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
+    """Take `op` out, and what it was computed from behind `after`, as far as nobody reads it any more."""
+    if op is None or op not in graph or op.rank <= after or not is_unread(op):
+        return
+    above = [x.producer for x in op.input_vars]
+    take_out(graph, op)
+    for x in above:
+        _remove_unread(graph, x, after)
+
+
+def fuse_linear_cross_entropy(
+    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int = 1 << 30,
+    fuse_grad_accumulation: bool = False,
+) -> int:  # fmt: skip
+    """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
+    chunk_bytes = linear_cross_entropy_chunk_bytes
+    head = LinearCrossEntropy(chunk_bytes, fuse_grad_accumulation)
+    found = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, head, report)
+    for op in graph.ops_of([FUSED]):
+        found += join(graph, op, report)
+    return found

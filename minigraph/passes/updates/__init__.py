@@ -1,0 +1,1 @@
+"""Parameter updates of many parameters as one operator, or as operations on lists."""

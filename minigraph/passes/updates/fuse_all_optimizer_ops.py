@@ -1,0 +1,59 @@
+"""fuse_all_optimizer_ops: the update of all parameters is one operator.
+
+    adamw(Param=a, ...), adamw(Param=b, ...), ...  ->  fused_adamw(Param=[a, b, ...], ...)
+
+One kernel reads and writes every array once. Clipping by one factor and L2 decay, which stand
+between gradients and updates, join it. The norms of gradients become one operator. Updates are not
+grouped if they differ in type, data type, an attribute, learning rate or slots. An update is left
+out if another operator reads or writes its parameter before the last update of the group.
+"""
+
+from __future__ import annotations
+
+from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.opdef import get_op
+from minigraph.passes.engine.log import PassReport
+
+from .optimizer_groups import SHARED, Group, find_groups, join_norms, replaced
+
+RULE = "FuseUpdates"
+
+
+def fuse_all_optimizer_ops(graph: Graph, report: PassReport) -> int:
+    """Norms first, then one operator for each group."""
+    return _fuse_groups(graph, report, None)
+
+
+def fuse_adamw(graph: Graph, report: PassReport) -> int:
+    """Paddle's flag for updates of type adamw alone."""
+    return _fuse_groups(graph, report, "adamw")
+
+
+def _fuse_groups(graph: Graph, report: PassReport, only: str | None) -> int:
+    joined = join_norms(graph, report)
+    groups = find_groups(graph, report, RULE, only)
+    for group in groups:
+        replaced(graph, group, [_fuse(graph, group, report.name)], report, RULE)
+    return joined + len(groups)
+
+
+def _fuse(graph: Graph, group: Group, rewriter: str) -> OpNode:
+    """Put the fused operator in, and take the single ones out."""
+    first, last = group.ops[0], group.ops[-1]
+    opdef = get_op(f"fused_{first.type}")
+    inputs: dict[str, list[VarNode]] = {}
+    for slot in opdef.input_names:
+        if slot in first.inputs:
+            inputs[slot] = list(first.inputs[slot]) if slot in SHARED else group.column(slot)
+    if group.scale is not None:
+        inputs["GradScale"] = [group.scale]
+    outputs = {slot: group.results(slot) for slot in opdef.output_names if slot in first.outputs}
+    attrs = opdef.bind_attrs({**first.attrs, "regularization_coeff": group.decay})
+    for op in group.ops:
+        graph.remove_op(op)
+    return graph.add_op(
+        OpNode(
+            opdef, inputs, outputs, attrs, rank=(*group.place, graph.ticket()), role=last.role, site=last.site,
+            number=first.number, scope_name=last.scope_name, rewriter=rewriter,
+        )
+    )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Block: variables by name and operators in order; `append_op` is the one way in which it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from minigraph.errors import (
+    MinigraphError,
+    ProgramError,
+    call_site,
+    raise_unknown,
+    require,
+    shortened,
+)
+from minigraph.opdef import get_op
+from minigraph.types import TensorType, default_dtype, normalize_shape, tensor_type
+
+from . import unique_name
+from .changes import Ops, Vars
+from .copies import PartOfProgram
+from .operator import Operator, Slots, describe_call
+from .variable import Parameter, Variable
+
+if TYPE_CHECKING:
+    from .program import Program
+
+MAX_NAME = 256
+
+
+class Block(PartOfProgram):
+    """Variables by name and Operators in order."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.idx, self.parent_idx = 0, -1
+        self.ops: list[Operator] = Ops(self)
+        self.vars: dict[str, Variable] = Vars(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("ops", "vars") and name in self.__dict__:
+            require(name == "ops", "vars of a block cannot be set", ProgramError, "change the dict")
+            self.ops[:] = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def var(self, name: str) -> Variable:
+        """The variable called `name`."""
+        found = self.vars.get(name)
+        if found is None:
+            raise_unknown(f"variable of program {self.program.name}", name, self.vars, ProgramError)
+        return found
+
+    def has_var(self, name: str) -> bool:
+        return name in self.vars
+
+    def all_parameters(self) -> list[Parameter]:
+        return [v for v in self.vars.values() if isinstance(v, Parameter)]
+
+    def create_var(
+        self, name: str | None = None, shape: Any = (), dtype: Any = None, *,
+        persistable: bool = False, stop_gradient: bool = False, is_data: bool = False,
+        type: TensorType | None = None,
+    ) -> Variable:  # fmt: skip
+        """Add a variable; `type` or (shape, dtype)."""
+        name = name if name is not None else unique_name.generate("_generated_var")
+        type = type or tensor_type(shape, dtype if dtype is not None else default_dtype())
+        return self._add(
+            Variable(self, name, type, persistable=persistable, stop_gradient=stop_gradient, is_data=is_data,
+                     site=call_site())
+        )  # fmt: skip
+
+    def create_parameter(
+        self, name: str | None = None, shape: Any = (), dtype: Any = None, **facts: Any
+    ) -> Parameter:
+        """Add a Parameter; facts: trainable, learning_rate, regularizer, need_clip."""
+        name = name if name is not None else unique_name.generate("parameter")
+        shape = normalize_shape(shape)
+        require(-1 not in shape, f"parameter {name}: every size must be known, got {list(shape)}")
+        type = tensor_type(shape, dtype if dtype is not None else default_dtype())
+        return self._add(Parameter(self, name, type, site=call_site(), **facts))
+
+    def _add(self, variable: Any) -> Any:
+        name = _checked_name(variable.name)
+        if name in self.vars:
+            raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
+        self.vars[name] = variable
+        return variable
+
+    def rename_var(self, old: str, new: str) -> None:
+        """Give a variable another name; operators follow, since they hold the variable itself."""
+        if old == _checked_name(new):
+            return
+        if new in self.vars:
+            raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
+        variable = dict.pop(self.vars, old)
+        variable._name = new
+        self.vars[new] = variable
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Operators appended inside stay only if all are accepted."""
+        ops, variables, numbered = len(self.ops), len(self.vars), self.program.numbered
+        try:
+            yield
+        except BaseException:
+            del self.ops[ops:]
+            while len(self.vars) > variables:
+                dict.popitem(self.vars)
+            self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
+            self.program.numbered = numbered
+            self.program.version += 1
+            raise
+
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Operator:
+        """Add an operator at the end: the one way in which a Program grows.
+
+        inputs   {slot: variable, name or list of them}
+        outputs  in the same form; the variables exist already, and their types must fit the inferred ones.
+        """
+        for what, slots in (("inputs", inputs), ("outputs", outputs), ("attrs", attrs)):
+            require(
+                slots is None or isinstance(slots, Mapping), f"{what} must be a dict, is {shortened(repr(slots))}",
+                ProgramError,
+            )  # fmt: skip
+        op, inferred = self.prepare_op(type, self._resolve(inputs or {}), attrs or {})
+        given = self._resolve(outputs or {})
+        try:
+            for slot in given.keys() - set(op.opdef.output_names):
+                raise_unknown(f"output slot of {type}", slot, op.opdef.output_names, ProgramError)
+            for slot in op.opdef.outputs:
+                if slot.name in given:
+                    op.outputs[slot.name] = self._typed(slot.name, given[slot.name], inferred.get(slot.name))
+                else:
+                    require(slot.optional, f"output {slot.name} is missing", ProgramError)
+        except MinigraphError as error:
+            raise error.at(op.call(), op.site) from None
+        return self.add_op(op)
+
+    def prepare_op(
+        self, type: str, inputs: Slots, attrs: Mapping[str, Any]
+    ) -> tuple[Operator, dict[str, list[TensorType]]]:
+        """A checked Operator without outputs that is not in the Block yet, and its output types."""
+        site = self.program.site or call_site()
+        try:
+            opdef = get_op(type)
+            opdef.check_inputs(inputs)
+            for slot, variables in inputs.items():
+                for v in variables:
+                    self._check_own(slot, v)
+            bound = opdef.bind_attrs(attrs)
+            inferred = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound)
+        except MinigraphError as error:
+            raise error.at(describe_call(type, inputs), site) from None
+        op = Operator(
+            self, opdef, inputs, {}, bound, role=self.program.role, forward=self.program.differentiated,
+            site=site, scope_name=self.program.scope_name,
+        )  # fmt: skip
+        return op, inferred
+
+    def add_op(self, op: Operator) -> Operator:
+        """Put a prepared operator at the end."""
+        op.number = self.program.next_number()
+        self.ops.append(op)
+        return op
+
+    def _remove_op(self, index: int, sync: bool = True) -> None:
+        """Paddle's spelling of `del block.ops[index]`."""
+        del self.ops[index]
+
+    def _insert_op(self, index: int, **facts: Any) -> Operator:
+        """Paddle's spelling of append_op at another place."""
+        with self.whole():
+            op = self.append_op(**facts)
+            self.ops.insert(index, self.ops.pop())
+        return op
+
+    def _resolve(self, slots: Mapping[str, Any]) -> Slots:
+        resolved = {}
+        for slot, value in slots.items():
+            if value is None:
+                continue
+            values = value if isinstance(value, (list, tuple)) else [value]
+            resolved[slot] = [self.var(v) if isinstance(v, str) else v for v in values]
+        return {slot: values for slot, values in resolved.items() if values}
+
+    def _typed(self, slot: str, variables: list[Variable], types: list[TensorType] | None) -> list[Variable]:
+        require(types is not None, f"this call has no output {slot}", ProgramError)
+        assert types is not None
+        require(
+            len(types) == len(variables), f"output {slot} has {len(types)} values, not {len(variables)}", ProgramError
+        )
+        for v, t in zip(variables, types, strict=True):
+            self._check_own(slot, v)
+            require(v.type.accepts(t), f"output {slot} is {t}, variable {v} does not fit")
+        return variables
+
+    def _check_own(self, slot: str, v: Any) -> None:
+        """`v` is a variable of this block."""
+        if not isinstance(v, Variable):
+            raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
+        if v.block is not self:
+            raise ProgramError(
+                f"{slot}={v.name} belongs to another program",
+                hint="build inside program_guard(main) of the program that owns the variable",
+            )
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+
+def _checked_name(name: Any) -> str:
+    if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
+        shown = shortened(repr(name))
+        raise ProgramError(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
+    return name

@@ -1,0 +1,156 @@
+"""Builder: `g.matmul(x, y, trans_y=True)` appends an operator and returns its output variables.
+
+The one way in which operators are emitted: user functions, gradient rules and optimizers use it on
+a Block, passes use `GraphBuilder` of `passes/engine/rule.py`, which has the same spelling on a Graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+from minigraph.errors import ProgramError, require
+from minigraph.opdef import Slot, get_op
+from minigraph.types import TensorType
+
+from . import unique_name
+from .program import Block, Operator, Variable, default_main_program, default_startup_program
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Builder:
+    """Appends operators to a Block.
+
+    g.<op type>(*inputs, attr=..., ...) takes inputs by position or by slot name, and besides
+        out    {output slot: existing Variable}, for updates in place
+        needs  optional output slots to create
+        name   prefix of the names of new variables (default: the operator type, numbered)
+    It returns the output variables in slot order, a single one bare; None for absent ones.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("__"):
+            raise AttributeError(op_type)
+        return partial(self.emit, op_type)
+
+    def emit(
+        self, op_type: str, *args: Any, out: Mapping[str, Any] | None = None, needs: Collection[str] = (),
+        name: str | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        opdef = get_op(op_type)
+        inputs = opdef.bind_inputs(args, kwargs)
+        op, types = self.block.prepare_op(op_type, inputs, kwargs)
+        prefix = name
+        results = []
+        for slot in opdef.outputs:
+            if out and slot.name in out:
+                variables = self.block._typed(slot.name, _as_list(out[slot.name]), types.get(slot.name))
+            elif slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
+                if prefix is None:
+                    prefix = self.default_prefix(op_type)
+                variables = [self.new_var(op, prefix, t) for t in types[slot.name]]
+            else:
+                variables = []
+            if variables:
+                op.outputs[slot.name] = variables
+            results.append(variables if slot.variadic else (variables[0] if variables else None))
+        self.block.add_op(op)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def wanted(self, slot: str, needs: Collection[str]) -> bool:
+        """Whether an optional output is created."""
+        return slot in needs
+
+    def default_prefix(self, op_type: str) -> str:
+        return unique_name.generate(op_type) + ".tmp"
+
+    def new_var(self, op: Operator, prefix: str, type: TensorType) -> Variable:
+        v = Variable(
+            self.block, unique_name.generate(prefix), type, stop_gradient=not op.opdef.differentiable, site=op.site
+        )
+        return self.block._add(v)
+
+
+class GradNeeds:
+    """Tells gradient rules, through their `g`, which input slots of the forward operator need a gradient."""
+
+    needs: Collection[str] = ()
+
+    def wanted(self, slot: str, needs: Collection[str]) -> bool:
+        """Of the optional outputs `X_grad`, those are created whose X needs a gradient."""
+        return slot in needs or slot.removesuffix("_grad") in self.needs
+
+    def among(self, **outputs: str) -> list[str]:
+        """Of {input slot: output slot that holds its gradient} the outputs that are needed."""
+        return [output for slot, output in outputs.items() if slot in self.needs]
+
+
+def builder_of(*operands: Any) -> Builder:
+    """A Builder on the Block of the first Variable among `operands`, else on the default program."""
+    for operand in operands:
+        if isinstance(operand, Variable):
+            return Builder(operand.block)
+        if isinstance(operand, (list, tuple)):
+            for v in operand:
+                if isinstance(v, Variable):
+                    return Builder(v.block)
+    return Builder(default_main_program().global_block())
+
+
+def whole(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where something is refused, nothing that `function` appended before it stays."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        startup = default_startup_program().global_block()
+        with builder_of(*args, *kwargs.values()).block.whole(), startup.whole():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def as_variable(value: Any, what: str) -> Variable:
+    """`value`, which must be a Variable."""
+    require(isinstance(value, Variable), f"{what} must be a variable, is {value!r}"[:200], ProgramError)
+    return value
+
+
+def grads_by_input(
+    inputs: Mapping[str, Sequence[Any]], slots: Sequence[Slot], result: Any
+) -> list[tuple[str, Any, Any]]:
+    """(slot, input, gradient) triples from the result of a gradient rule."""
+    if not isinstance(result, tuple):
+        result = (result,)
+    triples = []
+    for slot, grads in zip(slots, result, strict=False):
+        variables = inputs.get(slot.name, [])
+        grads = grads if isinstance(grads, list) else [grads] * bool(variables)
+        triples += [(slot.name, v, g) for v, g in zip(variables, grads, strict=True)]
+    return triples
+
+
+def writers(emitted: Sequence[Any]) -> dict[int, tuple[Any, str]]:
+    """id of a variable -> (the operator that wrote it last, its output slot)."""
+    return {id(v): (op, output) for op in emitted for output, variables in op.outputs.items() for v in variables}
+
+
+def link_slot(written: Mapping[int, tuple[Any, str]], slot: str, grad: Any) -> None:
+    """Record on the operator that wrote `grad` that it is the gradient of `slot`."""
+    op, output = written.get(id(grad), (None, ""))
+    if op is not None and (op.type != f"{op.forward.type}_grad" or gradient_slot(output) != slot):
+        op.grad_slot = slot
+
+
+def gradient_slot(output: str) -> str:
+    """The input slot whose gradient an output slot of a grad operator holds: `X_grad` or Paddle's `DX` say X."""
+    return output.removesuffix("_grad") if output.endswith("_grad") else output.removeprefix("D")
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

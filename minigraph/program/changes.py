@@ -1,0 +1,230 @@
+"""A Program's parts that count their changes, so that what was made of an older state is not used again.
+
+    Ops     the operators of a Block; a changed list is one of operators of that Block
+    Vars    its variables by name; what operators use stays
+    Attrs   attributes of an operator; a change is checked as when the operator was built
+    Slots   inputs and outputs of an operator; these do not change, but by `rename`
+
+Reading costs what it costs with a list or a dict. Each change is made whole or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minigraph.errors import MinigraphError, ProgramError, require, shortened
+
+from .variable import Variable
+
+if TYPE_CHECKING:
+    from .block import Block
+    from .operator import Operator
+
+LIST_CHANGES = (
+    "__delitem__", "__iadd__", "__imul__", "__setitem__", "append", "clear", "extend", "insert", "pop", "remove",
+    "reverse", "sort",
+)  # fmt: skip
+DICT_CHANGES = ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem", "setdefault", "update")
+
+
+class Ops(list[Any]):
+    """The operators of a Block in order."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def append(self, op: Operator) -> None:
+        """What Blocks use: `op` is a new operator."""
+        if getattr(op, "block", None) is not self.block or isinstance(op.attrs, Attrs):  # it stood here before
+            return self._change(list.append, op)
+        op.seal()
+        list.append(self, op)
+        self.block.program.version += 1
+
+    def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        after = list(self)
+        result = method(after, *args, **kwargs)
+        self.become(after)
+        return self if method in (list.__iadd__, list.__imul__) else result
+
+    def become(self, after: Sequence[Operator]) -> None:
+        """Let these be the operators, if they are fit to be."""
+        before = {id(op) for op in self}
+        for op in after:
+            if getattr(op, "block", None) is not self.block:
+                foreign = hasattr(op, "opdef")
+                raise ProgramError(
+                    f"{op.type} belongs to another program" if foreign else f"{shortened(repr(op))} is no Operator",
+                    hint="block.append_op(type, inputs, outputs, attrs) makes one here",
+                )
+        left = {id(op): op for op in after}
+        require(len(left) == len(after), "an operator stands twice in the list", ProgramError)
+        for op in left.values():
+            gone = op.forward is not None and id(op.forward) in before and id(op.forward) not in left
+            require(
+                not gone, f"{op.type} is a gradient of {op.forward and op.forward.call()}, which would be removed",
+                ProgramError, "remove its gradient with it, or change the program before append_backward",
+            )  # fmt: skip
+        for op in after:
+            op.seal()
+        list.__setitem__(self, slice(None), after)
+        self.block.program.version += 1
+
+
+class Vars(dict[str, Any]):
+    """The variables of a Block by name."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __setitem__(self, name: str, v: Variable) -> None:
+        """What Blocks use: `v` is a new variable."""
+        if name in self or getattr(v, "block", None) is not self.block or v.name != name:
+            return self._change(dict.__setitem__, name, v)
+        dict.__setitem__(self, name, v)
+        self.block.program.version += 1
+
+    def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        after = dict(self)
+        result = method(after, *args, **kwargs)
+        for name, v in after.items():
+            fits = isinstance(v, Variable) and v.block is self.block and v.name == name
+            require(
+                fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}", ProgramError,
+                "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
+            )  # fmt: skip
+        for op in self.block.ops:
+            for v in (*op.input_vars, *op.output_vars):
+                require(
+                    after.get(v.name) is v, f"{op.call()} uses {v}, it cannot be removed", ProgramError,
+                    "remove the operator first",
+                )  # fmt: skip
+        dict.clear(self)
+        dict.update(self, after)
+        self.block.program.version += 1
+        return self if method is dict.__ior__ else result
+
+
+class Attrs(dict[str, Any]):
+    """The attributes of an operator that stands in a Block, all of them, in canonical form."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: Operator, attrs: Mapping[str, Any]) -> None:
+        dict.__init__(self, attrs)
+        self.op = op
+
+    def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        after = dict(self)
+        result = method(after, *args, **kwargs)
+        self.become(after)
+        return self if method is dict.__ior__ else result
+
+    def become(self, after: Mapping[str, Any]) -> None:
+        """Let these be the attributes; those that are left out get their defaults."""
+        op = self.op
+        try:
+            bound = op.opdef.bind_attrs(after)
+            if repr(bound) == repr(dict(self)):  # unlike ==, it tells 0.0 from -0.0 and 1 from True
+                return
+            _check_no_gradient(op)
+            _check_types(op, op.inputs, op.outputs, bound)
+        except MinigraphError as error:
+            raise error.at(op.call(), None) from None
+        dict.update(self, bound)
+        op.block.program.version += 1
+
+
+class Slots(dict[str, Any]):
+    """The variables of an operator that stands in a Block, by slot."""
+
+    __slots__ = ()
+
+    def _change(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse_slots()
+
+
+class SlotVars(list[Any]):
+    """The variables in one slot."""
+
+    __slots__ = ()
+
+    def _change(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse_slots()
+
+
+def slots(variables: Mapping[str, Iterable[Variable]]) -> Slots:
+    """Slots that hold these."""
+    return Slots(zip(variables, map(SlotVars, variables.values()), strict=True))
+
+
+def attrs_of(op: Operator) -> Attrs:
+    """The attributes of an operator that stands in a Block."""
+    assert isinstance(op.attrs, Attrs)
+    return op.attrs
+
+
+def rename(op: Operator, what: str, old: str, new: str) -> None:
+    """Let `op` use the variable called `new` in the place of `old`; what is "inputs" or "outputs"."""
+    held, variable = getattr(op, what), op.block.var(new)
+    known = {v.name for vs in held.values() for v in vs}
+    require(old in known, f"{op.type} has no {old!r} among its {what}: {', '.join(sorted(known))}", ProgramError)
+    changed = {slot: [variable if v.name == old else v for v in vs] for slot, vs in held.items()}
+    both = {"inputs": op.inputs, "outputs": op.outputs} | {what: changed}
+    try:
+        _check_no_gradient(op)
+        _check_types(op, both["inputs"], both["outputs"], op.attrs)
+    except MinigraphError as error:
+        raise error.at(op.call(), None) from None
+    object.__setattr__(op, what, slots(changed))
+    op.block.program.version += 1
+
+
+def _check_types(op: Operator, inputs: Mapping[str, Any], outputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
+    """As when the operator was built: what these inputs give fits the variables that it writes."""
+    inferred = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, attrs)
+    for slot, variables in outputs.items():
+        types = inferred.get(slot) or []
+        require(len(types) == len(variables), f"output {slot} would have {len(types)} values", ProgramError)
+        for v, t in zip(variables, types, strict=True):
+            require(v.type.accepts(t), f"output {slot} would be {t}, variable {v} does not fit")
+
+
+def _check_no_gradient(op: Operator) -> None:
+    """Neither does another operator compute the gradient of this one as it is, nor this one another's."""
+    linked = op.forward is not None or any(other.forward is op for other in op.block.ops)
+    require(
+        not linked, f"{op.type} and its gradient would no longer belong together", ProgramError,
+        "change the program before append_backward or minimize, or in a clone(for_test=True)",
+    )  # fmt: skip
+
+
+def _refuse_slots() -> NoReturn:
+    raise ProgramError(
+        "inputs and outputs of an operator cannot be changed in place",
+        hint="op._rename_input(old, new) and op._rename_output(old, new) do, or remove the operator and append another",
+    )
+
+
+def _counted(name: str, base: type) -> Callable[..., Any]:
+    method = getattr(base, name)
+
+    def change(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._change(method, *args, **kwargs)
+
+    change.__name__ = name
+    return change
+
+
+for _kind, _base, _names in (
+    (Ops, list, LIST_CHANGES), (SlotVars, list, LIST_CHANGES),
+    (Vars, dict, DICT_CHANGES), (Attrs, dict, DICT_CHANGES), (Slots, dict, DICT_CHANGES),
+):  # fmt: skip
+    for _name in _names:
+        if _name not in vars(_kind):
+            setattr(_kind, _name, _counted(_name, _base))

@@ -1,0 +1,227 @@
+"""The text form of a Program: one operator per line, greppable, parsed back by `ir/text.py`.
+
+    program mlp
+      data   x      : f32[4,8]
+      param  fc.w_0 : f32[8,3] {learning_rate=0.5}
+      state  rate   : f32[1]
+    forward
+      t   : f32[4,3] = matmul(X=x, Y=fc.w_0)
+      out : f32[4,3] = relu(X=t)
+    backward
+      t@GRAD      : f32[4,3] = relu_grad(Out=out, Out_grad=out@GRAD) for out
+      fc.w_0@GRAD : f32[8,3] = matmul(X=x, Y=t@GRAD) {trans_x=true} for Y of t
+    optimize
+      sgd(Param=fc.w_0, Grad=fc.w_0@GRAD, LearningRate=rate)
+    fetch out
+
+An operator that only updates persistable variables in place is written without its outputs.
+Variables that exist before the first operator are declared: `data` is fed, `param` is trained,
+`state` is any other persistable. `var` declares a temporary that the operators' lines do not tell:
+one that is not written before it is read, or that is `frozen` (stop_gradient) by hand. Data and states are frozen
+unless the line says `live`.
+
+    for out        the grad operator of the forward operator that writes `out`; `out#1` is the second
+                   operator that writes it, `for Y of out` computes the gradient of its slot Y
+    in encoder/    built inside name_scope("encoder")
+    number 7       keys the operator's random numbers, where it is not its position
+
+Attributes with default values and addresses never show, so equal programs have equal text. Python
+objects that act on a program from outside (learning-rate schedulers, regularizers) are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minigraph.opdef import OpDef
+
+    from .program import Operator, Program, Variable
+
+PLAIN_NAME = re.compile(r"[^\s\"',:;=(){}\[\]#]+")
+KEYWORDS = frozenset({
+    "program", "seed", "data", "param", "state", "var", "frozen", "live", "persistable",
+    "forward", "backward", "optimize", "for", "of", "in", "number", "fetch",
+})  # fmt: skip
+WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to this width; longer text sticks out
+
+Parts = tuple[str, str, str]  # output names, their types, the call
+
+
+def dump(program: Program, with_details: bool = False) -> str:
+    """The text form; with_details ends each operator with the user's line as a comment."""
+    seed = f" seed {program.random_seed}" if program.random_seed else ""
+    lines = [f"program {quote(program.name)}{seed}", *declaration_lines(program)]
+    writers = writers_of(program)
+    section: list[Parts] = []
+    role = None
+    for position, op in enumerate(program.ops):
+        if op.role != role:
+            lines += aligned(section)
+            section, role = [], op.role
+            lines.append(role)
+        outputs, types, call = op_parts(op)
+        site = f"  # {op.site}" if with_details and op.site else ""
+        section.append((outputs, types, f"{call}{_tail(op, position, writers)}{site}"))
+    lines += aligned(section)
+    lines += [f"fetch {quote(name)}" for name in program.fetched]
+    return "\n".join(lines)
+
+
+def dump_op(op: Operator) -> str:
+    """One operator: `outputs : types = type(slot=inputs) {attrs}`."""
+    outputs, types, call = op_parts(op)
+    return f"{outputs} : {types} = {call}" if outputs else call
+
+
+def op_parts(op: Operator) -> Parts:
+    """Output names, their types, and the call."""
+    opdef = op.opdef
+    inputs, outputs = _in_order(op.inputs, opdef.inputs), _in_order(op.outputs, opdef.outputs)
+    if _slots(outputs) == _slots(updates(opdef, inputs)):
+        outputs = {}
+    variables = [v for vs in outputs.values() for v in vs]
+    plain = [slot for slot, vs in outputs.items() for _ in vs] == unnamed_outputs(opdef, len(variables))
+    names = ", ".join(quote(v.name) for v in variables) if plain else _slots(outputs)
+    attrs = _attrs({name: (op.attrs[name], attr.default) for name, attr in opdef.attrs.items()})
+    return names, ", ".join(str(v.type) for v in variables), f"{op.type}({_slots(inputs)}){attrs}"
+
+
+def declaration_lines(program: Program) -> list[str]:
+    """The lines of `data`, `param`, `state` and `var`."""
+    declared = _declarations(program)
+    width = max((n for v, _ in declared if (n := len(quote(v.name))) <= WIDEST_NAMES), default=0)
+    return [f"  {kind:6} {quote(v.name):{width}} : {v.type}{_facts(v)}" for v, kind in declared]
+
+
+def aligned(lines: list[Parts]) -> list[str]:
+    """Operators with their ` : ` and ` = ` below each other."""
+    inside = [(outputs, types) for outputs, types, _ in lines if len(outputs) <= WIDEST_NAMES]
+    names = max((len(outputs) for outputs, _ in inside), default=0)
+    width = max((len(types) for _, types in inside if len(types) <= WIDEST_TYPES), default=0)
+    texts = []
+    for outputs, types, call in lines:
+        right = f"{types:{width}}" if len(outputs) <= WIDEST_NAMES else types
+        texts.append(f"  {outputs:{names}} : {right} = {call}" if outputs else f"  {call}")
+    return texts
+
+
+def writers_of(program: Program) -> dict[str, list[Operator]]:
+    """The operators that write each variable, in order."""
+    writers: dict[str, list[Operator]] = {}
+    for op in program.ops:
+        for v in op.output_vars:
+            writers.setdefault(v.name, []).append(op)
+    return writers
+
+
+def unnamed_outputs(opdef: OpDef, number: int) -> list[str]:
+    """The output slots that a line stands for when it lists `number` outputs without naming slots.
+
+    All slots, or all but the optional ones; the one list slot of an operator like split.
+    """
+    slots = opdef.outputs
+    if len(slots) == 1 and slots[0].variadic:
+        return [slots[0].name] * number
+    fitting = [s.name for s in slots if not s.variadic and (len(slots) == number or not s.optional)]
+    return fitting if len(fitting) == number else []
+
+
+def updates(opdef: OpDef, inputs: Mapping[str, list[Variable]]) -> dict[str, list[Variable]]:
+    """The outputs that a line without them stands for: updates in place of persistable inputs."""
+    found = {s.name: inputs[opdef.inplace[s.name]] for s in opdef.outputs if opdef.inplace.get(s.name) in inputs}
+    return found if all(v.persistable for vs in found.values() for v in vs) else {}
+
+
+def first_output(op: Operator) -> str:
+    """The name by which lines refer to an operator."""
+    return next(v.name for s in op.opdef.outputs for v in op.outputs.get(s.name, ()))
+
+
+def born_frozen(opdef: OpDef, role: str) -> bool:
+    """The stop_gradient of a new variable that such an operator writes."""
+    return role != "backward" and not opdef.differentiable
+
+
+def quote(name: str) -> str:
+    """A name as it is, or as a JSON string where it holds a character that the grammar uses."""
+    if PLAIN_NAME.fullmatch(name) and name not in KEYWORDS:
+        return name
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _declarations(program: Program) -> list[tuple[Variable, str]]:
+    """(variable, kind) of all variables that need a line of their own."""
+    frozen: dict[str, bool] = {}  # the usual stop_gradient of what operators write
+    early = set()
+    for op in program.ops:
+        early.update(v.name for v in op.input_vars if v.name not in frozen)
+        for v in op.output_vars:
+            frozen.setdefault(v.name, born_frozen(op.opdef, op.role))
+    found = []
+    for v in program.vars.values():
+        if v.is_data or v.persistable:
+            found.append((v, "data" if v.is_data else "param" if hasattr(v, "optimize_attr") else "state"))
+        elif v.name in early or v.name not in frozen or v.stop_gradient != frozen[v.name]:
+            found.append((v, "var"))
+    return found
+
+
+def _facts(v: Any) -> str:
+    """` frozen` or ` live` where its kind does not say it, and what only a Parameter has."""
+    parameter = hasattr(v, "optimize_attr")
+    usual = v.is_data or (v.persistable and not parameter)
+    facts = "" if v.stop_gradient == usual else (" frozen" if v.stop_gradient else " live")
+    if v.is_data and v.persistable:
+        facts += " persistable"
+    if not parameter:
+        return facts
+    return facts + _attrs({
+        "learning_rate": (v.optimize_attr["learning_rate"], 1.0), "need_clip": (v.need_clip, True),
+    })  # fmt: skip
+
+
+def _in_order(slots: Mapping[str, list[Any]], order: Iterable[Any]) -> dict[str, list[Any]]:
+    """The slots that hold something, in the order of the operator's definition."""
+    return {s.name: slots[s.name] for s in order if slots.get(s.name)}
+
+
+def _slots(slots: Mapping[str, list[Any]]) -> str:
+    return ", ".join(
+        f"{slot}={quote(vs[0].name)}" if len(vs) == 1 else f"{slot}=[{', '.join(quote(v.name) for v in vs)}]"
+        for slot, vs in slots.items()
+    )
+
+
+def _attrs(attrs: Mapping[str, tuple[Any, Any]]) -> str:
+    """` {name=value, ...}` of the (value, default) pairs that differ as text."""
+    texts = {name: _attr(value) for name, (value, default) in attrs.items() if _attr(value) != _attr(default)}
+    return f" {{{', '.join(f'{name}={text}' for name, text in texts.items())}}}" if texts else ""
+
+
+def _attr(value: Any) -> str:
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, (bool, int, str)) or value is None:
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_attr(v) for v in value)}]"
+    return str(value)  # a dtype
+
+
+def _tail(op: Operator, position: int, writers: dict[str, list[Operator]]) -> str:
+    """The text behind the call: the forward operator, the name scope, the number."""
+    tail = ""
+    if op.forward is not None:
+        first = first_output(op.forward)
+        same = writers.get(first, [op.forward])
+        number = f"#{next(i for i, other in enumerate(same) if other is op.forward)}" if len(same) > 1 else ""
+        tail = f" for {f'{op.grad_slot} of ' if op.grad_slot else ''}{quote(first)}{number}"
+    if op.scope_name:
+        tail += f" in {quote(op.scope_name)}"
+    if "random" in op.opdef.traits and op.number != position:
+        tail += f" number {op.number}"
+    return tail

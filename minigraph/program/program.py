@@ -1,0 +1,288 @@
+"""Program: what the user builds. One global Block with typed Variables and a list of Operators.
+
+A Program is plain data in the order in which it was written. Everything else (autodiff, passes,
+the Executor) reads it through `block.ops` and `block.vars`, and adds to it only by
+`Block.append_op`, which checks inputs and attributes and infers output types.
+
+The parts stand in variable.py, operator.py and block.py; others import them from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+
+from minigraph.context import Guards
+from minigraph.errors import (
+    CallSite,
+    DTypeError,
+    FeedError,
+    ProgramError,
+    nearest,
+    raise_unknown,
+    require,
+    shortened,
+)
+from minigraph.types import NO_ARRAY, as_numpy, why_no_array
+
+from .block import Block
+from .copies import NotPickled
+from .dump import dump
+from .operator import ROLES, Operator, Slots, describe_call
+from .prune import ops_for_test
+from .scope import Scope, global_scope
+from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
+
+__all__ = [
+    "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "copy_var",
+    "default_main_program", "default_startup_program", "describe_call", "name_scope", "program_guard",
+]  # fmt: skip
+
+
+class Origin:
+    """Stands for a program and all its rewritings; nobody keeps it but these."""
+
+
+class Program(NotPickled):
+    """A list of operators over variables; `print(program)` shows one operator per line.
+
+    version   counts changes, so that plans made for an older state are not reused
+    origin    an object that this program shares with its rewritings: so they share random numbers
+    """
+
+    _ids = itertools.count()
+
+    def __init__(self, name: str | None = None) -> None:
+        self.id, self.origin = next(Program._ids), Origin()
+        self.name = name or f"program_{self.id}"
+        self.version = 0
+        self._random_seed = 0
+        self.role = "forward"  # role of operators that are appended now
+        self.differentiated: Operator | None = None  # forward link of operators that are appended now
+        self.site: CallSite | None = None  # where they come from, if not from the user's current line
+        self.lr_schedulers: list[tuple[Variable, Any]] = []
+        self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
+        self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
+        self.before: Program | None = None  # the program of which this one is a rewriting
+        self.numbered = 0  # operators so far; the next one has this number
+        self.block0 = Block(self)
+
+    def next_number(self) -> int:
+        self.numbered += 1
+        return self.numbered - 1
+
+    @property
+    def scope_name(self) -> str:
+        """The name scope of operators that are appended now."""
+        scopes = _name_scopes.values()
+        return "".join(prefix for program, prefix in scopes if program is self) if scopes else ""
+
+    def in_scope(self, prefix: str) -> AbstractContextManager[None]:
+        """A guard: operators appended inside have this prefix behind their name scope."""
+        return _name_scopes.entered((self, prefix))
+
+    @property
+    def random_seed(self) -> int:
+        """Decides the random numbers of the program; 0 leaves them to `mg.seed`."""
+        return self._random_seed
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        seed = as_seed(seed)
+        self.version += seed != self._random_seed
+        self._random_seed = seed
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self.block0]
+
+    @property
+    def num_blocks(self) -> int:
+        return 1
+
+    def global_block(self) -> Block:
+        return self.block0
+
+    def current_block(self) -> Block:
+        return self.block0
+
+    def block(self, index: int) -> Block:
+        require(index == 0, f"block {index} does not exist, a program has one block", ProgramError)
+        return self.block0
+
+    @property
+    def ops(self) -> list[Operator]:
+        return self.block0.ops
+
+    @property
+    def vars(self) -> dict[str, Variable]:
+        return self.block0.vars
+
+    def list_vars(self) -> Iterator[Variable]:
+        return iter(list(self.vars.values()))
+
+    def all_parameters(self) -> list[Parameter]:
+        return self.block0.all_parameters()
+
+    def fed_variable(self, key: Variable | str) -> Variable:
+        """What a feed with this key is for; a FeedError where a run takes none for it."""
+        name = key.name if isinstance(key, Variable) else key
+        v = self.vars.get(name)
+        if v is not None and isinstance(key, Variable):
+            check_is_of(key, self, "feed", FeedError)
+        if v is None or not (v.is_data or not v.persistable):
+            data = [d.name for d in self.vars.values() if d.is_data]
+            raise FeedError(
+                f"feed {name!r} is not a data variable of program {self.name}",
+                hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
+            )
+        return v
+
+    @contextmanager
+    def emitting(
+        self, role: str, *, forward: Operator | None = None, site: CallSite | None = None
+    ) -> Iterator[None]:
+        """Operators appended inside have this role, forward link and (if given) user's line."""
+        saved = self.role, self.differentiated, self.site
+        self.role, self.differentiated, self.site = role, forward, site or self.site
+        try:
+            yield
+        finally:
+            self.role, self.differentiated, self.site = saved
+
+    def clone(self, for_test: bool = False) -> Program:
+        """A copy. With for_test only what a test runs (`prune.ops_for_test`), in its inference form (no dropout).
+
+        A test computes the forward values. What `append_backward` or `minimize` appended is left out, and so is what
+        reads it; what `static.gradients` appended stays where forward values need it.
+        Parameters are shared through the Scope by their names.
+        """
+        copy = Program(self.name)
+        copy.random_seed, copy.fetched = self.random_seed, self.fetched
+        kept = ops_for_test(self.ops) if for_test else self.ops
+        used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
+        for v in self.vars.values():
+            if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data:
+                copy.block0.vars[v.name] = copy_var(v, copy.block0)
+        copied: dict[int, Operator] = {}
+        for op in kept:
+            attrs = dict(op.attrs)
+            if for_test and "is_test" in attrs:
+                attrs["is_test"] = True
+            copied[id(op)] = new = Operator(
+                copy.block0, op.opdef,
+                {s: [copy.vars[v.name] for v in vs] for s, vs in op.inputs.items()},
+                {s: [copy.vars[v.name] for v in vs] for s, vs in op.outputs.items()},
+                attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
+                site=op.site, number=op.number, scope_name=op.scope_name,
+            )  # fmt: skip
+            copy.ops.append(new)
+        copy.numbered = max((op.number for op in self.ops), default=-1) + 1
+        if not for_test:
+            copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in self.lr_schedulers]
+        copy.version = len(copy.ops)
+        return copy
+
+    def __copy__(self) -> Program:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """As `clone()`; the learning rate schedulers stay those of this program."""
+        return self.clone()
+
+    def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
+        """The text form, one operator per line; `with_details` adds the user's line of each."""
+        return dump(self, with_details)
+
+    def state_dict(self, mode: str = "all", scope: Scope | None = None) -> dict[str, np.ndarray]:
+        """Copies of the persistable values by name, those between two runs; mode is all, param (parameters) or opt (the
+        others)."""
+        require(mode in ("all", "param", "opt"), f"mode {mode!r} is not all, param or opt", ProgramError)
+        scope = scope if scope is not None else global_scope()
+        chosen = [
+            v.name for v in self.list_vars()
+            if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
+        ]  # fmt: skip
+        with scope.lock:
+            return {name: scope.read(name) for name in chosen if scope.has(name)}
+
+    def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:
+        """Put values into the Scope; names, shapes and types must be those of persistable variables.
+
+        Nothing is changed unless all of them fit.
+        """
+        is_dict = isinstance(state_dict, Mapping)
+        require(is_dict, f"state_dict must be a dict, is {shortened(repr(state_dict))}", ProgramError)
+        known = [v.name for v in self.vars.values() if v.persistable]
+        checked = {}
+        for name, value in state_dict.items():
+            if name not in self.vars:
+                raise_unknown("persistable variable", name, known, ProgramError)
+            v = self.vars[name]
+            try:
+                array = as_numpy(value)
+            except NO_ARRAY as problem:
+                raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
+            require(v.persistable, f"{name} is not persistable", ProgramError)
+            require(
+                array.shape == v.shape and array.dtype == v.dtype,
+                f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
+            )
+            checked[name] = np.array(array, order="C")
+        scope = scope if scope is not None else global_scope()
+        with scope.lock:
+            for name, array in checked.items():
+                scope.take(name, array)
+
+    def __str__(self) -> str:
+        return self.to_string()
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
+
+
+def as_seed(seed: Any) -> int:
+    """`seed`, which must be an int >= 0."""
+    fits = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool) and seed >= 0
+    require(fits, f"a seed is an int >= 0, not {seed!r}", ProgramError)
+    return int(seed)
+
+
+_default = Program("main"), Program("startup")
+_guards = Guards[tuple[Program, Program]]("program_guard")
+_name_scopes = Guards[tuple[Program, str]]("name_scope")
+
+
+def default_main_program() -> Program:
+    """The Program to which operators are appended now."""
+    return _guards.innermost(_default)[0]
+
+
+def default_startup_program() -> Program:
+    """The Program to which initialisers of new parameters are appended now."""
+    return _guards.innermost(_default)[1]
+
+
+@contextmanager
+def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
+    """Make these the default programs inside the block, for the thread that enters it."""
+    for program in (main_program, startup_program):
+        require(
+            program is None or isinstance(program, Program), f"program_guard takes Programs, not {program!r}",
+            ProgramError,
+        )  # fmt: skip
+    startup = startup_program if startup_program is not None else default_startup_program()
+    with _guards.entered((main_program, startup)):
+        yield
+
+
+@contextmanager
+def name_scope(prefix: str) -> Iterator[None]:
+    """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
+    require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", ProgramError)
+    with default_main_program().in_scope(f"{prefix}/"):
+        yield

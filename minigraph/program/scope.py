@@ -1,0 +1,274 @@
+"""Scope: the values of persistable variables between runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minigraph.context import Guards
+from minigraph.errors import DTypeError, ProgramError, ShapeError, require, shortened
+from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
+
+from .copies import NotPickled
+
+FAULTS_KEPT = 16
+
+
+class ScopeTensor(NotPickled):
+    """The value of one variable in a Scope: `np.array(t)` reads a copy, `t.set(array)` writes."""
+
+    _instead = "np.array(tensor) copies the value"
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._scope.read(self._name)
+        return array if dtype is None else array.astype(dtype)
+
+    def set(self, array: Any, place: Any = None) -> None:
+        """Replace the value by that of an array of the host, or of another framework there, or of nested lists.
+
+        The shape must stay as it is, numbers of another type are cast where their kind fits.
+        """
+        old = self._scope.arrays[self._name]
+        try:
+            new = as_numpy(array)
+        except NO_ARRAY as problem:
+            raise DTypeError(f"value of {self._name} is {why_no_array(array, problem)}") from None
+        require(
+            new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
+        )
+        with np.errstate(over="ignore"):
+            fits = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
+            typed = new.astype(old.dtype) if fits else new
+        fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
+        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", DTypeError)
+        self._scope.take(self._name, typed)  # astype has made a new array
+
+    def shape(self) -> list[int]:
+        return list(self._scope.arrays[self._name].shape)
+
+    def __repr__(self) -> str:
+        return f"<ScopeTensor {self._name}: {self.shape()}>"
+
+
+class ScopeVariable(NotPickled):
+    """What `scope.find_var` returns."""
+
+    _instead = "np.array(variable.get_tensor()) copies the value"
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self.name = scope, name
+
+    def get_tensor(self) -> ScopeTensor:
+        return ScopeTensor(self._scope, self.name)
+
+
+class Arrays(dict[str, Any]):
+    """A dict that counts its changes, so that a plan asks one number whether its addresses still hold."""
+
+    version = 0
+
+
+def _counting(name: str) -> Any:
+    method = getattr(dict, name)
+
+    def change(self: Arrays, *args: Any, **kwargs: Any) -> Any:
+        self.version += 1
+        return method(self, *args, **kwargs)
+
+    change.__name__ = name
+    return change
+
+
+for _name in ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"):
+    setattr(Arrays, _name, _counting(_name))
+
+
+class Steps(weakref.WeakKeyDictionary[Any, int]):
+    """Program.origin -> number of runs, 0 at first; forgotten with the last program of this origin."""
+
+    def __getitem__(self, origin: Any) -> int:
+        return self.get(origin, 0)
+
+
+class Scope(NotPickled):
+    """Name -> array of persistable variables, on the host or the GPU that used it last.
+
+    steps    per program, how often it ran: the counter of its random numbers. A run that raised an error does not
+             count, so that it is repeated with the same ones; on a GPU one without fetches does, since nobody waits to
+             know whether it had a fault, and later runs draw other numbers than on a CPU
+    filled   what `fill` wrote last: name -> (array, number)
+    waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
+    faults   of plans that ran here without anybody waiting for them
+    torn     names whose values are neither old nor new, with the reason: a run ended between its updates
+    lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
+    """
+
+    _instead = "program.state_dict(scope=scope) copies the values; static.save(program, path) writes them"
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = Arrays()
+        self.steps = Steps()
+        self.filled: dict[str, tuple[Any, float]] = {}
+        self.waiting: dict[str, float] = {}
+        self.faults: set[Any] = set()
+        self.torn: dict[str, str] = {}
+        self.taken = 0  # changes of `arrays` by `take`
+        self.separated = 0  # how many others there were when `separate` looked last
+        self.lock = threading.RLock()
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a name gets another array."""
+        return self.arrays.version  # type: ignore[attr-defined]
+
+    def watch(self, faults: Any) -> set[Any]:
+        """Look at these before a value is read, and now and then, so that few are kept."""
+        if len(self.faults) >= FAULTS_KEPT:
+            self.look_at_faults()
+        self.faults.add(faults)
+        return self.faults
+
+    def look_at_faults(self) -> None:
+        """Raise what kernels reported in runs that nobody waited for."""
+        while self.faults:
+            with self.lock:
+                first, *others = self.faults
+                self.faults = set(others)  # another set: plans that run from now on are watched anew
+            first.check()
+
+    def tear(self, names: Iterable[str], reason: str) -> None:
+        """Refuse to read these from now on, until they are written."""
+        self.torn |= dict.fromkeys(names, reason)
+
+    def check_whole(self, name: str) -> None:
+        """Refuse a value that `tear` has marked."""
+        if name in self.torn:
+            raise ProgramError(
+                f"{name} may be half a step ahead of others: {self.torn[name]}",
+                hint="load a checkpoint, run the startup program again or set the values; scope.accept_torn() takes"
+                " them as they are",
+            )  # fmt: skip
+
+    def accept_torn(self) -> list[str]:
+        """Take all values as they are after a run that ended between its updates; returns the names concerned."""
+        names = list(self.torn)
+        self.torn.clear()
+        return names
+
+    def has(self, name: str) -> bool:
+        return name in self.arrays
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of a value, in C order."""
+        require(name in self.arrays, f"{name} is not in the scope", ProgramError)
+        with self.lock:
+            self.check_whole(name)
+            self.look_at_faults()
+            array = self.arrays[name]
+            if name in self.waiting:
+                return np.full(array.shape, self.waiting[name], array.dtype)
+            return np.array(array, order="C") if isinstance(array, np.ndarray) else in_one_piece(_fetched(array))
+
+    def on_host(self, name: str) -> np.ndarray | None:
+        """The array itself, fetched from the GPU first if a program ran there; None without a value."""
+        with self.lock:
+            array = self.arrays.get(name)
+            if array is not None and not isinstance(array, np.ndarray):
+                array = self.read(name)
+                self.take(name, array)
+            return array
+
+    def write(self, name: str, array: Any) -> None:
+        """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
+        on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
+        try:
+            self.take(name, array.copy() if on_gpu else np.array(as_numpy(array), order="C"))
+        except NO_ARRAY as problem:
+            raise DTypeError(f"value of {name} is {why_no_array(array, problem)}") from None
+
+    def take(self, name: str, array: Any) -> None:
+        """Set a value; `array` belongs to nobody else, and is the Scope's from now on.
+
+        What it keeps is in one piece, so that its bytes and its address say all.
+        """
+        if isinstance(array, (np.ndarray, np.generic)):
+            array = in_one_piece(np.asarray(array))
+        with self.lock:
+            self.waiting.pop(name, None)
+            self.torn.pop(name, None)
+            self.arrays[name] = array
+            self.taken += 1
+
+    def separate(self) -> None:
+        """Let no two names show the same memory: they would change each other. For arrays that `take` did not bring."""
+        others = self.version - self.taken
+        if others == self.separated:
+            return
+        reach = 0
+        for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
+            if start < min(reach, end):
+                self.take(name, self.arrays[name].copy())
+            reach = max(reach, end)
+        self.separated = others
+
+    def fill(self, name: str, value: float) -> None:
+        """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
+        with self.lock:
+            array = self.arrays[name]
+            self.torn.pop(name, None)
+            if isinstance(array, np.ndarray):
+                array[...] = number
+            else:
+                self.waiting[name] = number
+
+    def find_var(self, name: str) -> ScopeVariable | None:
+        """The variable called `name`, None where it has no value here."""
+        return ScopeVariable(self, name) if name in self.arrays else None
+
+    def list_names(self) -> list[str]:
+        return list(self.arrays)
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """The addresses between which an array lies."""
+    if not isinstance(array, np.ndarray):
+        return (array.data.ptr, array.data.ptr + array.nbytes) if hasattr(array, "data") else (0, 0)
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+    return np.lib.array_utils.byte_bounds(array)
+
+
+def _fetched(array: Any) -> np.ndarray:
+    """The values of an array of a GPU, once all work that was given to it is done."""
+    array.device.synchronize()
+    return array.get()
+
+
+_default = Scope()
+_guards = Guards[Scope]("scope_guard")
+
+
+def global_scope() -> Scope:
+    """The Scope that is used where none is given."""
+    return _guards.innermost(_default)
+
+
+@contextmanager
+def scope_guard(scope: Scope) -> Iterator[None]:
+    """Make `scope` the global one inside the block, for the thread that enters it."""
+    require(isinstance(scope, Scope), f"scope_guard takes a Scope, not {scope!r}", ProgramError)
+    with _guards.entered(scope):
+        yield

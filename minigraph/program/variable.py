@@ -1,0 +1,195 @@
+"""Variables: the named, typed places for values that a Block holds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minigraph.errors import CallSite, MinigraphError, ProgramError, call_site, require
+from minigraph.types import TensorType
+
+from .copies import PartOfProgram
+
+if TYPE_CHECKING:
+    from .program import Block, Program
+
+GRAD_SUFFIX = "@GRAD"
+
+
+class Variable(PartOfProgram):
+    """A named, typed place for a value in a Block.
+
+    persistable    lives in the Scope between runs (parameters, optimizer states)
+    stop_gradient  no gradient flows into it or through it
+    is_data        declared by `static.data`, to be fed
+    origin         a number shared by the copies of it in clones and in rewritten programs, and by nobody else
+    """
+
+    _ids = itertools.count()
+
+    __array_ufunc__ = None  # NumPy leaves `array * variable` to Variable.__rmul__
+
+    def __init__(
+        self,
+        block: Block,
+        name: str,
+        type: TensorType,
+        *,
+        persistable: bool = False,
+        stop_gradient: bool = False,
+        is_data: bool = False,
+        site: CallSite | None = None,
+    ) -> None:
+        self.__dict__.update(
+            block=block, _name=name, type=type, _persistable=persistable, stop_gradient=stop_gradient,
+            is_data=is_data, site=site, origin=next(self._ids),
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("type", "is_data") and value != getattr(self, name):
+            self.program.version += 1
+        object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.block.rename_var(self._name, name)
+
+    @property
+    def persistable(self) -> bool:
+        return self._persistable
+
+    @persistable.setter
+    def persistable(self, persistable: bool) -> None:
+        self.program.version += persistable != self._persistable
+        self._persistable = persistable
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, -1 where known only at run time."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.type.ndim
+
+    @property
+    def grad_name(self) -> str:
+        return self._name + GRAD_SUFFIX
+
+    @property
+    def program(self) -> Program:
+        return self.block.program
+
+    def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
+        """`name : f32[4,8]`"""
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"{self._name}: {self.type}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+    def _no_value(self, what: str) -> MinigraphError:
+        return ProgramError(
+            f"{what} of variable {self} has no value while the program is built",
+            site=call_site(),
+            hint="fetch it: exe.run(program, feed=..., fetch_list=[variable]); for a choice by value use mg.where",
+        )
+
+    def __bool__(self) -> bool:
+        raise self._no_value("bool()")
+
+    def __float__(self) -> float:
+        raise self._no_value("float()")
+
+    def __int__(self) -> int:
+        raise self._no_value("int()")
+
+    def __index__(self) -> int:
+        raise self._no_value("int()")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise self._no_value("numpy.array()")
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        raise self._no_value(f"numpy.{function.__name__}()")
+
+    def __len__(self) -> int:
+        require(self.ndim > 0, f"len() of a 0-d variable {self}", ProgramError)
+        require(self.shape[0] >= 0, f"len() of {self}: axis 0 is known only at run time", ProgramError)
+        return self.shape[0]
+
+
+class Parameter(Variable):
+    """A persistable Variable that an optimizer updates.
+
+    optimize_attr  {"learning_rate": factor on the optimizer's rate}
+    regularizer    beats the optimizer's own
+    need_clip      False leaves it out of gradient clipping
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        name: str,
+        type: TensorType,
+        *,
+        trainable: bool = True,
+        learning_rate: float = 1.0,
+        regularizer: Any = None,
+        need_clip: bool = True,
+        site: CallSite | None = None,
+    ) -> None:
+        super().__init__(block, name, type, persistable=True, stop_gradient=not trainable, site=site)
+        self.optimize_attr = {"learning_rate": learning_rate}
+        self.regularizer, self.need_clip = regularizer, need_clip
+
+    @property
+    def trainable(self) -> bool:
+        return not self.stop_gradient
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self.stop_gradient = not value
+
+
+def copy_var(v: Variable, block: Block) -> Variable:
+    """The same variable for another Block (not yet in it)."""
+    if not isinstance(v, Parameter):
+        plain = Variable(block, v.name, v.type, persistable=v.persistable, stop_gradient=v.stop_gradient,
+                         is_data=v.is_data, site=v.site)  # fmt: skip
+        plain.__dict__["origin"] = v.origin
+        return plain
+    copy = Parameter(block, v.name, v.type, trainable=v.trainable, regularizer=v.regularizer,
+                     need_clip=v.need_clip, site=v.site)  # fmt: skip
+    copy.optimize_attr, copy.origin = dict(v.optimize_attr), v.origin
+    return copy
+
+
+def is_of(v: Variable, program: Program) -> bool:
+    """Whether a name means in `program` what it means for `v`: its own variable, that of a clone, of what it is a
+    clone of, or of a rewriting; or a value of the Scope, which programs share by its name."""
+    own = program.vars.get(v.name)
+    if own is None or own.origin == v.origin:
+        return True
+    return own.persistable and v.persistable and own.type == v.type
+
+
+def check_is_of(v: Variable, program: Program, what: str, error: type[MinigraphError]) -> None:
+    """Refuse a variable of another program whose name only happens to occur in this one."""
+    if not is_of(v, program):
+        raise error(
+            f"{what} {v.name!r} is a variable of program {v.program.name}, in program {program.name} another one has"
+            " its name", site=v.site, hint=f"pass the name, {v.name!r}, if that one is meant",
+        )  # fmt: skip

@@ -1,0 +1,399 @@
+"""Plan: a Schedule bound to NumPy kernels.
+
+Values whose kernels can write into a given array share buffers that live as long as the Plan, so a
+step allocates next to nothing. A run is a loop over bound steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import KernelError, MinigraphError, UninitializedError
+from minigraph.kernels.cpu.product import SMALL, one_thread_in_blas
+from minigraph.program import Program
+from minigraph.program.prune import Prune
+from minigraph.program.scope import Scope
+from minigraph.runtime.options import DEFAULT, RunOptions
+from minigraph.runtime.schedule import Schedule, Step, Value, each, flat, shown_once
+from minigraph.runtime.undo import Undo, check_whole
+from minigraph.types import TensorType, bfloat16, float16, float32
+
+LOW_PRECISION = frozenset({float16, bfloat16})
+PAGE, LARGE = 4096, 65536  # bytes
+
+
+@dataclass
+class BoundStep:
+    """A step with its kernel and the arguments that are known ahead."""
+
+    step: Step
+    kernel: Callable[..., Any]
+    inputs: list[Any]  # as in Step, with stand-in arrays for what is not read, _gathered
+    attrs: dict[str, Any]
+    out: list[Any] | None  # if the kernel takes `out`, per output slot: planned array, value that it updates, or None
+
+
+@dataclass
+class Found:
+    """What is known of a Scope until a name gets another array there.
+
+    env      persistables in the places of their values, and in those of what lasting calls make of them
+    lasting  number of a step: (call, made) where the step has the same arrays in every run: `call()` runs it on them,
+             `made` are those that steps before it have written, with their values; None where that cannot be
+    steady   whether a run has left all names their arrays
+    """
+
+    version: int
+    env: list[Any]
+    lasting: dict[int, tuple[Callable[[], None], list[tuple[int, np.ndarray]]] | None] = field(default_factory=dict)
+    steady: bool = False
+
+
+class Plan:
+    """Steps and buffers of `program` on a CPU for feeds of the given types.
+
+    seconds  what it has cost to make, as whoever makes it measures
+    """
+
+    seconds = 0.0
+
+    def __init__(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
+        seed: int = 0, options: RunOptions = DEFAULT,
+    ) -> None:  # fmt: skip
+        self.program, self.seed, self.options = program, seed, options
+        self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
+        self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
+        self.steps = [self._bind(step) for step in self.schedule.steps]
+        self.checked = False
+        self.large = any(v.type.size >= SMALL for v in self.values)  # or BLAS makes no threads
+        self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
+        self.undo = Undo(self.schedule.steps)
+        self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
+        try:
+            self.buffers = _assign_buffers(self.values, self.steps, options)
+        except MemoryError as problem:
+            fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
+            raise KernelError(fact, hint="a smaller batch") from None
+        for bound in self.steps:
+            if bound.out is not None:
+                bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
+
+    def _bind(self, step: Step) -> BoundStep:
+        opdef, attrs = step.op.opdef, dict(step.op.attrs)
+        if "needs" in opdef.injected:
+            attrs["needs"] = step.needs
+        inputs = [
+            [_stand_in(i) if isinstance(i, TensorType) else i for i in s]
+            if isinstance(s, list)
+            else _stand_in(s) if isinstance(s, TensorType) else s
+            for s in step.inputs
+        ]
+        kernel = opdef.cpu_kernel
+        touched = [self.values[i].type.dtype for i in (*step.read, *step.written)]
+        if any(dtype in LOW_PRECISION for dtype in touched):
+            kernel = _in_float32(kernel, [self.schedule.types(o) for o in step.outputs])
+            return BoundStep(step, kernel, _gathered(inputs), attrs, None)
+        unplanned = [each(slot, lambda _: None) for slot in step.outputs]
+        out = unplanned if "out" in opdef.injected else None
+        return BoundStep(step, kernel, _gathered(inputs), attrs, out)
+
+    def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
+        """Run all steps and return the fetched arrays, NumPy's in any case."""
+        if scope.torn:
+            check_whole(scope, self.schedule.persistables)
+        scope.separate()
+        found = self.found_in.get(scope)
+        if found is None or found.version != scope.version:
+            persistables = {i: self._placed(scope, name, i) for name, i in self.schedule.persistables.items()}
+            found = Found(scope.version, [persistables.get(i) for i in range(len(self.values))])
+            self.found_in[scope] = found
+        env = found.env.copy()
+        for name, index in self.schedule.feeds.items():
+            env[index] = feeds[name]
+        step_number, number, old = scope.steps[self.program.origin], -1, dict[str, Any]()
+        try:
+            with np.errstate(all="ignore"), one_thread_in_blas() if self.large else nullcontext():
+                for number, bound in enumerate(self.steps):
+                    if number in self.undo.kept:
+                        self.undo.keep(number, scope, old)
+                    if found.steady and number not in found.lasting:
+                        found.lasting[number] = self._lasting(bound, env, found)
+                    lasting = found.lasting.get(number)
+                    if lasting is None or any(env[i] is not array for i, array in lasting[1]):
+                        self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
+                    else:
+                        self._call(bound.step, lasting[0])
+            scope.steps[self.program.origin] += 1  # a run that failed can be repeated with the same numbers
+        except BaseException as problem:
+            found.steady = False
+            self.undo.after_failure(number, scope, old, problem, self.program.name)
+            raise
+        if scope.torn:
+            self.undo.after_run(scope)
+        found.steady = scope.version == found.version
+        self.checked = True
+        return [self._fetch(env, i) for i in self.fetched]
+
+    def _lasting(self, bound: BoundStep, env: list[Any], found: Found) -> Any:
+        """What `Found.lasting` holds for a step; a kernel that knows how to use it has a function `for_arrays`."""
+        step, prepare = bound.step, getattr(bound.kernel, "for_arrays", None)
+        read = [(i, self.values[i]) for i in step.read]
+        known = all(v.buffer is not None or (v.persistable and v.producer < 0) for _, v in read)
+        if prepare is None or bound.out is None or not known:
+            return None
+        call = prepare(*_arrays_of(bound.inputs, env), out=tuple(_arrays_of(bound.out, env)), **bound.attrs)
+        if call is None:
+            return None
+        for output, source in zip(flat(step.outputs), flat(step.in_place), strict=True):
+            env[output] = found.env[output] = env[source]
+        return call, [(i, env[i]) for i, v in read if v.buffer is not None]
+
+    def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
+        try:
+            return kernel()
+        except Exception as problem:
+            raise self._failure(step, problem) from problem
+
+    def _run_step(self, bound: BoundStep, env: list[Any], scope: Scope, rng: tuple[int, int, int]) -> None:
+        step = bound.step
+        args, attrs = _arrays_of(bound.inputs, env), bound.attrs
+        if bound.out is not None:
+            attrs = {**attrs, "out": tuple(_arrays_of(bound.out, env))}
+        if "rng" in step.op.opdef.injected:
+            attrs = {**attrs, "rng": rng}
+        results = self._call(step, partial(bound.kernel, *args, **attrs))
+        if len(step.outputs) == 1 or not isinstance(results, tuple):
+            results = (results,)
+        for index, result in zip(step.outputs, results, strict=True):
+            if type(index) is int:  # NumPy turns 0-d results into scalars
+                env[index] = result if type(result) is np.ndarray else np.asarray(result)
+            elif index is not None:
+                for i, r in zip(index, result, strict=True):
+                    env[i] = r
+        if not self.checked:
+            self._check_results(step, env, args)
+        found = scope.arrays.get
+        for index, name in step.stored:
+            array = env[index]
+            if array is not found(name):
+                owned = array.base is None and array.flags.writeable and not _is_input(array, args)
+                scope.take(name, array if owned else array.copy())
+                env[index] = scope.arrays[name]
+        for i in step.freed:
+            env[i] = None
+
+    def _check_results(self, step: Step, env: list[Any], args: list[Any]) -> None:
+        """In the first run: every kernel returns what the operator's inference promised, in memory of its own."""
+        for i in step.written:
+            value, array = self.values[i], env[i]
+            if not isinstance(array, np.ndarray):
+                array = env[i] = np.asarray(array)
+            if array.shape != value.type.shape or array.dtype != value.type.dtype:
+                raise KernelError(
+                    f"kernel wrote {value.name} as {array.dtype}{list(array.shape)}, inferred was {value.type}",
+                    call=self.schedule.call(step), site=step.op.site,
+                )  # fmt: skip
+            shared = value.root == i and value.buffer is None and not value.persistable
+            if shared and any(np.may_share_memory(array, a) for a in _arrays(args)):
+                raise KernelError(
+                    f"kernel returned an input's memory as {value.name} without the trait view",
+                    call=self.schedule.call(step), site=step.op.site,
+                )  # fmt: skip
+
+    def _failure(self, step: Step, problem: Exception) -> Exception:
+        if isinstance(problem, MinigraphError):
+            return problem.at(self.schedule.call(step), step.op.site)
+        if isinstance(problem, MemoryError):
+            return KernelError(f"out of memory: {problem}", call=self.schedule.call(step), site=step.op.site)
+        return KernelError(f"{type(problem).__name__}: {problem}", call=self.schedule.call(step), site=step.op.site)
+
+    def _placed(self, scope: Scope, name: str, index: int) -> np.ndarray:
+        """The array of a persistable; a large one that the program updates begins at a page from now on.
+
+        A processor takes a read for one of what it is about to write if both lie as far from the start of a page, and
+        waits. Arrays that are written and read together must not be some bytes apart.
+        """
+        array = self._from_scope(scope, name)
+        if index not in self.updated or array.nbytes < LARGE or array.__array_interface__["data"][0] % PAGE == 0:
+            return array
+        placed = _pages(array.nbytes).view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        scope.take(name, placed)
+        return placed
+
+    def _from_scope(self, scope: Scope, name: str) -> np.ndarray:
+        v, array = self.program.vars[name], scope.on_host(name)
+        if array is None:
+            raise UninitializedError(
+                f"{v} has no value in the scope", site=v.site,
+                hint="run the startup program first: exe.run(startup_program)",
+            )  # fmt: skip
+        if array.shape != v.shape or array.dtype != v.dtype:
+            raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
+        return array
+
+    def _fetch(self, env: list[Any], index: int) -> np.ndarray:
+        """A copy, unless the array belongs to nobody else."""
+        value, array = self.values[index], env[index]
+        owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
+        twice = self.fetched.count(index) > 1
+        return array if owned and array.base is None and not twice else array.copy()
+
+
+def _assign_buffers(
+    values: list[Value], steps: list[BoundStep], options: RunOptions = DEFAULT
+) -> list[np.ndarray]:
+    """Give each value that a kernel can write in place a buffer, shared where lives do not overlap."""
+    sizes: list[int] = []
+    free: list[int] = []
+    expiring: dict[int, list[int]] = {}
+    owner: dict[int, int] = {}  # root -> buffer
+    wishes: list[tuple[BoundStep, int, int | None, int]] = []
+    for position, bound in enumerate(steps):
+        step = bound.step
+        for slot, place, index in _places(step.outputs):
+            if bound.out is None or values[index].persistable:
+                continue
+            value = values[index]
+            buffer = _inherited(step, slot, place, index, values, owner, position) if options.inplace else None
+            if buffer is None:
+                buffer = _best_fit(free, sizes, value.type.nbytes)
+            owner[index] = buffer
+            value.buffer = buffer
+            expiring.setdefault(value.last_use, []).append(index)
+            wishes.append((bound, slot, place, index))
+        taken = Counter(owner[i] for i in step.written if i in owner)
+        for index in expiring.pop(position, ()) if options.reuse else ():
+            own = int(values[index].producer == position)
+            if taken[owner[index]] == own:
+                free.append(owner[index])
+    buffers = [_pages(size) for size in sizes]
+    for bound, slot, place, index in wishes:
+        t = values[index].type
+        array = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
+        assert bound.out is not None
+        if place is None:
+            bound.out[slot] = array
+        else:
+            bound.out[slot][place] = array
+    return buffers
+
+
+def _pages(nbytes: int) -> np.ndarray:
+    """So many bytes, at the start of a page if they are many."""
+    if nbytes < LARGE:
+        return np.empty(nbytes, np.uint8)
+    room = np.empty(nbytes + PAGE, np.uint8)
+    start = -room.__array_interface__["data"][0] % PAGE
+    return room[start : start + nbytes]
+
+
+def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
+    """(slot, position in a list slot, value) of all that a step writes."""
+    for slot, index in enumerate(outputs):
+        if isinstance(index, list):
+            yield from ((slot, place, i) for place, i in enumerate(index))
+        elif index is not None:
+            yield slot, None, index
+
+
+def _target(planned: Any, in_place: Any) -> Any:
+    """Where a kernel writes: over the value that is updated in place, else into the planned array, if any."""
+    if isinstance(planned, list):
+        return [_target(*pair) for pair in zip(planned, in_place, strict=True)]
+    return planned if in_place is None else in_place
+
+
+def _gathered(slots: Sequence[Any]) -> list[Any]:
+    """The slots of a step, those that list nothing but values as tuples: many of them are taken from a run faster."""
+    return [tuple(s) if isinstance(s, list) and all(type(i) is int for i in s) else s for s in slots]
+
+
+def _arrays_of(slots: Sequence[Any], env: list[Any]) -> list[Any]:
+    """The slots of a step, as _gathered, with arrays in the places of values."""
+    return [
+        env[i] if type(i) is int
+        else list(map(env.__getitem__, i)) if type(i) is tuple
+        else [env[j] if type(j) is int else j for j in i] if type(i) is list
+        else i
+        for i in slots
+    ]  # fmt: skip
+
+
+def _inherited(
+    step: Step, slot: int, place: int | None, index: int, values: list[Value], owner: dict[int, int], position: int
+) -> int | None:
+    """The buffer of the input that this output may overwrite, if nobody reads that input later."""
+    opdef = step.op.opdef
+    source = opdef.inplace.get(opdef.outputs[slot].name)
+    if source is None:
+        return None
+    i = step.inputs[opdef.input_names.index(source)]
+    if isinstance(i, list) and place is not None and place < len(i):
+        i = i[place]
+    if not isinstance(i, int):
+        return None
+    value = values[i]
+    same = value.type == values[index].type
+    dies = value.root == i and i in owner and value.last_use == position
+    return owner[i] if same and dies and shown_once(step, values, i) else None
+
+
+def _best_fit(free: list[int], sizes: list[int], nbytes: int) -> int:
+    """The smallest free buffer that is large enough; else the largest one grown, or a new one."""
+    fitting = [b for b in free if sizes[b] >= nbytes]
+    if fitting:
+        best = min(fitting, key=lambda b: (sizes[b], b))
+    elif free:
+        best = max(free, key=lambda b: (sizes[b], b))
+        sizes[best] = nbytes
+    else:
+        sizes.append(nbytes)
+        return len(sizes) - 1
+    free.remove(best)
+    return best
+
+
+def _stand_in(type: TensorType) -> np.ndarray:
+    """An array with the shape and type of a value that is not read; it holds one zero."""
+    return np.broadcast_to(np.zeros((), type.dtype), type.shape)
+
+
+def _in_float32(kernel: Callable[..., Any], types: list[Any]) -> Callable[..., Any]:
+    """16-bit floats are storage: compute in float32, round the results once."""
+
+    def up(x: Any) -> Any:
+        if isinstance(x, list):
+            return [up(v) for v in x]
+        return x.astype(float32) if x is not None and x.dtype in LOW_PRECISION else x
+
+    def down(x: Any, t: Any) -> Any:
+        if isinstance(t, list):
+            return [down(v, s) for v, s in zip(x, t, strict=True)]
+        return None if t is None else np.asarray(x).astype(t.dtype, copy=False)
+
+    def run(*args: Any, **attrs: Any) -> Any:
+        results = kernel(*[up(a) for a in args], **attrs)
+        if len(types) == 1:
+            return down(results, types[0])
+        return tuple(down(r, t) for r, t in zip(results, types, strict=True))
+
+    return run
+
+
+def _arrays(args: Sequence[Any]) -> Iterator[np.ndarray]:
+    for a in args:
+        yield from a if isinstance(a, list) else () if a is None else (a,)
+
+
+def _is_input(array: np.ndarray, args: Sequence[Any]) -> bool:
+    return any(array is a for a in args)

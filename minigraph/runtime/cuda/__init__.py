@@ -1,0 +1,1 @@
+"""Plans of recorded GPU calls, laid out in one arena and captured into one CUDA graph."""

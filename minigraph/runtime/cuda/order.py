@@ -1,0 +1,208 @@
+"""Order: in which order recorded calls run, and how long each block of memory is needed.
+
+    calls -> units with what they read and write -> dependencies -> an order that needs little memory -> lives
+
+A unit is one recorded call (all variants of a Choice together).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from minigraph.kernels.cuda.record.binder import (
+    Call,
+    Choice,
+    Copy,
+    Fill,
+    Foreign,
+    Gemm,
+    Launch,
+    every_call,
+)
+from minigraph.kernels.cuda.record.buffer import Buffer, Words
+
+
+@dataclass
+class Unit:
+    """What one recorded call reads and writes: numbers of the blocks of memory.
+
+    barrier   it must keep its place: the host takes part, or what it touches is not known
+    after     numbers of units that must have ended besides
+    """
+
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
+    barrier: bool = False
+    after: frozenset[int] = frozenset()
+
+    @cached_property
+    def blocks(self) -> set[int]:
+        return self.reads | self.writes
+
+
+def conflict(a: Unit, b: Unit) -> bool:
+    """Whether it matters which of them runs first."""
+    return a.barrier or b.barrier or not (a.writes.isdisjoint(b.blocks) and b.writes.isdisjoint(a.blocks))
+
+
+def touched(call: Call) -> list[Buffer]:
+    """All buffers that a call, or a variant of it, is given."""
+    if isinstance(call, Launch):
+        found: list[Buffer] = []
+        for a in call.args:
+            if isinstance(a, Buffer):
+                found.append(a)
+            elif isinstance(a, Words):
+                found += a.buffers
+        return found
+    if isinstance(call, Gemm):
+        given = call.a, call.b, call.c, call.bias, call.aux, call.workspace
+        return [b for b in given if b is not None]
+    if isinstance(call, Foreign):
+        return [*call.operands, call.workspace]
+    if isinstance(call, Choice):
+        return [b for one in every_call([call]) for b in touched(one)]
+    if isinstance(call, Copy):
+        return [call.destination, call.source]
+    return [call.destination] if isinstance(call, Fill) else call.inputs
+
+
+def dependencies(units: Sequence[Unit]) -> list[set[int]]:
+    """For each unit those that must run before it: writers of what it reads, readers of what it overwrites."""
+    before: list[set[int]] = []
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    fence, since = -1, []
+    for i, unit in enumerate(units):
+        wanted = {*unit.after} | ({fence} if fence >= 0 else set())
+        if unit.barrier:
+            wanted.update(since)
+            fence, since = i, []
+        else:
+            since.append(i)
+        for b in unit.blocks:
+            if b in writer:
+                wanted.add(writer[b])
+        for b in unit.writes:
+            wanted.update(readers.pop(b, ()))
+            writer[b] = i
+        for b in unit.reads - unit.writes:
+            readers.setdefault(b, []).append(i)
+        before.append(wanted - {i})
+    return before
+
+
+def thrifty(
+    units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
+    kept: Collection[int],
+) -> list[int]:
+    """An order in which what frees more memory than it takes runs as soon as it can; else the order as written.
+
+    sizes   bytes of the blocks that matter
+    given   those that hold something before the first unit;  kept: those that are needed after the last
+    """
+    accessors: dict[int, set[int]] = {}
+    for i, unit in enumerate(units):
+        for b in unit.blocks:
+            accessors.setdefault(b, set()).add(i)
+    live = set(given)
+    after: list[list[int]] = [[] for _ in units]
+    missing = [len(b) for b in before]
+    for i, wanted in enumerate(before):
+        for j in wanted:
+            after[j].append(i)
+    done = [False] * len(units)
+    ready = [i for i, n in enumerate(missing) if n == 0]
+    heapq.heapify(ready)
+    urgent: list[tuple[int, int]] = []
+
+    def growth(i: int) -> int:
+        """Bytes that are live after unit i and not before it."""
+        new = sum(sizes.get(b, 0) for b in units[i].blocks if b not in live)
+        return new - sum(sizes.get(b, 0) for b in units[i].blocks if len(accessors[b]) == 1 and b not in kept)
+
+    def look(i: int) -> None:
+        if missing[i] == 0 and not done[i]:
+            change = growth(i)
+            if change < 0:
+                heapq.heappush(urgent, (change, i))
+
+    for i in ready:
+        look(i)
+    order: list[int] = []
+    while ready:
+        while urgent and (done[urgent[0][1]] or growth(urgent[0][1]) != urgent[0][0]):
+            heapq.heappop(urgent)
+        i = heapq.heappop(urgent)[1] if urgent else heapq.heappop(ready)
+        if done[i]:
+            continue
+        done[i] = True
+        order.append(i)
+        live |= units[i].blocks
+        for b in units[i].blocks:
+            accessors[b].discard(i)
+            if len(accessors[b]) == 1:
+                look(next(iter(accessors[b])))
+        for j in after[i]:
+            missing[j] -= 1
+            if missing[j] == 0:
+                heapq.heappush(ready, j)
+                look(j)
+    return order
+
+
+def late(
+    order: Sequence[int], units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int],
+    kept: Collection[int],
+) -> list[int]:
+    """The order in which what takes memory, and would free none, runs just before the first that waits for it."""
+    place = {i: at for at, i in enumerate(order)}
+    accessors: dict[int, list[int]] = {}
+    for i in order:
+        for b in units[i].blocks & sizes.keys():
+            accessors.setdefault(b, []).append(i)
+    first = {b: own[0] for b, own in accessors.items()}
+    after: list[list[int]] = [[] for _ in units]
+    for i in order:
+        for j in before[i]:
+            after[j].append(i)
+    last = {b: len(units) if b in kept else max(place[i] for i in own[1:]) if len(own) > 1 else -1
+            for b, own in accessors.items()}  # fmt: skip
+    for i in reversed(order):
+        unit = units[i]
+        if unit.barrier or not after[i]:
+            continue
+        target = min(place[j] for j in after[i])
+        blocks = unit.blocks & sizes.keys()
+        takes = any(first[b] == i and sizes[b] for b in blocks)
+        if takes and all(last[b] >= target for b in blocks if first[b] != i):
+            place[i] = target
+    return sorted(order, key=place.__getitem__)  # what has one place stands in the order that was given
+
+
+def most_needed(
+    order: Sequence[int], units: Sequence[Unit], sizes: Mapping[int, int], given: Collection[int],
+    kept: Collection[int],
+) -> int:
+    """The most bytes that are needed at one time in this order."""
+    change = [0] * (len(order) + 2)
+    for b, (first, last) in lives(order, units).items():
+        if b in sizes:
+            change[0 if b in given else first] += sizes[b]
+            change[len(order) + 1 if b in kept else last + 1] -= sizes[b]
+    return max(itertools.accumulate(change))
+
+
+def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, int]]:
+    """For each block the first and the last place in the order at which it is touched."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, i in enumerate(order):
+        last.update(dict.fromkeys(units[i].blocks, at))
+    for at, i in zip(range(len(order) - 1, -1, -1), reversed(order), strict=True):
+        first.update(dict.fromkeys(units[i].blocks, at))
+    return {b: (at, last[b]) for b, at in first.items()}

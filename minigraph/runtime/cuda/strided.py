@@ -1,0 +1,174 @@
+"""Which values a GPU need not copy out of others, because whoever reads them takes rows where they lie.
+
+    qkv [B, S, 3, H, D] -> slice -> q [B, S, H, D] -> attention       q shows qkv's memory, in qkv's strides
+
+An operator says which inputs its kernels read by strides (`OpDef.strided`). What slices, splits, transposes and
+changes of shape give to such inputs, and to nobody else, shows the memory that they were given; else it is copied as
+ever, with a remark why. A change of shape alone shows its input's memory to every reader.
+
+What shows another value's memory keeps that alive and unchanged, as every view does: schedule.py. Outputs that are
+written by strides and then only joined with others, or turned, lie where that would put them; nobody moves them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from minigraph.kernels.cuda.record.buffer import Buffer, begins
+from minigraph.kernels.cuda.record.views import (
+    JOINED,
+    SHOWN,
+    Shows,
+    reshaped,
+    shown_from,
+    unfit,
+    whole,
+)
+from minigraph.runtime.schedule import Layout, Schedule, Step, each
+from minigraph.types import TensorType
+
+APART = JOINED.keys() - SHOWN.keys()  # what joins values that have made places of their own
+
+
+def show(schedule: Schedule) -> list[tuple[int, str]]:
+    """Let values show the memory of others; (step, why it copies) where a reader would have taken strides."""
+    return Views(schedule).remarks
+
+
+def show_changes_of_shape(schedule: Schedule) -> list[tuple[int, str]]:
+    """Likewise, but all values lie in one piece: only changes of shape are not copied."""
+    return Views(schedule, strided=False).remarks
+
+
+class Views:
+    """Values of a Schedule that show others.
+
+    direct    values that are read by strides
+    taken     {value: how many of its elements are, also as other values that show them}
+    apart     {value of these: why it must lie in C order}
+    lies      {value: a Buffer that lies in a stand-in for its root as the value lies in the root}
+    replaced  what the Scope's arrays hold no more at the end, when results are fetched
+    """
+
+    def __init__(self, schedule: Schedule, strided: bool = True) -> None:
+        self.values, self.remarks = schedule.values, list[tuple[int, str]]()
+        self.direct = {i for step in schedule.steps for i in by_strides(step)} if strided else set[int]()
+        self.taken = self._taken(schedule)
+        self.apart = self._apart(schedule)
+        self.lies: dict[int, Buffer] = {}
+        current, self.fetched = schedule.current, {*schedule.fetched}
+        self.replaced = {i for i, v in enumerate(self.values) if v.persistable and current[v.name] != i}
+        for position, step in enumerate(schedule.steps):
+            shows = SHOWN.get(step.op.type)
+            if shows is not None:
+                self._show(position, step, shows)
+        self.reads = Counter(i for step in schedule.steps for i in step.read) if self.direct else Counter()
+        self.reads.update(schedule.fetched)
+        for step in reversed(schedule.steps) if self.direct else ():
+            if step.op.type in JOINED:
+                self._join(schedule.steps, step)
+
+    def _taken(self, schedule: Schedule) -> dict[int, int]:
+        found = {i: self.values[i].type.size for i in self.direct}
+        for step in reversed(schedule.steps) if found else ():
+            elements = sum(found.get(i, 0) for i in step.written) if step.op.type in SHOWN else 0
+            for source in step.read if elements else ():
+                found[source] = min(found.get(source, 0) + elements, self.values[source].type.size)
+        return found
+
+    def _apart(self, schedule: Schedule) -> dict[int, str]:
+        found = dict.fromkeys(schedule.fetched, "it is fetched")
+        found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
+        for step in schedule.steps if self.taken else ():
+            if step.op.type not in SHOWN:
+                others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
+                found |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
+        return found
+
+    def _show(self, position: int, step: Step, shows: Shows) -> None:
+        (source,) = step.read
+        if shows is whole and source not in self.lies:
+            root = self.values[source].root
+            for i in step.written:  # the Scope's arrays are places of their own
+                if not self.values[i].persistable and not (root in self.replaced and i in self.fetched):
+                    self.values[i].root = root
+            return
+        if self.taken.keys().isdisjoint(step.written):
+            return
+        opdef = step.op.opdef
+        ins = {slot.name: each(i, self._stand_in) for slot, i in zip(opdef.inputs, step.inputs, strict=True)}
+        outs = {slot.name: each(i, self._stand_in) for slot, i in zip(opdef.outputs, step.outputs, strict=True)}
+        for i, shown in zip(step.written, shows(ins, outs, step.op.attrs), strict=True):
+            if not self.taken.get(i):
+                continue
+            there = reshaped(shown, self.values[i].type.shape)
+            why = self._against(i, source, there)
+            if there is None or why:
+                self.remarks.append((position, f"copies {self.values[i].name}: {why}"))
+                continue
+            self._lay({i: there}, self.values[source].root)
+
+    def _join(self, steps: list[Step], step: Step) -> None:
+        """Let what this step joins or turns be written where it belongs."""
+        (out,) = step.written
+        root = self.values[out].root
+        if self.values[root].persistable:
+            return
+        for i, there in self._places(step, self._stand_in(out)):
+            chain: dict[int, Buffer] = {}
+            while there is not None and self._is_passed_on(i):
+                chain[i], maker = there, steps[self.values[i].producer]
+                if i in by_strides(maker, outputs=True) or maker.op.type in APART:
+                    parts = self._places(maker, there) if maker.op.type in APART else [(i, there)]
+                    if all(part is not None and unfit(part) is None for _, part in parts):
+                        self._lay(chain, root)
+                    break
+                if maker.op.type not in SHOWN or len(maker.written) > 1:
+                    break
+                (i,) = maker.read
+                there = shown_from(maker.op.type, there, self.values[i].type.shape, maker.op.attrs)
+
+    def _places(self, step: Step, out: Buffer | None) -> list[tuple[int, Buffer | None]]:
+        """The values that a step joins or turns, and where in its output each belongs."""
+        ins = {"X": each(step.inputs[0], self._stand_in)}
+        parts = JOINED[step.op.type](ins, {"Out": out}, step.op.attrs)
+        return [(i, reshaped(p, self.values[i].type.shape)) for i, p in zip(step.read, parts, strict=True)]
+
+    def _is_passed_on(self, i: int) -> bool:
+        """Whether one step writes value i for one other step, and nobody else sees it."""
+        return self.reads[i] == 1 and self.values[i].producer >= 0 and not self.values[i].persistable
+
+    def _lay(self, places: dict[int, Buffer], root: int) -> None:
+        """Let values lie in another."""
+        for i, there in places.items():
+            self.lies[i] = there
+            self.values[i].root, self.values[i].layout = root, Layout(begins(there), there.strides)
+
+    def _stand_in(self, i: int | TensorType | None) -> Buffer | None:
+        if i is None:
+            return None
+        t = i if isinstance(i, TensorType) else self.values[i].type
+        there = None if isinstance(i, TensorType) else self.lies.get(i)
+        return there or Buffer(t.shape, t.dtype)
+
+    def _against(self, i: int, source: int, there: Buffer | None) -> str | None:
+        """Why value i cannot lie there."""
+        if i in self.apart:
+            return self.apart[i]
+        if there is None:
+            return "strides cannot say where its elements lie"
+        root = self.values[self.values[source].root]
+        taken = self.taken[self.values[source].root]
+        if not root.persistable and 2 * taken < root.type.size:
+            return f"it would keep {root.name}, of which {taken} of {root.type.size} elements are read so"
+        return unfit(there) if i in self.direct else None
+
+
+def by_strides(step: Step, outputs: bool = False) -> Iterator[int]:
+    """The values that a step reads, or writes, by strides."""
+    opdef = step.op.opdef
+    slots, given = (opdef.outputs, step.outputs) if outputs else (opdef.inputs, step.inputs)
+    for slot, i in zip(slots, given, strict=True) if opdef.strided else ():
+        if slot.name in opdef.strided and isinstance(i, int):
+            yield i

@@ -1,0 +1,172 @@
+"""Memory layout: one offset for each block of bytes, so that blocks whose lives overlap do not."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ALIGNMENT = 256  # bytes; what vector accesses and matrix products like
+SMALL, ALL_SMALL = 64 << 10, 256 << 10  # bytes of a block, and of all of them, that need not share memory
+FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
+
+
+class Life(NamedTuple):
+    """Bytes that are needed from step `first` to step `last`, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def layout(lives: Sequence[Life]) -> tuple[list[int], int]:
+    """(offset of each block, bytes in all): the best of a few ways to place them.
+
+    Blocks are placed in the order of their birth; where that takes more than is ever live at once, and there are not
+    too many, also the large ones first, which leaves fewer gaps.
+    """
+    offsets, size = by_birth(lives)
+    least = most_live(lives)
+    if size > least:
+        for key in (_bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
+            other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)
+            if other_size < size:
+                offsets, size = other, other_size
+    return offsets, size
+
+
+def _bytes(life: Life) -> tuple[int, ...]:
+    return life.nbytes, life.last - life.first
+
+
+def _bytes_times_steps(life: Life) -> tuple[int, ...]:
+    return (life.nbytes * (life.last - life.first + 1),)
+
+
+def _steps(life: Life) -> tuple[int, ...]:
+    return life.last - life.first, life.nbytes
+
+
+def by_importance(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
+    """Blocks with the largest keys first, each at the lowest offset that is free during its life."""
+    order = [i for i in sorted(range(len(lives)), key=lambda i: key(lives[i]), reverse=True) if lives[i].nbytes]
+    offsets, end = [0] * len(lives), 0
+    born, dies, starts, ends = (np.zeros(len(order), np.int64) for _ in range(4))  # of the blocks that have a place
+    for count, i in enumerate(order):
+        _, first, last = lives[i]
+        nbytes = rounded(lives[i].nbytes)
+        beside = np.flatnonzero((born[:count] <= last) & (dies[:count] >= first))
+        at = _lowest_gap(starts[beside], ends[beside], nbytes)
+        offsets[i], end = at, max(end, at + nbytes)
+        born[count], dies[count], starts[count], ends[count] = first, last, at, at + nbytes
+    return offsets, end
+
+
+def _lowest_gap(starts: np.ndarray, ends: np.ndarray, nbytes: int) -> int:
+    """The lowest offset at which so many bytes overlap none of the ranges."""
+    if len(starts) == 0:
+        return 0
+    order = np.argsort(starts)
+    starts, free_from = starts[order], np.maximum.accumulate(ends[order])
+    if starts[0] >= nbytes:
+        return 0
+    fits = np.flatnonzero(starts[1:] - free_from[:-1] >= nbytes)
+    return int(free_from[fits[0] if len(fits) else -1])
+
+
+def large_first(lives: Sequence[Life]) -> tuple[list[int], int]:
+    """The MANY largest blocks by importance, the others behind them by birth."""
+    order = sorted(range(len(lives)), key=lambda i: _bytes(lives[i]), reverse=True)
+    large, small = order[:MANY], order[MANY:]
+    first, end = by_importance([lives[i] for i in large], _bytes)
+    rest, size = by_birth([lives[i] for i in small])
+    placed = {**dict(zip(large, first, strict=True)), **{i: end + o for i, o in zip(small, rest, strict=True)}}
+    return [placed[i] for i in range(len(lives))], end + size
+
+
+def by_birth(lives: Sequence[Life]) -> tuple[list[int], int]:
+    """Blocks in the order of their birth, each in the smallest gap that holds it; what dies joins free neighbours."""
+    offsets = [0] * len(lives)
+    births = sorted(range(len(lives)), key=lambda i: (lives[i].first, -lives[i].nbytes))
+    deaths = sorted(range(len(lives)), key=lambda i: lives[i].last)
+    free = _FreeList()
+    dead = 0
+    for i in births:
+        while lives[deaths[dead]].last < lives[i].first:
+            gone = deaths[dead]
+            free.release(offsets[gone], rounded(lives[gone].nbytes))
+            dead += 1
+        offsets[i] = free.take(rounded(lives[i].nbytes))
+    return offsets, free.end
+
+
+def apart(lives: Sequence[Life]) -> list[Life]:
+    """The same with small blocks that live all the time: calls that only share their memory need not wait."""
+    small = [life for life in lives if life.nbytes <= SMALL]
+    if sum(rounded(life.nbytes) for life in small) > ALL_SMALL:
+        return list(lives)
+    first, last = min((a.first for a in lives), default=0), max((a.last for a in lives), default=0)
+    return [Life(life.nbytes, first, last) if life.nbytes <= SMALL else life for life in lives]
+
+
+def most_live(lives: Sequence[Life]) -> int:
+    """The most bytes that are needed at one time: no layout takes less."""
+    changes: dict[int, int] = {}
+    for life in lives:
+        changes[life.first] = changes.get(life.first, 0) + rounded(life.nbytes)
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - rounded(life.nbytes)
+    live = most = 0
+    for step in sorted(changes):
+        live += changes[step]
+        most = max(most, live)
+    return most
+
+
+def rounded(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class _FreeList:
+    """Gaps as (offset, size), ordered by offset; `end` is where unused memory begins."""
+
+    def __init__(self) -> None:
+        self.gaps: list[tuple[int, int]] = []
+        self.end = 0
+
+    def take(self, size: int) -> int:
+        if size == 0:
+            return 0
+        fitting = [(gap, i) for i, (_, gap) in enumerate(self.gaps) if gap >= size]
+        if fitting:
+            gap, i = min(fitting)
+            offset = self.gaps[i][0]
+            self.gaps[i : i + 1] = [(offset + size, gap - size)] if gap > size else []
+            return offset
+        last_gap_grows = self.gaps and sum(self.gaps[-1]) == self.end
+        offset = self.gaps.pop()[0] if last_gap_grows else self.end
+        self.end = offset + size
+        return offset
+
+    def release(self, offset: int, size: int) -> None:
+        if size == 0:
+            return
+        i = bisect.bisect(self.gaps, (offset,))
+        if i < len(self.gaps) and self.gaps[i][0] == offset + size:
+            size += self.gaps.pop(i)[1]
+        if i > 0 and sum(self.gaps[i - 1]) == offset:
+            i -= 1
+            before = self.gaps.pop(i)
+            offset, size = before[0], before[1] + size
+        self.gaps.insert(i, (offset, size))
+
+
+def in_a_row(buffers: Iterable[Any]) -> tuple[list[tuple[Any, int]], int]:
+    """([(buffer, offset)], bytes in all), one behind the other."""
+    placed, end = [], 0
+    for b in buffers:
+        placed.append((b, end))
+        end += rounded(b.nbytes)
+    return placed, end

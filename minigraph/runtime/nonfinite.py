@@ -1,0 +1,208 @@
+"""check_nan_inf: which results are refused, and the error that names the operator. The same for all devices.
+
+An operator is refused if one of its float results holds
+    NaN, in any case;
+    inf or -inf, unless one of its inputs holds the same infinity or an attribute that the user gave is it.
+So masks of -inf that are fed or made by `full` pass, and so does what they are added to, until they give NaN or
+infinity of the other sign. Operators of parameter updates are not excused by their inputs. LogSumExp of attention is
+infinite where a query sees no key, by definition, and passes.
+
+The first operator of the program that is refused is named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minigraph.errors import NonFiniteError
+from minigraph.program import Operator, Program
+from minigraph.types import FLOATS, float32
+
+from .schedule import Schedule, Step, Value, flat
+
+NAN, PLUS, MINUS = 1, 2, 4
+INFINITE = PLUS | MINUS
+KINDS = {NAN: "nan", PLUS: "inf", MINUS: "-inf"}
+SHOWN = 8  # members of a fused operator that an error lists
+
+
+class Seen(NamedTuple):
+    """What an array holds that is not finite: for NaN, inf and -inf how often, and the position of the first one."""
+
+    counts: tuple[int, int, int] = (0, 0, 0)
+    firsts: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def kinds(self) -> int:
+        """The bits of what there is."""
+        return sum(kind for kind, count in zip(KINDS, self.counts, strict=True) if count)
+
+    def first(self, kinds: int = NAN | INFINITE) -> tuple[int, int]:
+        """(kind, position in C order) of the first element of these kinds."""
+        own = zip(self.firsts, KINDS, self.counts, strict=True)
+        position, kind = min((at, kind) for at, kind, count in own if count and kind & kinds)
+        return kind, position
+
+
+FINITE = Seen()
+
+
+def look(array: Any) -> Seen:
+    """What an array of floats holds that is not finite."""
+    if np.isfinite(array).all():
+        return FINITE
+    x = (array.astype(float32) if array.dtype.itemsize == 2 else array).reshape(-1)
+    masks = np.isnan(x), x == math.inf, x == -math.inf
+    counts, firsts = [int(m.sum()) for m in masks], [int(m.argmax()) for m in masks]
+    return Seen((counts[0], counts[1], counts[2]), (firsts[0], firsts[1], firsts[2]))
+
+
+def looked_at(value: Value) -> bool:
+    """Whether a value can be other than finite."""
+    return value.type.dtype in FLOATS and value.type.size > 0
+
+
+def excused(op: Operator) -> dict[str, int]:
+    """For each output slot the infinities that it may hold whatever the inputs are."""
+    given = 0
+    for name, attr in op.opdef.attrs.items():
+        if op.attrs.get(name) != attr.default:
+            given |= _infinities(op.attrs.get(name))
+    own = INFINITE if "infinite" in op.opdef.traits else 0
+    return {slot.name: given | (own if slot.optional else 0) for slot in op.opdef.outputs}
+
+
+def inputs_excuse(op: Operator) -> bool:
+    """Whether an infinity of the inputs may go on into the outputs: not into parameters and their states."""
+    return op.role != "optimize"
+
+
+def _infinities(value: Any) -> int:
+    """The infinities in an attribute; in a body they are words."""
+    if isinstance(value, str):
+        return (PLUS if re.search(r"(?<!-)\bInfinity\b", value) else 0) | (MINUS if "-Infinity" in value else 0)
+    if isinstance(value, float) and math.isinf(value):
+        return PLUS if value > 0 else MINUS
+    found = 0
+    for one in value if isinstance(value, (list, tuple)) else ():
+        found |= _infinities(one)
+    return found
+
+
+class Finding(NamedTuple):
+    """An operator that is refused.
+
+    value    the number of the output;  seen: what it holds;  kinds: for which of it it is refused
+    source   the number of an input that is not finite, with what it holds; None where all are finite
+    run      how often the program had run before
+    """
+
+    value: int
+    seen: Seen
+    kinds: int
+    source: tuple[int, Seen] | None
+    run: int
+
+
+def judged(step: Step, seen: dict[int, Seen], results: dict[int, Seen], run: int) -> Finding | None:
+    """Whether a step is refused: `seen` is what its inputs hold, `results` what it wrote."""
+    source, given = None, 0
+    for i, found in seen.items():
+        if found.kinds and (source is None or (found.kinds & NAN and not given & NAN)):
+            source = i, found
+        given |= found.kinds
+    excuses = excused(step.op)
+    from_inputs = given & INFINITE if inputs_excuse(step.op) else 0
+    for slot, i in outputs(step):
+        kinds = results[i].kinds & ~(excuses[slot] | from_inputs) if i in results else 0
+        if kinds:
+            return Finding(i, results[i], kinds, source, run)
+    return None
+
+
+def outputs(step: Step) -> Iterator[tuple[str, int]]:
+    """(slot, value) of all that a step writes."""
+    for slot, indices in zip(step.op.opdef.outputs, step.outputs, strict=True):
+        yield from ((slot.name, i) for i in flat([indices]))
+
+
+def _named(slots: Iterable[Any], given: Sequence[Any], i: int) -> str:
+    """The slot that holds value i."""
+    return next(slot.name for slot, indices in zip(slots, given, strict=True) if i in flat([indices]))
+
+
+def _at(schedule: Schedule, i: int, seen: Seen, kinds: int = NAN | INFINITE) -> tuple[int, tuple[int, ...], str]:
+    """(kind, index, the index as text) of the first such element of value i."""
+    kind, position = seen.first(kinds)
+    index = tuple(int(n) for n in np.unravel_index(position, schedule.values[i].type.shape))
+    return kind, index, f" at {list(index)}" if index else ""
+
+
+def error(
+    schedule: Schedule, step: Step, finding: Finding, program: Program, hint: str | None = None
+) -> NonFiniteError:
+    """What is said of an operator that is refused."""
+    value, opdef = schedule.values[finding.value], step.op.opdef
+    kind, index, place = _at(schedule, finding.value, finding.seen, finding.kinds)
+    counts = ", ".join(f"{n} {KINDS[kind]}" for n, kind in zip(finding.seen.counts, KINDS, strict=True) if n)
+    what = f"{_named(opdef.outputs, step.outputs, finding.value)}={value.name} is {KINDS[kind]}{place}"
+    facts = f"{counts} of {value.type.size} elements; {_of_inputs(schedule, step, finding)}"
+    fact = f"{what} in step {finding.run} of {program.name}, counted from 0; {facts}"
+    members = members_of(step.op, value.name, program)
+    if members:
+        fact += "; made of " + ", ".join(f"{op.type} {op.output_arg_names[0]} ({op.site})" for op in members[-SHOWN:])
+    found = NonFiniteError(
+        fact, call=schedule.call(step), site=step.op.site, hint=hint or _hint(schedule, step, finding)
+    )
+    found.operator, found.variable, found.index, found.step = opdef.type, value.name, index, finding.run
+    found.what = f"{what}; {facts}"
+    return found
+
+
+def _of_inputs(schedule: Schedule, step: Step, finding: Finding) -> str:
+    if finding.source is None:
+        return "all inputs are finite" if step.read else "it reads nothing"
+    i, seen = finding.source
+    kind, _, place = _at(schedule, i, seen, NAN if seen.counts[0] else INFINITE)
+    name = _named(step.op.opdef.inputs, step.inputs, i)
+    return f"its input {name}={schedule.values[i].name} is {KINDS[kind]}{place}"
+
+
+def _hint(schedule: Schedule, step: Step, finding: Finding) -> str | None:
+    if finding.source is None:
+        names = dict.fromkeys(schedule.values[i].name for i in step.read if looked_at(schedule.values[i]))
+        return f"fetch {', '.join(list(names)[:3])} to see what it was given" if names else None
+    value = schedule.values[finding.source[0]]
+    if value.producer >= 0:
+        return f"{value.name} is computed from an infinity that is fed, or an attribute; a large finite number may do"
+    where = "in the Scope: it was so before this run" if value.persistable else "in what is fed"
+    return f"{value.name} is not finite {where}"
+
+
+def members_of(op: Operator, name: str, program: Program) -> list[Operator]:
+    """The operators of the user's program that a rewritten one stands for, as far as they lead to output `name`."""
+    before = program.before
+    if before is None:
+        return []
+    known = {v.name for other in program.ops for v in (*other.input_vars, *other.output_vars) if other is not op}
+    known |= set(op.input_arg_names)
+    found = _back(before.ops, name, known)
+    same = len(found) == 1 and found[0].type == op.type
+    return [] if same else found
+
+
+def _back(ops: Sequence[Operator], name: str, known: Collection[str]) -> list[Operator]:
+    """The operators that compute `name`, back to values that are `known`."""
+    wanted, found = {name}, []
+    for op in reversed(ops):
+        if wanted.isdisjoint(op.output_arg_names):
+            continue
+        wanted.difference_update(op.output_arg_names)
+        wanted.update(n for n in op.input_arg_names if n not in known)
+        found.append(op)
+    return found[::-1]

@@ -1,0 +1,269 @@
+"""Schedule: what a Program does in one run, for feeds of known types, independent of the device.
+
+With the feeds' shapes known, all shapes are: types are inferred once more, every write becomes a
+value of its own, and the life of each value is computed. Plans turn a Schedule into bound kernels.
+
+    value   one version of a variable; a step that updates `w` in place reads one, writes the next
+    root    the value whose memory a view shows; its life covers the lives of its views
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from minigraph.errors import FeedError, MinigraphError, ShapeError
+from minigraph.opdef import Slot
+from minigraph.program import Operator, Program, Variable, describe_call
+from minigraph.program.prune import Prune, pruned_ops
+from minigraph.types import TensorType
+
+
+class Layout(NamedTuple):
+    """Where a value lies in the memory that it shows: its first element, elements from one index to the next."""
+
+    start: int
+    strides: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Value:
+    """One version of a variable during a run."""
+
+    name: str
+    type: TensorType
+    producer: int  # step that writes it, -1 for feeds and persistables
+    persistable: bool = False
+    last_use: int = -1
+    root: int = -1  # index of the value whose memory this one shows; itself if none
+    layout: Layout | None = None  # where there, unless it is all of it in C order
+    buffer: int | None = None  # number of the shared buffer it lies in
+
+
+@dataclass(slots=True)
+class Step:
+    """One operator with its values: an index, a list of them, or None for each slot.
+
+    A slot whose values are not read (`OpDef.unread`) holds the TensorType instead of the index.
+    """
+
+    op: Operator
+    inputs: list[Any]
+    outputs: list[Any]
+    in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
+    stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
+    freed: list[int] = field(default_factory=list)  # values nobody reads after this step
+    shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
+
+    @property
+    def read(self) -> list[int]:
+        """The values that are read."""
+        return [i for i in flat(self.inputs) if isinstance(i, int)]
+
+    @property
+    def written(self) -> list[int]:
+        """The values that are written."""
+        return flat(self.outputs)
+
+    @property
+    def updates(self) -> list[tuple[int, int]]:
+        """(value written, value whose array it takes over)."""
+        slots = zip(self.outputs, self.in_place, strict=True)
+        lists = [(o, i) if isinstance(o, list) else ([o], [i]) for o, i in slots]
+        return [(o, i) for os, sources in lists for o, i in zip(os, sources or (), strict=False) if i is not None]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The output slots that are computed."""
+        return frozenset(s.name for s, o in zip(self.op.opdef.outputs, self.outputs, strict=True) if o is not None)
+
+
+Show = Callable[["Schedule"], list[tuple[int, str]]]
+
+
+def show_views(schedule: Schedule) -> list[tuple[int, str]]:
+    """Let the values show the memory of others that NumPy computes without a copy."""
+    for step in schedule.steps:
+        viewed = next((i for i in step.inputs if isinstance(i, int)), None)
+        if viewed is not None and "view" in step.op.opdef.traits:
+            for i in step.written:
+                schedule.values[i].root = schedule.values[viewed].root
+    return []
+
+
+class Schedule:
+    """Values and steps of `program` for feeds of the given types.
+
+    show      finds which values show the memory of others on this device; what it remarks is kept: (step, text)
+    inplace   whether an operator may write over the value that it updates
+    """
+
+    def __init__(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
+        show: Show = show_views, inplace: bool = True,
+    ) -> None:  # fmt: skip
+        self.inplace = inplace
+        self.program, self.fetches = program, tuple(fetches)
+        self.values: list[Value] = []
+        self.current: dict[str, int] = {}
+        self.feeds = {name: self._new_value(name, type) for name, type in feeds.items()}
+        self.persistables: dict[str, int] = {}
+        self.steps: list[Step] = []
+        computed = {name for name in feeds if not program.vars[name].is_data}
+        ops = pruned_ops(program.ops, self.fetches, prune, computed) if prune is not False else program.ops
+        self.advice = None
+        if prune and any(op.role == "optimize" for op in ops):
+            self.advice = "with use_prune=True updates run too, and need it; run program.clone(for_test=True) without"
+        self.wanted = {*self.fetches, *(name for op in ops for name in op.input_arg_names)}
+        for op in ops:
+            self._add_step(op)
+        self.fetched = [self._read(name) for name in self.fetches]
+        self.remarks = show(self)
+        self._lives()
+
+    def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
+        index = len(self.values)
+        self.values.append(Value(name, type, producer, persistable, root=index))
+        self.current[name] = index
+        return index
+
+    def _read(self, name: str) -> int:
+        """The present value of a variable; persistables come from the Scope at their first use."""
+        if name in self.current:
+            return self.current[name]
+        v = self.program.vars[name]
+        if v.persistable:
+            self.persistables[name] = self._new_value(name, v.type, persistable=True)
+            return self.persistables[name]
+        if v.is_data:
+            raise FeedError(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
+        raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
+
+    def _add_step(self, op: Operator) -> None:
+        opdef, position = op.opdef, len(self.steps)
+        computed = [s for s in opdef.outputs if op.outputs.get(s.name) and not self._is_idle(op, s)]
+        unread = opdef.unread([s.name for s in computed])
+        inputs: list[Any] = []
+        types: dict[str, list[TensorType]] = {}
+        for slot in opdef.inputs:
+            indices = [self._read(v.name) for v in op.inputs.get(slot.name, ())]
+            if not indices:
+                inputs.append(None)
+                continue
+            types[slot.name] = [self.values[i].type for i in indices]
+            if slot.name in unread:
+                inputs.append(types[slot.name] if slot.variadic else types[slot.name][0])
+                continue
+            for i in indices:
+                self.values[i].last_use = position
+            inputs.append(indices if slot.variadic else indices[0])
+        try:
+            inferred = opdef.infer_types(types, op.attrs)
+        except MinigraphError as error:
+            raise error.at(_describe(op, types), op.site) from None
+        step, read = Step(op, inputs, []), set(flat(inputs) if opdef.inplace else ())
+        for slot in opdef.outputs:
+            sources = op.inputs.get(opdef.inplace.get(slot.name, ""), [])
+            variables = op.outputs[slot.name] if slot in computed else []
+            indices, in_place = [], []
+            source = opdef.inplace.get(slot.name)
+            for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
+                if t is not v.type and not v.type.accepts(t):
+                    problem = ShapeError(f"{v.name} is {t} in this run, and declared {v.type}")
+                    raise problem.at(_describe(op, types), op.site)
+                name, persistable = v.name, v.persistable
+                self._check_feed_is_used(op, v)
+                own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
+                unread = source and name in self.persistables and self.current[name] not in read
+                in_place.append(self.current[name] if own or unread else None)
+                index = self._new_value(name, t, position, persistable)
+                indices.append(index)
+                if persistable:
+                    step.stored.append((index, name))
+            step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
+            step.in_place.append((in_place if slot.variadic else in_place[0]) if in_place else None)
+        self.steps.append(step)
+
+    def _is_idle(self, op: Operator, slot: Slot) -> bool:
+        """Whether this is an optional output beside the result that nobody reads: it is not computed."""
+        if not slot.optional or all(s.optional for s in op.opdef.outputs):
+            return False
+        return not any(v.name in self.wanted or v.persistable for v in op.outputs.get(slot.name, ()))
+
+    def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
+        """A value that is fed for a computed variable must be read before it is overwritten."""
+        fed = self.feeds.get(written.name)
+        if fed is not None and not written.is_data and self.values[fed].last_use < 0:
+            raise FeedError(
+                f"feed {written.name!r} would have no effect: {op.type} computes it", site=op.site,
+                hint="with use_prune=True the operators before a fed value are left out",
+            )  # fmt: skip
+
+    def call(self, step: Step) -> str:
+        """The call with the types of this run, as errors show it."""
+        lists = [s if isinstance(s, list) else [s] for s in step.inputs]
+        return _describe(step.op, {
+            slot.name: [i if isinstance(i, TensorType) else self.values[i].type for i in indices]
+            for slot, indices in zip(step.op.opdef.inputs, lists, strict=True) if indices != [None]
+        })  # fmt: skip
+
+    @property
+    def random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any("random" in step.op.opdef.traits for step in self.steps)
+
+    def types(self, output: Any) -> Any:
+        """The TensorType of a value, a list of them for a list, None for None."""
+        if isinstance(output, list):
+            return [self.values[i].type for i in output]
+        return None if output is None else self.values[output].type
+
+    def _lives(self) -> None:
+        """last_use of every root covers its views; fetched values live to the end."""
+        end = len(self.steps)
+        for i in self.fetched:
+            self.values[i].last_use = end
+        for value in reversed(self.values):
+            root = self.values[value.root]
+            root.last_use = max(root.last_use, value.last_use, value.producer)
+        for i, value in enumerate(self.values):
+            if value.root == i and value.producer >= 0 and value.last_use < end and not value.persistable:
+                self.steps[value.last_use].freed.append(i)
+            elif value.root != i and value.last_use < end:
+                self.steps[max(value.last_use, value.producer)].freed.append(i)
+        for position, step in enumerate(self.steps):  # a view that is read later keeps the old value
+            step.in_place = [each(slot, partial(self._overwritten, step, position)) for slot in step.in_place]
+
+    def _overwritten(self, step: Step, position: int, i: int | None) -> int | None:
+        """Value i if this step, which updates it, may write over its memory."""
+        if i is None or not self.inplace or self.values[self.values[i].root].last_use > position:
+            return None
+        return i if shown_once(step, self.values, i) else None
+
+
+def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
+    """Whether no input but value i itself shows its memory: another one would be overwritten before it is read."""
+    if step.shown is None:
+        step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
+    roots, read = step.shown
+    return roots[values[i].root] <= (i in read)
+
+
+def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:
+    """The call with the types of this run."""
+    return describe_call(op.type, {
+        s: [f"{v.name}: {t}" for v, t in zip(op.inputs[s], ts, strict=True)] for s, ts in types.items()
+    })  # fmt: skip
+
+
+def each(slot: Any, function: Callable[[Any], Any]) -> Any:
+    """`function` of what stands in a slot, of each entry of a list."""
+    return [function(i) for i in slot] if isinstance(slot, list) else function(slot)
+
+
+def flat(slots: Sequence[Any]) -> list[Any]:
+    """What stands in the slots, lists opened, None left out."""
+    return [i for s in slots if s is not None for i in (s if isinstance(s, list) else [s])]

@@ -1,0 +1,149 @@
+"""Operators and methods of Variables: `x + 1`, `x @ w`, `x < y`, `x[1:]`, `x.sum()`.
+
+The package `program` knows no operators, so this file adds them to Variable, from three tables. New
+variables are called `tmp_0`, `tmp_1`, ... as in Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minigraph import tensor
+from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.types import bool_
+
+from . import indexing
+from .arguments import operands
+from .logic import comparison
+from .math import arithmetic
+
+ARITHMETIC = {
+    "add": ("elementwise_add", "+"),
+    "sub": ("elementwise_sub", "-"),
+    "mul": ("elementwise_mul", "*"),
+    "truediv": ("elementwise_div", "/"),
+    "pow": ("elementwise_pow", "**"),
+}
+COMPARISONS = {
+    "eq": "equal", "ne": "not_equal", "lt": "less_than", "le": "less_equal", "gt": "greater_than",
+    "ge": "greater_equal",
+}  # fmt: skip
+CONNECTIVES = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+MISSING = {
+    "floordiv": ("//", "of floats: mg.floor(x / y); ints are cast first"),
+    "mod": ("%", "of floats: x - mg.floor(x / y) * y; ints are cast first"),
+    "divmod": ("divmod", "of floats: mg.floor(x / y) and x - mg.floor(x / y) * y"),
+    "lshift": ("<<", "multiply by a power of 2"),
+    "rshift": (">>", "divide by a power of 2"),
+}
+METHODS = (
+    "abs", "add", "argmax", "argmin", "cast", "ceil", "clip", "cos", "cumsum", "divide", "equal", "exp", "expand",
+    "flatten", "floor", "gather", "greater_equal", "greater_than", "isfinite", "isinf", "isnan", "less_equal",
+    "less_than", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "max", "maximum",
+    "mean", "min", "minimum", "multiply", "not_equal", "pow", "prod", "reciprocal", "reshape", "round", "rsqrt",
+    "scale", "sign", "sin", "split", "sqrt", "square", "squeeze", "subtract", "sum", "tanh", "tile", "transpose",
+    "tril", "triu", "unsqueeze",
+)  # fmt: skip
+
+
+def _arithmetic(op_type: str, symbol: str) -> tuple[Callable[..., Variable], Callable[..., Variable]]:
+    def forward(self: Variable, other: Any) -> Variable:
+        return arithmetic(op_type, self, other, symbol, "tmp")
+
+    def reverse(self: Variable, other: Any) -> Variable:
+        return arithmetic(op_type, other, self, symbol, "tmp")
+
+    return forward, reverse
+
+
+def _comparison(op_type: str) -> Callable[..., Any]:
+    def compare(self: Variable, other: Any) -> Any:
+        if other is None:  # `x == None` asks whether there is a variable, not for values
+            return NotImplemented
+        return comparison(op_type, self, other, "tmp")
+
+    return compare
+
+
+def _connective(op_type: str) -> Callable[..., Variable]:
+    def connect(self: Variable, other: Variable) -> Variable:
+        for v in (self, other):
+            if not (isinstance(v, Variable) and v.dtype == bool_):
+                raise DTypeError(
+                    f"operands must be bool variables, one is {v!r}"[:200], call=op_type, site=call_site(),
+                    hint="compare first, in parentheses: (x > 0) & (y > 0)",
+                )  # fmt: skip
+        return builder_of(self).emit(op_type, self, other, name="tmp")
+
+    return connect
+
+
+def _no_operator(symbol: str, hint: str) -> Callable[[Variable, Any], Variable]:
+    def refuse(self: Variable, other: Any) -> Variable:
+        raise ProgramError(f"there is no operator {symbol} on variables", call=f"{symbol} of {self}", hint=hint)
+
+    return refuse
+
+
+def _matmul(self: Variable, other: Any) -> Variable:
+    return _product(self, other)
+
+
+def _rmatmul(self: Variable, other: Any) -> Variable:
+    return _product(other, self)
+
+
+@whole
+def _product(x: Any, y: Any) -> Variable:
+    x, y = operands(x, y, "@")
+    return builder_of(x).matmul(x, y, name="tmp")
+
+
+def _neg(self: Variable) -> Variable:
+    return builder_of(self).scale(self, scale=-1.0, name="tmp")
+
+
+def _invert(self: Variable) -> Variable:
+    if self.dtype != bool_:
+        raise DTypeError(f"~ takes a bool variable, not {self}", site=call_site())
+    return builder_of(self).logical_not(self, name="tmp")
+
+
+def _transposed(self: Variable) -> Variable:
+    """x with its axes in reverse order."""
+    return tensor.transpose(self, list(reversed(range(self.ndim))))
+
+
+def detach(self: Variable) -> Variable:
+    """A copy through which no gradient flows."""
+    copy = tensor.assign(self)
+    copy.stop_gradient = True
+    return copy
+
+
+def install() -> None:
+    """Hang operators and methods on Variable."""
+    attributes: dict[str, Any] = {
+        "__matmul__": _matmul, "__rmatmul__": _rmatmul, "__neg__": _neg, "__abs__": tensor.abs, "__invert__": _invert,
+        "__getitem__": indexing.getitem, "__setitem__": indexing.setitem, "__iter__": indexing.iterate,
+        "__hash__": object.__hash__,  # defining == would drop it
+        "T": property(_transposed), "astype": tensor.cast, "detach": detach,
+    }  # fmt: skip
+    for name, (op_type, symbol) in ARITHMETIC.items():
+        attributes[f"__{name}__"], attributes[f"__r{name}__"] = _arithmetic(op_type, symbol)
+    for name, op_type in COMPARISONS.items():
+        attributes[f"__{name}__"] = _comparison(op_type)
+    for name, op_type in CONNECTIVES.items():
+        attributes[f"__{name}__"] = _connective(op_type)
+    for name, (symbol, hint) in MISSING.items():
+        attributes[f"__{name}__"] = attributes[f"__r{name}__"] = _no_operator(symbol, hint)
+    for name in METHODS:
+        attributes[name] = getattr(tensor, name)
+    for name, value in attributes.items():
+        setattr(Variable, name, value)
+
+
+install()

@@ -1,0 +1,302 @@
+"""The house rules that a reader should be able to rely on, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "minigraph"
+
+# Who may import whom: folders, from bottom to top, so there is no cycle. A folder may always import itself and what
+# lies in it. A row of a folder inside another one holds for it instead of the outer row.
+MAY_IMPORT = {
+    "version": "",
+    "context": "",
+    "errors": "",
+    "types": "errors context",
+    "opdef": "errors types",
+    # kernels know arrays only, operators know kernels
+    "kernels": "errors types opdef",
+    "kernels.cuda.record": "errors types",
+    "kernels.cuda.device": "errors types kernels.cuda.record",
+    "kernels.cuda.elementwise": "errors types kernels.cuda.record",
+    "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
+    "kernels.cuda.movement": "errors types kernels.cuda.record kernels.cuda.elementwise",
+    "kernels.cuda.optimizer": "errors types kernels.updates kernels.trace kernels.cuda.record kernels.cuda.elementwise",
+    "kernels.cuda.matmul": "errors types opdef kernels.cuda.record kernels.cuda.elementwise kernels.cuda.tensor_cores",
+    "kernels.cuda.rows": "errors types kernels.chunks kernels.cuda.record kernels.cuda.elementwise kernels.cuda.matmul",
+    "kernels.cuda.fused": "errors types kernels.cuda.record kernels.cuda.elementwise kernels.cuda.matmul"
+        " kernels.cuda.rows",
+    "kernels.cuda.attention": "errors types kernels.cpu kernels.cuda.record kernels.cuda.elementwise"
+        " kernels.cuda.movement kernels.cuda.tensor_cores",
+    "ops": "errors types opdef kernels",
+    "program": "errors context types opdef",
+    # passes know the graph, never a kernel or a run
+    "ir": "errors types opdef program",
+    "passes": "errors types opdef program ir kernels.updates kernels.trace kernels.chunks",
+    # running knows programs and kernels, never a graph or a pass
+    "cuda": "errors context types kernels",
+    "runtime": "version errors context types opdef kernels program cuda",
+    "compiler": "errors types opdef program ir passes runtime",
+    # the faces that a Paddle script expects: nothing below imports them
+    "regularizer": "errors program",
+    "tensor": "errors types program",
+    "nn": "errors types program tensor",
+    "ops.calls": "program nn",
+    "optimizer": "errors types opdef program regularizer nn",
+    "static": "errors types opdef program runtime compiler tensor nn",
+    "base": "program runtime",
+    "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static base",
+}
+
+# Foreign packages and the only places that import them. numpy and the standard library are everywhere.
+FOREIGN = {
+    "networkx": "ir/graph.py",
+    "ml_dtypes": "types.py",
+    "safetensors": "runtime/checkpoint/tensors.py",
+    "numba": "kernels/cpu/compiled.py",
+    "threadpoolctl": "kernels/cpu/product.py",
+    "cupy": "kernels/",
+    "nvmath": "kernels/",
+    "cuda": "kernels/",  # NVIDIA's cuda.bindings
+    "cudnn": "kernels/cuda/attention/cudnn/graph.py",
+}
+# inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
+LATE_IMPORTS = (
+    "networkx", "cupy", "nvmath", "cuda", "cudnn", "minigraph.kernels.cuda.device.runtime",
+    "minigraph.kernels.cpu.compiled",
+)  # fmt: skip
+
+LONGEST_FILE = 400
+MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and numpy; with networkx more than 300
+FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
+FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
+FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
+# Flags of Paddle, and how many threads a process may use: words and numbers, read once.
+READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py"}
+FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = [*FILES, *sorted(PACKAGE.rglob("*.cu*"))]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def module(path: Path) -> str:
+    """`ir.graph` for minigraph/ir/graph.py, "" for minigraph/__init__.py."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Absolute names of all modules that a file imports, with their statements."""
+    package = ["minigraph", *module(path).split(".")] if module(path) else ["minigraph"]
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = PACKAGE.joinpath(*source.split(".")[1:], alias.name)
+                is_module = source.startswith("minigraph") and (inner.is_dir() or inner.with_suffix(".py").exists())
+                yield (f"{source}.{alias.name}" if is_module else source), node
+
+
+def row(name: str, table: dict[str, str]) -> str | None:
+    """The row of a table that holds for a module: its own or that of the package around it."""
+    parts = name.split(".")
+    return next((r for n in range(len(parts), 0, -1) if (r := ".".join(parts[:n])) in table), None)
+
+
+def within(path: Path, kind: type | tuple[type, ...]) -> set[ast.AST]:
+    """All nodes inside nodes of a kind."""
+    return {inner for node in ast.walk(tree(path)) if isinstance(node, kind) for inner in ast.walk(node)}
+
+
+def layering_problems(path: Path) -> list[str]:
+    own = row(module(path), MAY_IMPORT)
+    if own is None:
+        return [f"{short(path)} has no row in MAY_IMPORT: say who it may import"]
+    found = []
+    for name, node in imports(path):
+        if name.split(".")[0] != "minigraph":
+            continue
+        target = name.removeprefix("minigraph").removeprefix(".")
+        below = MAY_IMPORT[own]
+        allowed = dict.fromkeys([*below.split(), *([own] if own else [])], "")
+        if row(target, allowed) is None:
+            target = target or "minigraph itself"
+            found.append(f"{short(path)}:{node.lineno} imports {target}, {own} may import only {below}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_imports_follow_the_layers(path):
+    assert layering_problems(path) == []
+
+
+def test_an_import_that_the_table_does_not_allow_is_found(monkeypatch):
+    optimizer, graph = PACKAGE / "optimizer" / "settings.py", PACKAGE / "ir" / "graph.py"
+    monkeypatch.setitem(MAY_IMPORT, "optimizer", MAY_IMPORT["optimizer"].replace(" regularizer", ""))
+    monkeypatch.setitem(MAY_IMPORT, "ir", "errors types opdef")
+    assert "imports regularizer, optimizer may import only" in layering_problems(optimizer)[0]
+    assert "imports program, ir may import only errors types opdef" in layering_problems(graph)[0]
+    without = {name: below for name, below in MAY_IMPORT.items() if name != "ir"}
+    monkeypatch.setattr(sys.modules[__name__], "MAY_IMPORT", without)
+    assert layering_problems(graph) == ["ir/graph.py has no row in MAY_IMPORT: say who it may import"]
+
+
+def test_the_table_is_the_house():
+    known = {module(path).split(".")[0] for path in FILES}
+    assert {name.split(".")[0] for name in MAY_IMPORT} == known
+
+
+def test_the_table_reads_from_bottom_to_top():
+    """So it has no cycle."""
+    seen: dict[str, str] = {}
+    for name, below in MAY_IMPORT.items():
+        assert all(row(one, seen) is not None for one in below.split()), name
+        seen[name] = below
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_foreign_packages_stay_in_their_place(path):
+    for name, node in imports(path):
+        top = name.split(".")[0]
+        if top in ("minigraph", "numpy", *sys.stdlib_module_names):
+            assert top not in FORBIDDEN_MODULES, f"{short(path)}:{node.lineno} imports {top}"
+            continue
+        assert top in FOREIGN, f"{short(path)}:{node.lineno} imports {top}, which is no dependency"
+        assert short(path).startswith(FOREIGN[top]), f"{short(path)}:{node.lineno}: {top} belongs to {FOREIGN[top]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_no_imports_inside_functions(path):
+    inside = within(path, (ast.FunctionDef, ast.AsyncFunctionDef))
+    for name, node in imports(path):
+        late = node in inside and not name.startswith(LATE_IMPORTS)
+        assert not late, f"{short(path)}:{node.lineno} imports {name} inside a function"
+
+
+def forbidden(source: ast.AST) -> Iterator[str]:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            yield f"line {node.lineno}: {node.func.id}()"
+        if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_ATTRIBUTES.get(ast.unparse(node.value), ()):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in FORBIDDEN_ATTRIBUTES.get(node.module or "", ()):
+                    yield f"line {node.lineno}: {node.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_no_print_no_environment_no_evaluation(path):
+    allowed = "os.environ" if short(path) in READS_ENVIRONMENT else None
+    assert [line for line in forbidden(tree(path)) if line.partition(": ")[2] != allowed] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["print(1)", "import os\nos.environ['A']", "from os import environ", "eval('1')", "exec('1')", "os.system('ls')"],
+)
+def test_the_check_for_forbidden_things_can_fail(line):
+    assert len(list(forbidden(ast.parse(line)))) == 1
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short)
+def test_files_are_short_and_well_named(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+    assert not FORBIDDEN_NAMES & {*path.relative_to(PACKAGE).parts[:-1], path.stem}
+
+
+def test_every_file_of_the_package_is_installed():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = ["**/*.py", *project["tool"]["setuptools"]["package-data"]["minigraph"]]
+    installed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert files - installed == set()
+    packages = {path.parent for path in FILES} | {PACKAGE}
+    assert all((folder / "__init__.py").exists() for folder in packages)
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=PACKAGE.parent
+    )
+    return result.stdout.strip()
+
+
+def test_import_needs_no_gpu_package_and_no_heavy_one():
+    loaded = run_python("import sys, minigraph; print(*{name.split('.')[0] for name in sys.modules})").split()
+    heavy = {"cupy", "nvmath", "cuda", "torch", "scipy", "matplotlib", "sklearn", "pandas", "pytest"}
+    assert "numpy" in loaded
+    assert not heavy & set(loaded)
+
+
+def test_import_works_where_cupy_is_broken():
+    code = "import sys; sys.modules.update(cupy=None, nvmath=None); import minigraph as mg; print(mg.cuda.why_not())"
+    assert run_python(code) != "None"
+
+
+def test_import_loads_few_modules():
+    """Of other packages only these; networkx comes when the first Graph is made. bench/long_life.py has the clock."""
+    loaded = run_python("import numpy, sys; old = set(sys.modules); import minigraph; print(*set(sys.modules) - old)")
+    tops = [name.split(".")[0] for name in loaded.split()]
+    others = set(tops) - set(sys.stdlib_module_names) - {"minigraph"}
+    assert {name.strip("_") for name in others} <= {"ml_dtypes", "safetensors", "threadpoolctl", "numpy"}
+    assert len(tops) - tops.count("minigraph") < MOST_FOREIGN_MODULES
+    assert tops.count("minigraph") <= len(FILES)
+
+
+CLOCKS = re.compile(r"\b(perf_counter|process_time|thread_time|monotonic|timeit)(_ns)?\b|\btime\.time\b")
+# Files of tests that name a clock: nothing that passes or fails there depends on how fast the machine is.
+NAMES_A_CLOCK = {
+    "test_architecture.py": "this table",
+    "test_optimizer_kernels.py": "a clock that the tests set",
+    "test_feeds_and_memory.py": "a clock that the test sets",
+    "test_autotune.py": "a clock that the test sets",
+    "cuda_host.py": "libraries that were made long ago are removed",
+    "fuzz.py": "says how long it took",
+}
+
+
+def clocks(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if CLOCKS.search(line)]
+
+
+def test_no_test_watches_a_clock():
+    """Clocks live in bench/: on a busy machine a test counts work. Nobody else computes where tests/gpu runs."""
+    tests = Path(__file__).parents[1]
+    found = {
+        path.relative_to(tests).as_posix(): clocks(path.read_text(encoding="utf-8"))
+        for path in sorted(tests.rglob("*.py")) if "gpu" not in path.relative_to(tests).parts[:1]
+    }
+    assert {name: lines for name, lines in found.items() if lines and Path(name).name not in NAMES_A_CLOCK} == {}
+    assert NAMES_A_CLOCK.keys() == {Path(name).name for name, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["assert perf_counter() - start < 1", "from time import monotonic", "'t = time.time()'", "time.process_time_ns()"],
+)
+def test_the_check_for_clocks_can_fail(line):
+    assert clocks(line) == [line]

@@ -1,0 +1,88 @@
+"""The command line of the comparisons: what it understands, and what it says in one line otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as command
+from bench import harness
+
+
+class Recorded:
+    """A bench that keeps what it is asked for."""
+
+    name, title, peers = "recorded", "what it was asked for", ("torch", "jax")
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[list[str], int]] = []
+
+    def missing(self) -> None:
+        """It can run everywhere."""
+
+    def run(self, peers: list[str], rounds: int, command: str, only: str = "") -> None:
+        self.runs.append((peers, rounds))
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    made = Recorded()
+    monkeypatch.setitem(command.BENCHES, made.name, made)
+    monkeypatch.setattr(harness, "PACKAGES", {"torch": "json", "jax": "json"})
+    return made
+
+
+def run(monkeypatch: Any, line: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["bench", *line.split()])
+    return command.main()
+
+
+@pytest.mark.parametrize(
+    ("line", "peers"),
+    [
+        ("recorded --peers torch,jax", ["torch", "jax"]), ("--peers torch,jax recorded", ["torch", "jax"]),
+        ("--peers=jax recorded", ["jax"]), ("recorded", []), ("--rounds 3 recorded --peers jax", ["jax"]),
+    ],
+)  # fmt: skip
+def test_peers_may_stand_before_and_after_what_they_are_compared_in(bench, monkeypatch, line, peers):
+    assert run(monkeypatch, line) == 0
+    assert bench.runs == [(peers, 3 if "--rounds" in line else 15)]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("recorded --peers torch jax", "jax is a peer, not a bench; peers are joined by commas: --peers torch,jax"),
+        ("--peers torch jax recorded", "jax is a peer, not a bench; peers are joined by commas: --peers torch,jax"),
+        ("--peers torch", "--peers needs the name of a bench, or all, besides"),
+        ("recordde", "there is no bench recordde; there are list, all, mlp_cpu, "),
+    ],
+)
+def test_what_is_no_bench_is_said(bench, monkeypatch, capsys, line, said):
+    with pytest.raises(SystemExit) as refused:
+        run(monkeypatch, line)
+    assert refused.value.code == 2 and said in capsys.readouterr().err and not bench.runs
+
+
+@pytest.mark.parametrize("name", ["recorded", "mlp_cpu"])
+def test_a_peer_that_is_not_installed_is_said_in_one_line(bench, monkeypatch, capfd, name):
+    monkeypatch.setattr(harness, "PACKAGES", {"torch": "no_such_framework"})
+    with pytest.raises(SystemExit, match=r"cannot run: no_such_framework is not installed: pip install no_such_fra"):
+        run(monkeypatch, f"{name} --peers torch")
+    assert capfd.readouterr() == ("", "") and not bench.runs
+
+
+def test_a_reader_of_the_list_may_stop_early():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "list"], stdout=write, stderr=subprocess.PIPE, text=True, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")

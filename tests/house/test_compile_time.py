@@ -1,0 +1,69 @@
+"""Plans are work in proportion to the program: lines of Python are counted, so quadratic steps fail."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+import minigraph as mg
+from minigraph.compiler import CompiledProgram
+from minigraph.program import Program
+from minigraph.runtime.cpu.plan import Plan
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.types import TensorType, float32
+from tests.support.counted_work import check_proportion, lines
+
+WIDTH = 8
+SMALL, LARGE = 400, 2000  # operators
+MOST = 1500  # lines for an operator
+FEED = {"x": TensorType((4, WIDTH), float32)}
+
+
+def network(operators: int):
+    main = Program(f"{operators} operators")
+    with mg.static.program_guard(main, Program()), mg.base.unique_name.guard():
+        h = before = mg.static.data("x", [None, WIDTH])
+        for i in range(operators // 9):
+            h = mg.nn.functional.relu(mg.nn.Linear(WIDTH, WIDTH)(h))
+            if i % 2:
+                h = before = h + before
+        loss = mg.mean(h)
+        mg.optimizer.Momentum(0.1).minimize(loss)
+    return main, loss
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """(small, large), and the same after all passes: with one update of thousands of parameters."""
+    plain = [network(n) for n in (SMALL, LARGE)]
+    strategies = [mg.static.BuildStrategy.all() for _ in plain]
+    fused = [
+        CompiledProgram(main, build_strategy=s).program_for((loss.name,))
+        for (main, loss), s in zip(plain, strategies, strict=True)
+    ]
+    return {"plain": plain, "fused": [(after, loss) for after, (_, loss) in zip(fused, plain, strict=True)]}
+
+
+def check(makes) -> None:
+    small, large = (lines(make) for make in makes)
+    assert small < MOST * SMALL
+    check_proportion(small, large, LARGE / SMALL)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused"])
+@pytest.mark.parametrize("make", [BoundProgram, Plan])
+def test_a_plan_is_work_in_proportion(programs, kind, make):
+    check([partial(make, program, FEED, [loss.name]) for program, loss in programs[kind]])
+
+
+def test_the_bound_notices_a_quadratic_step(programs, monkeypatch):
+    """As it was: every output of an update with thousands of lists compared with every input."""
+    from minigraph.runtime import schedule
+
+    def counted(step, values, i):
+        return [values[j].root for j in step.read].count(values[i].root) <= 1
+
+    monkeypatch.setattr(schedule, "shown_once", counted)
+    with pytest.raises(AssertionError, match="lines for 5 times as much"):
+        check([partial(Plan, program, FEED, [loss.name]) for program, loss in programs["fused"]])

@@ -1,0 +1,121 @@
+"""The examples and the code of all pages run as a user runs them, and do what they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigraph.ir.text import parse
+from tests.house.test_recipes import RECIPES
+from tests.support.pages import ROOT, blocks, pages
+
+pytest.importorskip("sklearn", reason="needs the examples extra")
+pytest.importorskip("matplotlib", reason="needs the examples extra")
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """What `python ...` prints in `folder`, where modules of that folder can be imported."""
+    result = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_the_readme_prints_what_it_says(tmp_path):
+    """Times aside: they are another machine's. `...` stands for lines that are left out."""
+    code, said = (next(b.code for b in blocks("README.md") if b.language == name) for name in ("python", "text"))
+    (tmp_path / "train.py").write_text(code)
+    printed = re.sub(r" +[0-9.]+ ms", " ms", run_python(tmp_path, "train.py"))
+    shown = re.escape(re.sub(r" +[0-9.]+ ms", " ms", said)).replace(re.escape("...\n"), r"(.*\n)*")
+    assert re.fullmatch(shown, printed), printed
+
+
+def code_of(page: Path) -> str:
+    """The python blocks of a page as one script with the page's line numbers, those for a GPU left out."""
+    lines: list[str] = []
+    for block in blocks(page):
+        if block.language == "python" and not block.marks:
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in pages() if code_of(p) and p.relative_to(ROOT).as_posix() not in RECIPES], ids=lambda p: p.name
+)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    """Its blocks run in order, in one namespace, without a warning."""
+    (tmp_path / f"{page.stem}.py").write_text(code_of(page))
+    run_python(tmp_path, "-W", "error", f"{page.stem}.py")
+
+
+def test_every_block_of_code_is_run_or_says_why_not():
+    """`python gpu` needs a GPU, `python skip` another machine or file; recipes have a test of their own."""
+    for page in pages():
+        marks = {mark for block in blocks(page) if block.language == "python" for mark in block.marks}
+        assert marks <= {"gpu", "skip"}, page
+        fences = len(re.findall(r"^ *```py", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert fences == sum(block.language == "python" for block in blocks(page)), page
+
+
+def train_mlp(out: Path, *arguments: str) -> str:
+    script = [sys.executable, str(ROOT / "examples" / "train_mlp.py"), "--out", str(out), *arguments]
+    result = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def curve(out: Path) -> list[tuple[float, float]]:
+    """(loss, accuracy) of each epoch."""
+    rows = (out / "loss_accuracy.csv").read_text().splitlines()[1:]
+    return [(float(loss), float(accuracy)) for _, loss, accuracy in (row.split(",") for row in rows)]
+
+
+def test_the_mlp_learns_the_digits(tmp_path):
+    printed = train_mlp(tmp_path)
+    history = curve(tmp_path)
+    assert history[-1][1] >= 0.97
+    assert history[-1][0] < 0.1 * history[0][0]
+    assert re.search(r"fuse_gemm_epilogue +4 applied", printed)
+    assert "reloaded weights predict" in printed
+    before, after = ((tmp_path / f"{name}.txt").read_text() for name in ("before", "after"))
+    assert parse(before).to_string() == before.strip()
+    assert [op.type for op in parse(after).ops].count("fused_gemm_epilogue") == 3
+    assert "fused_gemm_epilogue" not in before
+    assert "fused_gemm_epilogue 0 -> 3" in (tmp_path / "diff.txt").read_text()
+    assert (tmp_path / "mlp_after.dot").read_text().startswith('digraph "mlp" {')
+    assert (tmp_path / "mlp_before.dot").exists()
+    assert (tmp_path / "loss_accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "mlp.pdparams").stat().st_size > 4 * (64 * 256 + 256 * 128 + 128 * 10)
+
+
+def test_fusion_does_not_change_the_curve(tmp_path):
+    for flag in ("--fuse", "--no-fuse"):
+        printed = train_mlp(tmp_path / flag, flag, "--dtype", "float64", "--epochs", "4")
+        off = next(line for line in printed.splitlines() if line.startswith("off "))
+        assert ("fuse_gemm_epilogue" in off) == (flag == "--no-fuse")
+    fused, plain = curve(tmp_path / "--fuse"), curve(tmp_path / "--no-fuse")
+    assert len(fused) == len(plain) == 4
+    for (loss, accuracy), (other, other_accuracy) in zip(fused, plain, strict=True):
+        assert abs(loss - other) < 1e-10
+        assert accuracy == other_accuracy
+
+
+def test_optimizer_levels_are_compared(tmp_path):
+    """Fewer operators and calls at each level, equal results, and a plot."""
+    said = run_python(
+        tmp_path, str(ROOT / "examples" / "optimizer_levels.py"), "--tensors", "12", "--size", "500", "--steps", "4",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    rows = {name: [int(operators), int(calls)] for name, operators, calls in re.findall(
+        r"^(for-loop|foreach|fused) +(\d+) +(\d+) ", said, re.MULTILINE)}  # fmt: skip
+    assert rows["for-loop"] > rows["foreach"] > rows["fused"] == [6, 8]
+    assert "all levels end with equal parameters" in said
+    assert "31 struct4k" in said or "CUDAPlace" in said
+    assert (tmp_path / "optimizer_levels.png").stat().st_size > 5000

@@ -1,0 +1,189 @@
+"""How many threads a process may use, and products in blocks: the same bits for any number of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph.kernels import cores, parallel
+from minigraph.kernels.cpu import product
+
+
+@pytest.fixture
+def unlimited():
+    yield
+    cores._limit.clear()
+
+
+def files(root, **texts):
+    for name, text in texts.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("texts", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "50000 100000\n"}, 0.5),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
+          "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 2.0),
+        ({"proc/self/cgroup": "0::/host/path\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc/self/cgroup": "3:cpu,cpuacct:/d\n0::/\n", "sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_quota_us": "100000\n",
+          "sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_period_us": "100000\n"}, 1.0),
+        ({"proc/self/cgroup": "1:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"proc/self/cgroup": "1:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "30000\n",
+          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "0\n"}, None),
+        ({"proc/self/cgroup": "0::/../x\nbroken\n", "sys/fs/cgroup/cpu.max": "what\n"}, None),
+    ],
+)  # fmt: skip
+def test_quota_of_the_cgroup(texts, quota, tmp_path):
+    files(tmp_path, **texts)
+    assert cores.cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("environment", "quota", "allowed", "expected"),
+    [({}, None, 8, 8), ({}, 2.0, 8, 2), ({}, 0.5, 8, 1), ({}, 3.9, 8, 3), ({"OMP_NUM_THREADS": "3"}, None, 8, 3),
+     ({"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "4"}, None, 8, 2), ({"OMP_NUM_THREADS": "16"}, None, 8, 8),
+     ({"OMP_NUM_THREADS": "4,2"}, None, 8, 4), ({"OMP_NUM_THREADS": "many"}, None, 8, 8),
+     ({"OMP_NUM_THREADS": "0"}, None, 8, 8), ({"OMP_NUM_THREADS": "-3"}, None, 8, 8)],
+)  # fmt: skip
+def test_the_least_limit_holds(environment, quota, allowed, expected, monkeypatch):
+    for name in cores.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(cores, "_allowed_cores", lambda: allowed)
+    assert cores._available.__wrapped__() == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_affinity_is_obeyed():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import minigraph as mg;" \
+           "print(mg.get_num_threads())"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
+
+
+def test_threads_can_be_limited(unlimited, monkeypatch):
+    monkeypatch.setattr(cores, "_available", lambda: 4)
+    mg.set_num_threads(2)
+    assert mg.get_num_threads() == 2
+    mg.set_num_threads(9)
+    assert mg.get_num_threads() == 4
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2", None])
+def test_what_is_no_number_of_threads_is_refused(wrong, unlimited):
+    with pytest.raises(mg.MinigraphError, match="set_num_threads takes an int of 1 or more, not"):
+        mg.set_num_threads(wrong)
+
+
+# products
+
+SHAPES = (
+    ((300, 400), (400, 900)),
+    ((900, 400), (400, 300)), ((8, 200, 128), (8, 128, 300)), ((2, 1, 300, 300), (3, 300, 200)),
+    ((4, 500, 256), (256, 300)), ((1, 600, 400), (1, 400, 500)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_products_have_the_same_bits_for_any_number_of_threads(shapes, dtype, monkeypatch):
+    monkeypatch.setattr(parallel, "REST", 0)
+    rng, found, ran = np.random.default_rng(0), [], []
+    a, b = (np.asarray(rng.normal(size=s), dtype) for s in shapes)
+    matmul = np.matmul
+    monkeypatch.setattr(np, "matmul", lambda *args, **how: ran.append(1) or matmul(*args, **how))
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(parallel, "cores", lambda n=threads: n)
+        monkeypatch.setattr(parallel._Rest, "until", 0.0)
+        found += [product.product(a, b), product.product(a, b, np.empty_like(found[0] if found else a @ b))]
+    assert len(ran) >= 12, "it is cut into blocks"
+    np.testing.assert_allclose(found[0], a.astype("f8") @ b.astype("f8"), rtol=1e-10 if dtype == "float64" else 1e-3,
+                               atol=1e-10 if dtype == "float64" else 1e-3)  # fmt: skip
+    assert all(x.tobytes() == found[0].tobytes() and x.dtype == dtype for x in found)
+
+
+@pytest.mark.parametrize("trans", [(0, 1), (1, 0), (1, 1)])
+def test_products_of_transposed_operands(trans):
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(300, 500)), rng.normal(size=(500, 400))
+    a, b = (np.ascontiguousarray(x.T).T if t else x for x, t in zip((a, b), trans, strict=True))
+    np.testing.assert_allclose(product.product(a, b), a @ b, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_no_large_product_of_floats_is_numpys(monkeypatch):
+    def refused(*args):
+        raise AssertionError("in blocks")
+
+    monkeypatch.setattr(product, "for_blocks", refused)
+    rng = np.random.default_rng(2)
+    for a, b in (((30, 40), (40, 50)), ((40,), (40, 50)), ((0, 4), (4, 5))):
+        product.product(rng.normal(size=a), rng.normal(size=b))
+    large = rng.integers(0, 9, (300, 300))
+    product.product(large, large)
+    with pytest.raises(ValueError, match="matmul"):
+        product.product(rng.normal(size=(900, 300)), rng.normal(size=(900, 300)))
+    x = rng.normal(size=(300, 300))
+    expected = x @ x
+    np.testing.assert_array_equal(product.product(x, x, x), expected)
+
+
+def blas():
+    shared, own = product._libraries()
+    return [library.num_threads for library in (*shared, *own)]
+
+
+def test_blas_has_one_thread_while_a_program_runs_and_as_many_as_before_after_it(monkeypatch):
+    for library in product._libraries()[0]:
+        product._set([(library, 2)])
+    before, seen = blas(), []
+    try:
+        main = mg.static.Program()
+        with mg.static.program_guard(main, mg.static.Program()):
+            out = mg.matmul(mg.static.data("x", [100, 100]), mg.static.data("y", [100, 100]))
+        matmul = np.matmul
+        monkeypatch.setattr(np, "matmul", lambda *args, **how: seen.append(blas()) or matmul(*args, **how))
+        x = np.ones((100, 100), "float32")
+        mg.static.Executor().run(main, {"x": x, "y": x}, [out])
+        assert seen and all(number == 1 for numbers in seen for number in numbers)
+        assert blas() == before
+    finally:
+        for library in product._libraries()[0]:
+            product._set([(library, 1)])
+
+
+def test_blas_is_set_back_when_the_last_of_several_threads_leaves():
+    for library in product._libraries()[0]:
+        product._set([(library, 2)])
+    before, inside, leave = blas(), threading.Barrier(2), threading.Event()
+
+    def other():
+        with product.one_thread_in_blas():
+            inside.wait(20)
+            leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    try:
+        with product.one_thread_in_blas():
+            thread.start()
+            inside.wait(20)
+        assert product._libraries()[1] or blas() == [1] * len(before)
+        leave.set()
+        thread.join(20)
+        assert blas() == before
+    finally:
+        for library in product._libraries()[0]:
+            product._set([(library, 1)])

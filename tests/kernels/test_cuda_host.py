@@ -1,0 +1,76 @@
+"""Every operator's CUDA kernels, run on a CPU: the samples of test_ops give what the reference gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minigraph.types import FLOATS, bfloat16, float16, float32, float64
+from tests.gpu.check import assert_like_cpu
+from tests.support.cuda_host import COMPILER, NotOnHost, run_bind
+from tests.support.opcheck import Call, Slots, all_calls, apply, inferred_types, tolerance
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
+
+CALLS = [
+    call for call in all_calls()
+    if (call.opdef.gpu or call.opdef.cuda) and "side_effect" not in call.opdef.traits
+]  # fmt: skip
+FIRST = {str(call).rpartition("-")[0]: call for call in reversed(CALLS)}  # one sample of each operator
+
+
+def on_host(call: Call) -> Slots:
+    """{output slot: arrays} of the GPU form."""
+    opdef = call.opdef
+    variadic = {slot.name for slot in (*opdef.inputs, *opdef.outputs) if slot.variadic}
+    types = inferred_types(call)
+
+    def of_slots(slots, given):
+        return {s.name: x if not (x := given.get(s.name)) or s.variadic else x[0] for s in slots}
+
+    made, fault = run_bind(
+        opdef.gpu_bind, of_slots(opdef.inputs, call.inputs), of_slots(opdef.outputs, types), call.attrs,
+        unread=opdef.unread([*types]), seed=7,
+    )  # fmt: skip
+    assert not fault.any()
+    return {name: x if name in variadic else [x] for name, x in made.items() if x is not None}
+
+
+def check(call: Call, dtype: np.dtype) -> None:
+    rounded = call.for_gpu(dtype)
+    try:
+        found = on_host(rounded)
+    except NotOnHost as why:
+        pytest.skip(str(why))
+    exact = apply(call.opdef.reference, rounded.as_dtype(float64))
+    types = inferred_types(rounded)
+    assert found.keys() == exact.keys()
+    if call.opdef.type.startswith("memory_efficient") and dtype in (float16, bfloat16):
+        plain = apply(call.opdef.reference, rounded)  # probabilities are rounded on their way to the tensor cores
+        for slot, (right,) in exact.items():
+            finite = np.isfinite(right)
+            assert_like_cpu(found[slot][0][finite], plain[slot][0][finite], right[finite], dtype, slot)
+        return
+    for slot, arrays in exact.items():
+        for expected, f, t in zip(arrays, found[slot], types[slot], strict=True):
+            assert f.shape == np.shape(expected)
+            assert f.dtype == t.dtype
+            if t.dtype not in FLOATS:
+                np.testing.assert_array_equal(f, expected)
+                continue
+            wide, right = f.astype(float), np.asarray(expected, float)
+            np.testing.assert_array_equal(np.isnan(wide), np.isnan(right))
+            with np.errstate(invalid="ignore"):
+                fine = (np.abs(wide - right) <= tolerance(t.dtype, right, rounded)) | (wide == right) | np.isnan(right)
+            assert fine.all(), f"{slot}: {wide[~fine]} instead of {right[~fine]}"
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_float64_samples_give_what_the_reference_gives(call):
+    check(call, float64)
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=str)
+@pytest.mark.parametrize("call", [c for c in FIRST.values() if c.float_places], ids=str)
+def test_shorter_floats_give_the_rounded_reference(call, dtype):
+    check(call, dtype)

@@ -1,0 +1,72 @@
+"""Compiled kernels on disk: found again, also where the folder is missing, read-only or damaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from minigraph.kernels.cuda.record import compile
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
+SOURCE = 'extern "C" __global__ void nothing() {}'
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The sources that NVRTC was asked for."""
+    asked, own = [], compile._nvrtc
+    monkeypatch.setattr(compile, "_nvrtc", lambda source, arch: asked.append(source) or own(source, arch))
+    return asked
+
+
+def test_a_kernel_is_compiled_once(compiled, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "new" / "kernels")
+    first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
+    assert first == second and len(compiled) == 1
+    assert first.path.parent == compile.CACHE and first.path.stat().st_size and first.spilled_bytes == 0
+
+
+def test_a_kernel_of_which_a_part_is_missing_is_compiled_again(compiled, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    made = compile.compile_source(SOURCE)
+    for lost in (made.path, made.path.with_suffix(".log")):
+        lost.unlink()
+        assert compile.compile_source(SOURCE).path == made.path and lost.exists()
+    assert len(compiled) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-1], lambda code: b"?" + code[1:]])
+@pytest.mark.parametrize("part", [".cubin", ".log"])
+def test_a_kernel_that_was_damaged_is_compiled_again(compiled, monkeypatch, tmp_path, part, damage):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    made = compile.compile_source(SOURCE)
+    path, whole = made.path.with_suffix(part), made.path.read_bytes()
+    path.write_bytes(damage(path.read_bytes()) if part == ".cubin" else b"\xff")
+    for _ in range(2):
+        again = compile.compile_source(SOURCE)
+        assert again.path.read_bytes() == whole and again.spilled_bytes == 0
+    assert again.path == made.path and len(compiled) == 2
+
+
+def test_where_the_folder_cannot_be_written_kernels_go_with_the_process(compiled, monkeypatch, tmp_path):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setattr(compile, "CACHE", blocked / "kernels")
+    first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
+    assert first == second and len(compiled) == 1 and first.path.exists()
+    assert str(first.path.parent) == compile._own_folder().name
+
+
+def test_a_folder_that_can_only_be_read_serves_what_it_has(compiled, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    made = compile.compile_source(SOURCE)
+    monkeypatch.setattr(compile, "_writable", lambda wanted: pytest.fail("nothing needs to be written"))
+    assert compile.compile_source(SOURCE) == made
+
+
+def test_without_a_home_nothing_is_kept(compiled, monkeypatch):
+    def unknown() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compile.Path, "home", unknown)
+    monkeypatch.setattr(compile, "CACHE", compile._home() / ".cache")
+    assert compile.compile_source(SOURCE).path.parent.name.startswith("minigraph-")

@@ -1,0 +1,308 @@
+"""A save that is cut anywhere leaves the state before or the new one, and the next save tidies up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextvars import copy_context
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save as serialize
+
+from minigraph import static
+from minigraph.errors import ProgramError
+from minigraph.runtime.checkpoint import storage
+from tests.support.checkpoints import FILES, FailingDisk, ForgetfulDisk, Trained, with_disk
+
+OLD, NEW, NEXT = 3, 4, 5
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk knows is simulated here: nobody waits for a real one."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def nothing(folder: Path) -> None:
+    """There is no state yet."""
+
+
+def saved(folder: Path) -> None:
+    """There is a state."""
+    Trained().save(folder / "m", OLD)
+
+
+def former(folder: Path) -> None:
+    """There is a state of a minigraph without manifests, and what a crash left of it."""
+    trained = Trained()
+    trained.set(OLD)
+    for kind, params in (("pdparams", "param"), ("pdopt", "opt")):
+        state = trained.main.state_dict(params, trained.scope)
+        (folder / f"m.{kind}").write_bytes(serialize(state, {"minigraph_save": "00"}))
+    (folder / "m.pdmodel").write_text(str(trained.main))
+    (folder / "m.pdparams.999999999.partial").write_bytes(b"left")
+
+
+def without_states(folder: Path) -> None:
+    """There is a state without an optimizer."""
+    Trained(optimizer=False).save(folder / "m", OLD)
+
+
+def committed(folder: Path) -> None:
+    """There is a state whose files have their fresh names yet: the save ended right after its commit."""
+    trained, path = Trained(), folder / "m"
+    trained.save(path, OLD - 1)
+    disk = FailingDisk()
+    with_disk(disk, lambda: trained.save(path, OLD - 1))
+    commit = disk.names.index("replace")
+    with_disk(FailingDisk(commit + 2), lambda: trained.save(path, OLD))
+    assert len(names(folder)) > len(FILES) + 2
+
+
+def broken(folder: Path) -> None:
+    """A save was cut before its commit."""
+    saved(folder)
+    trained = Trained()
+    with_disk(FailingDisk(6), lambda: trained.save(folder / "m", 99))
+    assert len(names(folder)) > len(FILES)
+
+
+BEFORE: list[Callable[[Path], None]] = [nothing, saved, former, committed, broken]
+
+
+def error_of(action: Callable[[], None]) -> str | None:
+    """What a ProgramError says, None without one."""
+    try:
+        action()
+    except ProgramError as problem:
+        return str(problem)
+    return None
+
+
+def calls_of_a_save(before: Callable[[Path], None], folder: Path) -> int:
+    folder.mkdir()
+    before(folder)
+    disk, trained = FailingDisk(), Trained()
+    with_disk(disk, lambda: trained.save(folder / "m", NEW))
+    assert names(folder) == FILES
+    return disk.count
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["", "torn writes"])
+@pytest.mark.parametrize("before", BEFORE, ids=lambda f: f.__name__)
+def test_a_crash_between_any_two_calls(tmp_path: Path, before: Callable[[Path], None], torn: bool) -> None:
+    trained = Trained()
+    count, found = calls_of_a_save(before, tmp_path / "counted"), []
+    assert count > 20
+    for at in range(count):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        before(folder)
+        with_disk(FailingDisk(at, torn=torn), lambda path=folder / "m": trained.save(path, NEW))
+        found.append(trained.loaded(folder / "m"))
+        trained.save(folder / "m", NEXT)
+        assert trained.loaded(folder / "m") == NEXT
+        assert names(folder) == FILES
+    switch = found.index(NEW)
+    old = None if before is nothing else OLD
+    assert found == [old] * switch + [NEW] * (count - switch)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("before", BEFORE, ids=lambda f: f.__name__)
+def test_an_error_of_any_call(tmp_path: Path, before: Callable[[Path], None], number: int) -> None:
+    """An error means that the old state holds; a warning that the new one does."""
+    trained, kinds = Trained(), set()
+    for at in range(calls_of_a_save(before, tmp_path / "counted")):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        before(folder)
+        old, disk = trained.loaded(folder / "m"), FailingDisk(at, number)
+        there = {"m.lock", *FILES, *(names(folder) if before is committed else [])}
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            message = error_of(lambda path=folder / "m", disk=disk: with_disk(disk, lambda: trained.save(path, NEW)))
+        if message:
+            assert os.strerror(number) in message and str(folder) in message
+            assert len(message.splitlines()) <= 3
+            expected, kind = old, "error"
+        else:
+            expected, kind = NEW, "warning" if warned else "none"
+            assert not warned or "is saved and can be loaded" in str(warned[0].message)
+        kinds.add(kind)
+        assert trained.loaded(folder / "m") == expected
+        if disk.names[at] in ("write", "fsync") and kind == "error":
+            assert set(names(folder)) <= there, "what was written is swept at once"
+        trained.save(folder / "m", NEXT)
+        assert trained.loaded(folder / "m") == NEXT
+        assert names(folder) == FILES
+    assert kinds >= {"error", "warning"}
+
+
+@pytest.mark.parametrize("before", [saved, former, committed, without_states], ids=lambda f: f.__name__)
+def test_a_loss_of_power_between_any_two_calls(tmp_path: Path, before: Callable[[Path], None]) -> None:
+    """What was not synced may be there or not, each name for itself: the state is the old or the new one."""
+    trained, images = Trained(), 0
+    count = calls_of_a_save(before, tmp_path / "counted")
+    for at in [*range(count), 10**9]:
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        before(folder)
+        disk = ForgetfulDisk(folder, at)
+        with_disk(disk, lambda path=folder / "m": trained.save(path, NEW))
+        for image in disk.images():
+            images += 1
+            shutil.rmtree(folder)
+            folder.mkdir()
+            for name, content in image.items():
+                (folder / name).write_bytes(content)
+            reader = Trained(optimizer=False) if before is without_states else trained
+            if before is without_states and (folder / "m.manifest").read_bytes().count(b"pdopt"):
+                reader = trained
+            found = reader.loaded(folder / "m")
+            assert found == NEW if at > count else found in (OLD, NEW), f"call {at}: {found}, {sorted(image)}"
+    assert images > count
+
+
+def test_a_state_without_an_optimizer_after_one_with(tmp_path: Path) -> None:
+    plain, trained, path = Trained(optimizer=False), Trained(), tmp_path / "m"
+    trained.save(path, OLD)
+    disk = FailingDisk()
+    with_disk(disk, lambda: plain.save(path, OLD))
+    assert names(tmp_path) == ["m.manifest", "m.pdmodel", "m.pdparams"]
+    for at in range(disk.count):
+        trained.save(path, OLD)
+        with_disk(FailingDisk(at), lambda: plain.save(path, NEW))
+        state = static.load_program_state(path)
+        assert (set(state), state["a"][0]) in [({"a", "b"}, NEW), ({"a", "b", "learning_rate_0", *momenta()}, OLD)]
+    trained.save(path, NEXT)
+    assert trained.loaded(path) == NEXT
+    assert names(tmp_path) == FILES
+
+
+def momenta() -> set[str]:
+    return {v.name for v in Trained().main.list_vars() if v.persistable} - {"a", "b", "learning_rate_0"}
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    """The system's own EFBIG, with a part of the file written."""
+    trained, path = Trained(), tmp_path / "m"
+    trained.save(path, OLD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, 1, 100, 300):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(ProgramError, match=r"cannot write .*: File too large"):
+                trained.save(path, NEW)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert names(tmp_path) == FILES
+        assert trained.loaded(path) == OLD
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, path = Trained(), tmp_path / "m"
+    trained.save(path, OLD)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "sync_folder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained.save(path, NEW)
+    assert names(tmp_path) == FILES
+    assert trained.loaded(path) == OLD
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    """Only what has a name that a save of this very path gives is swept."""
+    others = [
+        "m.pdparams.0123456789abcde", "m.pdparams.0123456789abcdefg", "m.pdparams.0123456789ABCDEF", "m.txt",
+        "m.best.pdparams.0123456789abcdef", "mm.pdparams.0123456789abcdef", "m.pdparams.backup", "xm.manifest",
+        "m.pdparams.0123456789abcdef.pdparams", f"m.pdopt.{os.getpid()}.partial", "m.0123456789abcdef",
+    ]  # fmt: skip
+    for name in [*others, "m.pdopt.0123456789abcdef", "m.manifest.fedcba9876543210", "m.pdmodel.999999999.partial"]:
+        (tmp_path / name).write_text("x")
+    Trained().save(tmp_path / "m", NEW)
+    assert names(tmp_path) == sorted([*FILES, *others])
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    trained, path = Trained(), tmp_path / "m"
+    for name in FILES:
+        (tmp_path / name).mkdir()
+        with pytest.raises(ProgramError, match=f"cannot write .*{name}: it is a folder"):
+            trained.save(path, NEW)
+        (tmp_path / name).rmdir()
+        assert names(tmp_path) == []
+
+
+def test_savers_in_threads_take_turns(tmp_path: Path) -> None:
+    """All savers of one path write; whatever is loaded meanwhile is the state of one of them."""
+    trained, path, problems = Trained(), tmp_path / "m", []
+    trained.save(path, 0)
+
+    def saves() -> None:
+        try:
+            for _ in range(5):
+                static.save(trained.main, path)
+        except BaseException as problem:
+            problems.append(problem)
+
+    with static.scope_guard(trained.scope):
+        threads = [threading.Thread(target=copy_context().run, args=(saves,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            static.load_program_state(path)
+        for thread in threads:
+            thread.join()
+    assert problems == []
+    assert trained.loaded(path) == 0
+    assert names(tmp_path) == FILES
+
+
+def test_a_reader_meets_a_save_between_any_two_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another state is committed, and its files get their names, while a load opens its own."""
+    trained, path, real = Trained(), tmp_path / "m", storage.open_file
+    trained.save(path, OLD)
+    for at in range(4):
+        count = 0
+
+        def open_file(name: str, at: int = at) -> int:
+            nonlocal count
+            count += 1
+            if count == at + 1:
+                monkeypatch.setattr(storage, "open_file", real)
+                trained.save(path, NEW)
+                monkeypatch.setattr(storage, "open_file", open_file)
+            return real(name)
+
+        trained.save(path, OLD)
+        monkeypatch.setattr(storage, "open_file", open_file)
+        state = static.load_program_state(path)
+        monkeypatch.setattr(storage, "open_file", real)
+        assert {float(v) for array in state.values() for v in array.reshape(-1)} in ({OLD}, {NEW})
+
+
+@pytest.mark.parametrize("savers", [1, 2])
+def test_killed_children_lose_nothing(savers: int) -> None:
+    """`python -m tests.support.killed_saves 1000` does it a thousand times."""
+    script = Path(__file__).parents[1] / "support" / "killed_saves.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "20", str(savers)], capture_output=True, text=True, timeout=250,
+        env={**os.environ, "PYTHONPATH": str(script.parents[2])},
+    )  # fmt: skip
+    assert "20 kills, 0 states lost" in result.stdout, result.stderr

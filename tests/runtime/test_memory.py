@@ -1,0 +1,420 @@
+"""Layouts, orders of calls and reports of memory: nothing that lives at the same time shares bytes, nothing races."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minigraph as mg
+from minigraph.errors import FeedError, ProgramError
+from minigraph.kernels.cuda.optimizer import update
+from minigraph.kernels.cuda.record.binder import Gemm, every_call
+from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.workspace import Algorithm, settling
+from minigraph.program import Program
+from minigraph.program.builder import Builder
+from minigraph.runtime import memory
+from minigraph.runtime.cuda import bind as bound_module
+from minigraph.runtime.cuda import lanes as lanes_module
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.lanes import assigned, waits
+from minigraph.runtime.cuda.order import Unit, dependencies, lives, thrifty, touched
+from minigraph.runtime.executor import Executor
+from minigraph.runtime.memory import (
+    Life,
+    by_birth,
+    by_importance,
+    large_first,
+    layout,
+    most_live,
+    rounded,
+)
+from minigraph.runtime.options import RunOptions
+from minigraph.types import TensorType, float32
+from tests.support.random_programs import random_program
+
+LIVES = st.lists(
+    st.builds(lambda n, a, d: Life(n, a, a + d), st.integers(0, 5000), st.integers(-1, 30), st.integers(0, 12)),
+    max_size=40,
+)
+
+
+def overlaps(lives, offsets):
+    """Pairs of blocks that share bytes while both are needed."""
+    blocks = [(life, o) for life, o in zip(lives, offsets, strict=True) if life.nbytes]
+    return [
+        (a, b) for (a, o), (b, p) in itertools.combinations(blocks, 2)
+        if a.first <= b.last and b.first <= a.last and o < p + b.nbytes and p < o + a.nbytes
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "place",
+    [layout, by_birth, large_first, *(partial(by_importance, key=k) for k in (memory._bytes, memory._steps))],
+)
+@given(LIVES)
+def test_blocks_that_live_together_lie_apart(place, lives):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "MANY", 10)
+        offsets, size = place(lives)
+    assert not overlaps(lives, offsets)
+    assert size >= most_live(lives)
+    assert all(o + rounded(life.nbytes) <= size for life, o in zip(lives, offsets, strict=True) if life.nbytes)
+
+
+def test_a_layout_is_the_best_of_several_ways():
+    lives = [Life(100 << 10, 0, 1), Life(300 << 10, 0, 3), Life(200 << 10, 2, 5), Life(400 << 10, 4, 5)]
+    sizes = {by_birth(lives)[1], by_importance(lives, lambda x: (x.nbytes,))[1]}
+    assert layout(lives)[1] == min(sizes) < max(sizes)
+    assert layout(lives)[1] == most_live(lives)
+
+
+# orders of calls
+
+UNITS = st.lists(
+    st.builds(Unit, st.sets(st.integers(0, 8), max_size=3), st.sets(st.integers(0, 8), max_size=2),
+              st.sampled_from([False] * 9 + [True])), max_size=25,
+)  # fmt: skip
+
+
+def results(units, order):
+    """What each unit reads when units run in this order: the writer of each block, and how often it was written."""
+    state: dict[int, tuple] = {}
+    seen = {}
+    for i in order:
+        seen[i] = sorted((b, state.get(b)) for b in units[i].blocks)
+        for b in units[i].writes:
+            state[b] = (i, state.get(b))
+    return seen, state
+
+
+@given(UNITS)
+def test_every_order_computes_the_same(units):
+    before = dependencies(units)
+    as_written = list(range(len(units)))
+    sizes = {b: 1 << b for b in range(9)}
+    order = thrifty(units, before, sizes, given={0, 1}, kept={2})
+    assert sorted(order) == as_written
+    assert results(units, order) == results(units, as_written)
+    for i in (i for i in order if units[i].barrier):
+        assert all((j < i) == (order.index(j) < order.index(i)) for j in order if j != i)
+
+
+@given(UNITS, st.integers(1, 4))
+def test_lanes_keep_every_dependency_and_no_call_waits_twice(units, lanes):
+    before = dependencies(units)
+    made = assigned(range(len(units)), dict(enumerate(before)), lanes)
+    ended = happened_before(made)
+    assert [turn.position for turn in made] == list(range(len(units)))
+    assert all(turn.lane < lanes for turn in made)
+    for turn in made:
+        assert before[turn.position] <= ended[turn.position]
+        others = [ended[w] | {w} for w in turn.waits]
+        for w in turn.waits:
+            assert sum(w in o for o in others) == 1, "it follows from another one"
+
+
+def happened_before(made) -> dict[int, set[int]]:
+    """With each call those that have ended when it begins, whatever the timing."""
+    ended: dict[int, set[int]] = {}
+    tails: dict[int, int] = {}
+    for turn in made:
+        awaited = [*turn.waits, *([tails[turn.lane]] if turn.lane in tails else [])]
+        ended[turn.position] = set().union(*(ended[w] | {w} for w in awaited))
+        tails[turn.lane] = turn.position
+    return ended
+
+
+def test_what_frees_memory_runs_first():
+    """x -> h -> big; `sum` reads big and leaves little: it runs before the next big one is made."""
+    units = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
+    order = thrifty(units, dependencies(units), {1: 100, 2: 100, 3: 1, 4: 1}, given=(), kept=(3, 4))
+    assert order == [0, 2, 1, 3]
+
+
+def test_a_lane_of_its_own_only_for_what_waits_for_neither():
+    def lanes(*units):
+        made = assigned(range(len(units)), dict(enumerate(dependencies(units))))
+        return [(turn.lane, turn.waits) for turn in made]
+
+    chain = [Unit({0}, {1}), Unit({1}, {2}), Unit({2}, {3})]
+    assert lanes(*chain) == [(0, []), (0, []), (0, [])]
+    fork = [Unit({0}, {1}), Unit({1}, {2}), Unit({1}, {3}), Unit({2, 3}, {4})]
+    assert lanes(*fork) == [(0, []), (0, []), (1, [0]), (1, [1])]
+    apart = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
+    assert lanes(*apart) == [(0, []), (1, []), (0, []), (1, [])]
+
+
+def test_bytes_of_several_blocks_are_waited_for():
+    """b and c lie where a lay; d where the end of b and the beginning of c did."""
+    units = [Unit(set(), {0}), Unit(set(), {1}), Unit(set(), {2}), Unit(set(), {3})]
+    places = {0: (0, 100), 1: (0, 40), 2: (60, 100), 3: (30, 70)}
+    assert waits(range(4), units, places) == {0: set(), 1: {0}, 2: {0}, 3: {0, 1, 2}}
+
+
+# whole programs
+
+
+def small_training(**sizes) -> tuple[Program, dict[str, TensorType]]:
+    main, startup = Program("net"), Program()
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        x = mg.static.data("x", [None, 64])
+        h = x
+        for n in (96, 96, 8):
+            h = mg.nn.functional.relu(mg.nn.Linear(h.shape[-1], n)(h))
+        mg.optimizer.SGD(0.1).minimize(mg.mean(h))
+    return main, {"x": TensorType((32, 64), float32)}
+
+
+def bound_of(case, **options):
+    types = {n: TensorType(np.shape(a), np.asarray(a).dtype) for n, a in case.feeds.items()}
+    return BoundProgram(case.program, types, case.fetches, options=RunOptions(**options))
+
+
+class Conflict(AssertionError):
+    """Two calls that may run at the same time, or a value that was overwritten before it was read."""
+
+
+def check_memory(bound) -> int:
+    """Follow who wrote which bytes of the arena; returns how many pairs of calls may run at the same time."""
+    base = {id(b): o for b, o in bound.offsets}
+    units, blocks = bound._units()
+    place = {n: (base[id(b)], base[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in base}
+    written_by: dict[int, int] = {}  # start of 256 bytes -> block
+
+    def pages(n):
+        return range(place[n][0] // 256, -(-place[n][1] // 256)) if n in place else ()
+
+    fed = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
+    for n, b in blocks.items():
+        if id(b) in fed:
+            written_by.update(dict.fromkeys(pages(n), n))
+    known = {n for n, b in blocks.items() if id(b) in fed}
+    for i in bound.order:
+        if any(n not in known and pages(n) for n in units[i].reads):
+            raise Conflict(f"call {i} reads what nobody has written")
+        for n in units[i].blocks & known:
+            if any(written_by.get(p) != n for p in pages(n)):
+                raise Conflict(f"call {i} finds {blocks[n]} overwritten")
+        for n in units[i].writes:
+            written_by.update(dict.fromkeys(pages(n), n))
+            known.add(n)
+    for i in bound.schedule.fetched:
+        for n, b in blocks.items():
+            if b is bound.buffers[i] and any(written_by.get(p) != n for p in pages(n)):
+                raise Conflict(f"the fetched value {bound.schedule.values[i].name} is overwritten")
+    return check_company(bound, units, blocks, pages)
+
+
+def check_company(bound, units, blocks, pages) -> int:
+    """No two calls of which neither waits for the other touch the same bytes, unless both read."""
+    ended = happened_before(bound.turns())
+    company = 0
+    for i, j in itertools.combinations(bound.order, 2):
+        if i in ended[j]:
+            continue
+        company += 1
+        for a, b in ((i, j), (j, i)):
+            for n, m in itertools.product(units[a].writes, units[b].blocks):
+                if n == m or set(pages(n)) & set(pages(m)):
+                    raise Conflict(f"calls {a} and {b} run together and share {blocks[n]}")
+    return company
+
+
+def test_no_race_and_no_early_reuse_in_random_programs():
+    company = sum(check_memory(bound_of(random_program(seed))) for seed in range(60))
+    assert company > 1000
+
+
+def test_small_blocks_need_no_company():
+    """What reads nothing but the labels runs beside the products: it shares no memory with their scalars."""
+    main, types = small_training()
+    bound = BoundProgram(main, types, [])
+    assert {turn.lane for turn in bound.turns()} == {0, 1}
+
+
+def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch):
+    monkeypatch.setattr(update, "GROUP", 5000)
+    main, types = small_training()
+    strategy = mg.static.BuildStrategy.all()
+    program = mg.static.CompiledProgram(main, build_strategy=strategy).program_for([])
+    bound = BoundProgram(program, types, [], settling=settling(lambda call: Algorithm(0, b"")))
+    gradient = next(
+        owner(b) for v, b in zip(bound.schedule.values, bound.buffers, strict=True) if v.name == "linear_0.w_0@GRAD"
+    )
+    calls = bound.binder.calls
+    product = next(i for i in bound.order if any(owner(b) is gradient for b in touched(calls[i])))
+    first, second = (i for i in bound.order if getattr(calls[i], "function", "") == "update")
+    ended = happened_before(bound.turns())
+    assert product in ended[second]
+    assert product not in ended[first] and first not in ended[product]
+
+
+def lives_that_end_early(order, units):
+    return {b: (first, max(first, last - 1)) for b, (first, last) in lives(order, units).items()}
+
+
+def backwards(units, before, *others):
+    return list(reversed(range(len(units))))
+
+
+def later_than_late(order, units, *others):
+    """The fills of a net run after who reads them."""
+    return [*order[1:], order[0]]
+
+
+def one_wait_too_few(order, units, places):
+    return {i: set(sorted(found)[:-1]) for i, found in waits(order, units, places).items()}
+
+
+def no_memory_used_again(order, units, places):
+    return waits(order, units, {})
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "planted"),
+    [
+        (bound_module, "lives", lives_that_end_early), (bound_module, "thrifty", backwards),
+        (bound_module, "late", later_than_late),
+        (lanes_module, "waits", one_wait_too_few), (lanes_module, "waits", no_memory_used_again),
+    ],
+)  # fmt: skip
+def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):
+    falling = itertools.count(0, -1)
+    monkeypatch.setattr(bound_module, "most_needed", lambda *_, **__: next(falling))  # the last order is taken
+    monkeypatch.setattr(bound_module, "apart", list)
+    monkeypatch.setattr(module, name, planted)
+
+    def check_all():
+        for seed in range(30):
+            check_memory(bound_of(random_program(seed)))
+
+    with pytest.raises(Conflict):
+        check_all()
+
+
+def test_updates_run_as_soon_as_their_gradient_is_there():
+    main, types = small_training()
+    bound = BoundProgram(main, types, [])
+    steps = bound.schedule.steps
+    where = {}
+    for at, i in enumerate(bound.order):
+        for position, span in enumerate(bound.spans):
+            if i in span:
+                where.setdefault(steps[position].op.type, []).append(at)
+    assert min(where["sgd"]) < max(where["matmul_grad"]), "the gradient of the last layer need not wait for the first"
+
+
+@pytest.mark.parametrize("place", [None, mg.CPUPlace()])
+def test_a_report_tells_the_peak_and_what_sharing_saves(place):
+    main, _ = small_training()
+
+    def report(**flags):
+        strategy = mg.static.BuildStrategy(**flags)
+        return mg.static.CompiledProgram(main, build_strategy=strategy).memory_report({"x": [32, 64]}, place=place)
+
+    both, apart, copies = report(), report(memory_optimize=False), report(enable_inplace=False)
+    assert both.live <= both.planned < apart.planned
+    assert both.planned < both.apart
+    if place is None:
+        assert copies.apart > both.apart, "an operator that may not overwrite its input has memory of its own"
+    else:
+        assert copies.planned >= both.planned
+    assert apart.saved < both.saved
+    text = str(both)
+    assert "MiB" in text and both.running[0].type in text and "test_memory.py" in text
+    at_peak = sum(rounded(r.nbytes) for r in both.at_peak())
+    assert at_peak == both.live
+    assert sum(both.by_operator().values()) == sum(r.nbytes for r in both.at_peak())
+    assert max(both.by_operator(), key=both.by_operator().get) == next(iter(both.by_operator()))
+    assert both.persistable == sum(v.type.nbytes for v in main.vars.values() if v.persistable)
+
+
+@pytest.mark.parametrize("place", [None, mg.CPUPlace()])
+def test_a_report_counts_what_is_written_over_its_input(place):
+    main = Program()
+    with mg.static.program_guard(main, Program()):
+        y = x = mg.static.data("x", [256, 256])
+        for _ in range(6):
+            y = mg.tanh(mg.nn.functional.relu(y))
+        total = mg.sum(y)
+    report = mg.static.CompiledProgram(main).memory_report({}, [total], place)
+    assert report.live <= report.planned < 3 * x.type.nbytes
+    assert report.saved == pytest.approx(11 * x.type.nbytes, rel=0.001), "twelve values lie in one block"
+    chain = next(r for r in report.residents if r.op is not None)
+    assert chain.name == "relu_0.tmp_0, 10 others, tanh_5.tmp_0" and chain.nbytes == x.type.nbytes
+
+
+@pytest.mark.parametrize("place", [mg.CUDAPlace(0), mg.CPUPlace()], ids=str)
+@pytest.mark.parametrize("flags", [{}, {"enable_inplace": False}, {"memory_optimize": False}], ids=str)
+def test_the_numbers_of_a_report_agree_in_random_programs(place, flags):
+    for seed in range(40):
+        case = random_program(seed)
+        compiled = mg.static.CompiledProgram(case.program, mg.static.BuildStrategy.all(**flags))
+        report = compiled.memory_report(case.feeds, case.fetches, place)
+        at_peak = report.at_peak()
+        assert report.live == sum(rounded(r.nbytes) for r in at_peak) <= report.planned <= report.apart, seed
+        assert sum(report.by_operator().values()) == sum(r.nbytes for r in at_peak), seed
+        assert all(0 < r.nbytes <= r.values or not r.nbytes for r in report.residents), seed
+
+
+def test_a_report_needs_shapes_that_fit():
+    main, _ = small_training()
+    compiled = mg.static.CompiledProgram(main)
+    with pytest.raises(FeedError, match="depends on the shape of x"):
+        compiled.memory_report()
+    with pytest.raises(FeedError, match="must be"):
+        compiled.memory_report({"x": [32, 65]})
+    with pytest.raises(FeedError, match="not a data variable"):
+        compiled.memory_report({"z": [1]})
+    arrays = compiled.memory_report({"x": np.zeros((32, 64), "float32")})
+    assert arrays == compiled.memory_report({"x": (32, 64)})
+
+
+def test_a_program_that_is_changed_after_it_was_compiled_is_refused():
+    main, _ = small_training()
+    compiled = mg.static.CompiledProgram(main)
+    compiled.program_for(())
+    with mg.static.program_guard(main, Program()):
+        mg.static.data("late", [1])
+    with pytest.raises(ProgramError, match="changed after it was compiled"):
+        compiled.program_for(())
+
+
+@pytest.mark.parametrize("flags", [{}, {"enable_inplace": False}, {"memory_optimize": False}])
+def test_flags_of_memory_change_no_result_on_the_cpu(flags):
+    for seed in range(20):
+        case = random_program(seed)
+        program = mg.static.CompiledProgram(case.program, build_strategy=mg.static.BuildStrategy(**flags))
+        found = []
+        for p in (case.program, program):
+            scope, exe = mg.static.Scope(), Executor()
+            for name, array in case.values.items():
+                scope.write(name, array.copy())
+            values = [exe.run(p, case.feeds, case.fetches, scope=scope) for _ in range(2)]
+            found.append([a.tobytes() for v in values for a in v] + [scope.read(n).tobytes() for n in case.values])
+        assert found[0] == found[1], seed
+
+
+def test_a_state_that_may_not_be_updated_in_place_is_copied_back():
+    main, types = small_training()
+    counts = [
+        len(BoundProgram(main, types, [], options=RunOptions(inplace=inplace)).results) for inplace in (True, False)
+    ]
+    assert counts[0] == 0 < counts[1]
+
+
+def test_small_products_have_room_for_split_sums_and_large_ones_take_no_more_than_32_mib():
+    main, types = small_training()
+    sizes = [c.workspace.nbytes for c in every_call(BoundProgram(main, types, []).binder.calls) if isinstance(c, Gemm)]
+    assert sizes and max(sizes) == 1 << 20
+    program = Program()
+    x = program.global_block().create_var("x", [8192, 64], "float32", is_data=True)
+    Builder(program.global_block()).matmul(x, x, trans_y=True)
+    bound = BoundProgram(program, {"x": x.type}, [])
+    assert [c.workspace.nbytes for c in bound.binder.calls] == [32 << 20]

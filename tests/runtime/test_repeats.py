@@ -1,0 +1,151 @@
+"""Operators like one that was bound before get copies of its calls: the same as if each were bound by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph.kernels.cuda.record.binder import Choice, Launch, every_call
+from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
+from minigraph.kernels.cuda.record.moved import Repeats
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.types import TensorType
+from tests.support.random_programs import random_program
+
+SEEDS = range(60)
+
+
+class Facts:
+    """Calls as plain data: whose memory each operand is, numbered as it comes, and where in it."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.kept: list[Buffer] = []  # so that no id comes twice
+
+    def of(self, what: Any) -> Any:
+        if isinstance(what, Buffer):
+            root, offset = owner(what), 0
+            self.kept.append(root)
+            inner: Buffer | None = what
+            while inner is not None:
+                offset, inner = offset + inner.offset, inner.owner
+            number = self.numbers.setdefault(id(root), len(self.numbers))
+            return "buffer", number, root.nbytes, offset, what.shape, str(what.dtype), what.alignment
+        if isinstance(what, Words):
+            return [type(what).__name__, [self.of(w) for w in what.words]]
+        if isinstance(what, Choice):
+            return ["choice", what.step, [(n, self.of(calls)) for n, calls in what.variants.items()]]
+        if isinstance(what, np.generic):
+            return str(what.dtype), what.item()
+        if isinstance(what, (list, tuple)):
+            return [self.of(x) for x in what]
+        names = getattr(type(what), "__slots__", None)
+        return [type(what).__name__, [self.of(getattr(what, n)) for n in names]] if names else repr(what)
+
+
+def facts(bound: BoundProgram) -> list[Any]:
+    """All that a plan is made of."""
+    found = Facts()
+    tables = [(found.of(t.words), [a.tobytes() for a in t.arrays]) for t in bound.binder.tables]
+    scratch = [[found.of(b) for b in own] for own in bound.binder.scratches]
+    return [
+        list(map(found.of, bound.binder.calls)), bound.spans, bound.order, bound.arena_bytes, bound.live_bytes,
+        sorted(bound.binder.notes), bound.binder.wrong, tables, scratch, [o for _, o in bound.offsets],
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """Plans are made twice: as they are, and with each operator bound by itself."""
+
+    def both(make):
+        known = make()
+        with monkeypatch.context() as patch:
+            patch.setattr(Repeats, "again", lambda *_: None)
+            return known, make()
+
+    return both
+
+
+def again(monkeypatch) -> Counter[str]:
+    """How often calls are copied from now on, by operator."""
+    counts, real = Counter[str](), Repeats.again
+
+    def counted(self: Repeats, key: Any, given: Any) -> Any:
+        calls = real(self, key, given)
+        counts[key[0][0].type] += calls is not None
+        return calls
+
+    monkeypatch.setattr(Repeats, "again", counted)
+    return counts
+
+
+def layers(count: int, drop: float = 0.0) -> tuple[Any, Any]:
+    """A training step of linear layers, each with all that follows: residual, layer norm, dropout, embedding."""
+    main, startup = mg.static.Program(), mg.static.Program()
+    f = mg.nn.functional
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        ids = mg.static.data("ids", [4, 8], "int64")
+        h = mg.nn.Embedding(32, 8)(ids)
+        for _ in range(count):
+            h = f.layer_norm(h + f.gelu(mg.nn.Linear(8, 8)(h)), [8])
+            h = h + f.dropout(f.relu(mg.nn.Linear(8, 8)(h)), drop) if drop else h * 0.5
+        loss = mg.mean(h * mg.nn.Embedding(32, 8)(ids))
+        mg.optimizer.AdamW(1e-3).minimize(loss)
+    return main, loss
+
+
+def bound(program: Any, types: dict[str, TensorType], fetches: list[str], tf32: bool = False) -> BoundProgram:
+    return BoundProgram(program, types, fetches, tf32=tf32, seed=3)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.25])
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize("tf32", [True, False])
+def test_layers(apart, monkeypatch, drop, passes, tf32):
+    main, loss = layers(6, drop)
+    if passes:
+        compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
+        main = compiled.program_for((loss.name,))
+    types = {"ids": TensorType((4, 8), mg.types.int64)}
+    counts = again(monkeypatch)
+    one, other = apart(lambda: bound(main, types, [loss.name], tf32))
+    assert facts(one) == facts(other)
+    linear = counts["fused_gemm_epilogue"] if passes else counts["matmul"]
+    kinds, all_of_them = (2 if drop and passes else 1), (12 if drop else 6)
+    assert linear == all_of_them - kinds  # but the first of each activation
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_programs(apart, seed):
+    case = random_program(seed)
+    program = case.program
+    if seed % 2:
+        compiled = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
+        program = compiled.program_for(tuple(case.fetches))
+    types = {name: TensorType(a.shape, a.dtype) for name, a in case.feeds.items()}
+    one, other = apart(lambda: bound(program, types, case.fetches))
+    assert facts(one) == facts(other)
+
+
+
+
+def test_what_differs_is_bound_by_itself(monkeypatch):
+    """The sign of a zero, memory that is shared, another type."""
+    counts = again(monkeypatch)
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()):
+        x = mg.static.data("x", [4, 8])
+        a = mg.scale(mg.tanh(x), scale=2.0, bias=0.0)
+        b = mg.scale(mg.sin(x), scale=2.0, bias=-0.0)
+        c = mg.scale(mg.exp(x), scale=2.0, bias=0.0)
+        same, two = mg.tanh(a + a), mg.tanh(b + c)
+    types = {"x": TensorType((4, 8), mg.types.float32)}
+    found = bound(main, types, [v.name for v in (same, two, a, b, c)])
+    assert counts["scale"] == 1 and counts["elementwise_add"] == 0
+    launches = [c for c in every_call(found.binder.calls) if isinstance(c, Launch)]
+    assert len(launches) >= 8

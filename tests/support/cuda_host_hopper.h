@@ -1,0 +1,137 @@
+// What tensor_cores/hopper.cuh offers and wgmma, for cuda_host.h: addresses are those of a cluster's shared memory, 256 KiB for each of
+// its blocks, the number of the block above. Copies and products are done at once; who waits for them waits all the same.
+#include <cstdio>
+
+static const int WINDOW = 1 << 18;
+alignas(1024) static unsigned char windows[CLUSTER_BLOCKS][WINDOW];
+static inline unsigned char* at_address(u32 address) { return windows[address / WINDOW] + address % WINDOW; }
+static inline u32 shared_address(const void* p) { return u32((const unsigned char*)p - windows[0]); }
+static inline u32 there(u32 address, int rank) { return rank * WINDOW + address % WINDOW; }
+
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+struct TensorMap {
+    u64 words[16];  // address; sizes of four axes; strides of three; rows of a box; bytes of an element are 2
+};
+
+// A barrier in shared memory that counts arrivals and bytes; it lies at its address.
+struct PhaseBarrier {
+    short count, pending;
+    int bytes_and_phase;  // bytes still to come << 1 | parity of the phase
+    void check() {
+        if (pending == 0 && bytes_and_phase >> 1 == 0) pending = count, bytes_and_phase ^= 1;
+        ++progress;
+    }
+};
+static inline PhaseBarrier& phase_barrier(u32 address) { return *(PhaseBarrier*)at_address(address); }
+static inline void barrier_init(u32 address, int arrivals) {
+    phase_barrier(address) = {short(arrivals), short(arrivals), 0};
+}
+static inline void barrier_arrive(u32 address) {
+    PhaseBarrier& b = phase_barrier(address);
+    if (--b.pending < 0) fprintf(stderr, "more arrivals than a phase has\n"), abort();
+    b.check();
+}
+static inline void barrier_expect(u32 address, u32 bytes) {
+    phase_barrier(address).bytes_and_phase += 2 * int(bytes);
+    barrier_arrive(address);
+}
+static inline void barrier_wait(u32 address, u32 parity) {
+    while ((phase_barrier(address).bytes_and_phase & 1) == int(parity)) leave();
+}
+static inline void barrier_arrive_at(u32 address, int rank) { barrier_arrive(there(address, rank)); }
+static inline void barriers_ready() {}
+static inline void cluster_sync() { cluster_wait(); }
+
+// bar.sync and bar.arrive of some of a block's threads
+static struct { int arrived; unsigned generation; } named_barriers[CLUSTER_BLOCKS][16];
+static inline void named_arrive(int name, int count) {
+    auto& b = named_barriers[host_thread->rank][name];
+    __syncwarp();
+    if (++b.arrived == count) b.arrived = 0, ++b.generation;
+    ++progress;
+}
+static inline void named_sync(int name, int count) {
+    auto& b = named_barriers[host_thread->rank][name];
+    __syncwarp();
+    const unsigned generation = b.generation;
+    named_arrive(name, count);
+    while (b.generation == generation) leave();
+}
+
+// Rows of 128 bytes; pieces of 16 bytes of a row change places by the row's address.
+static inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+static void load_box(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w) {
+    const u64* m = map.words;
+    const int rows = int(m[8]);
+    const bool outside = z < 0 || z >= int(m[3]) || w < 0 || w >= int(m[4]);
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < 64; ++c) {
+            unsigned short value = 0;
+            if (!outside && y + r >= 0 && y + r < int(m[2]) && x + c < int(m[1]))
+                value = ((const unsigned short*)m[0])[x + c + (y + r) * m[5] + z * m[6] + w * m[7]];
+            *(unsigned short*)at_address(swizzled(to + r * 128 + 2 * c)) = value;
+        }
+    phase_barrier(barrier).bytes_and_phase -= 2 * rows * 128;
+    phase_barrier(barrier).check();
+}
+static void load_box_for(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w, unsigned short blocks) {
+    for (int rank = 0; blocks >> rank; ++rank)
+        if (blocks >> rank & 1) load_box(there(to, rank), map, there(barrier, rank), x, y, z, w);
+}
+static inline float4 load_from_others(const float4* from) { return *from; }
+
+static inline u64 descriptor(u32 sixteenths, u32 leading, u32 stride) {
+    return u64((stride >> 4) | 1u << 30) << 32 | (sixteenths + (leading >> 4 << 16));
+}
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+// An element of an operand in shared memory of this block: of row `row`, place k along the sum; by_rows: where the summed
+// axis goes over rows.
+static inline float operand(u64 descriptor, int row, int k, bool by_rows) {
+    const u32 start = u32(descriptor & 0x3fff) << 4, leading = u32(descriptor >> 16 & 0x3fff) << 4;
+    const u32 stride = u32(descriptor >> 32 & 0x3fff) << 4;
+    const u32 place = by_rows ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2
+                              : row / 8 * stride + row % 8 * 128 + k * 2;
+    return half_of(PTX_T, *(unsigned short*)(windows[host_thread->rank] + swizzled(start + place)));
+}
+template <int N, class A> static void multiplied(float (&d)[N], A a, u64 b, bool by_rows, bool add) {
+    const int lane = lane_id();
+    float x[2][16], y[16];
+    for (int h = 0; h < 2; ++h)
+        for (int k = 0; k < 16; ++k) x[h][k] = a(lane / 4 + 8 * h, k);
+    for (int i = 0; i < N; i += 4)
+        for (int e = 0; e < 2; ++e) {
+            for (int k = 0; k < 16; ++k) y[k] = operand(b, i / 4 * 8 + lane % 4 * 2 + e, k, by_rows);
+            for (int h = 0; h < 2; ++h) {
+                float sum = add ? d[i + 2 * h + e] : 0;
+                for (int k = 0; k < 16; ++k) sum += x[h][k] * y[k];
+                d[i + 2 * h + e] = sum;
+            }
+        }
+}
+template <int N> static void wgmma_ss(float (&d)[N], u64 a, u64 b, int add = 1) {
+    const int warp = threadIdx.x % 128 / 32;
+    multiplied(d, [&](int row, int k) { return operand(a, warp * 16 + row, k, false); }, b, false, add);
+}
+template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b, int add = 1) {
+    const unsigned first = host_thread->number / 32 * 32;
+    memcpy(shown[host_thread->number], a, sizeof a);
+    __syncwarp();
+    multiplied(d, [&](int row, int k) {
+        const u32 two = shown[first + row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
+        return half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
+    }, b, true, add);
+    __syncwarp();
+}
+#pragma GCC pop_options
+static inline void wgmma_fence() {}
+static inline void wgmma_commit() {}
+template <int PENDING> static void wgmma_wait() { __syncwarp(); }  // warps run it together
+template <class X> static void keep(X&) {}
+template <int REGISTERS> static void more_registers() {}
+template <int REGISTERS> static void fewer_registers() {}
