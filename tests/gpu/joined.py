@@ -14,7 +14,7 @@ from minigraph.runtime.executor import Executor
 from tests.gpu.check import Check, GpuExecutor, each
 from tests.support.joined_heads import apart, random_head
 
-SIZES = (((9,), 20), ((2, 30), 333), ((1,), 7), ((256,), 1024), ((700,), 1500), ((3,), 1))
+SIZES = (((9,), 20), ((2, 30), 333), ((1,), 27), ((256,), 1024), ((700,), 1500), ((3,), 17))
 SEEDS = 8
 
 

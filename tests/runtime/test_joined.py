@@ -66,7 +66,7 @@ def test_same_bits(seed, dtype):
 
 
 def test_many_random_heads_are_joined():
-    assert sum(len(bound(random_head(seed, "float32", (6,), 8)).binder.joined) for seed in range(24)) > 8
+    assert sum(len(bound(random_head(seed, "float32", (6,), 24)).binder.joined) for seed in range(24)) > 8
 
 
 def step(rows=9, classes=10, read_before=False):
