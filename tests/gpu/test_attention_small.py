@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from minigraph.kernels.cuda import attention
 from minigraph.kernels.cuda.record.binder import Launch, every_call
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.runtime.cuda.bind import BoundProgram
@@ -38,7 +39,8 @@ KERNEL = re.compile(rf'extern "C" __global__ (?:void )?{BOUNDS}(?:void )?(\w+)\(
 
 
 def test_every_kernel_is_launched_and_every_split():
-    names = [f.name for f in files("minigraph.kernels.cuda").iterdir() if re.match(r"attention.*\.cu$", f.name)]
+    rooms = Path(attention.__file__).parent
+    names = [f"attention/{path.relative_to(rooms).as_posix()}" for path in sorted(rooms.rglob("*.cu"))]
     texts = [read_source(name) for name in names]
     launches = [
         c for cases in GROUPS.values() for case in cases for program in bound(case)

@@ -21,8 +21,9 @@ sys.exit(rc)
 INNER = """
 import json, sys
 sys.path[:0] = {path!r}
-import gpu_sanitizer, time
-from gpucheck import Check
+import time
+from tests.gpu import sanitizer as gpu_sanitizer
+from tests.gpu.check import Check
 from pathlib import Path
 folder = Path(sys.argv[sys.argv.index("--claims") + 1])
 for c in gpu_sanitizer.claimed([Check(n, lambda: None) for n in {names!r}], folder, time.time() + {seconds}):

@@ -300,3 +300,17 @@ def test_no_test_watches_a_clock():
 )
 def test_the_check_for_clocks_can_fail(line):
     assert clocks(line) == [line]
+
+
+NAMED = re.compile(r"(?:minigraph)?\.(?:kernels|runtime|program|passes|compiler|opdef)\.[a-z_.]+")
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_modules_that_are_named_in_strings_exist(path):
+    """What is imported by name, when a GPU is first used or an operator first runs, is seen by no linter."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            for name in NAMED.findall(" ".join(texts)):
+                inner = PACKAGE.joinpath(*name.strip(".").removeprefix("minigraph.").split("."))
+                assert inner.is_dir() or inner.with_suffix(".py").exists(), f"{short(path)}:{node.lineno} names {name}"
