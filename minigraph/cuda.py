@@ -71,7 +71,7 @@ def runtime(place: CUDAPlace) -> Any:
     """The Runtime of a GPU, see kernels/cuda/device/runtime.py."""
     require_available(place)
     _require_none(place, _unfit(place.device_id))
-    return importlib.import_module(".kernels.cuda.runtime", __package__).runtime(place.device_id)
+    return importlib.import_module(".kernels.cuda.device.runtime", __package__).runtime(place.device_id)
 
 
 def device_array(value: Any) -> Any:
