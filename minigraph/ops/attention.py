@@ -131,7 +131,7 @@ def dense(
 
 @op(
     "Out, LogSumExp?", cpu="minigraph.kernels.cpu.attention:forward", gpu="attention.attention", strided="QKV",
-    traits={"infinite"},
+    traits={"infinite", "reports"},
 )  # fmt: skip
 def memory_efficient_attention(
     Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",

@@ -248,7 +248,7 @@ def _(g, X, Y, Out, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, Y_grad, g.scale(to_out, scale=-1.0), to_grad
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"}, gpu="elementwise.elementwise")
+@op(traits={"elementwise", "reports"}, inplace={"Out": "X"}, gpu="elementwise.elementwise")
 def elementwise_pow(X, Y, *, axis: int = -1, out=None):
     """X ** Y with broadcasting as elementwise_add; ints to negative powers are refused."""
     return np.power(X, align(Y, X.ndim, axis), out=out[0] if out else None)

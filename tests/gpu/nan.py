@@ -156,7 +156,7 @@ class Trained:
             for b in (block, self.startup.global_block()):
                 b.create_var("count", [1], "int64", persistable=True, stop_gradient=True)
             first = self.startup.global_block().var("count")
-            g0, g = mg.builder.Builder(self.startup.global_block()), mg.builder.Builder(block)
+            g0, g = mg.program.builder.Builder(self.startup.global_block()), mg.program.builder.Builder(block)
             g0.fill_constant(shape=(1,), value=0, dtype="int64", out={"Out": first})
             g.scale(block.var("count"), bias=1.0, out={"Out": block.var("count")})
             mg.log(mg.mean(x) + 10.0)  # after the update

@@ -141,7 +141,7 @@ def recorded(rows, chunk_bytes, grad_dtype):
         shapes = {"x": (rows, 16), "w": (16, 640), "b": (640,), "y": (rows,)}
         v = {n: block.create_var(n, s, "int64" if n == "y" else "bfloat16", persistable=True)
              for n, s in shapes.items()}  # fmt: skip
-        g = mg.builder.Builder(block)
+        g = mg.program.builder.Builder(block)
         loss, _, _, dx, dw, db = g.fused_linear_cross_entropy(
             v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype
         )

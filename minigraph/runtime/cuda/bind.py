@@ -75,7 +75,7 @@ class BoundProgram:
         self.views: dict[int, list[int]] = {}  # by the value whose memory they show
         self.constant_steps = {i: None for i, step in enumerate(self.schedule.steps) if self._is_constant(step)}
         self.last_stored = max((i for i, step in enumerate(self.schedule.steps) if self._stores(step)), default=-1)
-        self.last_report = last_report(self.schedule.steps)  # what is written before it waits for it
+        self.last_report = self._last_report()  # what is written before it waits for it
         self.last_stored = max(self.last_stored, self.last_report) if self.last_stored >= 0 else -1
         self.buffers = self._make_buffers()
         self.binder.outside = frozenset(id(b) for b in self.outside.values())
@@ -103,6 +103,10 @@ class BoundProgram:
     def _stores(self, step: Step) -> bool:
         """Whether a step writes elements that the Scope keeps."""
         return any(self.schedule.values[i].type.size for i, _ in step.stored)
+
+    def _last_report(self) -> int:
+        """The position of the last step that may refuse values; -1 where none does."""
+        return last_report(self.schedule.steps)
 
     def _lies_alone(self, position: int) -> bool:
         """Whether no arena of a kernel over lists has taken what a step writes."""

@@ -84,6 +84,10 @@ class CheckedProgram(BoundProgram):
         """What a Scope keeps is written behind the last step."""
         return step is self.schedule.steps[-1] and any(map(super()._stores, self.schedule.steps))
 
+    def _last_report(self) -> int:
+        """Every step may refuse its results."""
+        return len(self.schedule.steps) - 1
+
     def _record(self, position: int, step: Step) -> None:
         if position == 0:
             self.binder.zero(self.marks)
