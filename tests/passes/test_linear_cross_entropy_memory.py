@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from minigraph.kernels.cuda.record.binder import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
 from minigraph.program.scope import Scope
-from minigraph.runtime import memory_report
+from minigraph.runtime.cuda import backend
 from minigraph.runtime.cuda.bind import BoundProgram
 from minigraph.runtime.executor import Executor
 from tests.support import gpu_stub
@@ -26,7 +28,7 @@ def workspaces(request, monkeypatch):
     """The plan of a GPU whose products take this much room."""
     if request.param is not None:
         own = settling(lambda call: Algorithm(request.param, b""))
-        monkeypatch.setattr(memory_report, "BoundProgram", lambda *a, **k: BoundProgram(*a, **{**k, "settling": own}))
+        monkeypatch.setattr(backend, "program_class", lambda options: partial(BoundProgram, settling=own))
 
 
 @pytest.mark.usefixtures("workspaces")
