@@ -14,8 +14,7 @@ from minigraph.runtime.memory import named
 from minigraph.runtime.options import RunOptions
 from minigraph.types import CUDAPlace, TensorType
 
-from .bind import BoundProgram
-from .bind_checked import program_class
+from .bind import BoundProgram, bind_program
 from .plan import Arenas, CudaPlan
 
 
@@ -52,7 +51,7 @@ class CUDABackend:
         if cuda.is_available() and self.place.device_id < cuda.device_count():
             runtime = cuda.runtime(self.place)
             facts |= {"device": runtime.device, "settling": runtime.settling(facts["tf32"], options.autotune)}
-        return planned_memory(program_class(options)(program, feeds, fetches, **facts))
+        return planned_memory(bind_program(program, feeds, fetches, **facts))
 
 
 def planned_memory(bound: BoundProgram) -> PlannedMemory:
@@ -81,4 +80,4 @@ def planned_memory(bound: BoundProgram) -> PlannedMemory:
             return ()
         return tuple(step.op for step, span in zip(steps, bound.spans, strict=True) if bound.order[at] in span)
 
-    return PlannedMemory(residents, bound.arena_bytes + bound.mailbox_bytes + bound.constant_bytes, running)
+    return PlannedMemory(residents, bound.arena_bytes + bound.staging.nbytes + bound.constant_bytes, running)

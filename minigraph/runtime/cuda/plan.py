@@ -30,10 +30,10 @@ from minigraph.runtime.schedule import Value
 from minigraph.runtime.undo import check_whole, why
 from minigraph.types import TensorType
 
-from .bind import SMALL, BoundProgram
-from .bind_checked import program_class
+from .bind import BoundProgram, bind_program
 from .feed import PLACES_KEPT, Feeding, Places, Route
 from .order import touched
+from .values import SMALL
 
 BINDINGS_KEPT = 4
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
@@ -119,8 +119,7 @@ class CudaPlan:
         self.runtime, self.tf32, self.options = runtime, tf32, options
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
-            kind = program_class(options)
-            self.bound = kind(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
+            self.bound = bind_program(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
             self.schedule, self.program = self.bound.schedule, program
             self._take_memory(arenas or Arenas())
             self.faults = Faults(self.bound, runtime, self.mailbox)
@@ -151,13 +150,13 @@ class CudaPlan:
         """Places of all buffers but those outside."""
         runtime, size = self.runtime, self.bound.arena_bytes
         self.arena = self._allocated(partial(arenas.take, runtime, size), "temporaries", size)
-        size = self.bound.mailbox_bytes
+        size = self.bound.staging.nbytes
         empty = np.zeros(size, np.uint8)  # gaps are copied, too
         self.mailbox = self._allocated(partial(runtime.to_device, empty), "small feeds and results", size)
         size = self.bound.constant_bytes
         self.constants = self._allocated(partial(runtime.allocate, size), "constants", size)
         for memory, placed in (
-            (self.arena, self.bound.offsets), (self.mailbox, self.bound.letters),
+            (self.arena, self.bound.offsets), (self.mailbox, self.bound.staging.fields),
             (self.constants, self.bound.constants),
         ):  # fmt: skip
             for buffer, offset in placed:
@@ -165,8 +164,8 @@ class CudaPlan:
 
     def _prepare_fetches(self) -> None:
         """Pinned memory for the outbox: the fault record and the small fetched values."""
-        letters, start = self.bound.letters, self.bound.inbox_bytes
-        self.outbox = self.runtime.pinned(self.bound.mailbox_bytes - start)
+        letters, start = self.bound.staging.fields, self.bound.staging.sent
+        self.outbox = self.runtime.pinned(self.bound.staging.nbytes - start)
         fault = self.bound.binder.fault.nbytes
         places = self.outbox.ctypes.data, self.mailbox.data.ptr + start
         self.outbox_copy, self.fault_copy = (*places, self.outbox.nbytes), (*places, fault)
@@ -288,7 +287,7 @@ class CudaPlan:
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        return [Part(made.get(t.position, []), t.lane, [self.turn[w] for w in t.waits]) for t in self.bound.turns()]
+        return [Part(made.get(t.position, []), t.lane, [self.turn[w] for w in t.waits]) for t in self.bound.streams()]
 
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""
