@@ -15,7 +15,8 @@ from minigraph.runtime.options import RunOptions
 from minigraph.types import CUDAPlace, TensorType
 
 from .bind import BoundProgram, bind_program
-from .plan import Arenas, CudaPlan
+from .memory import Arenas
+from .plan import CudaPlan
 
 
 class CUDABackend:
