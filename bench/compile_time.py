@@ -26,7 +26,7 @@ from typing import Any
 import minigraph as mg
 from minigraph.program.builder import Builder
 from minigraph.runtime.cpu.plan import Plan
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.plan import CudaPlan
 from minigraph.runtime.garbage import without_collection
 from minigraph.types import TensorType
@@ -79,7 +79,7 @@ OPERATORS_PER_LAYER = 9  # linear, relu, half a sum, their gradients, two update
 def planned(program: Any, types: dict[str, TensorType], fetches: list[str]) -> BoundProgram:
     """What a run on a GPU needs besides addresses of the Scope's arrays; of the GPU that is there, else of an H200."""
     if not mg.cuda.is_available():
-        return BoundProgram(program, types, fetches)
+        return bind_program(program, types, fetches)
     runtime = mg.cuda.runtime(mg.CUDAPlace(0))
     return CudaPlan(program, types, fetches, False, 0, runtime, mg.cuda.allows_tf32()).bound
 

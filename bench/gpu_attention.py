@@ -205,7 +205,7 @@ def planned_memory() -> list[dict[str, Any]]:
     for size in LENGTHS:
         row = Row("bfloat16", (4, 16, size, 128))
         program, results = program_of(row, True)
-        peak = bound.BoundProgram(program, {}, results).arena_bytes / 2**20
+        peak = bound.bind_program(program, {}, results).arena_bytes / 2**20
         counted = {"MiB": peak, "beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(True)}
         found.append({"title": row.title, **counted})
     return found

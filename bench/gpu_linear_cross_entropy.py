@@ -148,7 +148,7 @@ def planned_memory(gpu: Gpu, head: Head) -> dict[str, float]:
         types = {n: (i.shape, i.dtype) for n, i in inputs(head._replace(rows=rows)).items()}
         program, outputs = _program(gpu, types, "operator", None)
         settling = gpu.runtime.settling(False)
-        make = importlib.import_module("minigraph.runtime.cuda.bind").BoundProgram
+        make = importlib.import_module("minigraph.runtime.cuda.bind").bind_program
         bound = make(program, {}, outputs, device=gpu.runtime.device, settling=settling)
         made[str(rows)] = round(_beyond(bound) / MIB, 2)
     return made

@@ -107,7 +107,7 @@ class Minigraph(Arm):
         blocks = [(b, life) for b, life in bound.blocks if id(b) not in fed]
         if not self.row.trains:  # the Scope keeps gradients; they count from when they are written, as PyTorch's do
             gradients = {id(bound.outside[g.name]) for g in self.grads}
-            units, numbered = bound._units()
+            units, numbered = bound.units
             for n, (first, _) in self.lives(bound.order, units).items():
                 if id(numbered[n]) in gradients:
                     blocks.append((numbered[n], self.Life(numbered[n].nbytes, first, len(bound.order))))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import minigraph as mg
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.options import RunOptions
 
 LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
@@ -72,7 +72,7 @@ def moved(program: mg.static.Program) -> int:
 def gpu_calls(program: mg.static.Program, feed: dict[str, np.ndarray], mode: str) -> int:
     """Launches and copies of the update on a GPU."""
     types = {name: program.global_block().var(name).type for name in feed}
-    bound = BoundProgram(program, types, (), options=RunOptions(multi_tensor=mode))
+    bound = bind_program(program, types, (), options=RunOptions(multi_tensor=mode))
     steps = zip(bound.schedule.steps, bound.spans, strict=True)
     return sum(len(span) for step, span in steps if step.op.role == "optimize")
 

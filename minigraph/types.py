@@ -262,6 +262,3 @@ class CUDAPlace:
 
     def __str__(self) -> str:
         return f"CUDAPlace({self.device_id})"
-
-
-Place = CPUPlace | CUDAPlace

@@ -23,11 +23,11 @@ from minigraph.program import Program
 from minigraph.program.copies import NotPickled
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.runtime import flags
+from minigraph.runtime.devices import PLANS_FOR
 from minigraph.runtime.garbage import without_collection
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
-from minigraph.types import CPUPlace, CUDAPlace, Place
 
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -111,23 +111,21 @@ class CompiledProgram(NotPickled):
         return "\n".join(lines)
 
     def memory_report(
-        self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Place | None = None
+        self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None
     ) -> MemoryReport:
         """The memory of a run's temporaries: planned peak, largest residents, savings by sharing; print it.
 
         feed        {data variable or its name: array or shape}; needed where its sizes are not all declared
         fetch_list  as for Executor.run: fetched values live to the end
-        place       a GPU for None, which need not be there; CPUPlace() for the Plan of a CPU
+        place       a GPU for None, which need not be there; mg.CPUPlace() for a CPU
         """
         names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
-        place = place if place is not None else CUDAPlace(0)
-        known = isinstance(place, (CPUPlace, CUDAPlace))
-        require(known, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
         program = self.program_for(fetches, updates or False)
         types = feed_types(program, {} if feed is None else feed)
-        return memory_report(program, types, fetches, place, flags.applied(self.options, flags.values))
+        options = flags.applied(self.options, flags.values)
+        return memory_report(program, types, fetches, PLANS_FOR if place is None else place, options)
 
     def _latest_or_new(self) -> _Compilation:
         self._check_unchanged()

@@ -9,42 +9,23 @@ import threading
 import time
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from minigraph import cuda
-from minigraph.errors import (
-    AttrError,
-    FeedError,
-    FetchError,
-    OutOfMemoryError,
-    ProgramError,
-    nearest,
-    require,
-    shortened,
-)
-from minigraph.program import Program, Variable, default_main_program
+from minigraph.errors import FetchError, OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.program import Program, default_main_program
 from minigraph.program.copies import NotPickled
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope, global_scope
-from minigraph.runtime.cpu.checked import CheckedPlan
-from minigraph.runtime.cpu.plan import Plan
-from minigraph.runtime.cuda.plan import Arenas, CudaPlan
-from minigraph.types import (
-    FLOATS,
-    NO_ARRAY,
-    CPUPlace,
-    CUDAPlace,
-    Place,
-    TensorType,
-    as_numpy,
-    why_no_array,
-)
+from minigraph.types import TensorType
 
 from . import flags
+from .backend import Backend, RunnablePlan
+from .devices import RUNS_AT, backend_of
+from .feeds import check_none_is_computed, checked_feeds
 from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .seeds import seed_of
@@ -59,6 +40,7 @@ class Latest:
     """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
 
     source        the Program or CompiledProgram
+    settings      those of the backend
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
     feeds         name, array class, type and shape of each feed
@@ -70,7 +52,8 @@ class Latest:
     fetches: tuple[str, ...]
     prune: Prune
     seed: int
-    tf32: bool
+    backend: Backend
+    settings: Any
     flags: dict[str, bool]
     feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
     program: Program
@@ -84,7 +67,7 @@ class Latest:
         if (
             source is not self.source or fetches != self.fetches or prune != self.prune
             or self.own.version != self.version or self.program.version != self.rewritten
-            or self.tf32 is not cuda.allows_tf32() or self.flags is not flags.values
+            or self.settings != self.backend.settings() or self.flags is not flags.values
             or type(feed) is not dict or len(feed) != len(self.feeds)
             or seed_of(self.program, scope) != self.seed
         ):  # fmt: skip
@@ -104,17 +87,12 @@ class Executor(NotPickled):
 
     _instead = "make another one with static.Executor(place)"
 
-    def __init__(self, place: Place | None = None) -> None:
-        self.place = place if place is not None else CPUPlace()
-        require(
-            isinstance(self.place, (CPUPlace, CUDAPlace)), f"a place is CPUPlace() or CUDAPlace(n), not {place!r}",
-            ProgramError,
-        )  # fmt: skip
-        if isinstance(self.place, CUDAPlace):
-            cuda.require_available(self.place)
-        self._plans: OrderedDict[Any, Plan | CudaPlan] = OrderedDict()
+    def __init__(self, place: Any = None) -> None:
+        self.place = place if place is not None else RUNS_AT
+        self.backend = backend_of(self.place)
+        self.backend.require_available()
+        self._plans: OrderedDict[Any, RunnablePlan] = OrderedDict()
         self._latest: Latest | None = None
-        self._arenas = Arenas()
         self._shapes: defaultdict[Any, set[Any]] = defaultdict(set)  # of the feeds of each program with its fetches
         self._again = 0  # plans that were made again, since other programs had taken their room
         self._lock = threading.RLock()  # plans own their buffers
@@ -171,18 +149,18 @@ class Executor(NotPickled):
         program, options, left = source, DEFAULT, prune
         if not isinstance(source, Program):
             if prune and isinstance(feed, Mapping):
-                _check_none_is_computed(source.before, feed)
+                check_none_is_computed(source.before, feed)
             if isinstance(prune, tuple):
                 check_updates(prune, source.before)
             program, options = source.program_for(fetches, prune), source.options
             left = False  # the passes got what was left, and may have joined updates
         elif isinstance(prune, tuple):
             check_updates(prune, source)
-        arrays = _checked_feeds(program, feed, isinstance(self.place, CUDAPlace))
-        seed, tf32, set_now = seed_of(program, scope), cuda.allows_tf32(), flags.values
+        arrays = checked_feeds(program, feed, self.backend)
+        seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
-            program.id, program.version, fetches, left, seed, tf32, options,
+            program.id, program.version, fetches, left, seed, settings, options,
             tuple(sorted((name, a.shape) for name, a in arrays.items())),
         )  # fmt: skip
         plan = self._plans.get(key)
@@ -190,14 +168,14 @@ class Executor(NotPickled):
             start = time.perf_counter()
             with without_collection():
                 try:
-                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, options)
                 except OutOfMemoryError:
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._shapes.clear()
                     self._latest = None
-                    plan = self._make_plan(program, arrays, fetches, left, seed, tf32, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, options)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             self._make_room(key)
@@ -205,24 +183,21 @@ class Executor(NotPickled):
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
-        self._latest = Latest(source, own, own.version, fetches, prune, seed, tf32, set_now, feeds, program,
-                              program.version, plan)  # fmt: skip
+        self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now, feeds,
+                              program, program.version, plan)  # fmt: skip
         return self._latest, arrays
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
-        seed: int, tf32: bool, options: RunOptions = DEFAULT,
-    ) -> Plan | CudaPlan:  # fmt: skip
+        seed: int, options: RunOptions = DEFAULT,
+    ) -> RunnablePlan:  # fmt: skip
         for name in fetches:
             if name not in program.vars:
                 raise FetchError(
                     f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
                 )
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
-        if isinstance(self.place, CUDAPlace):
-            runtime = cuda.runtime(self.place)
-            return CudaPlan(program, types, fetches, prune, seed, runtime, tf32, options, self._arenas)
-        return (CheckedPlan if options.check_nan_inf else Plan)(program, types, fetches, prune, seed, options)
+        return self.backend.plan(program, types, fetches, prune, seed, options)
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: what was not used for longest goes."""
@@ -270,7 +245,7 @@ class Executor(NotPickled):
         with self._lock:
             self._plans.clear()
             self._shapes.clear()
-            self._latest, self._arenas, self._again = None, Arenas(), 0
+            self._latest, self.backend, self._again = None, backend_of(self.place), 0
 
 
 def _duration(seconds: float) -> str:
@@ -287,90 +262,3 @@ def _own_program(source: Any) -> Program:
         hasattr(source, "program_for"), f"run takes a Program or CompiledProgram, not {source!r}", ProgramError
     )
     return source.before
-
-
-def _check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:
-    """Passes may let readers look past a value that the program computes: they would not see what is fed for it."""
-    fed = {name.name if isinstance(name, Variable) else name for name in feed}
-    for op in program.ops:
-        for v in op.output_vars:
-            if v.name in fed and not v.is_data:
-                raise FeedError(
-                    f"feed {v.name!r} is computed by {op.type}, and passes may read past it", site=op.site,
-                    hint="run the Program itself, or make it a data variable",
-                )  # fmt: skip
-
-
-def _checked_feeds(program: Program, feed: Mapping[str, Any], on_gpu: bool = False) -> dict[str, Any]:
-    """Arrays for all fed variables, of the host or (for a GPU) of a device; what does not fit is refused."""
-    require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
-    arrays = {}
-    for name, value in feed.items():
-        v = program.fed_variable(name)
-        array = _as_array(v, value, on_gpu)
-        _check_fit(v, array)
-        arrays[v.name] = array
-    return arrays
-
-
-def _as_array(v: Variable, value: Any, on_gpu: bool = False) -> Any:
-    """A plain NumPy array in native byte order; Python numbers take the variable's type where they fit it.
-
-    For a GPU, an array of a GPU as it is.
-    """
-    if isinstance(value, Variable):
-        raise FeedError(f"feed {v.name} is the variable {value}, which has no value yet; feed an array", site=v.site)
-    if isinstance(value, np.ma.MaskedArray):
-        raise FeedError(f"feed {v.name} is a masked array", site=v.site, hint="feed its filled(...) values")
-    try:
-        if on_gpu and (device := cuda.device_array(value)) is not None:
-            return device
-        array = as_numpy(value)
-    except NO_ARRAY as problem:
-        lists = isinstance(value, (list, tuple))
-        hint = None if lists else "feed what numpy.asarray takes: an array of the host, of a type that NumPy knows"
-        if on_gpu and hint:
-            hint += "; or one of the GPU that cupy.from_dlpack takes"
-        raise FeedError(f"feed {v.name} is {why_no_array(value, problem)}", site=v.site, hint=hint) from None
-    numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
-    if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
-        with np.errstate(over="ignore"):
-            typed = array.astype(v.dtype)
-        fits = np.isfinite(typed) == np.isfinite(array) if v.dtype in FLOATS else typed == array
-        if not fits.all():
-            raise FeedError(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
-        array = typed
-    if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
-        array = array.astype(v.dtype)
-    return array
-
-
-def _check_fit(v: Variable, array: Any) -> None:
-    if array.dtype != v.dtype:
-        number = array.dtype.kind in "biuf" or array.dtype in FLOATS
-        raise FeedError(
-            f"feed {v.name} must be {v.dtype}, is {array.dtype if number else _kind(array)}", site=v.site,
-            hint=f"feed {v.name}.astype({v.dtype.name!r})" if number else None,
-        )  # fmt: skip
-    fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
-    if not fits:
-        raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
-
-
-def _kind(array: Any) -> str:
-    """What an array of other things than numbers holds."""
-    if array.ndim == 0 and array.dtype.kind in "OU":
-        return shortened(repr(array.item()))
-    return f"an array of {array.dtype.name if array.dtype.names is None else 'records'}"
-
-
-def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
-    """A list of CPUPlaces, one by default."""
-    fits = device_count is None or (isinstance(device_count, int) and device_count > 0)
-    require(fits, f"device_count must be an int > 0, is {device_count!r}", AttrError)
-    return [CPUPlace() for _ in range(device_count or 1)]
-
-
-def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
-    """CUDAPlaces of the given GPUs, of all by default."""
-    return [CUDAPlace(i) for i in (device_ids if device_ids is not None else range(cuda.device_count()))]

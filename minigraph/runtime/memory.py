@@ -170,3 +170,9 @@ def in_a_row(buffers: Iterable[Any]) -> tuple[list[tuple[Any, int]], int]:
         placed.append((b, end))
         end += rounded(b.nbytes)
     return placed, end
+
+
+def named(names: Sequence[str]) -> str:
+    """Names of values that lie in one block, the inner ones of many left out."""
+    own = list(dict.fromkeys(names))
+    return ", ".join(own if len(own) < 4 else [own[0], f"{len(own) - 2} others", own[-1]])

@@ -12,40 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from minigraph import cuda
 from minigraph.errors import FeedError, require, shortened
-from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.program import Operator, Program, Variable
-from minigraph.runtime.cpu.plan import Plan
-from minigraph.runtime.cuda.bind import BoundProgram
-from minigraph.runtime.cuda.bind_checked import program_class
-from minigraph.types import CPUPlace, CUDAPlace, Place, TensorType
+from minigraph.types import TensorType
 
+from .backend import Resident
+from .devices import backend_of
 from .memory import Life, most_live, rounded
 from .options import RunOptions
-from .schedule import Value
 
 SHOWN = 10  # residents and operators in the text
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Resident:
-    """A block of memory: a value, or scratch memory of an operator.
-
-    first, last   steps (on a GPU calls) during which it is needed, both included
-    op            the operator that writes it first; None for feeds
-    values        bytes of all values that lie in it, those that an operator writes over its input included
-    """
-
-    name: str
-    type: str
-    nbytes: int
-    values: int
-    first: int
-    last: int
-    op: Operator | None
-    scratch: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +36,7 @@ class MemoryReport:
     """
 
     program: str
-    place: Place
+    place: Any
     feeds: Mapping[str, TensorType]
     planned: int
     live: int
@@ -152,95 +129,18 @@ def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
 
 
 def memory_report(
-    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Place, options: RunOptions
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions
 ) -> MemoryReport:
-    """The report of the Plan that an Executor at `place` would make.
-
-    Where that GPU is not there, it is that of an H200, whose products all have the largest workspace.
-    """
-    if isinstance(place, CPUPlace):
-        residents, planned, running = _on_cpu(Plan(program, feeds, fetches, options=options))
-    else:
-        residents, planned, running = _on_gpu(_bound(program, feeds, fetches, place, options))
+    """The report of the plan that an Executor at `place` would make; that device need not be there."""
+    memory = backend_of(place).memory(program, feeds, fetches, options)
+    residents = memory.residents
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
     steps = sorted({life.first for life in lives})
     at = max(steps, key=lambda t: sum(rounded(n) for n, a, b in lives if a <= t <= b), default=-1)
     persistable = [v for v in program.vars.values() if v.persistable]
+    apart = max(memory.nbytes, sum(r.values for r in residents))
     return MemoryReport(
-        program.name, place, feeds, planned, most_live(lives), max(planned, sum(r.values for r in residents)),
+        program.name, place, feeds, memory.nbytes, most_live(lives), apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
-        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, running(at),
+        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at),
     )  # fmt: skip
-
-
-def _bound(
-    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: CUDAPlace, options: RunOptions
-) -> BoundProgram:
-    tf32 = cuda.allows_tf32()
-    if not cuda.is_available() or place.device_id >= cuda.device_count():
-        return program_class(options)(program, feeds, fetches, options=options, tf32=tf32)
-    runtime = cuda.runtime(place)
-    settling = runtime.settling(tf32, options.autotune)
-    return program_class(options)(
-        program, feeds, fetches, device=runtime.device, options=options, settling=settling, tf32=tf32
-    )
-
-
-def _on_gpu(bound: BoundProgram) -> tuple[list[Resident], int, Any]:
-    names: dict[int, list[int]] = {}
-    for i, value in enumerate(bound.schedule.values):
-        names.setdefault(id(owner(bound.buffers[i])), []).append(i)
-        assert value.type is not None
-    steps = bound.schedule.steps
-    ops = {id(b): steps[position].op for position, own in enumerate(bound.binder.scratches) for b in own}
-    residents = []
-    for buffer, life in bound.blocks:
-        shown = names.get(id(buffer))
-        if shown is None:
-            op, name, type_ = ops[id(buffer)], f"scratch of {ops[id(buffer)].type}", f"{buffer.nbytes} bytes"
-            own = buffer.nbytes
-        else:
-            held = [bound.schedule.values[i] for i in shown]
-            op = steps[held[0].producer].op if held[0].producer >= 0 else None
-            name, type_ = _named([v.name for v in held]), str(held[0].type)
-            own = sum(v.type.nbytes for i, v in zip(shown, held, strict=True) if v.root == i)
-        residents.append(Resident(name, type_, buffer.nbytes, own, life.first, life.last, op, shown is None))
-
-    def running(at: int) -> tuple[Operator, ...]:
-        if not 0 <= at < len(bound.order):
-            return ()
-        return tuple(step.op for step, span in zip(steps, bound.spans, strict=True) if bound.order[at] in span)
-
-    return residents, bound.arena_bytes + bound.mailbox_bytes + bound.constant_bytes, running
-
-
-def _on_cpu(plan: Plan) -> tuple[list[Resident], int, Any]:
-    steps = plan.schedule.steps
-    blocks: list[list[Value]] = []
-    latest: dict[int, list[Value]] = {}  # what lies in a buffer now
-    for i, value in enumerate(plan.values):
-        if value.persistable or value.producer < 0 or value.root != i:
-            continue
-        block = latest.get(value.buffer, []) if value.buffer is not None else []
-        if not block or block[-1].last_use < value.producer:  # else it is written over what dies there
-            blocks.append(block := [])
-        block.append(value)
-        if value.buffer is not None:
-            latest[value.buffer] = block
-    residents = []
-    for block in blocks:
-        first, last = block[0].producer, max(block[-1].last_use, block[-1].producer)
-        own, op, name = block[0].type, steps[first].op, _named([v.name for v in block])
-        values = sum(v.type.nbytes for v in block)
-        residents.append(Resident(name, str(own), own.nbytes, values, first, last, op))
-    apart = [
-        Life(r.nbytes, r.first, r.last) for r, block in zip(residents, blocks, strict=True) if block[0].buffer is None
-    ]
-    planned = sum(rounded(b.nbytes) for b in plan.buffers) + most_live(apart)
-    return residents, planned, lambda step: (steps[step].op,) if 0 <= step < len(steps) else ()
-
-
-def _named(names: Sequence[str]) -> str:
-    """Names of values that lie in one block, the inner ones of many left out."""
-    own = list(dict.fromkeys(names))
-    return ", ".join(own if len(own) < 4 else [own[0], f"{len(own) - 2} others", own[-1]])

@@ -16,12 +16,13 @@ from minigraph.program import (
 )
 from minigraph.program.backward import append_backward, gradients
 from minigraph.program.scope import Scope, global_scope, scope_guard
-from minigraph.runtime.executor import Executor, cpu_places, cuda_places
+from minigraph.runtime.executor import Executor
 
 from . import amp, nn
 from .debug import Print
 from .input import InputSpec, create_parameter, data
 from .io import load, load_program_state, save, set_program_state
+from .places import cpu_places, cuda_places
 
 __all__ = [
     "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter", "Print",

@@ -13,7 +13,7 @@ from minigraph.compiler.validate import distance
 from minigraph.program import unique_name
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda.plan import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import FLOATS, TensorType, as_dtype
@@ -297,7 +297,7 @@ def _memory() -> None:
         out, sums = g.memory_efficient_attention(*v[:3], needs=["LogSumExp"])
         slots = ["Q_grad", "K_grad", "V_grad"]
         grads = g.memory_efficient_attention_grad(*v[:3], out, sums, v[3], needs=slots)[:3]
-        bound = BoundProgram(block.program, {}, [out.name, *(x.name for x in grads)])
+        bound = bind_program(block.program, {}, [out.name, *(x.name for x in grads)])
         used[s] = bound.arena_bytes
         assert bound.arena_bytes <= 4 * t.nbytes + 3 * 4 * 16 * s + 2**20, bound.arena_bytes
     assert used[65536] <= 8.1 * used[8192]

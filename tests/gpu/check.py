@@ -65,7 +65,7 @@ class Poisoned:
             for buffer, memory in self.owned:
                 buffer.ptr = memory.data.ptr
             plan.feeding.own = {n: b.ptr for n, b in plan.feeding.targets.items()}  # they go where buffers lie now
-            plan._prepare_fetches()
+            plan.prepare_fetches()
             plan.faults.clear()
 
     def __getattr__(self, name: str) -> Any:

@@ -12,7 +12,7 @@ from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.binder import Launch, every_call
 from minigraph.opdef import OPS, OpDef
 from minigraph.runtime import seeds
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import FLOATS, as_dtype, bfloat16, float16, float64
 from tests.gpu.check import (
     DTYPES,
@@ -93,7 +93,7 @@ def kernels(call: Call) -> set[str]:
     """Names of the functions that the GPU form of a call launches."""
     program, _, outputs = opcheck.built(call)
     types = {name: opcheck.type_of(x) for name, x in opcheck.feed_of(call).items()}
-    bound = BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])
+    bound = bind_program(program, types, [v.name for vs in outputs.values() for v in vs])
     return {
         c.function if isinstance(c, Launch) else getattr(c, "epilogue", type(c).__name__)
         for c in every_call(bound.binder.calls)

@@ -10,7 +10,7 @@ import numpy as np
 
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import strided
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.options import RunOptions
 from minigraph.static import BuildStrategy, CompiledProgram
@@ -64,7 +64,7 @@ def copied(case: Case, **flags: Any) -> list[np.ndarray]:
 def lies(case: Case, **options: Any) -> BoundProgram:
     """The plan; an error where it does not read all three where they lie."""
     types = {name: TensorType(x.shape, x.dtype) for name, x in case.feeds.items()}
-    plan = BoundProgram(case.program, types, case.fetches, options=RunOptions(**options))
+    plan = bind_program(case.program, types, case.fetches, options=RunOptions(**options))
     step = next(s for s in plan.schedule.steps if s.op.type == "memory_efficient_attention")
     assert all(plan.buffers[i].steps is not None for i in step.inputs[:3]), plan.schedule.remarks
     return plan

@@ -11,7 +11,7 @@ import pytest
 from minigraph.kernels.cuda import attention
 from minigraph.kernels.cuda.record.binder import Launch, every_call
 from minigraph.kernels.cuda.record.compile import read_source
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from tests.gpu import attention_small
 from tests.gpu.attention_small import Case
 from tests.support import opcheck
@@ -23,7 +23,7 @@ def bound(case: Case) -> Iterator[BoundProgram]:
     for call in attention_small.calls(case.inputs, case.dtype, True, **case.attrs):
         program, _, outputs = opcheck.built(call.as_dtype(case.dtype))
         types = {name: opcheck.type_of(x) for name, x in opcheck.feed_of(call.as_dtype(case.dtype)).items()}
-        yield BoundProgram(program, types, [v.name for vs in outputs.values() for v in vs])
+        yield bind_program(program, types, [v.name for vs in outputs.values() for v in vs])
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "nn": "errors types program tensor",
     "ops.calls": "program nn",
     "optimizer": "errors types opdef program regularizer nn",
-    "static": "errors types opdef program runtime compiler tensor nn",
+    "static": "errors types opdef program cuda runtime compiler tensor nn",
     "base": "program runtime",
     "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static base",
 }

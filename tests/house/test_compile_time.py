@@ -10,7 +10,7 @@ import minigraph as mg
 from minigraph.compiler import CompiledProgram
 from minigraph.program import Program
 from minigraph.runtime.cpu.plan import Plan
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32
 from tests.support.counted_work import check_proportion, lines
 
@@ -52,7 +52,7 @@ def check(makes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])
-@pytest.mark.parametrize("make", [BoundProgram, Plan])
+@pytest.mark.parametrize("make", [bind_program, Plan])
 def test_a_plan_is_work_in_proportion(programs, kind, make):
     check([partial(make, program, FEED, [loss.name]) for program, loss in programs[kind]])
 

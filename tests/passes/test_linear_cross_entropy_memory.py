@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,8 @@ from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.runtime import memory_report
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda import backend
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
 from tests.support import gpu_stub
 from tests.support.head_memory import LARGE, MIB, ROWS, SMALL, check, compiled, net, planned
@@ -27,7 +29,7 @@ def workspaces(request, monkeypatch):
     """The plan of a GPU whose products take this much room."""
     if request.param is not None:
         own = settling(lambda call: Algorithm(request.param, b""))
-        monkeypatch.setattr(memory_report, "BoundProgram", lambda *a, **k: BoundProgram(*a, **{**k, "settling": own}))
+        monkeypatch.setattr(backend, "bind_program", partial(bind_program, settling=own))
 
 
 @pytest.mark.usefixtures("workspaces")
@@ -146,7 +148,7 @@ def recorded(rows, chunk_bytes, grad_dtype):
         loss, _, _, dx, dw, db = g.fused_linear_cross_entropy(
             v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype
         )
-    bound = BoundProgram(main, {}, [o.name for o in (loss, dx, dw, db)],
+    bound = bind_program(main, {}, [o.name for o in (loss, dx, dw, db)],
                          settling=gpu_stub.StubRuntime().settling(False))  # fmt: skip
     return [c for c in bound.binder.calls if isinstance(c, (Gemm, Launch))]
 

@@ -8,7 +8,7 @@ import pytest
 import minigraph as mg
 from minigraph.kernels.cuda.record.binder import Launch
 from minigraph.passes.elementwise import split_reductions
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32
 from tests.fuzz import Different, check
 from tests.support.random_programs import random_program
@@ -74,7 +74,7 @@ def test_one_kernel_computes_and_sums_rows():
     shape = (512, 768)
     program, out = loss(shape, {"fuse_elementwise": True})
     types = {name: TensorType(shape, float32) for name in "xy"}
-    launches = [c for c in BoundProgram(program.program_for([out.name]), types, [out.name]).binder.calls
+    launches = [c for c in bind_program(program.program_for([out.name]), types, [out.name]).binder.calls
                 if isinstance(c, Launch)]  # fmt: skip
     assert launches[0].function == "fused_rows"
     assert {c.function for c in launches[1:]} == {"rows"}

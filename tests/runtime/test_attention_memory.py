@@ -6,7 +6,7 @@ import pytest
 
 from bench.gpu_attention import Row, planned_memory, program_of
 from minigraph.kernels.cuda.record.buffer import owner
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 
 MIB = 2**20
 CUDNN = 195  # MiB beside inputs and gradients that cuDNN takes at (4, 16, 4096, 128)
@@ -26,7 +26,7 @@ def test_memory_is_linear_in_the_sequence_and_at_most_cudnns():
 def test_what_is_counted_is_what_the_plan_has_beside_the_inputs(shape, training):
     row = Row("bfloat16", shape)
     program, names = program_of(row, training)
-    bound = BoundProgram(program, {}, names)
+    bound = bind_program(program, {}, names)
     results = {id(owner(bound.buffers[i])): bound.buffers[i].nbytes for i in bound.schedule.fetched}
     assert sum(results.values()) == row.results(training) * MIB
     assert bound.arena_bytes >= sum(results.values())

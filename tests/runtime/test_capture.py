@@ -15,9 +15,9 @@ from minigraph.errors import KernelError, ProgramError
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda import bind as bound
 from minigraph.runtime.cuda import feed as feed_cuda
 from minigraph.runtime.cuda import plan as plan_cuda
+from minigraph.runtime.cuda import staging
 from minigraph.runtime.executor import PLANS_KEPT, Executor
 from tests.gpu.capture import COLUMNS, Case, same, trace
 from tests.support import gpu_stub
@@ -151,10 +151,10 @@ def run_late(monkeypatch, case, slots) -> list:
     return exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
 
 
-@pytest.mark.parametrize("small", [0, bound.SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("small", [0, staging.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
 def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch, slots, small):
-    monkeypatch.setattr(bound, "SMALL", small)
+    monkeypatch.setattr(staging, "SMALL", small)
     case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
     exe, scope = gpu(), case.scope()
     for i in range(3 * slots):
@@ -163,10 +163,10 @@ def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied
     assert same([run_late(monkeypatch, case, slots)], [expected])
 
 
-@pytest.mark.parametrize("small", [0, bound.SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("small", [0, staging.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
 def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots, small):
-    monkeypatch.setattr(bound, "SMALL", small)
+    monkeypatch.setattr(staging, "SMALL", small)
     case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
     expected = run_late(monkeypatch, case, slots)
     monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
@@ -175,7 +175,7 @@ def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots, small):
 
 @pytest.mark.parametrize("lies", ["C", "F"])
 def test_a_feed_that_threads_copy_together_arrives_whole(stub, monkeypatch, lies):
-    monkeypatch.setattr(bound, "SMALL", 0)
+    monkeypatch.setattr(staging, "SMALL", 0)
     case = Case(drops=False)
     fed = [{name: np.array(x, order=lies) for name, x in case.feed(i, 40).items()} for i in range(6)]
     expected = [gpu().run(case.program, feed, [case.total, case.x_grad], scope=case.scope()) for feed in fed]
@@ -343,7 +343,7 @@ def test_arrays_of_the_gpu_are_fed_without_the_host(stub, monkeypatch):
         found.append(exe.run(case.program, feed, [case.total, case.x_grad], scope=scope))
     assert same(found, expected)
     (plan,) = exe._plans.values()
-    assert set(sent) <= {plan.bound.inbox_bytes}, "only the counter of the run"
+    assert set(sent) <= {plan.bound.staging.sent}, "only the counter of the run"
 
 
 def test_arrays_that_come_often_are_read_where_they_lie(stub, monkeypatch):
@@ -410,7 +410,7 @@ def test_only_so_many_places_have_a_binding(stub, monkeypatch):
 
 
 def test_feeds_of_the_host_reach_the_plan_after_those_of_the_gpu(stub, monkeypatch):
-    monkeypatch.setattr(bound, "SMALL", 0)  # no feed travels in the mailbox
+    monkeypatch.setattr(staging, "SMALL", 0)  # no feed travels in the mailbox
     case, exe, scope, other, untouched = Case(), gpu(), case_scope(), gpu(), case_scope()
     shown = {n: stub.to_device(x) for n, x in case.feed(0).items()}
     for i in range(3 * feed_cuda.OFTEN):

@@ -11,7 +11,7 @@ from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.record.binder import Launch
 from minigraph.opdef import OPS, OpDef
 from minigraph.program.builder import Builder
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.order import dependencies
 from minigraph.types import TensorType
 from tests.gpu import faults as gpu_faults
@@ -41,7 +41,7 @@ def bound(optimizer: str, level: str | None = None) -> BoundProgram:
     made = Net(OPTIMIZERS[optimizer]())
     feeds = {name: TensorType(x.shape, x.dtype) for name, x in made.feed(0).items()}
     program = mg.static.CompiledProgram(made.main, BuildStrategy(**({level: True} if level else {})))
-    return BoundProgram(program.program_for([]), feeds, [])
+    return bind_program(program.program_for([]), feeds, [])
 
 
 def kinds(made: BoundProgram) -> tuple[set[int], set[int]]:
@@ -56,10 +56,10 @@ def test_who_writes_into_the_scope_waits_for_all_that_may_report(level):
     made = bound("AdamW", level)
     reporters, guards = kinds(made)
     assert len(reporters) >= 3 and guards
-    before = dependencies(made._units()[0])
+    before = dependencies(made.units.units)
     assert all(reporters <= before[i] for i in guards)
     own = {id(b) for b in made.outside.values()}
-    units, blocks = made._units()
+    units, blocks = made.units
     writers = {i for i, unit in enumerate(units) if any(id(blocks[n]) in own for n in unit.writes)}
     assert writers == guards, "others write what a Scope keeps"
 
@@ -69,7 +69,7 @@ def test_programs_in_which_nothing_can_be_wrong_have_no_guards():
     with mg.static.program_guard(main, startup):
         x = mg.static.data("x", [4, 5])
         mg.optimizer.AdamW(0.1).minimize(mg.mean(mg.square(mg.nn.Linear(5, 3)(x))))
-    made = BoundProgram(main, {"x": TensorType((4, 5), np.dtype("float32"))}, [])
+    made = bind_program(main, {"x": TensorType((4, 5), np.dtype("float32"))}, [])
     assert kinds(made) == (set(), set())
 
 

@@ -229,7 +229,7 @@ def test_temporaries_go_with_the_plans_that_used_them(stub):
     with pytest.warns(UserWarning, match="change their shapes"):
         exe.run(main, {"x": np.ones((9000, 4), np.float32)}, [out])
     plans = {id(plan.arena): plan.arena.nbytes for plan in exe._plans.values()}
-    kept = list(exe._arenas.arrays.values())
+    kept = list(exe.backend.arenas.arrays.values())
     assert {id(a): a.nbytes for a in kept} == plans
 
 

@@ -15,7 +15,7 @@ from minigraph.opdef import OPS
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType
@@ -39,7 +39,7 @@ def types_of(feeds):
 
 def taken_over(program, feeds, fetches) -> int:
     """How many temporary values lie where another one lay."""
-    bound = BoundProgram(program, types_of(feeds), fetches)
+    bound = bind_program(program, types_of(feeds), fetches)
     return len(bound.buffers) - len({id(b) for b in bound.buffers})
 
 
@@ -82,7 +82,7 @@ def same_as_cpu(program, feeds, fetches) -> BoundProgram:
     exact = Executor().run(program, feeds, fetches, scope=Scope())
     for a, b in zip(found, exact, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
-    return BoundProgram(program, types_of(feeds), fetches)
+    return bind_program(program, types_of(feeds), fetches)
 
 
 def lies_over(bound) -> list[bool]:
@@ -133,7 +133,7 @@ def test_a_sum_of_gradients_is_added_up_in_place_by_the_product():
     feeds = {n: np.random.default_rng(i).normal(size=(8, 8)).astype("float32") for i, n in enumerate("xya")}
     bound = same_as_cpu(program, feeds, [total.name])
     assert not any(isinstance(c, Copy) for c in bound.binder.calls)
-    apart = BoundProgram(program, types_of(feeds), [total.name], options=RunOptions(inplace=False))
+    apart = bind_program(program, types_of(feeds), [total.name], options=RunOptions(inplace=False))
     assert sum(isinstance(c, Copy) for c in apart.binder.calls) == 1
 
 
@@ -155,7 +155,7 @@ def test_fetched_and_later_read_values_keep_their_memory():
     first, second = (op.output_arg_names[0] for op in program.ops[:2])
     assert lies_over(same_as_cpu(program, feeds, [*fetches, first])) == [True, False]
     assert lies_over(same_as_cpu(program, feeds, [*fetches, first, second])) == [False, False]
-    assert lies_over(BoundProgram(program, types_of(feeds), fetches, options=RunOptions(inplace=False))) == [False] * 2
+    assert lies_over(bind_program(program, types_of(feeds), fetches, options=RunOptions(inplace=False))) == [False] * 2
 
 
 @pytest.mark.parametrize("view", [lambda g, w: g.reshape(w, shape=(4, 4)), lambda g, w: g.transpose(w, perm=(1, 0))])

@@ -14,7 +14,7 @@ from minigraph.kernels.cuda.matmul import narrow_product
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.joins import joins
 from minigraph.runtime.cuda.order import Unit
 from minigraph.runtime.executor import Executor
@@ -45,7 +45,7 @@ def found(chain):
 def bound(chain, device=None):
     program = CompiledProgram(chain.program, BuildStrategy.all()).program_for(chain.fetches)
     types = {n: TensorType(a.shape, a.dtype) for n, a in chain.feeds.items()}
-    return BoundProgram(program, types, chain.fetches, device=device, settling=gpu_stub.StubRuntime().settling(False))
+    return bind_program(program, types, chain.fetches, device=device, settling=gpu_stub.StubRuntime().settling(False))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -82,7 +82,7 @@ def step(rows=9, classes=10, read_before=False):
     types = {"x": TensorType((rows, 12), float32), "y": TensorType((rows, 1), as_dtype("int64"))}
     fetches = [loss.name, seen.name] if read_before else [loss.name]
     program = CompiledProgram(main, BuildStrategy.all()).program_for(fetches)
-    return BoundProgram(program, types, fetches, settling=gpu_stub.StubRuntime().settling(False))
+    return bind_program(program, types, fetches, settling=gpu_stub.StubRuntime().settling(False))
 
 
 def test_a_step_of_a_classifier():

@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.compiler.strategy import BuildStrategy
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.lanes import assigned, heirs, turns, waits
 from minigraph.runtime.cuda.order import Unit, dependencies
 from minigraph.types import TensorType, float32
@@ -59,10 +59,10 @@ def test_updates_of_different_layers_do_not_wait_for_one_another():
             h = mg.nn.Linear(a, b)(h)
         mg.optimizer.Adam(0.1).minimize(mg.mean(mg.square(h)))
     program = mg.static.CompiledProgram(main, build_strategy=BuildStrategy.all()).program_for(())
-    plan = BoundProgram(program, {"x": TensorType((32, 800), float32)}, ())
+    plan = bind_program(program, {"x": TensorType((32, 800), float32)}, ())
     calls = plan.binder.calls
     first, second = (i for i in plan.order if getattr(calls[i], "function", "") == "update")
     (prepare,) = (i for i in plan.order if getattr(calls[i], "function", "") == "prepare")
-    before = dependencies(plan._units()[0])
+    before = dependencies(plan.units.units)
     assert first not in before[second] and {prepare} <= before[first] & before[second]
-    assert np.unique([turn.lane for turn in plan.turns()]).tolist() == [0, 1]
+    assert np.unique([turn.lane for turn in plan.streams()]).tolist() == [0, 1]

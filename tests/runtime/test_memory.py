@@ -19,9 +19,9 @@ from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime import memory
-from minigraph.runtime.cuda import bind as bound_module
 from minigraph.runtime.cuda import lanes as lanes_module
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda import placement
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.lanes import assigned, waits
 from minigraph.runtime.cuda.order import Unit, dependencies, lives, thrifty, touched
 from minigraph.runtime.executor import Executor
@@ -173,7 +173,7 @@ def small_training(**sizes) -> tuple[Program, dict[str, TensorType]]:
 
 def bound_of(case, **options):
     types = {n: TensorType(np.shape(a), np.asarray(a).dtype) for n, a in case.feeds.items()}
-    return BoundProgram(case.program, types, case.fetches, options=RunOptions(**options))
+    return bind_program(case.program, types, case.fetches, options=RunOptions(**options))
 
 
 class Conflict(AssertionError):
@@ -183,7 +183,7 @@ class Conflict(AssertionError):
 def check_memory(bound) -> int:
     """Follow who wrote which bytes of the arena; returns how many pairs of calls may run at the same time."""
     base = {id(b): o for b, o in bound.offsets}
-    units, blocks = bound._units()
+    units, blocks = bound.units
     place = {n: (base[id(b)], base[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in base}
     written_by: dict[int, int] = {}  # start of 256 bytes -> block
 
@@ -213,7 +213,7 @@ def check_memory(bound) -> int:
 
 def check_company(bound, units, blocks, pages) -> int:
     """No two calls of which neither waits for the other touch the same bytes, unless both read."""
-    ended = happened_before(bound.turns())
+    ended = happened_before(bound.streams())
     company = 0
     for i, j in itertools.combinations(bound.order, 2):
         if i in ended[j]:
@@ -234,8 +234,8 @@ def test_no_race_and_no_early_reuse_in_random_programs():
 def test_small_blocks_need_no_company():
     """What reads nothing but the labels runs beside the products: it shares no memory with their scalars."""
     main, types = small_training()
-    bound = BoundProgram(main, types, [])
-    assert {turn.lane for turn in bound.turns()} == {0, 1}
+    bound = bind_program(main, types, [])
+    assert {turn.lane for turn in bound.streams()} == {0, 1}
 
 
 def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch):
@@ -243,14 +243,14 @@ def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch
     main, types = small_training()
     strategy = mg.static.BuildStrategy.all()
     program = mg.static.CompiledProgram(main, build_strategy=strategy).program_for([])
-    bound = BoundProgram(program, types, [], settling=settling(lambda call: Algorithm(0, b"")))
+    bound = bind_program(program, types, [], settling=settling(lambda call: Algorithm(0, b"")))
     gradient = next(
         owner(b) for v, b in zip(bound.schedule.values, bound.buffers, strict=True) if v.name == "linear_0.w_0@GRAD"
     )
     calls = bound.binder.calls
     product = next(i for i in bound.order if any(owner(b) is gradient for b in touched(calls[i])))
     first, second = (i for i in bound.order if getattr(calls[i], "function", "") == "update")
-    ended = happened_before(bound.turns())
+    ended = happened_before(bound.streams())
     assert product in ended[second]
     assert product not in ended[first] and first not in ended[product]
 
@@ -279,15 +279,15 @@ def no_memory_used_again(order, units, places):
 @pytest.mark.parametrize(
     ("module", "name", "planted"),
     [
-        (bound_module, "lives", lives_that_end_early), (bound_module, "thrifty", backwards),
-        (bound_module, "late", later_than_late),
+        (placement, "lives", lives_that_end_early), (placement, "thrifty", backwards),
+        (placement, "late", later_than_late),
         (lanes_module, "waits", one_wait_too_few), (lanes_module, "waits", no_memory_used_again),
     ],
 )  # fmt: skip
 def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):
     falling = itertools.count(0, -1)
-    monkeypatch.setattr(bound_module, "most_needed", lambda *_, **__: next(falling))  # the last order is taken
-    monkeypatch.setattr(bound_module, "apart", list)
+    monkeypatch.setattr(placement, "most_needed", lambda *_, **__: next(falling))  # the last order is taken
+    monkeypatch.setattr(placement, "apart", list)
     monkeypatch.setattr(module, name, planted)
 
     def check_all():
@@ -300,7 +300,7 @@ def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):
 
 def test_updates_run_as_soon_as_their_gradient_is_there():
     main, types = small_training()
-    bound = BoundProgram(main, types, [])
+    bound = bind_program(main, types, [])
     steps = bound.schedule.steps
     where = {}
     for at, i in enumerate(bound.order):
@@ -404,17 +404,17 @@ def test_flags_of_memory_change_no_result_on_the_cpu(flags):
 def test_a_state_that_may_not_be_updated_in_place_is_copied_back():
     main, types = small_training()
     counts = [
-        len(BoundProgram(main, types, [], options=RunOptions(inplace=inplace)).results) for inplace in (True, False)
+        len(bind_program(main, types, [], options=RunOptions(inplace=inplace)).results) for inplace in (True, False)
     ]
     assert counts[0] == 0 < counts[1]
 
 
 def test_small_products_have_room_for_split_sums_and_large_ones_take_no_more_than_32_mib():
     main, types = small_training()
-    sizes = [c.workspace.nbytes for c in every_call(BoundProgram(main, types, []).binder.calls) if isinstance(c, Gemm)]
+    sizes = [c.workspace.nbytes for c in every_call(bind_program(main, types, []).binder.calls) if isinstance(c, Gemm)]
     assert sizes and max(sizes) == 1 << 20
     program = Program()
     x = program.global_block().create_var("x", [8192, 64], "float32", is_data=True)
     Builder(program.global_block()).matmul(x, x, trans_y=True)
-    bound = BoundProgram(program, {"x": x.type}, [])
+    bound = bind_program(program, {"x": x.type}, [])
     assert [c.workspace.nbytes for c in bound.binder.calls] == [32 << 20]

@@ -12,7 +12,7 @@ import minigraph as mg
 from minigraph.kernels.cuda.record.binder import Choice, Launch, every_call
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
 from minigraph.kernels.cuda.record.moved import Repeats
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.types import TensorType
 from tests.support.random_programs import random_program
 
@@ -100,7 +100,7 @@ def layers(count: int, drop: float = 0.0) -> tuple[Any, Any]:
 
 
 def bound(program: Any, types: dict[str, TensorType], fetches: list[str], tf32: bool = False) -> BoundProgram:
-    return BoundProgram(program, types, fetches, tf32=tf32, seed=3)
+    return bind_program(program, types, fetches, tf32=tf32, seed=3)
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.25])

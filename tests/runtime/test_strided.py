@@ -18,7 +18,7 @@ from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import strided
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.options import RunOptions
 from minigraph.static import BuildStrategy, CompiledProgram
@@ -32,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 def bound(case, **options) -> BoundProgram:
     types = {name: TensorType(x.shape, x.dtype) for name, x in case.feeds.items()}
-    return BoundProgram(case.program, types, case.fetches, options=RunOptions(**options))
+    return bind_program(case.program, types, case.fetches, options=RunOptions(**options))
 
 
 def copies(plan: BoundProgram) -> list[str]:
@@ -116,7 +116,7 @@ def attention_of(make, *shape: int) -> BoundProgram:
         x = program.global_block().create_var("x", shape, "float32", is_data=True)
         q = make(x * 2.0)
         out = mg.nn.functional.scaled_dot_product_attention(q, q, q)
-    return BoundProgram(program, {"x": TensorType(shape, float32)}, [out.name])
+    return bind_program(program, {"x": TensorType(shape, float32)}, [out.name])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_small_part_of_what_the_scope_keeps_anyhow_is_not_copied():
         kept = program.global_block().create_parameter("kept", (2, 600, 2, 16), "float32")
         q = kept[:, :6]
         out = mg.nn.functional.scaled_dot_product_attention(q, q, q)
-    assert copies(BoundProgram(program, {}, [out.name])) == []
+    assert copies(bind_program(program, {}, [out.name])) == []
 
 
 def test_what_is_not_for_attention_is_copied_as_ever():
@@ -167,7 +167,7 @@ def test_what_is_not_for_attention_is_copied_as_ever():
         x = program.global_block().create_var("x", (4, 32), "float32", is_data=True)
         a, b = mg.split(x, 2, axis=1)
         out = mg.tanh(a) + mg.transpose(mg.transpose(b, [1, 0]), [1, 0])
-    plan = BoundProgram(program, {"x": TensorType((4, 32), float32)}, [out.name])
+    plan = bind_program(program, {"x": TensorType((4, 32), float32)}, [out.name])
     spans = [(s.op.type, len(span)) for s, span in zip(plan.schedule.steps, plan.spans, strict=True)]
     assert [n for op, n in spans if op in SHOWN] == [2, 1, 1]
     assert remarks(plan) == []
@@ -229,7 +229,7 @@ def of_heads_first(fit: bool, seen: bool = False) -> BoundProgram:
         turned = [mg.transpose(x * 1.0, [0, -2, 1, -1] if fit else [0, 1, 3, 2]) for x in given]
         found = gradients([mg.sum(attend("turned", *turned, layout="bhsd"))], given)
     fetches = [v.name for v in found if v is not None]
-    return BoundProgram(program, {}, [*fetches, turned[0].grad_name] if seen else fetches)
+    return bind_program(program, {}, [*fetches, turned[0].grad_name] if seen else fetches)
 
 
 def test_gradients_are_written_as_a_transpose_would_put_them():
@@ -289,7 +289,7 @@ def test_what_shows_its_input_is_no_place_for_it(stub):
         dq, dk, _ = gradients([mg.sum(out * out)], given)
         turned = mg.transpose(mg.concat([dq, dk], axis=1), [0, 2, 1, 3])
         again = attend("second", turned, turned, turned, layout="bhsd")
-    plan = BoundProgram(program, {}, [again.name])
+    plan = bind_program(program, {}, [again.name])
     assert plan.buffers[plan.schedule.steps[-1].inputs[0]].steps is not None
     rng, results = np.random.default_rng(0), []
     values = {n: rng.normal(size=(2, 6, 2, 4)) for n in "qkv"}
@@ -308,7 +308,7 @@ def test_gradients_whose_place_is_unfit_are_joined_by_copies():
         *parts, _ = mg.split(x * 1.0, [64, 64, 64, 2], axis=3)
         loss = mg.sum(mg.nn.functional.scaled_dot_product_attention(*parts))
         (d,) = gradients([loss], [x])
-    plan = BoundProgram(program, {}, [d.name])
+    plan = bind_program(program, {}, [d.name])
     assert ["bytes apart, which is no multiple of 16" in text for text in remarks(plan)] == [True] * 3
     assert len(calls_of(plan, "concat")) >= 3
 
@@ -413,7 +413,7 @@ def test_a_base_that_is_updated_between_is_not_overwritten(stub):
         Builder(block).increment(kept, step=1.0, out={"Out": kept})
         out = mg.nn.functional.scaled_dot_product_attention(q, k, v)
         total = mg.sum(kept * 2.0)
-    assert copies(BoundProgram(program, {}, [out.name, total.name])) == []
+    assert copies(bind_program(program, {}, [out.name, total.name])) == []
     values, scope, executor = np.random.default_rng(0).normal(size=(1, 6, 3, 2, 4)), Scope(), Executor(mg.CUDAPlace(0))
     scope.write("kept", values.copy())
     for _ in range(3):
@@ -443,7 +443,7 @@ def test_queries_that_are_the_bias_too_are_copied(stub):
         q = (x * 2.0)[:, :, :, :4]
         k = mg.transpose(q[:, :, :4], [0, 1, 3, 2])
         out = attend("both", q, k, k, q, layout="bhsd")
-    plan = BoundProgram(program, {"x": TensorType((2, 3, 5, 8), as_dtype("float64"))}, [out.name])
+    plan = bind_program(program, {"x": TensorType((2, 3, 5, 8), as_dtype("float64"))}, [out.name])
     assert any("memory_efficient_attention reads it, too" in text for text in remarks(plan))
     feed = {"x": np.random.default_rng(0).normal(size=(2, 3, 5, 8))}
     found, exact = (Executor(place).run(program, feed, [out])[0] for place in (mg.CUDAPlace(0), mg.CPUPlace()))
@@ -505,7 +505,7 @@ def test_operators_that_differ_in_strides_only_are_bound_apart(stub):
         parts = y[:, :3], mg.transpose(y, [1, 0, 2, 3])[:, :3]
         outs = [mg.nn.functional.scaled_dot_product_attention(q, q, q) for q in parts]
     feed, fetches = {"x": np.random.default_rng(0).normal(size=(4, 4, 2, 4))}, [v.name for v in outs]
-    plan = BoundProgram(program, {"x": TensorType((4, 4, 2, 4), as_dtype("float64"))}, fetches)
+    plan = bind_program(program, {"x": TensorType((4, 4, 2, 4), as_dtype("float64"))}, fetches)
     read = [s.inputs[0] for s in plan.schedule.steps if s.op.type == "memory_efficient_attention"]
     assert [plan.buffers[i].strides for i in read] == [(32, 8, 4, 1), (8, 32, 4, 1)]
     for a, b in zip(*(Executor(p).run(program, feed, outs) for p in (mg.CPUPlace(), mg.CUDAPlace(0))), strict=True):

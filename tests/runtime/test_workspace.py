@@ -13,7 +13,7 @@ from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime.cuda import order
-from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.memory_report import memory_report
 from minigraph.runtime.options import DEFAULT
 from minigraph.types import CUDAPlace, float32
@@ -120,7 +120,7 @@ def product_of_rows():
 
 def test_the_layout_has_no_more_than_is_needed():
     full, fitted = (
-        BoundProgram(*product_of_rows(), [], settling=own)
+        bind_program(*product_of_rows(), [], settling=own)
         for own in (Settling(), settling(lambda call: Algorithm(3 * MIB, b"")))
     )
     assert full.arena_bytes - fitted.arena_bytes == (32 - 3) * MIB
@@ -136,7 +136,7 @@ def test_scratch_of_variants_that_do_not_run_has_no_memory():
     g.fused_gemm_epilogue_grad(out, x, w, needs={"DX", "DY", "DBias"})
     types = {v.name: v.type for v in (x, w, b)}
     own = Settling(lambda calls, note: settled(calls, lambda call: Algorithm(0, b"")))
-    bound = BoundProgram(program, types, [], settling=own)
+    bound = bind_program(program, types, [], settling=own)
     assert not any(isinstance(c, Choice) for c in bound.binder.calls)
     values = {id(buffer) for buffer in bound.buffers}
     touched = {id(b) for call in bound.binder.calls for b in order.touched(call)}

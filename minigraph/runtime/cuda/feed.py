@@ -83,8 +83,8 @@ class Feeding:
     """
 
     def __init__(self, bound: BoundProgram, runtime: Any, mailbox: int, counts_runs: bool) -> None:
-        self.runtime, self.mailbox, self.nbytes, self.counts_runs = runtime, mailbox, bound.inbox_bytes, counts_runs
-        at = {id(b): offset for b, offset in bound.letters}
+        self.runtime, self.mailbox, self.nbytes, self.counts_runs = runtime, mailbox, bound.staging.sent, counts_runs
+        at = {id(b): offset for b, offset in bound.staging.fields}
         self.targets: dict[str, Buffer] = {}
         letters: dict[str, tuple[int, Buffer]] = {}
         for name, index in bound.schedule.feeds.items():

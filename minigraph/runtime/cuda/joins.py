@@ -23,11 +23,6 @@ class Joins:
     launches: dict[int, Launch] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)
 
-    def unite(self, units: list[Unit]) -> None:
-        """Let units touch what their launches touch."""
-        for i, at in self.taken.items():
-            _unite(units, i, at)
-
 
 def joins(calls: Sequence[Call], triples: Sequence[tuple[int, int, int]], units: list[Unit]) -> Joins:
     """What of `triples`, which `candidates` found, becomes one launch; `units` become those of what then runs."""

@@ -1,0 +1,84 @@
+"""CUDABackend: programs run on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minigraph import cuda
+from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.program import Operator, Program
+from minigraph.program.prune import Prune
+from minigraph.runtime.backend import PlannedMemory, Resident
+from minigraph.runtime.memory import named
+from minigraph.runtime.options import RunOptions
+from minigraph.types import CUDAPlace, TensorType
+
+from .bind import BoundProgram, bind_program
+from .memory import Arenas
+from .plan import CudaPlan
+
+
+class CUDABackend:
+    """One GPU; see runtime/backend.py. Its plans share the memory of their temporaries."""
+
+    takes = "one of the GPU that cupy.from_dlpack takes"
+    settings = staticmethod(cuda.allows_tf32)
+
+    def __init__(self, place: CUDAPlace) -> None:
+        self.place, self.arenas = place, Arenas()
+
+    def require_available(self) -> None:
+        """Raise a PlaceError with the reason unless the GPU and its packages can be used."""
+        cuda.require_available(self.place)
+
+    def accept_feed(self, value: Any) -> Any:
+        """A CuPy array of what lies on a GPU; None for the rest."""
+        return cuda.device_array(value)
+
+    def plan(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune, seed: int,
+        options: RunOptions,
+    ) -> CudaPlan:  # fmt: skip
+        """A CudaPlan for the precision that is set now."""
+        runtime = cuda.runtime(self.place)
+        return CudaPlan(program, feeds, fetches, prune, seed, runtime, self.settings(), options, self.arenas)
+
+    def memory(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
+    ) -> PlannedMemory:
+        """What a CudaPlan would take; for an H200 and the largest workspaces where this GPU is not there."""
+        facts: dict[str, Any] = {"options": options, "tf32": self.settings()}
+        if cuda.is_available() and self.place.device_id < cuda.device_count():
+            runtime = cuda.runtime(self.place)
+            facts |= {"device": runtime.device, "settling": runtime.settling(facts["tf32"], options.autotune)}
+        return planned_memory(bind_program(program, feeds, fetches, **facts))
+
+
+def planned_memory(bound: BoundProgram) -> PlannedMemory:
+    """The blocks of the arena, with the values that lie in each, and all that a plan allocates."""
+    values, steps = bound.schedule.values, bound.schedule.steps
+    shown: dict[int, list[int]] = {}
+    for i, buffer in enumerate(bound.buffers):
+        shown.setdefault(id(owner(buffer)), []).append(i)
+    scratch = {id(b): steps[position].op for position, own in enumerate(bound.binder.scratches) for b in own}
+    residents = []
+    for b, (_, first, last) in bound.blocks:
+        held = shown.get(id(b))
+        if held is None:
+            op = scratch[id(b)]
+            name, type = f"scratch of {op.type}", f"{b.nbytes} bytes"
+            residents.append(Resident(name, type, b.nbytes, b.nbytes, first, last, op, scratch=True))
+            continue
+        own = values[held[0]]
+        op = steps[own.producer].op if own.producer >= 0 else None
+        inside = sum(values[i].type.nbytes for i in held if values[i].root == i)
+        name = named([values[i].name for i in held])
+        residents.append(Resident(name, str(own.type), b.nbytes, inside, first, last, op))
+
+    def running(at: int) -> tuple[Operator, ...]:
+        if not 0 <= at < len(bound.order):
+            return ()
+        return tuple(step.op for step, span in zip(steps, bound.spans, strict=True) if bound.order[at] in span)
+
+    return PlannedMemory(residents, bound.arena_bytes + bound.staging.nbytes + bound.constant_bytes, running)

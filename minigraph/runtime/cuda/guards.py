@@ -1,0 +1,51 @@
+"""Guards: recorded calls that leave the Scope alone where a run has a fault.
+
+They look whether a kernel before them has reported a value that it could not take. What is written before the last
+report lies apart until then: `ValueBuffers.keep_apart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minigraph.kernels.cuda.record.binder import Launch, i64
+
+from .recording import Recorded
+
+
+def guards(recorded: Recorded, position: int) -> dict[int, Launch]:
+    """The guards of a step, or of the end, by their positions among the calls."""
+    span = recorded.spans[position] if position < len(recorded.spans) else recorded.rest
+    return _looking(recorded, span if position not in recorded.binder.wrong else _common(span, recorded.stores))
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _looking(recorded: Recorded, positions: Iterable[int]) -> dict[int, Launch]:
+    """The launches that are given the record of faults."""
+    fault, calls = recorded.binder.fault, recorded.binder.calls
+    launches = ((i, call) for i in positions if isinstance(call := calls[i], Launch))
+    return {i: call for i, call in launches if any(a is fault for a in call.args)}
+
+
+def check_guards(recorded: Recorded) -> None:
+    """What is written in place where others may have reported looks at faults, as its definition says."""
+    values = recorded.values
+    first = min(recorded.binder.wrong, default=len(recorded.spans))
+    for step, span in list(zip(values.schedule.steps, recorded.spans, strict=True))[first:]:
+        stored = ((values.buffers[i], values.outside[name]) for i, name in step.stored)
+        if any(b.size and b is own for b, own in stored):
+            own = [i for i in span if i not in recorded.stores]
+            assert _looking(recorded, own), f"{step.op.type} is guarded, but looks at no faults"
+
+
+def tell_guards(recorded: Recorded) -> None:
+    """Tell the guards that others come after, with kernels between that may report: the answer is needed again."""
+    before = max((p for p in recorded.binder.wrong if p <= recorded.last), default=0)
+    if any(b.size for b, _ in recorded.values.results):
+        before = len(recorded.spans)
+    for position in range(before):
+        for call in guards(recorded, position).values():
+            call.args = *call.args[:-1], i64(0)

@@ -1,0 +1,149 @@
+"""Placement: in which order recorded calls run, and where each block of temporary memory lies.
+
+    calls -> units: what each reads and writes -> an order that needs little memory -> offsets in one arena
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple
+
+from minigraph.kernels.cuda.record.binder import HostCall, Launch
+from minigraph.kernels.cuda.record.buffer import Buffer, owner
+from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
+
+from .guards import guards
+from .lanes import Turn, turns
+from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
+from .recording import Recorded
+
+
+class Placement(NamedTuple):
+    """The order of the calls and the places of temporary values.
+
+    order     positions of calls in the order in which they run
+    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena;
+              `live_bytes` at most at once
+    offsets   (buffer, offset) of the same; a run does not keep its content
+    """
+
+    order: list[int]
+    blocks: list[tuple[Buffer, Life]]
+    live_bytes: int
+    offsets: list[tuple[Buffer, int]]
+    arena_bytes: int
+
+
+class Units(NamedTuple):
+    """What each call reads and writes, in numbers of buffers, and the buffers by these numbers."""
+
+    units: list[Unit]
+    blocks: dict[int, Buffer]
+
+
+def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
+    """A Unit for each call; `constants` are ids of buffers that are written before the first run."""
+    binder = recorded.binder
+    numbers: dict[int, int] = {}
+    blocks: dict[int, Buffer] = {}
+    ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
+    tables = {id(t.buffer): t.words.buffers for t in binder.tables}
+    units: list[Unit] = []
+    reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
+    for position, span in enumerate((*recorded.spans, recorded.rest)):
+        read_only = {*_read_only(recorded, position), *tables}
+        own = guards(recorded, position)
+        for at in span:
+            call = binder.calls[at]
+            given = {id(b): b for b in map(owner, touched(call))}
+            if not tables.keys().isdisjoint(given):
+                given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
+            unit = Unit(barrier=isinstance(call, HostCall))
+            if at in own:
+                unit.after = reporters
+                waited.append(at)
+            elif id(binder.fault) in given:
+                unit.after, reporters = frozenset(waited), reporters | {at}
+            unchanged = read_only
+            if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
+                unchanged = read_only - binder.outside
+            elif isinstance(call, Launch) and call.reads:
+                unchanged = read_only.union(map(id, call.reads))
+            for key, b in given.items():
+                if key not in ignored:
+                    number = numbers.setdefault(key, len(numbers))
+                    blocks[number] = b
+                    (unit.reads if key in unchanged else unit.writes).add(number)
+            units.append(unit)
+    return Units(units, blocks)
+
+
+def _read_only(recorded: Recorded, position: int) -> set[int]:
+    """Ids of the buffers that own what a step, or the end, reads and does not update."""
+    buffers, steps = recorded.values.buffers, recorded.schedule.steps
+    if position == len(steps):
+        return {id(b) for b, _ in recorded.values.results}
+    step = steps[position]
+    read, written = ({id(owner(buffers[i])) for i in indices} for indices in (step.read, step.written))
+    return (read | {id(recorded.binder.counter)}) - written
+
+
+def place(
+    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool
+) -> Placement:
+    """The order of calls, and offsets in the arena of all but the buffers with ids in `elsewhere`.
+
+    absent   calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
+    """
+    units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
+    tables = {id(t.buffer) for t in recorded.binder.tables}
+    own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
+    fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
+    given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
+    order = [i for i in range(len(units)) if i not in absent]
+    if reuse:
+        order = _frugal(order, units, {n: rounded(b.nbytes) for n, b in own.items()}, given, kept)
+    blocks = _blocks(order, units, own, given, kept, reuse)
+    known = {id(b) for b, _ in blocks}
+    for b in buffers:  # what no call touches
+        if b.owner is None and id(b) not in elsewhere and id(b) not in known:
+            known.add(id(b))
+            blocks.append((b, Life(b.nbytes, -1, -1)))
+    offsets, nbytes = layout(apart([life for _, life in blocks]))
+    placed = [(b, offset) for (b, _), offset in zip(blocks, offsets, strict=True)]
+    return Placement(order, blocks, most_live([life for _, life in blocks]), placed, nbytes)
+
+
+def _frugal(
+    order: list[int], units: Sequence[Unit], sizes: Mapping[int, int], given: Collection[int], kept: Collection[int]
+) -> list[int]:
+    """Of a few orders the one that needs least memory: as recorded, what frees memory early, what takes it late."""
+    before, present = dependencies(units), {*order}
+    peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=kept)
+    early = [i for i in thrifty(units, before, sizes, given, kept) if i in present]
+    least, order = min((peak(order), order), (peak(early), early), key=itemgetter(0))
+    postponed = late(order, units, before, sizes, kept)
+    return postponed if peak(postponed) < least else order
+
+
+def _blocks(
+    order: Sequence[int], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
+    kept: Collection[int], reuse: bool,
+) -> list[tuple[Buffer, Life]]:  # fmt: skip
+    """Each block with the calls in order during which it is needed, all of them without `reuse`."""
+    end, touched_in = len(order), lives(order, units)
+    blocks = []
+    for n, b in own.items():
+        first, last = touched_in[n]
+        first, last = (-1 if n in given else first), (end if n in kept else last)
+        blocks.append((b, Life(b.nbytes, first, last) if reuse else Life(b.nbytes, -1, end)))
+    return blocks
+
+
+def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[Turn]:
+    """The calls in order with their streams of the captured graph, and what they wait for."""
+    start = {id(b): offset for b, offset in offsets if b.nbytes}
+    places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in made.blocks.items() if id(b) in start}
+    return turns(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})

@@ -1,0 +1,119 @@
+"""Recording: the calls of each step of a Schedule, and of the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minigraph.errors import MinigraphError
+from minigraph.kernels.cuda.optimizer.foreach import store
+from minigraph.kernels.cuda.record.binder import Binder, Call, Copy
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.moved import Repeats
+from minigraph.runtime.schedule import Schedule, Step
+from minigraph.runtime.undo import last_report
+from minigraph.types import TensorType
+
+from .checks import Checks
+from .values import ValueBuffers
+
+Settle = Callable[[Sequence[Call], Callable[[str], None]], list[Call]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The calls of a program, in `binder.calls`.
+
+    spans    for each step the range of its calls;  rest: that of the calls at the end
+    stores   that of the calls which bring to the Scope what was kept apart, in the last step that writes there
+    last     the step after which nothing is written that the Scope keeps; -1 where no step writes such
+    """
+
+    schedule: Schedule
+    binder: Binder
+    values: ValueBuffers
+    spans: list[range]
+    stores: range
+    rest: range
+    last: int
+
+
+def record(
+    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, checks: Checks | None = None
+) -> Recorded:
+    """Record all steps in order; `settle` says which of an operator's calls will run."""
+    steps, stores, spans = schedule.steps, range(0), list[range]()
+    reports = last_report(steps) if checks is None else len(steps) - 1
+    stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
+    stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
+    repeats = Repeats(binder)
+    for position, step in enumerate(steps):
+        first = len(binder.calls)
+        binder.stored = position > stored
+        values.keep_apart(step, bool(binder.wrong), later=position < reports)
+        _record_step(position, step, binder, values, repeats, settle, checks)
+        assert position not in binder.wrong or position <= reports, f"{step.op.type} lacks `reports`"
+        if position in binder.wrong and values.keep_apart(step, True):  # its own kernels may report
+            del binder.calls[first:], binder.scratches[-1]
+            _record_step(position, step, binder, values, repeats, settle, checks)
+        if position == stored and values.apart:
+            start = len(binder.calls)
+            store(binder, [(values.outside[name], b) for name, b in values.apart.items()])
+            stores = range(start, len(binder.calls))
+        spans.append(range(first, len(binder.calls)))
+    return Recorded(schedule, binder, values, spans, stores, _record_end(binder, values), stored)
+
+
+def _writes(schedule: Schedule, step: Step) -> bool:
+    """Whether a step writes elements that the Scope keeps."""
+    return any(schedule.values[i].type.size for i, _ in step.stored)
+
+
+def _record_end(binder: Binder, values: ValueBuffers) -> range:
+    """The calls that copy into the Scope's arrays at the end."""
+    first, pairs = len(binder.calls), [(values.outside[name], b) for b, name in values.results]
+    if binder.wrong:
+        store(binder, pairs)
+    else:
+        binder.calls += [Copy(to, b) for to, b in pairs]
+    return range(first, len(binder.calls))
+
+
+def _record_step(
+    position: int, step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, settle: Settle,
+    checks: Checks | None,
+) -> None:  # fmt: skip
+    inputs = checks.before(binder, position, step, values.buffers) if checks is not None else []
+    binder.begin(position, step.op.number, step.op.opdef.reference)
+    _record_operator(step, binder, values, repeats, settle)
+    if checks is not None:
+        checks.after(binder, position, step, values.buffers, inputs)
+
+
+def _record_operator(step: Step, binder: Binder, values: ValueBuffers, repeats: Repeats, settle: Settle) -> None:
+    """The operator's own calls: copies of those of one like it, or what its definition records."""
+    opdef, first, guarded = step.op.opdef, len(binder.calls), bool(binder.wrong)
+    ins = {s.name: _buffer(values, i) for s, i in zip(opdef.inputs, step.inputs, strict=True)}
+    outs = {s.name: _buffer(values, i) for s, i in zip(opdef.outputs, step.outputs, strict=True)}
+    key, given = repeats.key((opdef, repr(step.op.attrs), guarded), [*ins.values(), *outs.values()])
+    known = repeats.again(key, given)
+    if known is not None:
+        binder.calls += known
+        return
+    notes = len(binder.notes)
+    try:
+        opdef.gpu_bind(binder, ins, outs, step.op.attrs)
+        binder.calls[first:] = settle(binder.calls[first:], binder.note)
+    except MinigraphError as error:
+        raise error.at(step.op.call(), step.op.site) from None
+    repeats.keep(key, given, binder.calls[first:], [text for _, text in binder.notes[notes:]])
+
+
+def _buffer(values: ValueBuffers, index: Any) -> Any:
+    """What stands in a slot, as buffers; a value that is not read has one of its own."""
+    if isinstance(index, list):
+        return [_buffer(values, i) for i in index]
+    if isinstance(index, TensorType):
+        return Buffer(index.shape, index.dtype)
+    return None if index is None else values.buffers[index]

@@ -1,0 +1,134 @@
+"""Which Buffer each value of a Schedule lies in, before calls are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.runtime.schedule import Schedule, Step, flat, shown_once
+
+SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy
+
+
+@dataclass
+class ValueBuffers:
+    """Buffers of the values of a Schedule.
+
+    buffers   by number of the value
+    outside   buffers whose memory the Scope owns, by name
+    results   (buffer, name): temporary values that are copied to persistables at the end
+    apart     buffers, by name, that hold what a step writes until it is known that the run has no fault
+    views     by the value whose memory they show
+    """
+
+    schedule: Schedule
+    buffers: list[Buffer]
+    outside: dict[str, Buffer] = field(default_factory=dict)
+    results: list[tuple[Buffer, str]] = field(default_factory=list)
+    apart: dict[str, Buffer] = field(default_factory=dict)
+    views: dict[int, list[int]] = field(default_factory=dict)
+
+    def lay(self, index: int, buffer: Buffer) -> None:
+        """Let a value, and those that show its memory, lie in another buffer."""
+        self.buffers[index] = buffer
+        for i in self.views.get(index, ()):
+            self.buffers[i] = self._shown(i, buffer)
+
+    def keep_apart(self, step: Step, reported: bool, later: bool = False) -> bool:
+        """Let what a step writes into the Scope's arrays lie elsewhere until it is known that the run has no fault.
+
+        Not where no kernel has `reported`, nor will one `later`, nor for kernels that look (trait `guarded`) in place.
+        """
+        read = {id(self.buffers[i]) for i in step.read}
+        stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
+        guarded = "guarded" in step.op.opdef.traits and all(id(self.buffers[i]) in read for i, _ in stored)
+        apart = later or any(name in self.apart for _, name in stored)
+        if (guarded and not later) or not stored or not (reported or apart):
+            return False
+        for index, name in stored:
+            type = self.schedule.values[index].type
+            self.apart[name] = made = Buffer(type.shape, type.dtype)
+            self.lay(index, made)
+        return True
+
+    def _shown(self, index: int, root: Buffer) -> Buffer:
+        """The buffer of a value that shows memory of another's."""
+        shape, lies = self.schedule.values[index].type.shape, self.schedule.values[index].layout
+        return root.spread(shape, lies.strides, lies.start) if lies is not None else root.view(shape)
+
+
+def constant_steps(schedule: Schedule) -> tuple[int, ...]:
+    """Positions of the steps that give the same in every run and are small enough to be kept."""
+    fetched = {*schedule.fetched}
+
+    def is_constant(step: Step) -> bool:
+        values = [schedule.values[i] for i in step.written]
+        return (
+            not step.read and not step.stored and step.op.opdef.traits.isdisjoint({"random", "side_effect"})
+            and all(v.type.nbytes <= SMALL for v in values) and fetched.isdisjoint(step.written)
+        )  # fmt: skip
+
+    return tuple(i for i, step in enumerate(schedule.steps) if is_constant(step))
+
+
+def value_buffers(schedule: Schedule, constant: Collection[int], inplace: bool = True) -> ValueBuffers:
+    """A buffer for each value; `constant` are steps whose results are kept from run to run."""
+    values = schedule.values
+    made = ValueBuffers(schedule, [Buffer(v.type.shape, v.type.dtype) for v in values])
+    buffers = made.buffers
+    for name, index in schedule.persistables.items():
+        made.outside[name] = buffers[index]
+    writers: dict[str, list[int]] = {}
+    for position, step in enumerate(schedule.steps):
+        for written, updated in step.updates:
+            buffers[written] = buffers[updated]
+        if inplace:
+            _take_over(made, position, step, constant)
+        for index, name in step.stored:
+            writers.setdefault(name, []).append(index)
+    for name, indices in writers.items():
+        last = indices[-1]
+        if name not in made.outside and len(indices) == 1:  # written once, never read before: in its place
+            made.outside[name] = buffers[last]
+            continue
+        own = made.outside.setdefault(name, Buffer(values[last].type.shape, values[last].type.dtype))
+        if buffers[last] is not own:
+            made.results.append((buffers[last], name))
+    for index, value in enumerate(values):
+        if value.root != index:
+            made.views.setdefault(value.root, []).append(index)
+    for root in made.views:
+        made.lay(root, buffers[root])
+    return made
+
+
+def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collection[int]) -> None:
+    """Let outputs of a pointwise kernel be the memory of inputs that nobody reads later.
+
+    Each of its threads reads all that it needs before it writes; kernels of other forms may not.
+    """
+    values, opdef = made.schedule.values, step.op.opdef
+    if opdef.cuda is None and "in_place" not in opdef.traits:
+        return
+
+    def dies(i: int) -> bool:
+        """Whether nobody reads value i later, and its memory may hold something else then."""
+        value = values[i]
+        ends = value.root == i and value.last_use <= position
+        fed = value.producer < 0  # it may lie where its owner wants to see it again
+        return ends and not value.persistable and not fed and value.producer not in constant
+
+    free = [i for i in dict.fromkeys(step.read) if dies(i) and shown_once(step, values, i)]
+    for slot, output in zip(opdef.outputs, step.outputs, strict=True):
+        own = opdef.inplace.get(slot.name)
+        named = flat([step.inputs[opdef.input_names.index(own)]]) if own else []
+        others = [] if own and opdef.cuda is None else free
+        for index in flat([output]):
+            if values[index].persistable:
+                continue
+            fitting = (i for i in (*named, *others) if i in free and values[i].type == values[index].type)
+            source = next(fitting, None)
+            if source is not None:
+                made.buffers[index] = made.buffers[source]
+                free.remove(source)

@@ -1,0 +1,21 @@
+"""The devices: which Backend runs the programs of a place. A new device is one more row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minigraph.errors import ProgramError, require
+from minigraph.types import CPUPlace, CUDAPlace
+
+from .backend import Backend
+from .cpu.backend import CPUBackend
+from .cuda.backend import CUDABackend
+
+BACKENDS: dict[type, type[Backend]] = {CPUPlace: CPUBackend, CUDAPlace: CUDABackend}
+RUNS_AT, PLANS_FOR = CPUPlace(), CUDAPlace(0)  # where programs run, and whose memory is told, for None
+
+
+def backend_of(place: Any) -> Backend:
+    """A new Backend for a place; a ProgramError for what is none."""
+    require(type(place) in BACKENDS, f"a place is CPUPlace() or CUDAPlace(n), not {place!r}", ProgramError)
+    return BACKENDS[type(place)](place)

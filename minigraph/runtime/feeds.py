@@ -1,0 +1,90 @@
+"""Feeds: what `run` is given, as arrays that fit the variables of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import FeedError, require, shortened
+from minigraph.program import Program, Variable
+from minigraph.types import FLOATS, NO_ARRAY, as_numpy, why_no_array
+
+from .backend import Backend
+
+
+def check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:
+    """Passes may let readers look past a value that the program computes: they would not see what is fed for it."""
+    fed = {name.name if isinstance(name, Variable) else name for name in feed}
+    for op in program.ops:
+        for v in op.output_vars:
+            if v.name in fed and not v.is_data:
+                raise FeedError(
+                    f"feed {v.name!r} is computed by {op.type}, and passes may read past it", site=op.site,
+                    hint="run the Program itself, or make it a data variable",
+                )  # fmt: skip
+
+
+def checked_feeds(program: Program, feed: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+    """Arrays for all fed variables, of the host or of the device; what does not fit is refused."""
+    require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
+    arrays = {}
+    for name, value in feed.items():
+        v = program.fed_variable(name)
+        array = _as_array(v, value, backend)
+        _check_fit(v, array)
+        arrays[v.name] = array
+    return arrays
+
+
+def _as_array(v: Variable, value: Any, backend: Backend) -> Any:
+    """A plain NumPy array in native byte order; Python numbers take the variable's type where they fit it.
+
+    An array of the device stays as it is.
+    """
+    if isinstance(value, Variable):
+        raise FeedError(f"feed {v.name} is the variable {value}, which has no value yet; feed an array", site=v.site)
+    if isinstance(value, np.ma.MaskedArray):
+        raise FeedError(f"feed {v.name} is a masked array", site=v.site, hint="feed its filled(...) values")
+    try:
+        device = backend.accept_feed(value)
+        if device is not None:
+            return device
+        array = as_numpy(value)
+    except NO_ARRAY as problem:
+        lists = isinstance(value, (list, tuple))
+        hint = None if lists else "feed what numpy.asarray takes: an array of the host, of a type that NumPy knows"
+        if hint and backend.takes:
+            hint += f"; or {backend.takes}"
+        raise FeedError(f"feed {v.name} is {why_no_array(value, problem)}", site=v.site, hint=hint) from None
+    numbers = not hasattr(value, "__array__") and array.dtype.kind in "bif"
+    if numbers and array.dtype != v.dtype and (array.dtype.kind != "f" or v.dtype in FLOATS):
+        with np.errstate(over="ignore"):
+            typed = array.astype(v.dtype)
+        fits = np.isfinite(typed) == np.isfinite(array) if v.dtype in FLOATS else typed == array
+        if not fits.all():
+            raise FeedError(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
+        array = typed
+    if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
+        array = array.astype(v.dtype)
+    return array
+
+
+def _check_fit(v: Variable, array: Any) -> None:
+    if array.dtype != v.dtype:
+        number = array.dtype.kind in "biuf" or array.dtype in FLOATS
+        raise FeedError(
+            f"feed {v.name} must be {v.dtype}, is {array.dtype if number else _kind(array)}", site=v.site,
+            hint=f"feed {v.name}.astype({v.dtype.name!r})" if number else None,
+        )  # fmt: skip
+    fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
+    if not fits:
+        raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
+
+
+def _kind(array: Any) -> str:
+    """What an array of other things than numbers holds."""
+    if array.ndim == 0 and array.dtype.kind in "OU":
+        return shortened(repr(array.item()))
+    return f"an array of {array.dtype.name if array.dtype.names is None else 'records'}"
