@@ -8,7 +8,8 @@ from importlib.resources import files
 
 import pytest
 
-from minigraph.kernels.cuda.record.binder import Launch, every_call
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.runtime.cuda.bind import BoundProgram
 from tests.gpu import attention_small

@@ -22,13 +22,14 @@ from minigraph.errors import AttrError, PlaceError
 from minigraph.kernels.cuda.attention import attention
 from minigraph.kernels.cuda.attention.cudnn import graph as attention_cudnn_graph
 from minigraph.kernels.cuda.attention.cudnn import kernel as attention_cudnn
-from minigraph.kernels.cuda.record.binder import Binder, Device, Foreign, every_call
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Foreign
 from minigraph.ops.attention import memory_efficient_attention, seen_positions
 from minigraph.ops.attention_grad import memory_efficient_attention_grad
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda.order import touched
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import as_dtype
@@ -225,7 +226,7 @@ def test_operands_and_scratch_of_what_is_not_wanted(installed):
     assert second.operands[:6] == tuple(given[s] for s in ("Q", "K", "V", "Out", "LogSumExp", "Out_grad"))
     assert [b.shape for b in second.operands[6:]] == [ins[s].shape for s in "QKV"]
     assert [b in binder.scratches[0] for b in second.operands[6:]] == [True, False, True]
-    assert {id(b) for b in touched(second)} == {id(b) for b in (*second.operands, second.workspace)}
+    assert {id(b) for b in second.buffers()} == {id(b) for b in (*second.operands, second.workspace)}
     assert first.graph != second.graph
     assert first.graph == attention_cudnn.asked(slots(), ATTRS, False, False), "layers of one shape share a graph"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.optimizer.foreach import store
-from minigraph.kernels.cuda.record.binder import Binder, Call, Copy, Device, HostCall, Launch, i64
+from minigraph.kernels.cuda.record.binder import Binder, Call, Copy, Device, i64
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.kernels.cuda.record.workspace import Settling
@@ -28,7 +28,7 @@ from minigraph.types import TensorType
 
 from .joins import Joins, candidates, joins
 from .lanes import Turn, turns
-from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
+from .order import Unit, dependencies, late, lives, most_needed, thrifty
 from .strided import show
 
 AS_RECORDED = Settling()
@@ -227,7 +227,7 @@ class BoundProgram:
             b.size and b is self.outside[name] for b, name in ((self.buffers[i], n) for i, n in step.stored)
         )
         if stays:
-            looks = any(a is self.binder.fault for call in calls if isinstance(call, Launch) for a in call.args)
+            looks = any(call.looks_at(self.binder.fault) for call in calls)
             assert looks, f"{step.op.type} is guarded, but looks at no faults"
 
     def _store_results(self) -> range:
@@ -239,12 +239,12 @@ class BoundProgram:
             self.binder.calls += [Copy(to, b) for to, b in pairs]
         return range(first, len(self.binder.calls))
 
-    def _guards(self, position: int) -> dict[int, Launch]:
+    def _guards(self, position: int) -> dict[int, Any]:
         """The calls of a step, or of the end, that leave the Scope alone after a fault."""
         span = self.spans[position] if position < len(self.spans) else self.rest
         own = span if position not in self.binder.wrong else [i for i in span if i in self.stores]
-        launches = [(i, call) for i in own if isinstance(call := self.binder.calls[i], Launch)]
-        return {i: call for i, call in launches if any(a is self.binder.fault for a in call.args)}
+        calls = ((i, self.binder.calls[i]) for i in own)
+        return {i: call for i, call in calls if call.looks_at(self.binder.fault)}
 
     def _tell_guards(self) -> None:
         """Which guards have others after them with kernels between that may report: the answer is needed again."""
@@ -303,10 +303,10 @@ class BoundProgram:
             read_only.update(tables)
             own = self._guards(position)
             for call in (self.binder.calls[i] for i in span):
-                given = {id(b): b for b in map(owner, touched(call))}
+                given = {id(b): b for b in map(owner, call.buffers())}
                 if not tables.keys().isdisjoint(given):
                     given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-                unit = Unit(barrier=isinstance(call, HostCall))
+                unit = Unit(barrier=call.on_host)
                 if len(units) in own:
                     unit.after = reporters
                     guards.append(len(units))
@@ -315,7 +315,7 @@ class BoundProgram:
                 unchanged = read_only
                 if len(units) in self.stores:  # what its step reads of the Scope's arrays is written here
                     unchanged = read_only - self.binder.outside
-                elif isinstance(call, Launch) and call.reads:
+                elif call.reads:
                     unchanged = read_only.union(map(id, call.reads))
                 for key, b in given.items():
                     if key not in ignored:
@@ -391,6 +391,6 @@ class BoundProgram:
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
         for position, span in enumerate(self.spans):
-            if any(isinstance(self.binder.calls[i], HostCall) for i in span):
+            if any(self.binder.calls[i].on_host for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
         return None

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import KernelError, OutOfMemoryError, UninitializedError
-from minigraph.kernels.cuda.record.binder import Part
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
+from minigraph.kernels.cuda.record.call import Segment
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
@@ -33,7 +33,6 @@ from minigraph.types import TensorType
 from .bind import SMALL, BoundProgram
 from .bind_checked import program_class
 from .feed import PLACES_KEPT, Feeding, Places, Route
-from .order import touched
 
 BINDINGS_KEPT = 4
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
@@ -125,7 +124,7 @@ class CudaPlan:
             self._take_memory(arenas or Arenas())
             self.faults = Faults(self.bound, runtime, self.mailbox)
             counter = self.bound.binder.counter
-            self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
+            self.counts_runs = any(b is counter for call in self.bound.binder.calls for b in call.buffers())
             self.feeding = Feeding(self.bound, runtime, self.mailbox.data.ptr, self.counts_runs)
             self._prepare_fetches()
         self.constants_are_computed = False
@@ -283,12 +282,12 @@ class CudaPlan:
             step()
         binding.ran = True
 
-    def _parts(self, steps: Sequence[Any]) -> list[Part]:
+    def _parts(self, steps: Sequence[Any]) -> list[Segment]:
         """The steps of each call in order, and the lane of the graph on which they run."""
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        return [Part(made.get(t.position, []), t.lane, [self.turn[w] for w in t.waits]) for t in self.bound.turns()]
+        return [Segment(made.get(t.position, []), t.lane, [self.turn[w] for w in t.waits]) for t in self.bound.turns()]
 
     def _receive(self, return_numpy: bool) -> list[Any]:
         """The fetched values, once the GPU has computed them."""
