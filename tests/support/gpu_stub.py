@@ -21,7 +21,7 @@ from minigraph import cuda
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Run, RunnableCall, Segment
-from minigraph.kernels.cuda.record.calls import Foreign, Gemm
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled, settling
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
@@ -84,11 +84,6 @@ class StubLauncher(cuda_host.Host):
     def product(self, call: Gemm) -> Run:
         return partial(gemm, deepcopy(call))
 
-    def foreign(self, call: Foreign) -> Run:
-        plan = call.graph.planned(self.runtime.device.index)
-        operands, workspace = [b.address for b in call.operands], call.workspace.address
-        return lambda: plan.run(operands, workspace, self.runtime.stream.ptr)
-
     def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
         given = deepcopy([self.counter, *inputs])
 
@@ -131,9 +126,7 @@ class StubRuntime:
     def settling(self, tf32: bool, autotune: bool = False) -> Settling:
         """Products of NumPy need no workspace; some is reserved to see that nobody writes there."""
 
-        def chosen(call: Gemm | Foreign) -> Algorithm:
-            if isinstance(call, Foreign):
-                return Algorithm(call.graph.planned(self.device.index).nbytes)
+        def chosen(call: Gemm) -> Algorithm:
             return Algorithm(64, b"NumPy")
 
         every = Settling(lambda calls, note: settled(calls, chosen, every=True))

@@ -52,12 +52,6 @@ class Launcher:
         plan, target = self.runtime.product(call, self.tf32, self.tuner), self.target
         return lambda: plan.run(target.ptr)
 
-    def foreign(self, call: Any) -> Run:
-        """A graph of another library."""
-        plan, target, workspace = self.runtime.planned(call.graph), self.target, call.workspace.address
-        operands = [b.address for b in call.operands]
-        return lambda: plan.run(operands, workspace, target.ptr)
-
     def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
         """A function of the host, once the GPU has computed what it is given."""
         assert self.counter is not None

@@ -15,7 +15,7 @@ from minigraph.errors import PlaceError
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call, RunnableCall, Segment, Unsupported
-from minigraph.kernels.cuda.record.calls import Foreign, Gemm, Product
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.compile import compile_all, compile_source
 from minigraph.kernels.cuda.record.workspace import Algorithm, Note, Settling, settled, settling
 
@@ -68,12 +68,7 @@ class Runtime:
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         known: dict[Any, Algorithm | None] = {}
 
-        def chosen(call: Product) -> Algorithm | None:
-            if isinstance(call, Foreign):
-                try:
-                    return Algorithm(self.planned(call.graph).nbytes)
-                except PlaceError:
-                    return None
+        def chosen(call: Gemm) -> Algorithm | None:
             key = question(call)
             if key not in known:
                 try:
@@ -89,19 +84,12 @@ class Runtime:
 
         def settle(calls: Sequence[Call], note: Note) -> list[Call]:
             found = settled(calls, chosen, every=autotune)
-            for call in found:
-                if isinstance(call, Foreign):
-                    self.planned(call.graph)  # where it cannot be, the error names the operator
             if tuner is None:
                 return found
             decide = partial(tuner.decided, note=note)
             return settled([one for call in found for one in call.decided(decide)], chosen, every=True)
 
         return Settling(settle) if autotune else settling(chosen)._replace(settle=settle)
-
-    def planned(self, graph: Any) -> Any:
-        """A graph of another library, planned for this GPU; a PlaceError where it cannot be."""
-        return graph.planned(self.device.index)
 
     def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[RunnableCall]:
         """The binder's calls as functions without arguments; all addresses are known by now.

@@ -11,7 +11,7 @@ import numpy as np
 
 from .buffer import Arena, Buffer, Table, Words, owner
 from .call import Call
-from .calls import ARGUMENTS, Choice, Copy, Fill, Foreign, Gemm, HostCall, Launch
+from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
 
 WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
@@ -176,10 +176,6 @@ class Binder:
         call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
         shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
-
-    def foreign(self, graph: Any, *operands: Buffer) -> None:
-        """A graph of another library; its workspace gets its size when the graph is planned."""
-        self.calls.append(Foreign(graph, operands, self.scratch((0,), np.uint8)))
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""

@@ -60,10 +60,6 @@ class Runtime(Protocol):
         """A function of the host that is given how often the program ran before, and the inputs as NumPy arrays."""
         ...
 
-    def foreign(self, call: Any) -> Run:
-        """What another library has planned."""
-        ...
-
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """Those of a Choice's variants that may run, the best one first."""
         ...

@@ -31,7 +31,7 @@ ARGUMENTS = 32764  # bytes of a kernel's arguments that an H200 takes
 WIDTHS: dict[type, int] = {Buffer: 8} | {
     t: np.dtype(t).itemsize for t in (np.int32, np.int64, np.uint64, np.float32, np.float64)
 }  # bytes of usual arguments of kernels
-UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
+UNSURE = {"RELU_BIAS"}  # epilogues of which algorithms are tried: some turn NaN into 0
 
 
 @dataclass(slots=True)
@@ -156,54 +156,16 @@ class Gemm(Call):
         known = [name for name in names_of(Gemm) if name not in ("workspace", "algorithm")]  # which follow from these
         return ["Gemm", {name: facts(getattr(self, name)) for name in known}]
 
-    def products(self) -> Sequence[Product]:
+    def products(self) -> Sequence[Gemm]:
         return (self,)
 
     @property
-    def sure(self) -> bool:
-        """Whether it will run with its algorithm."""
-        return self.algorithm is not None and self.may_be_sure
-
-    @property
-    def may_be_sure(self) -> bool:
-        """Whether its algorithm is known before addresses are."""
-        return self.epilogue not in UNSURE
-
-    def takes(self, algorithm: bytes | None, others: tuple[bytes, ...]) -> None:
-        """Run with this algorithm, or with one of the others."""
-        self.algorithm, self.others = algorithm, others
+    def tried_first(self) -> bool:
+        """Whether what runs is known only when addresses are."""
+        return self.epilogue in UNSURE
 
     def bound(self, runtime: Runtime) -> Run:
         return runtime.product(self)
-
-
-@dataclass(slots=True)
-class Foreign(Call):
-    """Kernels that another library plans when its GPU is known: cudnn/kernel.py.
-
-    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`, or is a
-               PlaceError where the library cannot
-    operands   in the order of the graph
-    """
-
-    graph: Any
-    operands: tuple[Buffer, ...]
-    workspace: Buffer
-    repeatable: ClassVar[bool] = False
-    sure: ClassVar[bool] = True
-    may_be_sure: ClassVar[bool] = True
-
-    def products(self) -> Sequence[Product]:
-        return (self,)
-
-    def takes(self, algorithm: bytes | None, others: tuple[bytes, ...]) -> None:
-        """The graph's plan has its algorithm."""
-
-    def bound(self, runtime: Runtime) -> Run:
-        return runtime.foreign(self)
-
-
-Product = Gemm | Foreign
 
 
 @dataclass(slots=True)
@@ -250,7 +212,8 @@ class Choice(Call):
 
     def opened(self) -> list[Call]:
         first = self.ways()[0]
-        sure = all(product.sure for call in every_call(first) for product in call.products())
+        products = (product for call in every_call(first) for product in call.products())
+        sure = all(product.algorithm is not None and not product.tried_first for product in products)
         return [one for call in first for one in call.opened()] if sure else [self]
 
     def decided(self, decide: Callable[[Choice], list[Call]]) -> list[Call]:

@@ -38,7 +38,7 @@ class Repeats:
 
     A bind function sees types, attributes and how buffers lie in each other, not where they lie. Bound by itself is
     what uses more of an operator: the number that keys its random numbers or names it in a fault, tables and
-    arenas of addresses, work of the host, graphs of other libraries.
+    arenas of addresses, work of the host.
     """
 
     def __init__(self, binder: Binder) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from .call import Call, every_call
-from .calls import Product
+from .calls import Gemm
 
 
 class Algorithm(NamedTuple):
@@ -18,7 +18,7 @@ class Algorithm(NamedTuple):
     others: tuple[bytes, ...] = ()
 
 
-Chosen = Callable[[Product], Algorithm | None]
+Chosen = Callable[[Gemm], Algorithm | None]
 Note = Callable[[str], None]
 
 
@@ -41,13 +41,13 @@ def settling(chosen: Chosen) -> Settling:
 def will_run(calls: Sequence[Call], chosen: Chosen) -> bool:
     """Whether a variant that comes first is the one that runs: the library has all that it needs."""
     products = (product for call in every_call(calls) for product in call.products())
-    return all(product.may_be_sure and chosen(product) is not None for product in products)
+    return all(not product.tried_first and chosen(product) is not None for product in products)
 
 
 def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[Call]:
     """The calls of one operator, in the place of each Choice the variant that will run, if that is sure.
 
-    Each product, or graph of another library, gets its algorithm, and each workspace the size that is needed.
+    Each product gets its algorithm, and each workspace the size that is needed.
 
     chosen   the algorithm of a product; None where the library has none
     every    whether any variant of a Choice may run, not the first one whose products the library has
@@ -57,15 +57,15 @@ def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[
     for product, algorithm in products:
         sizes[id(product.workspace)] = max(sizes.get(id(product.workspace), 0), algorithm.nbytes)
     for product, algorithm in products:
-        product.takes(algorithm.form, algorithm.others)
+        product.algorithm, product.others = algorithm.form, algorithm.others
         if product.workspace is not None:
             product.workspace.shape = (sizes[id(product.workspace)],)
     return list(calls) if every else [one for call in calls for one in call.opened()]
 
 
-def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Product, Algorithm]]:
+def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Gemm, Algorithm]]:
     """The products of a call that may run, with their algorithms."""
-    known: list[tuple[Product, Algorithm]] = []
+    known: list[tuple[Gemm, Algorithm]] = []
     for way in call.ways():
         products = [product for one in every_call(way) for product in one.products()]
         own = [(product, algorithm) for product in products if (algorithm := chosen(product)) is not None]
