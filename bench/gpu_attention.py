@@ -1,8 +1,8 @@
 """Attention on a GPU: forward, and forward with backward, beside PyTorch's backends on the same memory.
 
-Arms: minigraph is the kernel that the registry chooses; wgmma, mma, exact and cudnn* are its other kernels that take
-the call (cudnn* only where nvidia-cudnn-frontend is installed); naive, efficient, flash and cudnn are backends of
-PyTorch's scaled_dot_product_attention. Results of all arms are compared first with float64 on one head.
+Arms: minigraph is the kernel that the registry chooses; wgmma, mma and exact are its other kernels that take the call;
+naive, efficient, flash and cudnn are backends of PyTorch's scaled_dot_product_attention. Results of all arms are
+compared first with float64 on one head.
 
 Memory is what a call allocates at most beside its inputs (MiB), beside the gradients of its inputs, too, as PyTorch's
 peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
@@ -136,7 +136,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     for kernel in ("auto", *kernels * (not row.few)):
         if kernel == chosen or (row.slow and kernel == "exact"):
             continue
-        name = {"auto": "minigraph", "cudnn": "cudnn*"}.get(kernel, kernel)
+        name = "minigraph" if kernel == "auto" else kernel
         try:
             planned = _planned(gpu, arrays, row, training, kernel)
         except gpu.mg.MinigraphError as refused:
@@ -148,7 +148,7 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
         remarks[name] = planned.remarks
         memory[name] = planned.plan.bound.arena_bytes / 2**20
         # A single kernel is launched as it is, unless its launch takes the host longer than the GPU the kernel.
-        alone = len(planned.plan.calls) == 1 and kernel != "cudnn" and not row.few
+        alone = len(planned.plan.calls) == 1 and not row.few
         arms[name] = [planned if alone else gpu.captured([planned], 1)]
     for name, backend in BACKENDS.items() if torch is not None else ():
         b, h, s, _ = row.shape

@@ -46,7 +46,7 @@ class Minigraph(Arm):
         memory = importlib.import_module("minigraph.runtime.memory")
         self.most_live, self.Life = memory.most_live, memory.Life
         self.lives = importlib.import_module("minigraph.runtime.cuda.order").lives
-        self.every_call = importlib.import_module("minigraph.kernels.cuda.record.binder").every_call
+        self.every_call = importlib.import_module("minigraph.kernels.cuda.record.call").every_call
         mg.enable_static()
         mg.set_default_dtype(row.dtype)
         mg.cuda.set_float32_matmul_precision("high")

@@ -160,8 +160,8 @@ def profile(arm: Minigraph) -> list[dict[str, Any]]:
     plan, runtime = arm.plan, arm.runtime
     rows: dict[tuple[str, str], list[float]] = defaultdict(list)
     for call in plan.calls:
-        part = importlib.import_module("minigraph.kernels.cuda.record.binder").Part
-        launch = runtime.captured([part([call] * REPEATS)])
+        segment = importlib.import_module("minigraph.kernels.cuda.record.call").Segment
+        launch = runtime.captured([segment([call] * REPEATS)])
         if not callable(launch):
             continue
         launch()

@@ -159,7 +159,7 @@ ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle
 CHOICES = {  # values of fields that are words
     "verify": ("off", "structure", "each_pass"),
     "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified"),
-    "attention_kernel": ("auto", "wgmma", "mma", "exact", "cudnn"),
+    "attention_kernel": ("auto", "wgmma", "mma", "exact"),
 }
 
 
@@ -200,9 +200,8 @@ class BuildStrategy(NotPickled):
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
                               "auto" takes struct32k where one launch is enough, else a table
-    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma", "exact", or NVIDIA's
-                              "cudnn", which adds up gradients in no fixed order; an error where it cannot. "auto" takes
-                              the best of the first three
+    attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma" or "exact"; an error where
+                              it cannot. "auto" takes the best
     check_nan_inf             each float result is looked at: the first operator that gives NaN or an infinity is an
                               error that names it, and such a run changes nothing (docs/check_nan_inf.md). Slow;
                               set_flags({"FLAGS_check_nan_inf": 1}) does the same for all programs

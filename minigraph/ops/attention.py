@@ -145,7 +145,7 @@ def memory_efficient_attention(
     dropout  the probability with which a probability is dropped; the others are divided by 1 - dropout
     is_test  inference: nothing is dropped
     deterministic   no kernel may compute this or its gradient whose results do not repeat bit by bit. Those here
-             always do; cuDNN's do not, and naming it (BuildStrategy.attention_kernel) is an error then
+             always do
     """
     d = dense(
         Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,

@@ -27,9 +27,8 @@ def memory_efficient_attention(
     causal       query i sees the keys j <= i; with bottom_right j <= i + Sk - Sq
     window       (left, right): of these i - left <= j <= i + right
     cu_seqlens_q, cu_seqlens_k   int [N + 1], cumulative lengths of N sequences packed into B = 1
-    deterministic  refuses cuDNN, which BuildStrategy.attention_kernel can name: its gradients do not repeat bit by
-                 bit. Those of all other kernels do; their order takes -4 to 4 % of backward's time on an H200, up to
-                 24 % where heads are few (bench/results/gpu_attention_order.json)
+    deterministic  all kernels repeat their bits, whether this is asked for or not; their order takes -4 to 4 % of
+                 backward's time on an H200, up to 24 % where heads are few (bench/results/gpu_attention_order.json)
     A query that sees no key gives zeros. The order of the first arguments is that of xFormers.
     """
     return attend(

@@ -18,7 +18,7 @@ from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import FLOATS, TensorType, as_dtype
 from tests import fuzz
-from tests.gpu import attention_cudnn, attention_small, attention_xformers
+from tests.gpu import attention_small, attention_xformers
 from tests.gpu import strided as gpu_strided
 from tests.gpu.attention_small import Inputs, both, calls, qkv
 from tests.gpu.check import (
@@ -55,7 +55,6 @@ def checks() -> Iterator[Check]:
             yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
     yield from attention_small.checks()
-    yield from attention_cudnn.checks()
     yield from attention_xformers.checks()
     yield from gpu_strided.checks()
     yield Check("attention/strides", _wide_strides)

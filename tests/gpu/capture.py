@@ -12,8 +12,9 @@ import numpy as np
 import minigraph as mg
 from minigraph.errors import KernelError
 from minigraph.kernels.cuda.device import fills
-from minigraph.kernels.cuda.record.binder import Fill, Part
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Segment
+from minigraph.kernels.cuda.record.calls import Fill
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
@@ -106,13 +107,14 @@ def _random_program(seed: int) -> None:
 def small_fills_of_a_graph_are_kernels() -> None:
     """Bytes set in a graph, one fill after the other and beside each other; large ones are left to the driver."""
     driver, runtime = importlib.import_module("cuda.bindings.driver"), mg.cuda.runtime(mg.CUDAPlace(0))
+    launcher = importlib.import_module("minigraph.kernels.cuda.device.launcher").Launcher(runtime, False)
     sizes, values = (1, 100, 256, 257, fills.SMALL, fills.SMALL + 1, 1 << 20), (0, 7, 255)
     memory = [runtime.allocate(n + 1) for n in sizes]
     for value in values:
-        steps = [runtime.steps_of(Fill(Buffer((n,), uint8, m.data.ptr), value), False, [])
+        steps = [Fill(Buffer((n,), uint8, m.data.ptr), value).runnable(launcher)
                  for n, m in zip(sizes, memory, strict=True)]  # fmt: skip
         waits = [(), (), (0, 1), (2,), (2,), (), (3, 5)]
-        launch = runtime.captured([Part(own, i % 2, w) for i, (own, w) in enumerate(zip(steps, waits, strict=True))])
+        launch = runtime.captured([Segment(own, i % 2, w) for i, (own, w) in enumerate(zip(steps, waits, strict=True))])
         for array in memory:
             array.fill(99)
         importlib.import_module("cupy").cuda.Device().synchronize()

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.record.binder import Binder, Fill
+from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Fill
 from minigraph.opdef import OPS
 from minigraph.runtime.executor import Executor
 from minigraph.types import FLOATS, CUDAPlace, as_dtype, bfloat16, float16, float32, float64

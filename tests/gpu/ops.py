@@ -9,7 +9,8 @@ import numpy as np
 
 import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError
-from minigraph.kernels.cuda.record.binder import Launch, every_call
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.opdef import OPS, OpDef
 from minigraph.runtime import seeds
 from minigraph.runtime.cuda.bind import bind_program

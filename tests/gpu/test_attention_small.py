@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from minigraph.kernels.cuda import attention
-from minigraph.kernels.cuda.record.binder import Launch, every_call
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from tests.gpu import attention_small

@@ -67,11 +67,10 @@ FOREIGN = {
     "cupy": "kernels/",
     "nvmath": "kernels/",
     "cuda": "kernels/",  # NVIDIA's cuda.bindings
-    "cudnn": "kernels/cuda/attention/cudnn/graph.py",
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
 LATE_IMPORTS = (
-    "networkx", "cupy", "nvmath", "cuda", "cudnn", "minigraph.kernels.cuda.device.runtime",
+    "networkx", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 

@@ -7,14 +7,17 @@ import importlib
 import json
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.record import compile, moved
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Copy, Fill, Gemm, Launch
+from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Words
+from minigraph.kernels.cuda.record.call import facts
+from minigraph.kernels.cuda.record.calls import Choice, Copy, Fill, Gemm, Launch
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap
 from minigraph.types import bfloat16
 from tests.kernels.test_cublaslt import gemm, library, named, operand
@@ -51,7 +54,7 @@ class Lab:
             raise self.library.cuBLASLtError("refused when it runs")
         return lambda: milliseconds
 
-    def steps(self, calls, tuner):
+    def runnable(self, calls, tuner):
         return [lambda: None for _ in calls]
 
     def agrees(self, plan, reference):
@@ -228,10 +231,10 @@ def test_the_fastest_variant_is_taken_and_said(library, tune):
 
 
 def test_of_a_choice_and_of_those_inside_the_calls_of_one_variant_are_left(library, tune):
-    inner, lab = variants(), Lab(library, {"first": 1.0, 1: 2.0, 2: 1.5, 3: 1.0})
+    inner, lab = variants(), Lab(library, {"first": 1.0, 1: 2.0, 2: 1.5, 4: 1.0})
     outer = Choice({"one": [Fill(gemm(5, 7, 3).c)], "three": [inner, *inner.variants["other"]]}, step=0)
     said = []
-    calls = tune.Tuner(lab).decided(outer, said.append)
+    calls = outer.decided(partial(tune.Tuner(lab).decided, note=said.append))
     assert calls == inner.variants["other"] * 2, "one by one: other work may stand between them"
     assert [text[:30] for text in said] == ["timed: three 1.0000 ms, one 2.", "timed: other 1.5000 ms, one 2."]
     assert list(outer.variants) == ["one", "three"], "the choice itself stays as it was"
@@ -242,11 +245,12 @@ def test_a_variant_with_a_product_that_the_library_lacks_is_not_timed(library, t
     choice.variants["kernel"] = [Fill(gemm(5, 7, 3).c)]
     library.algorithms = {None: []}
     said = []
-    assert tune.Tuner(lab).decided(choice, said.append) == choice.variants["kernel"]
+    assert choice.decided(partial(tune.Tuner(lab).decided, note=said.append)) == choice.variants["kernel"]
     assert [text[:22] for text in said] == ["not by one: cuBLASLt h", "not by other: cuBLASLt"]
     assert lab.trials == 0
     del choice.variants["kernel"]
-    assert tune.Tuner(lab).decided(choice, said.append) == [choice], "the error comes where it is bound"
+    decided = choice.decided(partial(tune.Tuner(lab).decided, note=said.append))
+    assert decided == [choice], "the error comes where it is bound"
 
 
 def test_questions_are_equal_where_the_library_would_say_the_same(tune):
@@ -254,7 +258,7 @@ def test_questions_are_equal_where_the_library_would_say_the_same(tune):
     calls.append(gemm(5, 7, 3, epilogue="BIAS", bias=operand(7)))
     calls[1].a.ptr += 16  # addresses are not known yet
     calls[2].b = operand(31).view((21,), offset=16)
-    told = [str(tune.described(tune.unplaced(c))) for c in calls]
+    told = [str(facts(tune.unplaced(c))) for c in calls]
     asked = [tune.question(c) for c in calls]
     assert len(set(told)) == 5
     assert [[a == b for b in asked] for a in asked] == [[a == b for b in told] for a in told]
@@ -307,7 +311,7 @@ def test_twins_keep_views_sizes_and_what_is_shared(tune):
     assert {id(x), id(y)} <= {id(r) for r in roots}
     assert len(roots) == 6
     places = {id(r): operand(*r.shape, dtype=r.dtype, ptr=(i + 1) << 30) for i, r in enumerate(roots)}
-    twin = moved.moved(choice, places)
+    twin = choice.moved(places)
     a, b, number = twin.variants["one"][0].args
     assert (a, number) == (places[id(x)], 3)
     assert b.address == places[id(x)].address + 72
@@ -325,7 +329,7 @@ def test_constants_keep_their_content_and_are_no_scratch(tune):
     assert moved.owners([launch]) == [x, pointers]
     assert moved.constants([launch]) == [constant]
     assert constant.ptr is None
-    assert tune.described(numbers) == ["int32", [5], 256], "known before it has an address"
+    assert facts(numbers) == ["int32", [5], 256], "known before it has an address"
     twin = tune.unplaced(launch)
     assert twin.args[1].owner is constant
     assert twin.args[2].owner is not pointers
@@ -344,11 +348,11 @@ def test_tensor_maps_move_with_their_buffers_and_are_part_of_the_key(tune):
     launch = call(rows, 64)
     assert moved.owners([launch]) == [x]
     place = operand(64, 128, dtype=bfloat16, ptr=1 << 30)
-    shown, struct = moved.moved(launch, {id(x): place}).args
+    shown, struct = launch.moved({id(x): place}).args
     assert shown.buffer.address == place.address + 32 * 256
     assert (shown.sizes, shown.box) == (launch.args[0].sizes, launch.args[0].box)
     assert struct.words == [place, 7]
     assert launch.args[0].buffer is rows, "the call itself changed"
-    texts = [json.dumps(tune.described(c)) for c in (launch, call(rows, 32), call(x, 64))]
-    assert texts[0] == json.dumps(tune.described(call(rows, 64)))
+    texts = [json.dumps(facts(c)) for c in (launch, call(rows, 32), call(x, 64))]
+    assert texts[0] == json.dumps(facts(call(rows, 64)))
     assert len(set(texts)) == 3

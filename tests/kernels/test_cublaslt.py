@@ -11,8 +11,9 @@ import types
 import numpy as np
 import pytest
 
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Gemm
+from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Choice, Gemm
 from minigraph.types import bfloat16, float16, float32, float64
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minigraph.errors import PlaceError
+from minigraph.compiler.strategy import BuildStrategy
+from minigraph.errors import AttrError, PlaceError
 from minigraph.kernels.cuda.attention import attention
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.record.binder import Binder, Device
@@ -248,3 +249,20 @@ def test_memory_beside_the_results_is_one_number_a_row():
     outs = {f"{s}_grad": Buffer(t.shape, t.dtype) for s in "QKV"}
     attention_exact.backward(binder, ins, outs, forward.bind_attrs({}))
     assert sum(b.nbytes for b in binder.scratches[0]) == 4 * 8 * 8 * 1024
+
+
+@pytest.mark.parametrize("name", ["wgmma", "mma", "exact"])
+def test_a_name_is_the_kernel(name):
+    ins = {slot: Buffer((2, 100, 4, 64), np.dtype("float16")) for slot in "QKV"}
+    binder = Binder(attention=name)
+    binder.begin(0)
+    assert attention.chosen(binder, ins, forward.bind_attrs({})).name == name
+
+
+def test_names_of_kernels_are_those_of_the_strategy():
+    for kernel in attention.KERNELS:
+        assert BuildStrategy(attention_kernel=kernel.name).run_options().attention == kernel.name
+    assert BuildStrategy().run_options().attention == "auto"
+    for name in ("flash", "cudnn"):
+        with pytest.raises(AttrError, match="wgmma, mma or exact"):
+            BuildStrategy(attention_kernel=name)

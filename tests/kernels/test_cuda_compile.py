@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from minigraph.kernels.cuda.record.binder import Binder, Device, Launch, every_call
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.opdef import OPS, OpDef
 from minigraph.types import FLOATS, TensorType, as_dtype

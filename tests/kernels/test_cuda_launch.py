@@ -16,8 +16,9 @@ from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise
 from minigraph.kernels.cuda.movement import add_rows, bin_rows, creation, index, movement
 from minigraph.kernels.cuda.movement.movement import Axis
 from minigraph.kernels.cuda.optimizer import optimizer, update
-from minigraph.kernels.cuda.record.binder import Binder, Copy, Device, Fill, Launch
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer, rows_apart
+from minigraph.kernels.cuda.record.calls import Copy, Fill, Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.kernels.cuda.rows import norm
 from minigraph.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.elementwise.check_nan_inf import judge, scan
-from minigraph.kernels.cuda.record.binder import Binder, Device, Launch
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.types import as_dtype
 

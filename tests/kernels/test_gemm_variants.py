@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from minigraph.kernels.cuda.matmul import narrow_product, registry
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Gemm, Launch, every_call
+from minigraph.kernels.cuda.record.binder import Binder
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.opdef import OPS
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
-from tests.support import cuda_host, gpu_stub, opcheck
+from tests.support import gpu_stub, opcheck
 from tests.support.cuda_host import COMPILER, Memory
 from tests.support.products import product_of
 
@@ -45,17 +47,10 @@ def buffer_of(memory, x):
 
 
 def run(binder, memory, variant):
-    def one(call):
-        if isinstance(call, Choice):
-            for part in list(call.variants.values())[min(variant, len(call.variants) - 1)]:
-                one(part)
-        elif isinstance(call, Gemm):
-            gpu_stub.gemm(call)
-        else:
-            cuda_host._run(call)
-
+    launcher = gpu_stub.StubLauncher(gpu_stub.StubRuntime(), variant=variant)
     for call in binder.calls:
-        one(call)
+        for one in call.runnable(launcher):
+            one()
     memory.check()
 
 

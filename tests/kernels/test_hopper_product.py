@@ -6,8 +6,10 @@ import pytest
 
 from minigraph.kernels.cuda.matmul import gemm, gemm_epilogue, hopper_product
 from minigraph.kernels.cuda.matmul.hopper_product import NAME, bind, pipeline_of, refusal
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Device, Launch, every_call
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.types import bfloat16, float16, float32, uint8
 from tests.support.products import product_of, ways_of

@@ -22,15 +22,10 @@ from minigraph.kernels.cuda.matmul.hopper_tf32 import (
     refusal,
     tiling_of,
 )
-from minigraph.kernels.cuda.record.binder import (
-    Binder,
-    Choice,
-    Device,
-    Launch,
-    blocks_for,
-    every_call,
-)
+from minigraph.kernels.cuda.record.binder import Binder, Device, blocks_for
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap
 from minigraph.types import float32, uint8

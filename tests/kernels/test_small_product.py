@@ -11,8 +11,10 @@ from minigraph.kernels.cuda.matmul import product as products
 from minigraph.kernels.cuda.matmul import registry, small_product
 from minigraph.kernels.cuda.matmul.gemm import product as matrix_product
 from minigraph.kernels.cuda.matmul.small_product import SmallTiling, bind, refusal, tiling_of
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Device, every_call
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Choice
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, uint8

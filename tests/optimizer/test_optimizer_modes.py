@@ -14,8 +14,9 @@ import minigraph.optimizer as opt
 from minigraph.errors import AttrError, KernelError
 from minigraph.kernels.cuda.optimizer import update
 from minigraph.kernels.cuda.record import tensors
-from minigraph.kernels.cuda.record.binder import Binder, Device, Launch
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer, Words
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.kernels.updates import slots_of
 from minigraph.opdef import get_op

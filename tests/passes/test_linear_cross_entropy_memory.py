@@ -9,7 +9,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.kernels import chunks
-from minigraph.kernels.cuda.record.binder import Gemm, Launch
+from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
 from minigraph.program.builder import Builder

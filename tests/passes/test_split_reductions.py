@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph.kernels.cuda.record.binder import Launch
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.passes.elementwise import split_reductions
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32

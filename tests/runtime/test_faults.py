@@ -8,7 +8,7 @@ import pytest
 import minigraph as mg
 from minigraph import cuda
 from minigraph.compiler.strategy import BuildStrategy
-from minigraph.kernels.cuda.record.binder import Launch
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.opdef import OPS, OpDef
 from minigraph.program.builder import Builder
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program

@@ -10,7 +10,7 @@ from minigraph import cuda
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.fused import fused
-from minigraph.kernels.cuda.record.binder import Copy
+from minigraph.kernels.cuda.record.calls import Copy
 from minigraph.opdef import OPS
 from minigraph.program import Program
 from minigraph.program.builder import Builder

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import minigraph as mg
 from minigraph.errors import FeedError, ProgramError
 from minigraph.kernels.cuda.optimizer import update
-from minigraph.kernels.cuda.record.binder import Gemm, every_call
 from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.program import Program
 from minigraph.program.builder import Builder
@@ -23,7 +24,7 @@ from minigraph.runtime.cuda import lanes as lanes_module
 from minigraph.runtime.cuda import placement
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.lanes import assigned, waits
-from minigraph.runtime.cuda.order import Unit, dependencies, lives, thrifty, touched
+from minigraph.runtime.cuda.order import Unit, dependencies, lives, thrifty
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.memory import (
     Life,
@@ -248,7 +249,7 @@ def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch
         owner(b) for v, b in zip(bound.schedule.values, bound.buffers, strict=True) if v.name == "linear_0.w_0@GRAD"
     )
     calls = bound.binder.calls
-    product = next(i for i in bound.order if any(owner(b) is gradient for b in touched(calls[i])))
+    product = next(i for i in bound.order if any(owner(b) is gradient for b in calls[i].buffers()))
     first, second = (i for i in bound.order if getattr(calls[i], "function", "") == "update")
     ended = happened_before(bound.streams())
     assert product in ended[second]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph.kernels.cuda.record.binder import Choice, Launch, every_call
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.types import TensorType

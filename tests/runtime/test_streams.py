@@ -83,7 +83,7 @@ def model(monkeypatch):
     cupy.cuda = made.cuda
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.device.streams", raising=False)
-    made.Turn = importlib.import_module("minigraph.kernels.cuda.device.streams").Turn
+    made.StreamTurn = importlib.import_module("minigraph.kernels.cuda.device.streams").StreamTurn
     yield made
     sys.modules.pop("minigraph.kernels.cuda.device.streams", None)
 
@@ -91,7 +91,7 @@ def model(monkeypatch):
 def orders(model, seed):
     """Turns of two GPUs among callers of three threads, each with work of its own before and after."""
     rng = random.Random(seed)
-    turns, done, count = [model.Turn(0), model.Turn(1)], [set(), set()], 0
+    turns, done, count = [model.StreamTurn(0), model.StreamTurn(1)], [set(), set()], 0
     callers = {}
     for device in (0, 1):
         model.device = device
@@ -139,15 +139,15 @@ def test_work_comes_after_all_that_was_given_before(model, seed):
 
 
 def test_the_model_notices_a_missing_wait(model, monkeypatch):
-    monkeypatch.setattr(model.Turn, "_after", lambda *_: None)
+    monkeypatch.setattr(model.StreamTurn, "_after", lambda *_: None)
     assert not all(orders(model, 0))
 
 
 def test_between_turns_of_one_stream_nothing_waits(model, monkeypatch):
     waits = []
-    real = model.Turn._after
-    monkeypatch.setattr(model.Turn, "_after", lambda *args: (waits.append(args), real(*args)))
-    turn = model.Turn(0)
+    real = model.StreamTurn._after
+    monkeypatch.setattr(model.StreamTurn, "_after", lambda *args: (waits.append(args), real(*args)))
+    turn = model.StreamTurn(0)
     for _ in range(3):
         with turn, turn:
             assert turn.stream is model.Stream.null, "the caller's stream itself"
@@ -156,7 +156,7 @@ def test_between_turns_of_one_stream_nothing_waits(model, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["external", "foreign", "per thread"])
 def test_a_stream_that_others_destroy_is_not_kept(model, kind):
-    turn = model.Turn(0)
+    turn = model.StreamTurn(0)
     model.current[0, 0] = {
         "external": model.ExternalStream(7, 0), "foreign": model.foreign(8), "per thread": model.Stream.ptds
     }[kind]  # fmt: skip
@@ -170,8 +170,8 @@ def test_a_stream_that_others_destroy_is_not_kept(model, kind):
 
 
 def test_a_turn_that_fails_to_begin_lets_others_begin(model, monkeypatch):
-    turn = model.Turn(1)
-    monkeypatch.setattr(model.Turn, "_come", lambda *_: 1 / 0)
+    turn = model.StreamTurn(1)
+    monkeypatch.setattr(model.StreamTurn, "_come", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError), turn:
         pass
     monkeypatch.undo()
@@ -179,7 +179,7 @@ def test_a_turn_that_fails_to_begin_lets_others_begin(model, monkeypatch):
 
 
 def test_a_guest_that_is_gone_at_the_end_is_forgotten(model):
-    turn, guest = model.Turn(1), model.ExternalStream(7, 1)
+    turn, guest = model.StreamTurn(1), model.ExternalStream(7, 1)
     model.current[0, 1] = guest
     guest.wait_event = lambda event: 1 / 0
     with pytest.raises(ZeroDivisionError), turn:

@@ -8,8 +8,8 @@ import pytest
 import minigraph as mg
 from minigraph import cuda
 from minigraph.kernels.cuda.movement.movement import place
-from minigraph.kernels.cuda.record.binder import every_call
 from minigraph.kernels.cuda.record.buffer import Buffer, in_one_piece, rows_apart
+from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.views import JOINED, SHOWN, reshaped, unfit
 from minigraph.nn.functional.attention import attend
 from minigraph.ops.attention import memory_efficient_attention

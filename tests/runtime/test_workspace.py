@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from minigraph import cuda
-from minigraph.kernels.cuda.record.binder import Binder, Choice, Copy, Gemm
+from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Choice, Copy, Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled, settling
 from minigraph.program import Program
 from minigraph.program.builder import Builder
-from minigraph.runtime.cuda import order
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.memory_report import memory_report
 from minigraph.runtime.options import DEFAULT
@@ -139,7 +139,7 @@ def test_scratch_of_variants_that_do_not_run_has_no_memory():
     bound = bind_program(program, types, [], settling=own)
     assert not any(isinstance(c, Choice) for c in bound.binder.calls)
     values = {id(buffer) for buffer in bound.buffers}
-    touched = {id(b) for call in bound.binder.calls for b in order.touched(call)}
+    touched = {id(b) for call in bound.binder.calls for b in call.buffers()}
     scratches = {id(s): s for own in bound.binder.scratches for s in own if s.nbytes}
     assert scratches.keys() - touched, "variants that do not run asked for some"
     laid_out = {id(block) for block, _ in bound.blocks}

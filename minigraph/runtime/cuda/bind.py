@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minigraph.kernels.cuda.record.binder import Binder, Device, HostCall
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.workspace import Settling
 from minigraph.program import Program
@@ -77,7 +77,7 @@ class BoundProgram:
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
         for position, span in enumerate(self.spans):
-            if any(isinstance(self.binder.calls[i], HostCall) for i in span):
+            if any(self.binder.calls[i].on_host for i in span):
                 return position, "no CUDA graph of this program: the host takes part in each run"
         return None
 

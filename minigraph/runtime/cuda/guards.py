@@ -7,13 +7,14 @@ report lies apart until then: `ValueBuffers.keep_apart`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from minigraph.kernels.cuda.record.binder import Launch, i64
+from minigraph.kernels.cuda.record.binder import i64
 
 from .recording import Recorded
 
 
-def guards(recorded: Recorded, position: int) -> dict[int, Launch]:
+def guards(recorded: Recorded, position: int) -> dict[int, Any]:
     """The guards of a step, or of the end, by their positions among the calls."""
     span = recorded.spans[position] if position < len(recorded.spans) else recorded.rest
     return _looking(recorded, span if position not in recorded.binder.wrong else _common(span, recorded.stores))
@@ -23,11 +24,10 @@ def _common(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _looking(recorded: Recorded, positions: Iterable[int]) -> dict[int, Launch]:
+def _looking(recorded: Recorded, positions: Iterable[int]) -> dict[int, Any]:
     """The launches that are given the record of faults."""
     fault, calls = recorded.binder.fault, recorded.binder.calls
-    launches = ((i, call) for i in positions if isinstance(call := calls[i], Launch))
-    return {i: call for i, call in launches if any(a is fault for a in call.args)}
+    return {i: calls[i] for i in positions if calls[i].looks_at(fault)}
 
 
 def check_guards(recorded: Recorded) -> None:

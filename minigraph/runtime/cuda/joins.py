@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from minigraph.kernels.cuda.fused.joined_head import head, heads, single
-from minigraph.kernels.cuda.record.binder import Call, Launch
+from minigraph.kernels.cuda.record.call import Call
+from minigraph.kernels.cuda.record.calls import Launch
 
 from .order import Unit, conflict
 

@@ -13,18 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from minigraph.kernels.cuda.record.binder import (
-    Call,
-    Choice,
-    Copy,
-    Fill,
-    Foreign,
-    Gemm,
-    Launch,
-    every_call,
-)
-from minigraph.kernels.cuda.record.buffer import Buffer, Words
-
 
 @dataclass
 class Unit:
@@ -47,28 +35,6 @@ class Unit:
 def conflict(a: Unit, b: Unit) -> bool:
     """Whether it matters which of them runs first."""
     return a.barrier or b.barrier or not (a.writes.isdisjoint(b.blocks) and b.writes.isdisjoint(a.blocks))
-
-
-def touched(call: Call) -> list[Buffer]:
-    """All buffers that a call, or a variant of it, is given."""
-    if isinstance(call, Launch):
-        found: list[Buffer] = []
-        for a in call.args:
-            if isinstance(a, Buffer):
-                found.append(a)
-            elif isinstance(a, Words):
-                found += a.buffers
-        return found
-    if isinstance(call, Gemm):
-        given = call.a, call.b, call.c, call.bias, call.aux, call.workspace
-        return [b for b in given if b is not None]
-    if isinstance(call, Foreign):
-        return [*call.operands, call.workspace]
-    if isinstance(call, Choice):
-        return [b for one in every_call([call]) for b in touched(one)]
-    if isinstance(call, Copy):
-        return [call.destination, call.source]
-    return [call.destination] if isinstance(call, Fill) else call.inputs
 
 
 def dependencies(units: Sequence[Unit]) -> list[set[int]]:

@@ -10,13 +10,12 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from minigraph.kernels.cuda.record.binder import HostCall, Launch
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
 from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
 
 from .guards import guards
 from .lanes import Turn, turns
-from .order import Unit, dependencies, late, lives, most_needed, thrifty, touched
+from .order import Unit, dependencies, late, lives, most_needed, thrifty
 from .recording import Recorded
 
 
@@ -57,10 +56,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(b): b for b in map(owner, touched(call))}
+            given = {id(b): b for b in map(owner, call.buffers())}
             if not tables.keys().isdisjoint(given):
                 given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-            unit = Unit(barrier=isinstance(call, HostCall))
+            unit = Unit(barrier=call.on_host)
             if at in own:
                 unit.after = reporters
                 waited.append(at)
@@ -69,7 +68,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
             unchanged = read_only
             if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
                 unchanged = read_only - binder.outside
-            elif isinstance(call, Launch) and call.reads:
+            elif call.reads:
                 unchanged = read_only.union(map(id, call.reads))
             for key, b in given.items():
                 if key not in ignored:

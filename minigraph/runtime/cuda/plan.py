@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from minigraph.kernels.cuda.record.binder import Part
+from minigraph.kernels.cuda.record.call import Segment
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
@@ -28,7 +28,6 @@ from .faults import Faults
 from .feed import PLACES_KEPT, Feeding, Places, Route
 from .fetch import Fetching
 from .memory import Arenas, PlanMemory
-from .order import touched
 from .scope_arrays import ScopeArrays
 
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
@@ -63,7 +62,7 @@ class CudaPlan:
             self.memory = PlanMemory(self.bound, runtime, arenas or Arenas())
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
-            counts_runs = any(b is counter for call in self.bound.binder.calls for b in touched(call))
+            counts_runs = any(b is counter for call in self.bound.binder.calls for b in call.buffers())
             self.feeding = Feeding(self.bound, runtime, self.memory.staging.data.ptr, counts_runs)
             self.prepare_fetches()
         self.arrays = ScopeArrays(self.bound, runtime, self.memory)
@@ -157,12 +156,12 @@ class CudaPlan:
             step()
         binding.ran = True
 
-    def _parts(self, steps: Sequence[Any]) -> list[Part]:
+    def _parts(self, steps: Sequence[Any]) -> list[Segment]:
         """The steps of each call in order, and the lane of the graph on which they run."""
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        return [Part(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits]) for t in self.bound.streams()]
+        return [Segment(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits]) for t in self.bound.streams()]
 
     def _binding(self, places: Places) -> Binding:
         """The calls for the Scope's arrays, and for feeds that are read where they lie if they often lay there."""

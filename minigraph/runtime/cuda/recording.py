@@ -8,8 +8,10 @@ from typing import Any
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.optimizer.foreach import store
-from minigraph.kernels.cuda.record.binder import Binder, Call, Copy
+from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Call
+from minigraph.kernels.cuda.record.calls import Copy
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.runtime.schedule import Schedule, Step
 from minigraph.runtime.undo import last_report

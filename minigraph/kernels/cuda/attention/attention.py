@@ -2,7 +2,7 @@
 
 KERNELS is the registry, best first. A call goes to the first whose `reasons` has nothing against it; what
 was passed over, and why, is a remark that `explain()` shows. `BuildStrategy.attention_kernel` may name the one
-that must compute; that of another library is taken only then.
+that must compute.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from minigraph.errors import PlaceError
-from minigraph.kernels.cuda.attention.cudnn import kernel as attention_cudnn
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.attention.hopper import kernel as attention_hopper
 from minigraph.kernels.cuda.attention.mma import kernel as attention_mma
@@ -27,7 +26,6 @@ class Kernel(NamedTuple):
 
     reasons            (inputs, attributes, architecture) -> why it cannot compute a call; empty if it can
     forward, backward  bind functions of both operators
-    by_name            only its name takes it: its backward adds up in no fixed order
     spreads            backward writes gradients by strides
     """
 
@@ -35,12 +33,10 @@ class Kernel(NamedTuple):
     reasons: Callable[[Slots, Slots, str], list[str]]
     forward: Bind
     backward: Bind
-    by_name: bool = False
     spreads: bool = False
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("cudnn", attention_cudnn.reasons, attention_cudnn.forward, attention_cudnn.backward, by_name=True),
     Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward, spreads=True),
     Kernel("mma", attention_mma.reasons, attention_mma.forward, attention_mma.backward),
     Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
@@ -54,8 +50,6 @@ def chosen(binder: Binder, ins: Slots, attrs: Slots) -> Kernel:
         if binder.attention not in ("auto", kernel.name):
             continue
         why = kernel.reasons(ins, attrs, binder.device.arch)
-        if kernel.by_name and binder.attention == "auto" and not why:
-            why = [f"only attention_kernel={kernel.name!r} takes it"]
         if not why:
             binder.note("; ".join([f"computed by {kernel.name}", *passed_over]))
             return kernel

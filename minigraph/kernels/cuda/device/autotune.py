@@ -17,26 +17,27 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from minigraph.kernels.cuda.record import compile
-from minigraph.kernels.cuda.record.binder import (
+from minigraph.kernels.cuda.record.binder import workspace_of
+from minigraph.kernels.cuda.record.buffer import Buffer, alignment, lies_as
+from minigraph.kernels.cuda.record.call import (
     Call,
-    Choice,
-    Copy,
-    Fill,
-    Gemm,
-    Launch,
-    workspace_of,
+    Run,
+    RunnableCall,
+    Unsupported,
+    every_call,
+    facts,
 )
-from minigraph.kernels.cuda.record.buffer import Buffer, Constant, Words, owner, root_and_offset
-from minigraph.kernels.cuda.record.moved import moved, owners
+from minigraph.kernels.cuda.record.calls import Choice, Gemm
+from minigraph.kernels.cuda.record.moved import owners
 
-from .cublaslt import LibraryError, LtPlan, Unsupported, alignment
+from .cublaslt import LibraryError, LtPlan
 
 FORMAT = 4  # of the files
 SECONDS = 0.5  # for one product or choice; what was not tried by then is left out
@@ -46,10 +47,9 @@ CLOSE = 1.01  # times the least: of other algorithms as fast as that the one wit
 ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
 K = TypeVar("K", bound=Hashable)
-Steps = Sequence[Callable[[], None]]
 
 
-class Lab(Protocol):
+class Bench(Protocol):
     """What measures: the GPU, see lab.py."""
 
     handle: int
@@ -68,11 +68,11 @@ class Lab(Protocol):
         """What gives a product to the GPU, with the algorithm that its plan has then."""
         ...
 
-    def trial(self, steps: Steps) -> Callable[[], float]:
-        """A function that runs the steps and tells how many milliseconds they take."""
+    def trial(self, work: Sequence[Run]) -> Callable[[], float]:
+        """A function that does this work and tells how many milliseconds it takes."""
         ...
 
-    def steps(self, calls: Sequence[Call], tuner: Tuner) -> Steps:
+    def runnable(self, calls: Sequence[Call], tuner: Tuner) -> list[RunnableCall]:
         """The calls made runnable; Unsupported where the library lacks one of them."""
         ...
 
@@ -84,7 +84,7 @@ class Lab(Protocol):
 class Tuner:
     """Answers which algorithm, which variant; measures what nobody measured before."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Bench) -> None:
         self.lab = lab
 
     def algorithm(self, call: Gemm) -> bytes | None:
@@ -144,38 +144,40 @@ class Tuner:
             return best, remark
         return usual, f"{remark}; {usual} stays, as less than {STAYS - 1:.0%} would be gained"
 
-    def decided(self, call: Call, note: Callable[[str], None]) -> list[Call]:
-        """What will run: of a choice the calls of one variant, so that none keeps memory for others.
+    def decided(self, choice: Choice, note: Callable[[str], None]) -> list[Call]:
+        """The calls of one variant, so that none keeps memory for others; what is in it is decided before.
 
         note   is told of what was timed, and what was left out
         """
-        if not isinstance(call, Choice):
-            return [call]
-        choice, names = call, list[str]()
+        known, said = dict[str, list[Call]](), dict[str, list[str]]()
         for name, calls in choice.variants.items():
+            said[name] = []
+            inner = partial(self.decided, note=said[name].append)
             try:
-                for one in calls:
-                    if isinstance(one, Gemm):
-                        self.algorithm(unplaced(one))
-                names.append(name)
+                decided = [one for call in calls for one in call.decided(inner)]
+                for product in (product for one in every_call(decided) for product in one.products()):
+                    self.algorithm(unplaced(product))
+                known[name] = decided
             except Unsupported as why:
                 note(f"not by {name}: {why}")
-        if not names:
+        if not known:
             return [choice]
-        best = names[0]
-        if len(names) > 1:
-            best, remark = self.variant(unplaced(choice), names)
+        best, remarks = next(iter(known)), list[str]()
+        if len(known) > 1:
+            best, remark = self.variant(unplaced(Choice(known, choice.step)), list(known))
+            remarks.append(remark)
+        for remark in (*remarks, *said[best]):
             note(remark)
-        return [inner for one in choice.variants[best] for inner in self.decided(one, note)]
+        return known[best]
 
     def _timed_variants(self, choice: Choice, names: Sequence[str]) -> list[tuple[str, float]]:
         with self.lab.twins([choice]) as (twin,):
-            steps = {name: self.lab.steps(twin.variants[name], self) for name in names}
-            return ranked({name: partial(self.lab.trial, steps[name]) for name in names})
+            work = {name: self.lab.runnable(twin.variants[name], self) for name in names}
+            return ranked({name: partial(self.lab.trial, work[name]) for name in names})
 
     def _key(self, kind: str, what: Any) -> str:
-        facts = {"format": FORMAT, "kind": kind, **self.lab.facts, "tf32": self.lab.tf32, "what": described(what)}
-        return json.dumps(facts, sort_keys=True)
+        known = {"format": FORMAT, "kind": kind, **self.lab.facts, "tf32": self.lab.tf32, "what": facts(what)}
+        return json.dumps(known, sort_keys=True)
 
 
 def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[K, float]]:
@@ -197,34 +199,11 @@ def ranked(trials: Mapping[K, Callable[[], Callable[[], float]]]) -> list[tuple[
     order = sorted(first, key=first.__getitem__)
     samples = {name: [first[name]] for name in order[:FINALISTS]}
     for _ in range(ROUNDS if len(samples) > 1 else 0):
-        for name, found in samples.items():
-            found.append(running[name]())
-    medians = {name: statistics.median(found) for name, found in samples.items()}
+        for name, times in samples.items():
+            times.append(running[name]())
+    medians = {name: statistics.median(times) for name, times in samples.items()}
     best = sorted(medians, key=medians.__getitem__)
     return [(name, medians.get(name, first[name])) for name in (*best, *order[FINALISTS:])]
-
-
-# what times depend on
-
-
-def described(what: Any) -> Any:
-    """Calls as plain data: sizes, types and how operands lie, no addresses."""
-    if isinstance(what, Buffer):
-        lies = _assumed(what) if isinstance(owner(what), Constant) else alignment(what.address)
-        return [str(what.dtype), list(what.shape), lies]
-    if isinstance(what, Words):
-        return [type(what).__name__, described(what.facts)]
-    if isinstance(what, Launch):
-        code = hashlib.sha256(what.source.encode()).hexdigest()
-        return ["launch", what.function, code, what.grid, what.block, what.shared, described(list(what.args))]
-    if isinstance(what, (Gemm, Copy, Fill)):
-        known = [f.name for f in fields(what) if f.name not in ("workspace", "algorithm")]  # which follow from these
-        return [type(what).__name__, {name: described(getattr(what, name)) for name in known}]
-    if isinstance(what, Choice):
-        return ["choice", {name: described(calls) for name, calls in what.variants.items()}]
-    if isinstance(what, (list, tuple)):
-        return [described(x) for x in what]
-    return what.item() if isinstance(what, np.generic) else what
 
 
 # made-up addresses
@@ -232,7 +211,7 @@ def described(what: Any) -> Any:
 
 def unplaced(call: Any) -> Any:
     """The product, or the choice, at made-up addresses: enough to ask the library which algorithm it would run."""
-    return moved(call, {id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
+    return call.moved({id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
 def question(call: Gemm) -> tuple[Any, ...]:
@@ -240,22 +219,13 @@ def question(call: Gemm) -> tuple[Any, ...]:
     room = call.workspace.nbytes if call.workspace else 0
     return (
         call.m, call.n, call.k, call.trans_a, call.trans_b, call.epilogue, call.aux_ld, call.beta, call.batch,
-        call.strides, room, *((b.dtype, _assumed(b)) for b in _operands(call)),
+        call.strides, room, *((b.dtype, lies_as(b)) for b in call.operands),
     )  # fmt: skip
 
 
 def lies_as_assumed(call: Gemm) -> bool:
     """Whether operands lie as well as those of `unplaced`: what was chosen then can run."""
-    return all(alignment(b.address) >= _assumed(b) for b in _operands(call))
-
-
-def _operands(call: Gemm) -> list[Buffer]:
-    return [b for b in (call.a, call.b, call.c, call.bias, call.aux) if b is not None]
-
-
-def _assumed(buffer: Buffer) -> int:
-    """The alignment of a buffer whose owner lies as well as any."""
-    return alignment(ANYWHERE + root_and_offset(buffer)[1])
+    return all(alignment(b.address) >= lies_as(b) for b in call.operands)
 
 
 # on disk

@@ -14,7 +14,9 @@ import numpy as np
 from nvmath.bindings import cublas
 from nvmath.bindings import cublasLt as lt
 
-from minigraph.kernels.cuda.record.binder import Gemm
+from minigraph.kernels.cuda.record.buffer import alignment
+from minigraph.kernels.cuda.record.call import Unsupported
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.types import bfloat16, float16, float32, float64
 
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
@@ -31,15 +33,6 @@ _desc_types = {a: np.dtype(lt.get_matmul_desc_attribute_dtype(a)) for a in _DESC
 
 
 LibraryError = lt.cuBLASLtError
-
-
-def alignment(address: int) -> int:
-    """The power of two, at most 256, that an address is a multiple of."""
-    return min(address & -address, 256) or 256
-
-
-class Unsupported(Exception):
-    """The library has no algorithm for this product with this epilogue."""
 
 
 class LtPlan:

@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.kernels.cuda.record.binder import Launch, blocks_for
+from minigraph.kernels.cuda.record.binder import blocks_for
 from minigraph.kernels.cuda.record.compile import full_source
 
 SMALL = 1 << 16  # bytes; the driver's own fill is faster for many
 THREADS = 256
 
 
-def launch() -> Launch:
-    """The kernel, for one block."""
-    return Launch(full_source("device/fill.cu"), "fill", (1, 1, 1), (THREADS, 1, 1), ())
+def kernel() -> tuple[str, str]:
+    """The source of the kernel, and its name."""
+    return full_source("device/fill.cu"), "fill"
 
 
-def as_kernels(graph: int, kernel: Callable[[], int]) -> int:
+def as_kernels(graph: int, function: Callable[[], int]) -> int:
     """Put kernels in the place of the nodes of a cudaGraph_t that set few bytes to one value; returns how many.
 
-    kernel   gives the CUfunction of `launch`; asked where there is such a node
+    function  gives the CUfunction of `kernel`; asked where there is such a node
     A RuntimeError tells which call of the driver failed.
     """
     import cuda.bindings.driver as d
@@ -52,7 +52,7 @@ def as_kernels(graph: int, kernel: Callable[[], int]) -> int:
             for nodes in (d.cuGraphNodeGetDependencies, d.cuGraphNodeGetDependentNodes)
         )
         own = d.CUDA_KERNEL_NODE_PARAMS()
-        own.func, own.sharedMemBytes = d.CUfunction(kernel()), 0
+        own.func, own.sharedMemBytes = d.CUfunction(function()), 0
         own.gridDimX, own.gridDimY, own.gridDimZ = blocks_for(nbytes, THREADS), 1, 1
         own.blockDimX, own.blockDimY, own.blockDimZ = THREADS, 1, 1
         args = np.array([int(fill.dst), nbytes, fill.value], np.int64)

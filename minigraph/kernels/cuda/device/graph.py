@@ -8,7 +8,7 @@ from typing import Any
 
 import cupy
 
-from minigraph.kernels.cuda.record.binder import Launch, Part
+from minigraph.kernels.cuda.record.call import Segment
 
 from . import fills, programmatic_launch
 
@@ -19,18 +19,18 @@ class CaptureError(Exception):
     """The calls cannot be captured; the message says why."""
 
 
-class Graph:
+class CapturedGraph:
     """Captured parts; those of different lanes run beside each other unless one waits for the other.
 
     target   whose `ptr` is the stream that calls go to, then the graph; set back after the capture
     lanes    streams of its own: nobody else's work can get into the graph
-    function gives the kernel of a launch: of that which takes the place of small fills, see fills.py
+    function gives a kernel of a source: that which takes the place of small fills, see fills.py
     waiting  kernels that wait for those before them, see programmatic_launch.py
     Nothing runs during capture. The mode refuses allocations, so all addresses are those of the plan.
     """
 
     def __init__(
-        self, parts: Sequence[Part], target: Any, lanes: Sequence[Any], function: Callable[[Launch], Any],
+        self, parts: Sequence[Segment], target: Any, lanes: Sequence[Any], function: Callable[[str, str], Any],
         waiting: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.target, outside = target, target.ptr
@@ -45,7 +45,7 @@ class Graph:
             self.graph = _ended(lanes[0], problem)
         self.executable = self.graph.graphExec
         try:
-            changed = fills.as_kernels(self.graph.graph, lambda: function(fills.launch()).kernel.ptr)
+            changed = fills.as_kernels(self.graph.graph, lambda: function(*fills.kernel()).kernel.ptr)
             changed += programmatic_launch.loosen(self.graph.graph, waiting)
         except RuntimeError as why:
             raise CaptureError(str(why)) from why
@@ -58,7 +58,7 @@ class Graph:
         graph_launch(self.executable, self.target.ptr)
 
 
-def _capture(parts: Sequence[Part], target: Any, lanes: Sequence[Any]) -> None:
+def _capture(parts: Sequence[Segment], target: Any, lanes: Sequence[Any]) -> None:
     start, begun = lanes[0].record(_event()), {0}
     awaited = {number for part in parts for number in part.waits}
     ends: dict[int, Any] = {}

@@ -10,13 +10,14 @@ import cupy
 import numpy as np
 from nvmath.bindings import cublasLt as lt
 
-from minigraph.kernels.cuda.record.binder import Call, Part
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.kernels.cuda.record.moved import constants, moved, owners
+from minigraph.kernels.cuda.record.call import Call, Run, RunnableCall, Segment, Unsupported
+from minigraph.kernels.cuda.record.moved import constants, owners
 from minigraph.types import FLOATS, bfloat16, float16, float32, float64
 
-from .autotune import Steps, Tuner
-from .cublaslt import LtPlan, Unsupported
+from .autotune import Tuner
+from .cublaslt import LtPlan
+from .launcher import Launcher
 
 ALIGNED = 256  # bytes
 PERIOD = 65521  # random numbers, repeated: a prime, so that rows differ
@@ -54,7 +55,7 @@ class Lab:
             places[id(root)] = Buffer(root.shape, root.dtype, at + root.address % ALIGNED, root.alignment)
             self._fill(places[id(root)])
             at += size
-        yield [moved(call, places) for call in calls]
+        yield [call.moved(places) for call in calls]
         self.runtime.stream.synchronize()
         del memory  # a program that runs later must not look larger for it
         cupy.get_default_memory_pool().free_all_blocks()
@@ -77,16 +78,16 @@ class Lab:
         """What gives a product to the GPU, with the algorithm that its plan has then."""
         return lambda: plan.run(self.runtime.target.ptr)
 
-    def trial(self, steps: Steps) -> Callable[[], float]:
-        """The steps in a CUDA graph, as often as makes a time that can be measured."""
+    def trial(self, work: Sequence[Run]) -> Callable[[], float]:
+        """The work in a CUDA graph, as often as makes a time that can be measured."""
         def run() -> None:
-            for step in steps:
-                step()
+            for one in work:
+                one()
 
         run()  # loads modules, and fails here rather than in a capture
         once = self._milliseconds(run)
         repeats = int(min(max(MILLISECONDS / max(once, 1e-4), 1), MOST))
-        launch = self.runtime.captured([Part([run] * repeats)])
+        launch = self.runtime.captured([Segment([run] * repeats)])
         if isinstance(launch, str):
             raise Unsupported(launch)
         launch()
@@ -100,9 +101,10 @@ class Lab:
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(start, end))
 
-    def steps(self, calls: Sequence[Call], tuner: Tuner) -> Steps:
+    def runnable(self, calls: Sequence[Call], tuner: Tuner) -> list[RunnableCall]:
         """The calls made runnable, with the best products known."""
-        return [step for call in calls for step in self.runtime.steps_of(call, self.tf32, [], tuner)]
+        launcher = Launcher(self.runtime, self.tf32, tuner=tuner)
+        return [one for call in calls for one in call.runnable(launcher)]
 
     def agrees(self, plan: LtPlan, reference: bytes) -> bool:
         """Whether what is chosen repeats its bits, computes what `reference` computes, and keeps a NaN."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,48 +12,23 @@ import numpy as np
 from nvmath.bindings import cublasLt as lt
 
 from minigraph.errors import PlaceError
-from minigraph.kernels.cuda.record.binder import (
-    Binder,
-    Call,
-    Choice,
-    Copy,
-    Device,
-    Fill,
-    Foreign,
-    Gemm,
-    HostCall,
-    Launch,
-    Part,
-    value_of,
-)
+from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Call, RunnableCall, Segment, Unsupported
+from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.compile import compile_all, compile_source
 from minigraph.kernels.cuda.record.workspace import Algorithm, Note, Settling, settled, settling
 
 from .autotune import Tuner, lies_as_assumed, question, unplaced
-from .cublaslt import LtPlan, Unsupported
-from .graph import CaptureError, Graph
+from .cublaslt import LtPlan
+from .graph import CapturedGraph, CaptureError
 from .lab import Lab
-from .streams import Turn
+from .launcher import Launcher
+from .streams import StreamTurn
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 PROBED_ROWS = 1024
 STATIC_SHARED = 40 * 1024  # more must be asked for, what a kernel declares included
-
-
-@dataclass
-class Step:
-    """A recorded call made runnable: `step()` gives it to the target stream.
-
-    position   of the recorded call that it comes from, which may be a Choice
-    """
-
-    call: Call
-    run: Callable[[], None]
-    position: int = -1
-
-    def __call__(self) -> None:
-        self.run()
 
 
 class Runtime:
@@ -75,7 +49,7 @@ class Runtime:
             )
             self.lanes = [cupy.cuda.Stream(non_blocking=True)]
             self.handle = lt.create()
-        self.turn = Turn(index)
+        self.turn = StreamTurn(index)
         self.target = self.turn.target
         self._functions: dict[tuple[str, str], Any] = {}
         self._waiting: set[int] = set()  # kernels that wait for those before them
@@ -94,12 +68,7 @@ class Runtime:
         tuner = Tuner(Lab(self, tf32)) if autotune else None
         known: dict[Any, Algorithm | None] = {}
 
-        def chosen(call: Gemm | Foreign) -> Algorithm | None:
-            if isinstance(call, Foreign):
-                try:
-                    return Algorithm(self.planned(call.graph).nbytes)
-                except PlaceError:
-                    return None
+        def chosen(call: Gemm) -> Algorithm | None:
             key = question(call)
             if key not in known:
                 try:
@@ -115,105 +84,44 @@ class Runtime:
 
         def settle(calls: Sequence[Call], note: Note) -> list[Call]:
             found = settled(calls, chosen, every=autotune)
-            for call in found:
-                if isinstance(call, Foreign):
-                    self.planned(call.graph)  # where it cannot be, the error names the operator
             if tuner is None:
                 return found
-            return settled([one for call in found for one in tuner.decided(call, note)], chosen, every=True)
+            decide = partial(tuner.decided, note=note)
+            return settled([one for call in found for one in call.decided(decide)], chosen, every=True)
 
         return Settling(settle) if autotune else settling(chosen)._replace(settle=settle)
 
-    def planned(self, graph: Any) -> Any:
-        """A graph of another library, planned for this GPU; a PlaceError where it cannot be."""
-        return graph.planned(self.device.index)
-
-    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[Step]:
+    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[RunnableCall]:
         """The binder's calls as functions without arguments; all addresses are known by now.
 
-        autotune   choose products and variants by their times, see autotune.py
+        autotune   choose products by their times, see autotune.py
         """
         binder.write_tables(self)
-        likely = [c for _, call in binder.running() for c in _first_variant(call)]
-        launches = [c for c in likely if isinstance(c, Launch) and (c.source, c.function) not in self._functions]
-        if len(launches) > 1:
-            compile_all([c.source for c in launches], self.device.arch)
-        tuner = Tuner(Lab(self, tf32)) if autotune else None
-        found: list[Step] = []
-        for position, call in binder.running():
-            if isinstance(call, HostCall):
-                found.append(Step(call, partial(self._call_host, call, binder.counter), position))
-                continue
+        recorded = list(binder.running())
+        kernels = [kernel for _, call in recorded for kernel in call.kernels() if kernel not in self._functions]
+        if len(kernels) > 1:
+            compile_all([source for source, _ in kernels], self.device.arch)
+        launcher = Launcher(self, tf32, binder.counter, Tuner(Lab(self, tf32)) if autotune else None)
+        made: list[RunnableCall] = []
+        for position, call in recorded:
             try:
-                steps = self.steps_of(call, tf32, binder.notes, tuner)
+                runnable = call.runnable(launcher)
             except Unsupported as why:
                 raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
-            for step in steps:
-                step.position = position
-            found += steps
-        return found
+            for one in runnable:
+                one.position = position
+            made += runnable
+        binder.notes += [note for note in dict.fromkeys(launcher.notes) if note not in binder.notes]
+        return made
 
-    def _call_host(self, call: HostCall, counter: Buffer) -> None:
-        arrays = [self.fetch(b, as_numpy=True) for b in (counter, *call.inputs)]
-        self.stream.synchronize()
-        call.function(int(arrays[0][0]), *arrays[1:])
-
-    def steps_of(
-        self, call: Call, tf32: bool, notes: list[tuple[int, str]], tuner: Tuner | None = None
-    ) -> list[Step]:
-        """One call made runnable; Unsupported where cuBLASLt has no algorithm for it."""
-        target = self.target
-        if isinstance(call, Launch):
-            args = tuple(value_of(a) for a in call.args)
-            function = self._function(call)
-            return [Step(call, partial(function, call.grid, call.block, args, shared_mem=call.shared, stream=target))]
-        if isinstance(call, Copy):
-            to, source, nbytes = call.destination.address, call.source.address, call.destination.nbytes
-            copy = cupy.cuda.runtime.memcpyAsync
-            return [Step(call, lambda: copy(to, source, nbytes, DEVICE_TO_DEVICE, target.ptr))]
-        if isinstance(call, Fill):
-            address, value, size = call.destination.address, call.value, call.destination.nbytes
-            fill = cupy.cuda.runtime.memsetAsync
-            return [Step(call, lambda: fill(address, value, size, target.ptr))]
-        if isinstance(call, Choice):
-            return self._chosen(call, tf32, notes, tuner)
-        if isinstance(call, Foreign):
-            plan, workspace = self.planned(call.graph), call.workspace.address
-            operands = [b.address for b in call.operands]
-            return [Step(call, lambda: plan.run(operands, workspace, target.ptr))]
-        assert isinstance(call, Gemm)
+    def product(self, call: Gemm, tf32: bool, tuner: Tuner | None = None) -> LtPlan:
+        """The plan of a product; Unsupported where cuBLASLt has no algorithm for it."""
         tuned = tuner.algorithm(call) if tuner else None
         fitted = call.algorithm if lies_as_assumed(call) else None
         plan = LtPlan(self.handle, call, tf32, tuned or fitted)
         if call.epilogue == "RELU_BIAS" and not (tuned and plan.accepted):
             plan = self._one_that_keeps_nan(plan, tf32)
-        return [Step(call, lambda: plan.run(target.ptr))]
-
-    def _chosen(
-        self, choice: Choice, tf32: bool, notes: list[tuple[int, str]], tuner: Tuner | None
-    ) -> list[Step]:
-        """The first variant whose products cuBLASLt has, or the fastest of them."""
-        found: dict[str, list[Step]] = {}
-        inner: dict[str, list[tuple[int, str]]] = {name: [] for name in choice.variants}
-        missing, remark = None, ""
-        for name, calls in choice.variants.items():
-            try:
-                found[name] = [step for call in calls for step in self.steps_of(call, tf32, inner[name], tuner)]
-            except Unsupported as why:
-                missing = missing or why
-                continue
-            if tuner is None:
-                break
-        if not found:
-            raise missing or Unsupported("no way to compute this is known")
-        best = next(iter(found))
-        if missing and best != next(iter(choice.variants)):
-            remark = f"{best}: {missing}"
-        if tuner is not None and len(found) > 1:
-            best, remark = tuner.variant(choice, list(found))
-        remarks = [*inner[best], (choice.step, remark)] if remark else inner[best]
-        notes += [note for note in remarks if note not in notes]
-        return found[best]
+        return plan
 
     def _one_that_keeps_nan(self, plan: LtPlan, tf32: bool) -> LtPlan:
         """The first candidate that keeps a NaN: some 16-bit algorithms compute relu(NaN) = 0."""
@@ -235,24 +143,25 @@ class Runtime:
         self.stream.synchronize()
         return bool(np.isnan(found).all())
 
-    def _function(self, call: Launch) -> Any:
-        key = call.source, call.function
+    def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:
+        """A kernel of a source, compiled and loaded once; it may have `shared` bytes of shared memory."""
+        key = source, name
         if key not in self._functions:
-            cubin = compile_source(call.source, self.device.arch)
-            module = cupy.RawModule(path=str(cubin.path), enable_cooperative_groups=call.together)
-            function = self._functions[key] = module.get_function(call.function)
-            self._waiting |= {function.kernel.ptr} if cubin.waits_first and not call.together else set()
+            cubin = compile_source(source, self.device.arch)
+            module = cupy.RawModule(path=str(cubin.path), enable_cooperative_groups=together)
+            function = self._functions[key] = module.get_function(name)
+            self._waiting |= {function.kernel.ptr} if cubin.waits_first and not together else set()
         function = self._functions[key]
-        if call.shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
-            function.max_dynamic_shared_size_bytes = call.shared
+        if shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
+            function.max_dynamic_shared_size_bytes = shared
         return function
 
-    def captured(self, parts: Sequence[Part], loosened: bool = False) -> Callable[[], None] | str:
+    def captured(self, parts: Sequence[Segment], loosened: bool = False) -> Callable[[], None] | str:
         """A function that launches the graph of these parts, or why there is none; programmatic_launch.py: loosened."""
         while len(self.lanes) <= max((part.lane for part in parts), default=0):
             self.lanes.append(cupy.cuda.Stream(non_blocking=True))
         try:
-            return Graph(parts, self.target, self.lanes, self._function, self._waiting if loosened else ())
+            return CapturedGraph(parts, self.target, self.lanes, self.function, self._waiting if loosened else ())
         except CaptureError as why:
             return str(why)
 
@@ -377,13 +286,6 @@ def _array(shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         return cupy.ndarray(shape, dtype)
     except cupy.cuda.memory.OutOfMemoryError as problem:
         raise MemoryError(str(problem)) from None
-
-
-def _first_variant(call: Call) -> list[Call]:
-    """The calls that are likely to run: itself, or those that a Choice has first."""
-    if not isinstance(call, Choice):
-        return [call]
-    return [c for part in next(iter(call.variants.values())) for c in _first_variant(part)]
 
 
 _one_makes = threading.Lock()

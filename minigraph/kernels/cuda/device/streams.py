@@ -11,13 +11,13 @@ current_device, current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_curr
 
 
 class Target:
-    """The stream that calls go to: that of the Turn, or in its place one that captures them."""
+    """The stream that calls go to: that of the StreamTurn, or in its place one that captures them."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
 
 
-class Turn:
+class StreamTurn:
     """`with turn:` around whatever gives work to a GPU: its device is the current one, and all work is in order.
 
     Work of all threads comes one after the other: after what the caller's stream was given before, and before what that

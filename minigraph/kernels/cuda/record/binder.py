@@ -9,17 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import KernelError, require
-
 from .buffer import Arena, Buffer, Table, Words, owner
+from .call import Call
+from .calls import ARGUMENTS, Choice, Copy, Fill, Gemm, HostCall, Launch
 from .compile import full_source
 
-Grid = tuple[int, int, int]
-
 WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the most
-WIDTHS: dict[type, int] = {Buffer: 8} | {
-    t: np.dtype(t).itemsize for t in (np.int32, np.int64, np.uint64, np.float32, np.float64)
-}  # bytes of usual arguments of kernels
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
@@ -30,142 +25,7 @@ class Device(NamedTuple):
     multiprocessors: int = 132
     index: int = 0
     shared: int = 227 * 1024
-    arguments: int = 32764  # bytes of a kernel's arguments
-
-
-@dataclass(slots=True)
-class Launch:
-    """One kernel launch. Arguments are Buffers (their addresses), NumPy scalars and Words (by value).
-
-    together  blocks wait for each other, so the device must run all of them at once or refuse
-    reads     scratch that it does not write
-    form      what the kernel is made of, where it may become part of another: joined_head.py
-    """
-
-    source: str
-    function: str
-    grid: Grid
-    block: Grid
-    args: tuple[Any, ...]
-    shared: int = 0
-    together: bool = False
-    form: Any = None
-    reads: tuple[Buffer, ...] = ()
-
-    def check(self, limit: int = Device().arguments) -> None:
-        """Sizes that every device of compute capability 8.0 or more can launch; `limit` bytes of arguments."""
-        assert 1 <= self.grid[0] < 2**31 and 1 <= self.grid[1] < 2**16 and 1 <= self.grid[2] < 2**16, self.grid
-        assert 1 <= self.block[0] * self.block[1] * self.block[2] <= 1024, self.block
-        assert self.shared <= 227 * 1024, self.shared
-        nbytes = 0
-        for arg in self.args:
-            nbytes += WIDTHS.get(type(arg)) or self._width(arg)
-        require(
-            nbytes <= limit, f"{self.function} has {nbytes} bytes of arguments, this device takes {limit}", KernelError,
-            "fewer tensors in one launch, or a table in device memory",
-        )  # fmt: skip
-
-    def _width(self, arg: Any) -> int:
-        """Bytes of an argument."""
-        assert isinstance(arg, (Buffer, Words, np.generic)), f"{self.function}: {arg!r} has no fixed width"
-        return 8 if isinstance(arg, Buffer) else arg.nbytes
-
-
-@dataclass(slots=True)
-class Copy:
-    """Bytes from one buffer to another of the same size."""
-
-    destination: Buffer
-    source: Buffer
-
-
-@dataclass(slots=True)
-class Fill:
-    """Every byte of a buffer set to one value."""
-
-    destination: Buffer
-    value: int = 0
-
-
-@dataclass(slots=True)
-class Gemm:
-    """epilogue(op(A) @ op(B) + beta * C) -> C, row-major, batched; see gemm.py."""
-
-    a: Buffer
-    b: Buffer
-    c: Buffer
-    m: int
-    n: int
-    k: int
-    trans_a: bool = False
-    trans_b: bool = False
-    epilogue: str = "DEFAULT"
-    bias: Buffer | None = None
-    aux: Buffer | None = None
-    aux_ld: int = 0
-    beta: float = 0.0
-    batch: int = 1
-    strides: tuple[int, int, int] = (0, 0, 0)  # elements from one matrix of A, B, C to the next
-    workspace: Buffer | None = None
-    algorithm: bytes | None = None  # for which the workspace was made, see workspace.py
-    others: tuple[bytes, ...] = ()  # which have room there too
-
-
-@dataclass(slots=True)
-class Foreign:
-    """Kernels that another library plans when its GPU is known: cudnn/kernel.py.
-
-    graph      what is computed, as plain data; `graph.planned(device)` has `nbytes` of workspace and `run`, or is a
-               PlaceError where the library cannot
-    operands   in the order of the graph
-    """
-
-    graph: Any
-    operands: tuple[Buffer, ...]
-    workspace: Buffer
-
-
-@dataclass(slots=True)
-class Choice:
-    """Lists of calls that compute the same, by name; one of them runs.
-
-    It is the first whose products the library has, or of these the fastest where they are timed (device/autotune.py).
-    """
-
-    variants: dict[str, list[Any]]
-    step: int
-
-
-@dataclass(slots=True)
-class HostCall:
-    """A function of the host that sees values as NumPy arrays; the GPU waits for it.
-
-    function(runs, *arrays)   runs: how often the program ran before
-    """
-
-    function: Callable[..., None]
-    inputs: list[Buffer]
-
-
-class Part(NamedTuple):
-    """Runnable calls, one after the other on a lane of a graph, after the parts with the numbers `waits`."""
-
-    calls: Sequence[Callable[[], None]]
-    lane: int = 0
-    waits: Sequence[int] = ()
-
-
-Call = Launch | Copy | Fill | Gemm | Foreign | Choice | HostCall
-
-
-def every_call(calls: Iterable[Call]) -> Iterator[Call]:
-    """The calls in order, with those of every variant in the place of a Choice."""
-    for call in calls:
-        if isinstance(call, Choice):
-            for variant in call.variants.values():
-                yield from every_call(variant)
-        else:
-            yield call
+    arguments: int = ARGUMENTS  # bytes of a kernel's arguments
 
 
 @dataclass
@@ -317,10 +177,6 @@ class Binder:
         shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
 
-    def foreign(self, graph: Any, *operands: Buffer) -> None:
-        """A graph of another library; its workspace gets its size when the graph is planned."""
-        self.calls.append(Foreign(graph, operands, self.scratch((0,), np.uint8)))
-
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""
         choice, calls, workspace = Choice({}, self.step), self.calls, self.workspace
@@ -338,13 +194,6 @@ def workspace_of(call: Gemm) -> int:
     """Bytes for a product: a large one has no use for more than that, its sums are not split."""
     least, most = WORKSPACE
     return min(max(least, SPLITS * 4 * call.m * call.n * call.batch), most)
-
-
-def value_of(arg: Any) -> Any:
-    """A kernel's argument now that addresses are known."""
-    if isinstance(arg, Words):  # as one element, which is how CuPy takes a struct by value
-        return arg.packed().view([("words", np.uint64, len(arg.words))])
-    return arg.address if isinstance(arg, Buffer) else arg
 
 
 def i64(value: int) -> np.int64:

@@ -129,6 +129,16 @@ def root_and_offset(buffer: Buffer) -> tuple[Buffer, int]:
     return buffer, offset
 
 
+def alignment(address: int) -> int:
+    """The power of two, at most 256, that an address is a multiple of."""
+    return min(address & -address, 256) or 256
+
+
+def lies_as(buffer: Buffer) -> int:
+    """The alignment of a buffer whose owner lies as well as any."""
+    return alignment(root_and_offset(buffer)[1])
+
+
 class Words:
     """Words of 8 bytes, among them addresses of buffers, which are known once memory is laid out.
 

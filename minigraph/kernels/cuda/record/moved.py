@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
-from .binder import Binder, Call, Choice, Copy, Fill, Foreign, Gemm, HostCall, Launch, every_call
-from .buffer import Buffer, Constant, Words, owner, root_and_offset
-
-FIELDS: dict[type, Any] = {kind: attrgetter(*kind.__slots__) for kind in (Gemm, Copy, Fill, Foreign, HostCall)}
-MOVABLE = (Launch, Gemm, Copy, Fill)
+from .binder import Binder
+from .buffer import Buffer, Constant, owner, root_and_offset
+from .call import Call, every_call
 
 
 def owners(calls: Iterable[Call]) -> list[Buffer]:
@@ -25,42 +21,7 @@ def constants(calls: Iterable[Call]) -> list[Constant]:
 
 
 def _roots(calls: Iterable[Call]) -> list[Buffer]:
-    return list({id(root): root for call in every_call(calls) for root in map(owner, _buffers(call))}.values())
-
-
-def _buffers(call: Call) -> list[Buffer]:
-    if isinstance(call, Launch):
-        return [b for a in call.args for b in (a.buffers if isinstance(a, Words) else [a]) if isinstance(b, Buffer)]
-    return [b for b in FIELDS[type(call)](call) if isinstance(b, Buffer)]
-
-
-def moved(call: Any, places: dict[int, Buffer], step: int | None = None) -> Any:
-    """The call with other buffers: `places` has one for the id of each of the owners, and gets those that show them.
-
-    step   the operator whose call it becomes; that of `call` for None
-    """
-    if isinstance(call, Choice):
-        variants = {name: [moved(c, places, step) for c in calls] for name, calls in call.variants.items()}
-        return Choice(variants, call.step if step is None else step)
-    if isinstance(call, Launch):
-        args = tuple([_moved(a, places) if isinstance(a, (Buffer, Words)) else a for a in call.args])
-        reads = tuple([_moved(b, places) for b in call.reads])
-        return Launch(
-            call.source, call.function, call.grid, call.block, args, call.shared, call.together, call.form, reads
-        )
-    return type(call)(*[_moved(x, places) if isinstance(x, Buffer) else x for x in FIELDS[type(call)](call)])
-
-
-def _moved(value: Any, places: dict[int, Buffer]) -> Any:
-    found = places.get(id(value))
-    if found is not None or isinstance(value, Constant):
-        return found or value
-    if isinstance(value, Words):
-        return value.elsewhere(partial(_moved, places=places))
-    assert value.owner is not None, f"{value} has no place"
-    found = places[id(value)] = Buffer(value.shape, value.dtype, alignment=value.alignment)
-    found.owner, found.offset, found.steps = _moved(value.owner, places), value.offset, value.steps
-    return found
+    return list({id(root): root for call in calls for root in map(owner, call.buffers())}.values())
 
 
 class Recording(NamedTuple):
@@ -77,7 +38,7 @@ class Repeats:
 
     A bind function sees types, attributes and how buffers lie in each other, not where they lie. Bound by itself is
     what uses more of an operator: the number that keys its random numbers or names it in a fault, tables and
-    arenas of addresses, work of the host, graphs of other libraries.
+    arenas of addresses, work of the host.
     """
 
     def __init__(self, binder: Binder) -> None:
@@ -103,7 +64,7 @@ class Repeats:
 
     def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
-        if self.binder.paged or not all(isinstance(c, MOVABLE) for c in every_call(calls)):
+        if self.binder.paged or not all(c.repeatable for c in every_call(calls)):
             return
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
@@ -120,4 +81,4 @@ class Repeats:
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in found.scratch}
         for text in found.notes:
             self.binder.note(text)
-        return [moved(call, places, self.binder.step) for call in found.calls]
+        return [call.moved(places, self.binder.step) for call in found.calls]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .binder import Call, Choice, Foreign, Gemm, every_call
+from .call import Call, every_call
+from .calls import Gemm
 
 
 class Algorithm(NamedTuple):
@@ -17,10 +18,8 @@ class Algorithm(NamedTuple):
     others: tuple[bytes, ...] = ()
 
 
-Product = Gemm | Foreign
-Chosen = Callable[[Product], Algorithm | None]
+Chosen = Callable[[Gemm], Algorithm | None]
 Note = Callable[[str], None]
-UNSURE = {"RELU_BIAS"}  # epilogues whose algorithms are tried when addresses are known: some turn NaN into 0
 
 
 class Settling(NamedTuple):
@@ -41,14 +40,14 @@ def settling(chosen: Chosen) -> Settling:
 
 def will_run(calls: Sequence[Call], chosen: Chosen) -> bool:
     """Whether a variant that comes first is the one that runs: the library has all that it needs."""
-    products = [c for c in every_call(calls) if isinstance(c, Product)]
-    return all(getattr(c, "epilogue", "") not in UNSURE and chosen(c) is not None for c in products)
+    products = (product for call in every_call(calls) for product in call.products())
+    return all(not product.tried_first and chosen(product) is not None for product in products)
 
 
 def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[Call]:
     """The calls of one operator, in the place of each Choice the variant that will run, if that is sure.
 
-    Each product, or graph of another library, gets its algorithm, and each workspace the size that is needed.
+    Each product gets its algorithm, and each workspace the size that is needed.
 
     chosen   the algorithm of a product; None where the library has none
     every    whether any variant of a Choice may run, not the first one whose products the library has
@@ -58,37 +57,21 @@ def settled(calls: Sequence[Call], chosen: Chosen, every: bool = False) -> list[
     for product, algorithm in products:
         sizes[id(product.workspace)] = max(sizes.get(id(product.workspace), 0), algorithm.nbytes)
     for product, algorithm in products:
-        if isinstance(product, Gemm):
-            product.algorithm, product.others = algorithm.form, algorithm.others
+        product.algorithm, product.others = algorithm.form, algorithm.others
         if product.workspace is not None:
             product.workspace.shape = (sizes[id(product.workspace)],)
-    return list(calls) if every else [one for call in calls for one in _opened(call)]
+    return list(calls) if every else [one for call in calls for one in call.opened()]
 
 
-def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Product, Algorithm]]:
+def _running(call: Call, chosen: Chosen, every: bool) -> list[tuple[Gemm, Algorithm]]:
     """The products of a call that may run, with their algorithms."""
-    if isinstance(call, Product):
-        algorithm = chosen(call)
-        return [] if algorithm is None else [(call, algorithm)]
-    if not isinstance(call, Choice):
-        return []
-    found: list[tuple[Product, Algorithm]] = []
-    for variant in call.variants.values():
-        products = [c for c in every_call(variant) if isinstance(c, Product)]
-        own = [(c, algorithm) for c in products if (algorithm := chosen(c)) is not None]
+    known: list[tuple[Gemm, Algorithm]] = []
+    for way in call.ways():
+        products = [product for one in every_call(way) for product in one.products()]
+        own = [(product, algorithm) for product in products if (algorithm := chosen(product)) is not None]
         if len(own) < len(products):
             continue
-        found += own
+        known += own
         if not every:
             break
-    return found
-
-
-def _opened(call: Call) -> list[Call]:
-    """The calls of a Choice's first variant where nothing stands in its way, else the call itself."""
-    if not isinstance(call, Choice):
-        return [call]
-    first = next(iter(call.variants.values()))
-    products = [c for c in every_call(first) if isinstance(c, Gemm)]
-    sure = all(c.algorithm is not None and c.epilogue not in UNSURE for c in products)
-    return [one for part in first for one in _opened(part)] if sure else [call]
+    return known

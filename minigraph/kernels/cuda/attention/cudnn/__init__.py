@@ -1,1 +1,0 @@
-"""Attention by cuDNN, where a user asks for it by name."""

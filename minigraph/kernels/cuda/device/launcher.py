@@ -1,0 +1,67 @@
+"""Launcher: what recorded calls are bound with on a GPU. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import cupy
+
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Grid, Run
+from minigraph.kernels.cuda.record.calls import Gemm
+
+from .autotune import Tuner
+
+DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+
+
+class Launcher:
+    """The Runtime of record/call.py for the calls of one plan: what it makes hands work to the runtime's target.
+
+    counter  how often the program ran, on the device
+    notes    what a report should say of the calls, with the numbers of their operators
+    """
+
+    def __init__(self, runtime: Any, tf32: bool, counter: Buffer | None = None, tuner: Tuner | None = None) -> None:
+        self.runtime, self.tf32, self.counter, self.tuner = runtime, tf32, counter, tuner
+        self.target = runtime.target
+        self.notes: list[tuple[int, str]] = []
+
+    def kernel(
+        self, source: str, function: str, grid: Grid, block: Grid, args: tuple[Any, ...], shared: int = 0,
+        together: bool = False,
+    ) -> Run:  # fmt: skip
+        """A kernel, compiled and loaded."""
+        loaded = self.runtime.function(source, function, shared, together)
+        return partial(loaded, grid, block, args, shared_mem=shared, stream=self.target)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> Run:
+        """Bytes from one address to another."""
+        copy, target = cupy.cuda.runtime.memcpyAsync, self.target
+        return lambda: copy(destination, source, nbytes, DEVICE_TO_DEVICE, target.ptr)
+
+    def fill(self, destination: int, value: int, nbytes: int) -> Run:
+        """Bytes at an address set to one value."""
+        fill, target = cupy.cuda.runtime.memsetAsync, self.target
+        return lambda: fill(destination, value, nbytes, target.ptr)
+
+    def product(self, call: Gemm) -> Run:
+        """A product by cuBLASLt."""
+        plan, target = self.runtime.product(call, self.tf32, self.tuner), self.target
+        return lambda: plan.run(target.ptr)
+
+    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
+        """A function of the host, once the GPU has computed what it is given."""
+        assert self.counter is not None
+        return partial(self._call_host, function, [self.counter, *inputs])
+
+    def _call_host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> None:
+        runs, *arrays = [self.runtime.fetch(b, as_numpy=True) for b in inputs]
+        self.runtime.stream.synchronize()
+        function(int(runs[0]), *arrays)
+
+    def wanted(self, names: Sequence[str]) -> Sequence[str]:
+        """The variants as they were recorded, best first."""
+        return names
