@@ -21,7 +21,7 @@ from minigraph.types import FLOATS, TensorType, bool_, float64
 
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum}
 UNARY = {"sqrt": np.sqrt, "abs": np.abs, "sign": np.sign}
-FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "foreach"}
+FACTS: dict[str, Any] = {"traits": {"guarded"}, "inplace": {"Out": "X"}, "gpu": "optimizer.foreach"}
 
 
 def _binary(name: str, ufunc: Callable[..., Any]) -> OpDef:
