@@ -23,7 +23,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +39,7 @@ from minigraph.errors import (
 from minigraph.types import TensorType
 
 from .attr import Attr, read_attr
+from .rows import Rows
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
 
@@ -71,32 +71,6 @@ class Slot(NamedTuple):
     name: str
     optional: bool = False
     variadic: bool = False
-
-
-class Rows(NamedTuple):
-    """Where an operator works on rows, the last axes of its first input, each for itself.
-
-    start   the first axis of a row from the attributes and the rank; None where other axes are meant
-    row     slots that hold one element for each row
-    column  slots that hold one element for each place in a row
-    sums    output slots that hold sums over all rows, one for each place in a row
-    of      the slot whose last axes they are, where it is not the first input
-    unless  {slot of `row`: attribute with which it holds whole rows}
-    """
-
-    start: Callable[[Mapping[str, Any], int], int | None]
-    row: frozenset[str] = frozenset()
-    column: frozenset[str] = frozenset()
-    sums: frozenset[str] = frozenset()
-    of: str = ""
-    unless: Mapping[str, str] = MappingProxyType({})
-
-    def kind(self, slot: str, attrs: Mapping[str, Any]) -> str:
-        """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the rows' input."""
-        if attrs.get(self.unless.get(slot, "")):
-            return "whole"
-        named = {"row": self.row, "column": self.column, "sum": self.sums}
-        return next((kind for kind, slots in named.items() if slot in slots), "whole")
 
 
 def _without_kernel(op_type: str, *_: Any) -> None:
@@ -232,12 +206,17 @@ class OpDef:
         module, function = self.cpu.split(":")
         return getattr(importlib.import_module(module), function)
 
+    @property
+    def is_expression(self) -> bool:
+        """Whether its GPU kernel is its expressions and nothing else: a thread reads all it needs before it writes."""
+        return self.cuda is not None and self.gpu is None and "pointwise" not in self.traits
+
     @cached_property
     def gpu_bind(self) -> Callable[..., None]:
         """The function that records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
-        if self.cuda is not None:
-            bind = "bind_expression" if self.gpu is None else self.type
-            return partial(getattr(_cuda_module(self.gpu or "elementwise.elementwise"), bind), self.cuda)
+        if self.gpu is None and self.cuda is not None:
+            bind = "bind_expression" if self.is_expression else "bind_gradients"
+            return partial(getattr(_cuda_module("elementwise.elementwise"), bind), self.cuda)
         if self.gpu is None:
             return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
         return getattr(_cuda_module(self.gpu), self.type)
@@ -345,9 +324,10 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     cpu              "module:function", where the reference would waste memory or time on a CPU
     cuda             C++ expression of one element, in which slots and attributes that are numbers are variables
                      and C is the type computed in: "X < C(0) ? C(0) : X"; {output slot: expression} for several
-                     outputs; or a function from attributes to one of these
-    gpu              module of minigraph.kernels.cuda whose function of this name binds all other operators; it is
-                     given `cuda` first, where both stand
+                     outputs; or a function from attributes to one of these. With the trait pointwise what belongs
+                     to an operand that was broadcast is summed
+    gpu              module of minigraph.kernels.cuda whose function of this name binds the operator where that is no
+                     kernel for its expressions; fused kernels take these all the same
     rows             how it works on rows, where it does (Rows)
     """
     if callable(outputs):

@@ -15,7 +15,7 @@ import numpy as np
 
 from minigraph.errors import MinigraphError
 from minigraph.opdef import Arrays, Texts, op
-from minigraph.opdef.body import Member, fused_body, infer_body, output_names, parse_body
+from minigraph.opdef.body import Member, infer_body, output_names, parse_body
 from minigraph.types import FLOATS, bfloat16, float16, float32, float64
 
 from .elementwise import draw
@@ -24,8 +24,8 @@ Env = dict[str, np.ndarray]
 
 
 @op(
-    "Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused",
-    cuda=fused_body,
+    "Out*", traits={"in_place"}, no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks",
+    gpu="fused.fused",
 )  # fmt: skip
 def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` one after the other; the outputs are y0, y1, ...
