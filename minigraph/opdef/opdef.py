@@ -51,7 +51,6 @@ TRAITS = {
     "pointwise": "as elementwise, except where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
-    "view": "the outputs show the memory of the first input whose values are read",
     "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
@@ -99,6 +98,8 @@ class OpDef:
         cpu: str | None = None,
         gpu: str | None = None,
         cuda: Any = None,
+        shows: Callable[..., list[Any]] | None = None,
+        joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
     ) -> None:
         self.type = reference.__name__
@@ -109,6 +110,7 @@ class OpDef:
         self.read_for = dict(read_for or {})
         self.inplace, self.strided = dict(inplace or {}), frozenset(strided)
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
+        self.shows, self.joins = shows, joins
         self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
@@ -214,12 +216,16 @@ class OpDef:
     @cached_property
     def gpu_bind(self) -> Callable[..., None]:
         """The function that records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
-        if self.gpu is None and self.cuda is not None:
+        if self.gpu is not None:
+            return getattr(_cuda_module(self.gpu), self.type)
+        if self.cuda is not None:
             bind = "bind_expression" if self.is_expression else "bind_gradients"
             return partial(getattr(_cuda_module("elementwise.elementwise"), bind), self.cuda)
-        if self.gpu is None:
-            return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
-        return getattr(_cuda_module(self.gpu), self.type)
+        if self.shows is not None:
+            return partial(_cuda_module("movement.movement").bind_shown, self.shows)
+        if self.joins is not None:
+            return partial(_cuda_module("movement.movement").bind_joined, self.joins)
+        return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
 
     @cached_property
     def grad_parameters(self) -> tuple[str, ...]:
@@ -328,6 +334,10 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
                      to an operand that was broadcast is summed
     gpu              module of minigraph.kernels.cuda whose function of this name binds the operator where that is no
                      kernel for its expressions; fused kernels take these all the same
+    shows            what its outputs show of the memory of the first input whose values are read: a function of
+                     kernels/cuda/record/views.py from inputs, outputs and attributes to a Buffer for each output. On a
+                     CPU the reference gives a view
+    joins            likewise where each of its inputs lies in its output
     rows             how it works on rows, where it does (Rows)
     """
     if callable(outputs):
