@@ -94,6 +94,7 @@ class OpDef:
         no_need_buffer: Iterable[str] = (),
         read_for: Mapping[str, str] | None = None,
         inplace: Mapping[str, str] | None = None,
+        copies: Mapping[str, str | tuple[str, str]] | None = None,
         strided: Iterable[str] = (),
         cpu: str | None = None,
         gpu: str | None = None,
@@ -109,6 +110,7 @@ class OpDef:
         self.no_need_buffer = frozenset(no_need_buffer)
         self.read_for = dict(read_for or {})
         self.inplace, self.strided = dict(inplace or {}), frozenset(strided)
+        self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins = shows, joins
         self.inputs, self.attrs = _read_signature(reference)
@@ -325,6 +327,8 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the only output slot that is computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
+    copies           {output slot: input slot} that is the same where both have one type; {output slot: (input slot,
+                     another)} where that other one is 1 everywhere
     strided          slots that its GPU kernels read or write by strides: rows of elements side by side, which begin
                      at multiples of 16 bytes
     cpu              "module:function", where the reference would waste memory or time on a CPU

@@ -57,7 +57,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
 
 
-@op(traits={"pointwise"}, cuda="X", gpu="movement.creation")
+@op(traits={"pointwise"}, copies={"Out": "X"}, cuda="X", gpu="movement.creation")
 def assign(X):
     """A copy of X."""
     return X.copy()

@@ -121,6 +121,7 @@ def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndar
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
+    copies={"X_grad": "Out_grad", "Y_grad": "Out_grad"},
     cuda={"X_grad": "Out_grad", "Y_grad": "Out_grad"})  # fmt: skip
 def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
@@ -152,7 +153,7 @@ def _(g, X, Y, Out_grad, *, axis):
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
-    cuda={"X_grad": "Out_grad", "Y_grad": "-Out_grad"})  # fmt: skip
+    copies={"X_grad": "Out_grad"}, cuda={"X_grad": "Out_grad", "Y_grad": "-Out_grad"})  # fmt: skip
 def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -167,7 +168,7 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, None, g.elementwise_sub(_or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y), axis=axis)
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="X * Y")
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, copies={"Out": ("X", "Y")}, cuda="X * Y")
 def elementwise_mul(X, Y, *, axis: int = -1, out=None):
     """X * Y with broadcasting, as elementwise_add."""
     return np.multiply(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -187,6 +188,7 @@ def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis:
 
 @op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, inplace={"X_grad": "Out_grad"},
     traits={"pointwise"},
+    copies={"X_grad": ("Y", "Out_grad"), "Y_grad": ("X", "Out_grad")},
     cuda={"X_grad": "Out_grad * Y", "Y_grad": "Out_grad * X"})  # fmt: skip
 def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
