@@ -118,6 +118,7 @@ class OpDef:
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
+        self.cuda_rows_function: Callable[..., Any] | None = None
         self._check()
 
     def _check(self) -> None:
@@ -167,6 +168,14 @@ class OpDef:
     def samples(self, function: Callable[..., Any]) -> OpDef:
         """Inputs for the tests: `_(rng)` yields (inputs tuple, attrs dict) pairs in float64."""
         self.samples_function = _named(function, self, "samples")
+        return self
+
+    def cuda_rows(self, function: Callable[..., Any]) -> OpDef:
+        """How fused kernels compute a row in registers: `_(r)` writes C++ with a RowText.
+
+        kernels/cuda/fused/row_members.py has RowText. Without one an operator on rows stays alone.
+        """
+        self.cuda_rows_function = _named(function, self, "cuda_rows")
         return self
 
     # what others ask of it
