@@ -13,16 +13,14 @@ larger than 1, feeds whose sizes must differ on one axis) are not checked; `vali
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from minigraph.errors import MinigraphError, VerifyError
-from minigraph.opdef import OpDef
-from minigraph.program import Operator, Parameter, Program, Variable
+from minigraph.opdef.reference import run_reference
+from minigraph.program import Parameter, Program, Variable
 from minigraph.types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
 
 SIZES = (3, 5, 7, 11, 13, 17, 19, 23)  # for an unknown size of axis 0, 1, ...
@@ -106,41 +104,12 @@ def evaluate(program: Program, values: Mapping[str, np.ndarray]) -> Arrays:
     env = dict(values)
     with np.errstate(all="ignore"):
         for op in program.ops:
-            args = [_argument(op, slot.name, slot.variadic, env) for slot in op.opdef.inputs]
-            results = op.opdef.reference(*args, **_keywords(op))
-            if len(op.opdef.outputs) == 1 or not isinstance(results, tuple):
-                results = (results,)
-            for slot, result in zip(op.opdef.outputs, results, strict=True):
-                arrays = result or [] if slot.variadic else [result]
-                env.update(
-                    (v.name, np.asarray(array)) for v, array in zip(op.outputs.get(slot.name, ()), arrays, strict=False)
-                )
+            inputs = {slot: [env[v.name] for v in vs] for slot, vs in op.inputs.items()}
+            wanted = [slot for slot, vs in op.outputs.items() if vs]
+            results = run_reference(op.opdef, inputs, op.attrs, wanted, (1, op.number, 0), lifted=True)
+            for slot in wanted:
+                env.update((v.name, x) for v, x in zip(op.outputs[slot], results.get(slot, ()), strict=False))
     return env
-
-
-def _argument(op: Operator, slot: str, variadic: bool, env: Arrays) -> Any:
-    arrays = [env[v.name] for v in op.inputs.get(slot, ())]
-    return arrays if variadic and arrays else (arrays[0] if arrays else None)
-
-
-def _keywords(op: Operator) -> dict[str, Any]:
-    """Attributes with float types lifted, and what else the reference function takes."""
-    keywords = {
-        name: float64 if op.opdef.attrs[name].kind.startswith("DTypeAttr") and value in FLOATS else value
-        for name, value in op.attrs.items()
-    }
-    taken = _parameters(op.opdef)
-    if "needs" in taken:
-        keywords["needs"] = frozenset(s for s, vs in op.outputs.items() if vs)
-    if "rng" in taken:
-        keywords["rng"] = (1, op.number, 0)
-    if "lifted" in taken:
-        keywords["lifted"] = True
-    return keywords
-
-
-def _parameters(opdef: OpDef) -> Iterable[str]:
-    return inspect.signature(opdef.reference).parameters
 
 
 def distance(a: np.ndarray, b: np.ndarray, floor: float = 1.0) -> float:

@@ -1,7 +1,8 @@
 """What an operator is: its reference function and the facts that hang on it."""
 
 from .attr import DTypeAttr, Floats, Ints, Number, Numbers, Texts
-from .opdef import INJECTED, OPS, Arrays, OpDef, Rows, Slot, get_op, op
+from .opdef import INJECTED, OPS, Arrays, OpDef, Slot, get_op, op
+from .rows import Rows
 
 __all__ = [
     "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",

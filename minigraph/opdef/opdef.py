@@ -23,7 +23,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +39,7 @@ from minigraph.errors import (
 from minigraph.types import TensorType
 
 from .attr import Attr, read_attr
+from .rows import Rows
 
 Arrays = Sequence[np.ndarray]  # annotation of a list slot
 
@@ -51,7 +51,6 @@ TRAITS = {
     "pointwise": "as elementwise, except where an operand was broadcast: its gradient is a sum",
     "uniform": "all elements of the output are equal",
     "commutative": "X and Y may change places",
-    "view": "the outputs show the memory of the first input whose values are read",
     "in_place": "its GPU kernels may write over what `inplace` names, or over any input of the output's type",
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
@@ -71,32 +70,6 @@ class Slot(NamedTuple):
     name: str
     optional: bool = False
     variadic: bool = False
-
-
-class Rows(NamedTuple):
-    """Where an operator works on rows, the last axes of its first input, each for itself.
-
-    start   the first axis of a row from the attributes and the rank; None where other axes are meant
-    row     slots that hold one element for each row
-    column  slots that hold one element for each place in a row
-    sums    output slots that hold sums over all rows, one for each place in a row
-    of      the slot whose last axes they are, where it is not the first input
-    unless  {slot of `row`: attribute with which it holds whole rows}
-    """
-
-    start: Callable[[Mapping[str, Any], int], int | None]
-    row: frozenset[str] = frozenset()
-    column: frozenset[str] = frozenset()
-    sums: frozenset[str] = frozenset()
-    of: str = ""
-    unless: Mapping[str, str] = MappingProxyType({})
-
-    def kind(self, slot: str, attrs: Mapping[str, Any]) -> str:
-        """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the rows' input."""
-        if attrs.get(self.unless.get(slot, "")):
-            return "whole"
-        named = {"row": self.row, "column": self.column, "sum": self.sums}
-        return next((kind for kind, slots in named.items() if slot in slots), "whole")
 
 
 def _without_kernel(op_type: str, *_: Any) -> None:
@@ -121,10 +94,13 @@ class OpDef:
         no_need_buffer: Iterable[str] = (),
         read_for: Mapping[str, str] | None = None,
         inplace: Mapping[str, str] | None = None,
+        copies: Mapping[str, str | tuple[str, str]] | None = None,
         strided: Iterable[str] = (),
         cpu: str | None = None,
         gpu: str | None = None,
         cuda: Any = None,
+        shows: Callable[..., list[Any]] | None = None,
+        joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
     ) -> None:
         self.type = reference.__name__
@@ -134,12 +110,15 @@ class OpDef:
         self.no_need_buffer = frozenset(no_need_buffer)
         self.read_for = dict(read_for or {})
         self.inplace, self.strided = dict(inplace or {}), frozenset(strided)
+        self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
+        self.shows, self.joins = shows, joins
         self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
+        self.cuda_rows_function: Callable[..., Any] | None = None
         self._check()
 
     def _check(self) -> None:
@@ -191,6 +170,14 @@ class OpDef:
         self.samples_function = _named(function, self, "samples")
         return self
 
+    def cuda_rows(self, function: Callable[..., Any]) -> OpDef:
+        """How fused kernels compute a row in registers: `_(r)` writes C++ with a RowText.
+
+        kernels/cuda/fused/row_members.py has RowText. Without one an operator on rows stays alone.
+        """
+        self.cuda_rows_function = _named(function, self, "cuda_rows")
+        return self
+
     # what others ask of it
 
     @cached_property
@@ -232,15 +219,24 @@ class OpDef:
         module, function = self.cpu.split(":")
         return getattr(importlib.import_module(module), function)
 
+    @property
+    def is_expression(self) -> bool:
+        """Whether its GPU kernel is its expressions and nothing else: a thread reads all it needs before it writes."""
+        return self.cuda is not None and self.gpu is None and "pointwise" not in self.traits
+
     @cached_property
     def gpu_bind(self) -> Callable[..., None]:
         """The function that records this operator's calls for CUDAPlace: `bind(binder, ins, outs, attrs)`."""
+        if self.gpu is not None:
+            return getattr(_cuda_module(self.gpu), self.type)
         if self.cuda is not None:
-            bind = "bind_expression" if self.gpu is None else self.type
-            return partial(getattr(_cuda_module(self.gpu or "elementwise.elementwise"), bind), self.cuda)
-        if self.gpu is None:
-            return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
-        return getattr(_cuda_module(self.gpu), self.type)
+            bind = "bind_expression" if self.is_expression else "bind_gradients"
+            return partial(getattr(_cuda_module("elementwise.elementwise"), bind), self.cuda)
+        if self.shows is not None:
+            return partial(_cuda_module("movement.movement").bind_shown, self.shows)
+        if self.joins is not None:
+            return partial(_cuda_module("movement.movement").bind_joined, self.joins)
+        return partial(_without_kernel, self.type)  # refuses where sizes and the user's line are known
 
     @cached_property
     def grad_parameters(self) -> tuple[str, ...]:
@@ -340,14 +336,21 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     no_need_buffer   input slots of which only shape and type are used, never the values
     read_for         {input slot: the only output slot that is computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
+    copies           {output slot: input slot} that is the same where both have one type; {output slot: (input slot,
+                     another)} where that other one is 1 everywhere
     strided          slots that its GPU kernels read or write by strides: rows of elements side by side, which begin
                      at multiples of 16 bytes
     cpu              "module:function", where the reference would waste memory or time on a CPU
     cuda             C++ expression of one element, in which slots and attributes that are numbers are variables
                      and C is the type computed in: "X < C(0) ? C(0) : X"; {output slot: expression} for several
-                     outputs; or a function from attributes to one of these
-    gpu              module of minigraph.kernels.cuda whose function of this name binds all other operators; it is
-                     given `cuda` first, where both stand
+                     outputs; or a function from attributes to one of these. With the trait pointwise what belongs
+                     to an operand that was broadcast is summed
+    gpu              module of minigraph.kernels.cuda whose function of this name binds the operator where that is no
+                     kernel for its expressions; fused kernels take these all the same
+    shows            what its outputs show of the memory of the first input whose values are read: a function of
+                     kernels/cuda/record/views.py from inputs, outputs and attributes to a Buffer for each output. On a
+                     CPU the reference gives a view
+    joins            likewise where each of its inputs lies in its output
     rows             how it works on rows, where it does (Rows)
     """
     if callable(outputs):

@@ -114,7 +114,8 @@ WHERE_SHAPES = (
 )  # fmt: skip
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, gpu="elementwise.elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"},
+    cuda={"X_grad": "Condition ? Out_grad : C(0)", "Y_grad": "Condition ? C(0) : Out_grad"})  # fmt: skip
 def where_grad(Condition, X, Y, Out_grad, *, needs=("X_grad", "Y_grad")):
     """Out_grad where Condition, and where not Condition, summed to the shapes of X and Y."""
     return (

@@ -39,7 +39,7 @@ def _(rng):
     yield (), {"shape": (0, 2), "value": True, "dtype": "bool"}
 
 
-@op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, gpu="movement.creation")
+@op(traits={"nondifferentiable", "uniform", "pointwise"}, no_need_buffer={"X"}, cuda="value", gpu="movement.creation")
 def fill_any_like(X, *, value: Number = 0.0, dtype: DTypeAttr | None = None):
     """An array shaped like X with every element equal to `value`; X's type unless dtype is given."""
     return np.full(X.shape, value, dtype or X.dtype)
@@ -57,7 +57,7 @@ def _(rng):
     yield (rng.normal(size=()),), {"value": 2, "dtype": "int32"}
 
 
-@op(traits={"pointwise"}, gpu="movement.creation")
+@op(traits={"pointwise"}, copies={"Out": "X"}, cuda="X", gpu="movement.creation")
 def assign(X):
     """A copy of X."""
     return X.copy()

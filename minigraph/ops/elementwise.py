@@ -121,7 +121,8 @@ def _handed_on(grad: np.ndarray, shape: tuple[int, ...], axis: int, out: np.ndar
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
-    gpu="elementwise.elementwise")  # fmt: skip
+    copies={"X_grad": "Out_grad", "Y_grad": "Out_grad"},
+    cuda={"X_grad": "Out_grad", "Y_grad": "Out_grad"})  # fmt: skip
 def elementwise_add_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad summed to the shapes of X and Y; of X and Y only the shapes are used."""
     x_out, y_out = out or (None, None)
@@ -152,7 +153,7 @@ def _(g, X, Y, Out_grad, *, axis):
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"}, no_need_buffer={"X", "Y"}, inplace={"X_grad": "Out_grad"},
-    gpu="elementwise.elementwise")  # fmt: skip
+    copies={"X_grad": "Out_grad"}, cuda={"X_grad": "Out_grad", "Y_grad": "-Out_grad"})  # fmt: skip
 def elementwise_sub_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad and -Out_grad, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -167,7 +168,7 @@ def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, None, g.elementwise_sub(_or_zeros(g, X_grad_grad, X), _or_zeros(g, Y_grad_grad, Y), axis=axis)
 
 
-@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="X * Y")
+@op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, copies={"Out": ("X", "Y")}, cuda="X * Y")
 def elementwise_mul(X, Y, *, axis: int = -1, out=None):
     """X * Y with broadcasting, as elementwise_add."""
     return np.multiply(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -186,7 +187,9 @@ def _product(grad: np.ndarray, factor: np.ndarray, shape: tuple[int, ...], axis:
 
 
 @op("X_grad?, Y_grad?", read_for={"X": "Y_grad", "Y": "X_grad"}, inplace={"X_grad": "Out_grad"},
-    traits={"pointwise"}, gpu="elementwise.elementwise")  # fmt: skip
+    traits={"pointwise"},
+    copies={"X_grad": ("Y", "Out_grad"), "Y_grad": ("X", "Out_grad")},
+    cuda={"X_grad": "Out_grad * Y", "Y_grad": "Out_grad * X"})  # fmt: skip
 def elementwise_mul_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad * Y and Out_grad * X, summed to the shapes of X and Y."""
     x_out, y_out = out or (None, None)
@@ -228,7 +231,8 @@ def _(g, X, Y, Out, Out_grad, *, axis):
 
 
 @op("X_grad?, Y_grad?", no_need_buffer={"X"}, read_for={"Out": "Y_grad"}, inplace={"X_grad": "Out_grad"},
-    traits={"pointwise"}, gpu="elementwise.elementwise")  # fmt: skip
+    traits={"pointwise"},
+    cuda={"X_grad": "Out_grad / Y", "Y_grad": "-(Out_grad / Y * Out)"})  # fmt: skip
 def elementwise_div_grad(X, Y, Out, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad"), out=None):
     """Out_grad / Y and -Out_grad * Out / Y, summed to the shapes of X and Y."""
     x_out = out[0] if out and X.shape == Out_grad.shape else None
@@ -248,7 +252,7 @@ def _(g, X, Y, Out, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, axis):
     return None, Y_grad, g.scale(to_out, scale=-1.0), to_grad
 
 
-@op(traits={"elementwise", "reports"}, inplace={"Out": "X"}, gpu="elementwise.elementwise")
+@op(traits={"elementwise", "reports"}, inplace={"Out": "X"}, cuda="power(X, Y)", gpu="elementwise.elementwise")
 def elementwise_pow(X, Y, *, axis: int = -1, out=None):
     """X ** Y with broadcasting as elementwise_add; ints to negative powers are refused."""
     return np.power(X, align(Y, X.ndim, axis), out=out[0] if out else None)
@@ -259,7 +263,10 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_pow_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise.elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"}, cuda={
+    "X_grad": "Out_grad * (Y == C(0) ? C(0) : Y * power(X, Y - C(1)))",
+    "Y_grad": "Out_grad * power(X, Y) * log(X == C(0) && Y >= C(0) ? C(1) : X)",
+})
 def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad * Y * X^(Y-1) and Out_grad * X^Y * log(X), summed to the shapes of X and Y.
 
@@ -308,7 +315,8 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_max_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise.elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"},
+    cuda={"X_grad": "Y <= X ? Out_grad : C(0)", "Y_grad": "Y <= X ? C(0) : Out_grad"})  # fmt: skip
 def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) <= X, X, Y, Out_grad, axis, needs)
@@ -330,7 +338,8 @@ def _(g, X, Y, Out_grad, *, axis):
     return g.elementwise_min_grad(X, Y, Out_grad, axis=axis)
 
 
-@op("X_grad?, Y_grad?", traits={"pointwise"}, gpu="elementwise.elementwise")
+@op("X_grad?, Y_grad?", traits={"pointwise"},
+    cuda={"X_grad": "Y >= X ? Out_grad : C(0)", "Y_grad": "Y >= X ? C(0) : Out_grad"})  # fmt: skip
 def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
     """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
     return _chosen(align(Y, X.ndim, axis) >= X, X, Y, Out_grad, axis, needs)

@@ -15,8 +15,8 @@ import numpy as np
 
 from minigraph.errors import MinigraphError
 from minigraph.opdef import Arrays, Texts, op
-from minigraph.opdef.body import Member, fused_body, infer_body, output_names, parse_body
-from minigraph.types import FLOATS, bfloat16, float16, float32, float64
+from minigraph.opdef.body import Member, infer_body, output_names, parse_body
+from minigraph.opdef.reference import run_reference
 
 from .elementwise import draw
 
@@ -24,8 +24,8 @@ Env = dict[str, np.ndarray]
 
 
 @op(
-    "Out*", no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks", gpu="fused.fused",
-    cuda=fused_body,
+    "Out*", traits={"in_place"}, no_need_buffer={"Like"}, cpu="minigraph.kernels.cpu.fused_blocks:in_blocks",
+    gpu="fused.fused",
 )  # fmt: skip
 def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0, 0), lifted=False):  # type: ignore[assignment]
     """The operators of `body` one after the other; the outputs are y0, y1, ...
@@ -54,35 +54,14 @@ def _named(X: Sequence[np.ndarray], Like: Sequence[np.ndarray] | None) -> Env:
 def _run(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
     """Evaluate all members in `env`."""
     for m in members:
-        injected = m.opdef.injected_by_reference
-        keywords: dict[str, Any] = dict(m.attrs)
-        if lifted:
-            keywords = {n: float64 if isinstance(v, np.dtype) and v in FLOATS else v for n, v in keywords.items()}
-        if "needs" in injected:
-            keywords["needs"] = frozenset(m.outputs)
-        if "rng" in injected:
-            keywords["rng"] = (rng[0], m.number, *rng[2:])
-        args = [_argument(m.inputs.get(s.name), s.variadic, env) for s in m.opdef.inputs]
+        inputs = {slot: [env[name] for name in names] for slot, names in m.inputs.items()}
         try:
-            results = m.opdef.reference(*args, **keywords)
+            results = run_reference(m.opdef, inputs, m.attrs, m.outputs, (rng[0], m.number, *rng[2:]), lifted)
         except MinigraphError as problem:
             problem.fact += f", in {m.opdef.type}"
             raise
-        if len(m.opdef.outputs) == 1 or not isinstance(results, tuple):
-            results = (results,)
-        for slot, result in zip(m.opdef.output_names, results, strict=True):
-            for name in m.outputs.get(slot, ()):
-                env[name] = np.asarray(result)
-
-
-def _argument(names: list[str] | None, variadic: bool, env: Env) -> Any:
-    arrays = [_computed(env[name]) for name in names or ()]
-    return arrays if variadic else (arrays[0] if arrays else None)
-
-
-def _computed(x: np.ndarray) -> np.ndarray:
-    """16-bit floats are storage."""
-    return x.astype(float32) if x.dtype in (float16, bfloat16) else x
+        for slot, names in m.outputs.items():
+            env.update(zip(names, results[slot], strict=True))
 
 
 @fused_elementwise.samples

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, KernelError, require
+from minigraph.kernels.cuda.record.views import sliced
 from minigraph.opdef import DTypeAttr, Ints, op
 from minigraph.types import INTS, TensorType, float32, normalize_axes, normalize_axis
 
@@ -34,7 +35,7 @@ def without(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(s for axis, s in enumerate(shape) if axis not in dropped)
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=sliced)
 def slice(
     X, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None = None, decrease_axes: Ints = ()
 ):  # fmt: skip

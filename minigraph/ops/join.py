@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.kernels.cuda.record.views import cut, joined, joined_from, stacked
 from minigraph.opdef import Arrays, Ints, op
 from minigraph.types import TensorType, normalize_axis
 
@@ -24,7 +25,7 @@ def merged_shape(X: list[TensorType], but: int | None = None) -> list[int]:
     return merged
 
 
-@op(gpu="movement.movement")
+@op(joins=joined)
 def concat(X: Arrays, *, axis: int = 0, out=None):
     """X[0], X[1], ... joined along `axis`; all other sizes are equal."""
     return np.concatenate(X, axis=axis, out=out[0] if out else None)
@@ -52,7 +53,7 @@ def _(rng):
     yield ([rng.normal(size=(2, 0)), rng.normal(size=(2, 3))],), {"axis": 1}
 
 
-@op("X_grad*", traits={"view"}, no_need_buffer={"X"}, gpu="movement.movement")
+@op("X_grad*", no_need_buffer={"X"}, shows=joined_from)
 def concat_grad(X: Arrays, Out_grad, *, axis: int = 0):
     """The pieces of Out_grad that came from each of X; views."""
     return np.split(Out_grad, np.cumsum([x.shape[axis] for x in X])[:-1], axis=axis)
@@ -93,7 +94,7 @@ def section_sizes(size: int, sections: tuple[int, ...] | None, num: int | None) 
     return [size - given if s == -1 else s for s in sizes]
 
 
-@op("Out*", traits={"view"}, gpu="movement.movement")
+@op("Out*", shows=cut)
 def split(X, *, sections: Ints | None = None, num: int | None = None, axis: int = 0):
     """X cut along `axis`: into pieces of the sizes `sections` (one may be -1), or into `num` equal ones; views.
 
@@ -123,7 +124,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"num": 2}
 
 
-@op(gpu="movement.movement")
+@op(joins=stacked)
 def stack(X: Arrays, *, axis: int = 0, out=None):
     """X[0], X[1], ... of one shape, joined along a new axis at place `axis` of the result."""
     return np.stack(X, axis=axis, out=out[0] if out else None)

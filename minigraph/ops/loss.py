@@ -99,6 +99,26 @@ def softmax_with_cross_entropy(
     return np.divide(shifted, total, out=shifted), Loss
 
 
+@softmax_with_cross_entropy.cuda_rows
+def _(r):
+    x, soft = r.read("Logits"), r.attrs["soft_label"]
+    r.total("most", x, "max")
+    power = f"exp({x} - most)"
+    if "Softmax" in r.outs:
+        r.lines.append(f"C e[N]; ALL e[i] = {power};")
+        power = "e[i]"
+    if soft:
+        w = r.read("Label")
+        r.total("sum", power)
+        r.totals({"weight": w, "own": f"{w} == C(0) ? C(0) : {w} * ({x} - most)"})
+        r.once("Loss", "log(sum) * weight - own")
+    else:
+        r.find_label()
+        r.totals({"sum": power, "own": f"{r.IS_LABEL} ? {x} - most : C(0)"})
+        r.once("Loss", "label < 0 ? C(0) : log(sum) - own")
+    r.each("Softmax", "e[i] / sum")
+
+
 @softmax_with_cross_entropy.infer
 def _(Logits, Label, *, soft_label, ignore_index, axis):
     axis = require_scores("Logits", Logits, axis)
@@ -158,6 +178,18 @@ def softmax_with_cross_entropy_grad(
     if kept is not None:
         np.copyto(result, 0, where=~np.expand_dims(kept, axis))
     return result
+
+
+@softmax_with_cross_entropy_grad.cuda_rows
+def _(r):
+    p, seed = r.read("Softmax"), r.read("Loss_grad")
+    if r.attrs["soft_label"]:
+        w = r.read("Label")
+        r.total("weight", w)
+        r.each("Logits_grad", f"({p} * weight - {w}) * {seed}")
+    else:
+        r.find_label()
+        r.each("Logits_grad", f"label < 0 ? C(0) : ({r.IS_LABEL} ? {p} - C(1) : {p}) * {seed}")
 
 
 @softmax_with_cross_entropy_grad.infer

@@ -51,6 +51,19 @@ def layer_norm(X, Scale=None, Bias=None, *, begin_norm_axis: int = 1, epsilon: f
     return y.reshape(X.shape), mean, variance
 
 
+@layer_norm.cuda_rows
+def _(r):
+    x, scale, bias = r.read("X"), r.read("Scale"), r.read("Bias")
+    r.total("sum", x)
+    r.lines.append(f"const C mean = sum / C({r.n});")
+    r.total("squares", f"({x} - mean) * ({x} - mean)")
+    epsilon = r.literal(r.attrs["epsilon"])
+    r.lines.append(f"const C variance = squares / C({r.n}), inverse = C(1) / sqrt(variance + {epsilon});")
+    r.each("Y", f"({x} - mean) * inverse" + f" * {scale}" * bool(scale) + f" + {bias}" * bool(bias))
+    r.once("Mean", "mean")
+    r.once("Variance", "variance")
+
+
 @layer_norm.infer
 def _(X, Scale, Bias, *, begin_norm_axis, epsilon):
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
@@ -124,6 +137,29 @@ def layer_norm_grad(
             X_grad += n / inverse * (2 * Variance_grad / size)[:, None]
         X_grad = X_grad.reshape(X.shape)
     return X_grad, Scale_grad, Bias_grad
+
+
+@layer_norm_grad.cuda_rows
+def _(r):
+    x, dy, scale = r.read("X"), r.read("Y_grad"), r.read("Scale")
+    epsilon, n = r.literal(r.attrs["epsilon"]), f"C({r.n})"
+    r.lines.append(
+        f"const C mean = {r.read('Mean')}, inverse = inside ? C(1) / sqrt({r.read('Variance')} + {epsilon}) : C(0);"
+    )
+    h, d = f"(({x} - mean) * inverse)", f"({dy} * {scale})" if scale else dy
+    if "Scale_grad" in r.outs:
+        r.lines.append(f"ALL if (VALID(i)) {r.outs['Scale_grad']}[i] += {dy} * {h};")
+    if "Bias_grad" in r.outs:
+        r.lines.append(f"ALL if (VALID(i)) {r.outs['Bias_grad']}[i] += {dy};")
+    if "X_grad" not in r.outs:
+        return
+    r.totals({"sum": d, "product": f"{d} * {h}"})
+    mean_grad, variance_grad = r.read("Mean_grad"), r.read("Variance_grad")
+    constant = f"-(sum / {n}) * inverse" + f" + {mean_grad} / {n}" * bool(mean_grad)
+    slope = f"-(product / {n}) * inverse * inverse" + f" + C(2) * {variance_grad} / {n}" * bool(variance_grad)
+    r.lines.append(f"const C constant = {constant}, slope = {slope};")
+    # Linear in d and in x - mean, as the kernel in rows/norm.cu: (d - sum - h * product) * inverse rounds d twice more.
+    r.each("X_grad", f"{d} * inverse + (({x} - mean) * slope + constant)")
 
 
 @layer_norm_grad.infer

@@ -168,7 +168,13 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {}
 
 
-@op("X_grad", traits={"pointwise"}, inplace={"X_grad": "Out_grad"}, gpu="elementwise.random")
+def _dropout_slope(attrs):
+    return f"Mask ? Out_grad * C({dropout_scale(attrs['p'], attrs['mode'])!r}) : C(0)"
+
+
+@op(
+    "X_grad", traits={"pointwise"}, inplace={"X_grad": "Out_grad"}, cuda=_dropout_slope, gpu="elementwise.random"
+)  # fmt: skip
 def dropout_grad(Mask, Out_grad, *, p: float = 0.5, mode: str = "upscale_in_train", out=None):
     """Out_grad scaled as X was, zero where Mask is 0."""
     return masked(Out_grad, Mask, p, mode, out[0] if out else None)

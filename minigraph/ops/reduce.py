@@ -92,6 +92,12 @@ def reduce_sum(X, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     return np.sum(X, axis=axis, keepdims=keepdim, dtype=dtype, out=out[0] if out else None)
 
 
+@reduce_sum.cuda_rows
+def _(r):
+    r.total("result", r.read("X"))
+    r.once("Out", "result")
+
+
 @reduce_sum.grad
 def _(g, X, Out_grad, *, axis, keepdim):
     return g.reduce_sum_grad(X, Out_grad, axis=axis, keepdim=keepdim)
@@ -101,6 +107,11 @@ def _(g, X, Out_grad, *, axis, keepdim):
 def reduce_sum_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad, spread over X's shape."""
     return _spread(Out_grad, X.shape, axis, out)
+
+
+@reduce_sum_grad.cuda_rows
+def _(r):
+    r.each("X_grad", r.read("Out_grad"))
 
 
 @reduce_sum_grad.grad
@@ -121,6 +132,12 @@ def _count(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> int:
     return int(np.prod([shape[a] for a in normalize_axes(axis, len(shape))], dtype=int))
 
 
+@reduce_mean.cuda_rows
+def _(r):
+    r.total("result", r.read("X"))
+    r.once("Out", f"result / C({r.n})")
+
+
 @reduce_mean.infer
 def _(X, *, axis, keepdim):
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError, "cast it first")
@@ -136,6 +153,11 @@ def _(g, X, Out_grad, *, axis, keepdim):
 def reduce_mean_grad(X, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, out=None):
     """Out_grad / (number of elements in each mean), spread over X's shape."""
     return _spread(Out_grad / X.dtype.type(max(_count(X.shape, axis), 1)), X.shape, axis, out)
+
+
+@reduce_mean_grad.cuda_rows
+def _(r):
+    r.each("X_grad", f"{r.read('Out_grad')} / C({r.n})")
 
 
 @reduce_mean_grad.grad
@@ -199,6 +221,11 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
     extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
     forward = op(gpu="elementwise.reduce", rows=ROWS)(extremum)
     backward = op("X_grad", gpu="elementwise.reduce")(extremum_grad)
+
+    @forward.cuda_rows
+    def _(r):
+        r.total("result", r.read("X"), name.removeprefix("reduce_"))
+        r.once("Out", "result")
 
     @forward.infer
     def _(X, *, axis, keepdim):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from minigraph.errors import require
+from minigraph.kernels.cuda.record.views import transposed, turned_back, whole
 from minigraph.opdef import Ints, op
 from minigraph.types import normalize_axes, normalize_axis, normalize_shape
 
@@ -39,7 +40,7 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sizes[axis] if s == 0 else left if s == -1 else s for axis, s in enumerate(shape))
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=whole)
 def reshape(X, *, shape: Ints):
     """X with its elements, in row-major order, in another shape.
 
@@ -70,7 +71,7 @@ def _(rng):
     yield (rng.normal(size=(3, 0)),), {"shape": (-1, 3)}
 
 
-@op("X_grad", traits={"view"}, no_need_buffer={"X"}, gpu="movement.movement")
+@op("X_grad", no_need_buffer={"X"}, shows=whole)
 def reshape_grad(X, Out_grad):
     """Out_grad in the shape of X: the gradient of reshape, squeeze, unsqueeze and flatten."""
     return Out_grad.reshape(X.shape)
@@ -95,7 +96,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)), rng.normal(size=(3, 0, 2))), {}
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=transposed, joins=turned_back)
 def transpose(X, *, perm: Ints):
     """X with its axes in the order `perm`: axis i of Out is axis perm[i] of X; a view."""
     return np.transpose(X, perm)
@@ -122,7 +123,7 @@ def _(rng):
     yield (rng.normal(size=(0, 3)),), {"perm": (1, 0)}
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=whole)
 def squeeze(X, *, axes: Ints | None = None):
     """X without the axes `axes`, all of size 1; None drops every axis of size 1.
 
@@ -168,7 +169,7 @@ def unsqueezed(sizes: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]
     return tuple(1 if axis in new else next(rest) for axis in range(ndim))
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=whole)
 def unsqueeze(X, *, axes: Ints):
     """X with axes of size 1 inserted; `axes` are their places in the result, as in NumPy and ONNX."""
     return X.reshape(unsqueezed(X.shape, axes))
@@ -204,7 +205,7 @@ def flattened(sizes: tuple[int, ...], start_axis: int, stop_axis: int) -> tuple[
     return (*sizes[:start], whole, *sizes[stop + 1 :])
 
 
-@op(traits={"view"}, gpu="movement.movement")
+@op(shows=whole)
 def flatten(X, *, start_axis: int = 0, stop_axis: int = -1):
     """X with the axes from start_axis to stop_axis made one; a scalar becomes [1].
 

@@ -37,6 +37,15 @@ def softmax(X, *, axis: int = -1, out=None):
     return np.divide(out, out.sum(axis=axis, keepdims=True), out=out)
 
 
+@softmax.cuda_rows
+def _(r):
+    x = r.read("X")
+    r.total("most", x, "max")
+    r.lines.append(f"C e[N]; ALL e[i] = exp({x} - most);")
+    r.total("sum", "e[i]")
+    r.each("Out", "e[i] / sum")
+
+
 @softmax.infer
 def _(X, *, axis):
     require_scores("X", X, axis)
@@ -64,6 +73,12 @@ def softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     total = (Out * Out_grad).sum(axis=axis, keepdims=True)
     out = np.subtract(Out_grad, total, out=out[0] if out else None)
     return np.multiply(out, Out, out=out)
+
+
+@softmax_grad.cuda_rows
+def _(r):
+    r.total("product", f"{r.read('Out')} * {r.read('Out_grad')}")
+    r.each("X_grad", f"{r.read('Out')} * ({r.read('Out_grad')} - product)")
 
 
 @softmax_grad.infer
@@ -96,6 +111,15 @@ def log_softmax(X, *, axis: int = -1, out=None):
     return np.subtract(out, np.log(np.exp(out).sum(axis=axis, keepdims=True)), out=out)
 
 
+@log_softmax.cuda_rows
+def _(r):
+    x = r.read("X")
+    r.total("most", x, "max")
+    r.total("sum", f"exp({x} - most)")
+    r.lines.append("const C logarithm = log(sum);")
+    r.each("Out", f"{x} - most - logarithm")
+
+
 @log_softmax.infer
 def _(X, *, axis):
     require_scores("X", X, axis)
@@ -121,6 +145,12 @@ def log_softmax_grad(Out, Out_grad, *, axis: int = -1, out=None):
     scaled = np.exp(Out, out=out[0] if out else None)
     np.multiply(scaled, Out_grad.sum(axis=axis, keepdims=True), out=scaled)
     return np.subtract(Out_grad, scaled, out=scaled)
+
+
+@log_softmax_grad.cuda_rows
+def _(r):
+    r.total("sum", r.read("Out_grad"))
+    r.each("X_grad", f"{r.read('Out_grad')} - exp({r.read('Out')}) * sum")
 
 
 @log_softmax_grad.infer

@@ -25,10 +25,11 @@ import numpy as np
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
+from minigraph.opdef.reference import computed, run_reference
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import Refused, require
-from minigraph.types import TensorType, bfloat16, float16, float32, normalize_axes
+from minigraph.types import TensorType, normalize_axes
 
 RULE = "Constant"
 LITERAL, EVALUATED = 256, 1 << 16  # elements
@@ -89,7 +90,7 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
     values = {}
     for slot, results in _computed(op, inputs, attrs).items():
         for v, result, t in zip(op.outputs.get(slot, ()), results, types[slot], strict=False):
-            values[v] = _compact(np.asarray(result).astype(t.dtype), t)
+            values[v] = _compact(result.astype(t.dtype), t)
     return values
 
 
@@ -102,29 +103,19 @@ def _is_spread(op: OpNode, known: dict[VarNode, np.ndarray]) -> bool:
 def _spread(op: OpNode, grad: np.ndarray) -> np.ndarray:
     """The number that the operator writes, a share of it for a mean, computed as the reference does."""
     x, axis = op.inputs["X"][0].type, op.attrs["axis"]
-    share = (grad.astype(float32) if grad.dtype in (float16, bfloat16) else grad)[(0,) * grad.ndim]
+    share = computed(grad)[(0,) * grad.ndim]
     if op.type == "reduce_mean_grad":
         share = share / share.dtype.type(math.prod(x.shape[a] for a in normalize_axes(axis, x.ndim)))
     return np.broadcast_to(np.asarray(share).astype(x.dtype), x.shape)
 
 
 def _computed(op: OpNode, inputs: dict[str, list[np.ndarray]], attrs: dict[str, Any]) -> dict[str, list[Any]]:
-    """{output slot: arrays} from the reference function, 16-bit floats lifted to float32."""
-    args = []
-    for slot in op.opdef.inputs:
-        given = [a.astype(float32) if a.dtype in (float16, bfloat16) else a for a in inputs.get(slot.name, ())]
-        args.append(given if slot.variadic and given else given[0] if given else None)
+    """{output slot: arrays}; refuses where computing them fails."""
     try:
         with np.errstate(all="ignore"):
-            results = op.opdef.reference(*args, **attrs)
+            return run_reference(op.opdef, inputs, attrs, op.outputs)
     except (MinigraphError, ValueError, IndexError, OverflowError) as problem:
         raise Refused(f"it fails: {problem.fact if isinstance(problem, MinigraphError) else problem}") from None
-    results = results if isinstance(results, tuple) and len(op.opdef.outputs) > 1 else (results,)
-    return {
-        slot.name: list(result) if slot.variadic else [result]
-        for slot, result in zip(op.opdef.outputs, results, strict=True)
-        if result is not None
-    }
 
 
 def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: str) -> Applied:

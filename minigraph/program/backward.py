@@ -16,7 +16,7 @@ from typing import Any
 from minigraph.errors import ProgramError, call_site, raise_unknown, require, shortened
 from minigraph.types import TensorType
 
-from .builder import Builder, GradNeeds, grads_by_input, link_slot, whole, writers
+from .builder import Builder, GradNeeds, rule_gradients, whole
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
 from .variable import check_is_of
@@ -194,14 +194,12 @@ class _Differentiation:
         needs = frozenset(s for s, vs in op.inputs.items() if any(id(v) in active for v in vs))
         with self.program.emitting("backward", forward=op, site=op.site):
             g = _GradBuilder(self.block, needs)
-            kept = [self._kept(g, op, name, grads_of_outputs) for name in opdef.grad_parameters]
-            result = opdef.grad_function(g, *kept, **op.attrs)
-        contributed, written = set(), writers(g.emitted)
-        for slot, variable, grad in grads_by_input(op.inputs, opdef.inputs, result):
-            if grad is not None and id(variable) in active:
-                link_slot(written, slot, grad)
-                self._contribute(variable, grad)
-                contributed.add(id(grad))
+            found = rule_gradients(
+                g, op, lambda name: self._kept(g, op, name, grads_of_outputs), lambda v: id(v) in active
+            )
+        contributed = {id(grad) for _, grad in found}
+        for variable, grad in found:
+            self._contribute(variable, grad)
         for v in (v for new in g.emitted for v in new.output_vars):  # what the rule computed on the way
             if _is_new(v) and id(v) not in contributed:
                 base = next(iter(op.output_vars)).grad_name

@@ -6,12 +6,12 @@ a Block, passes use `GraphBuilder` of `passes/engine/rule.py`, which has the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from minigraph.errors import ProgramError, require
-from minigraph.opdef import Slot, get_op
+from minigraph.opdef import get_op
 from minigraph.types import TensorType
 
 from . import unique_name
@@ -121,30 +121,33 @@ def as_variable(value: Any, what: str) -> Variable:
     return value
 
 
-def grads_by_input(
-    inputs: Mapping[str, Sequence[Any]], slots: Sequence[Slot], result: Any
-) -> list[tuple[str, Any, Any]]:
-    """(slot, input, gradient) triples from the result of a gradient rule."""
-    if not isinstance(result, tuple):
-        result = (result,)
-    triples = []
-    for slot, grads in zip(slots, result, strict=False):
-        variables = inputs.get(slot.name, [])
-        grads = grads if isinstance(grads, list) else [grads] * bool(variables)
-        triples += [(slot.name, v, g) for v, g in zip(variables, grads, strict=True)]
-    return triples
+def rule_gradients(
+    g: Any, op: Any, keep: Callable[[str], Any], wanted: Callable[[Any], bool]
+) -> list[tuple[Any, Any]]:
+    """Ask the gradient rule of `op`: (input, gradient) for the inputs that are wanted.
 
+    An operator that the rule emitted remembers whose gradient it writes, where its slots do not say so.
 
-def writers(emitted: Sequence[Any]) -> dict[int, tuple[Any, str]]:
-    """id of a variable -> (the operator that wrote it last, its output slot)."""
-    return {id(v): (op, output) for op in emitted for output, variables in op.outputs.items() for v in variables}
-
-
-def link_slot(written: Mapping[int, tuple[Any, str]], slot: str, grad: Any) -> None:
-    """Record on the operator that wrote `grad` that it is the gradient of `slot`."""
-    op, output = written.get(id(grad), (None, ""))
-    if op is not None and (op.type != f"{op.forward.type}_grad" or gradient_slot(output) != slot):
-        op.grad_slot = slot
+    g     emits operators of a Program or a Graph
+    keep  gives what the rule keeps for backward, by the names of its parameters
+    """
+    opdef, found = op.opdef, []
+    assert opdef.grad_function is not None
+    result = opdef.grad_function(g, *[keep(name) for name in opdef.grad_parameters], **op.attrs)
+    written = {id(v): (new, output) for new in g.emitted for output, vs in new.outputs.items() for v in vs}
+    for slot, grads in zip(opdef.inputs, result if isinstance(result, tuple) else (result,), strict=False):
+        inputs = op.inputs.get(slot.name, [])
+        grads = grads if isinstance(grads, list) else [grads] * bool(inputs)
+        for v, grad in zip(inputs, grads, strict=True):
+            if grad is None or not wanted(v):
+                continue
+            writer, output = written.get(id(grad), (None, ""))
+            if writer is not None and (
+                writer.type != f"{writer.forward.type}_grad" or gradient_slot(output) != slot.name
+            ):
+                writer.grad_slot = slot.name
+            found.append((v, grad))
+    return found
 
 
 def gradient_slot(output: str) -> str:

@@ -88,7 +88,7 @@ def show_views(schedule: Schedule) -> list[tuple[int, str]]:
     """Let the values show the memory of others that NumPy computes without a copy."""
     for step in schedule.steps:
         viewed = next((i for i in step.inputs if isinstance(i, int)), None)
-        if viewed is not None and "view" in step.op.opdef.traits:
+        if viewed is not None and step.op.opdef.shows is not None:
             for i in step.written:
                 schedule.values[i].root = schedule.values[viewed].root
     return []

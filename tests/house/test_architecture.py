@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "kernels.cuda.optimizer": "errors types kernels.updates kernels.trace kernels.cuda.record kernels.cuda.elementwise",
     "kernels.cuda.matmul": "errors types opdef kernels.cuda.record kernels.cuda.elementwise kernels.cuda.tensor_cores",
     "kernels.cuda.rows": "errors types kernels.chunks kernels.cuda.record kernels.cuda.elementwise kernels.cuda.matmul",
-    "kernels.cuda.fused": "errors types kernels.cuda.record kernels.cuda.elementwise kernels.cuda.matmul"
+    "kernels.cuda.fused": "errors types opdef kernels.cuda.record kernels.cuda.elementwise kernels.cuda.matmul"
         " kernels.cuda.rows",
     "kernels.cuda.attention": "errors types kernels.cpu kernels.cuda.record kernels.cuda.elementwise"
         " kernels.cuda.movement kernels.cuda.tensor_cores",

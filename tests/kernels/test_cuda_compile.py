@@ -165,7 +165,8 @@ KERNELS = [name for name, opdef in OPS.items() if not opdef.traits & {"side_effe
 
 @pytest.mark.parametrize("opdef", list(OPS.values()), ids=lambda o: o.type)
 def test_operator_has_a_gpu_form(opdef):
-    assert (opdef.gpu is None and opdef.cuda is None) == (opdef.type in NO_GPU_FORM)
+    forms = opdef.gpu, opdef.cuda, opdef.shows, opdef.joins
+    assert all(form is None for form in forms) == (opdef.type in NO_GPU_FORM)
     assert opdef.type in NO_GPU_FORM or callable(opdef.gpu_bind)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-import minigraph.ops.fused_elementwise as fused
 from minigraph import static
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
@@ -280,7 +279,7 @@ fetch u"""
         for expected, found in zip(a, b, strict=True):
             np.testing.assert_array_equal(found, expected)
     types = tuple(tensor_type(s, float64) for s in ((1, 8), (5, 8)))
-    layout = fused.fused_body(fused_ops(after)[0].attrs["body"], types).layout
+    layout = bodies.fused_body(fused_ops(after)[0].attrs["body"], types).layout
     assert isinstance(layout, str) and "has shape [1, 8], others [5, 8]" in layout  # member by member
 
 
@@ -303,7 +302,7 @@ def test_dropout_of_a_smaller_shape_draws_for_its_own(spelling, rows, small_bloc
     if rows is None and spelling is not row_means:  # whose shape is known to be another one
         assert "dropout" in body
         types = tuple(tensor_type(feeds[v.name].shape, float64) for v in op.inputs["X"])
-        layout = fused.fused_body(op.attrs["body"], types).layout
+        layout = bodies.fused_body(op.attrs["body"], types).layout
         assert isinstance(layout, str) and layout.startswith("dropout draws for [1, 24], others compute"), layout
     else:
         assert "dropout" not in body

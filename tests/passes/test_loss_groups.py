@@ -10,7 +10,6 @@ from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.errors import KernelError, MinigraphError
 from minigraph.ir.text import parse
-from minigraph.kernels.cuda.fused import row_members
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.compile import compile_source
@@ -417,14 +416,13 @@ def test_planted_defects_are_seen(plant, monkeypatch):
     [("label < 0 ? C(0) : (", "(", "ignored"), ("* WIDTH + i % WIDTH == label", "* WIDTH == label", "mean")],
 )
 def test_planted_defects_of_a_kernel_are_seen(text, wrong, kind, monkeypatch):
-    for function in ("_softmax_with_cross_entropy", "_softmax_with_cross_entropy_grad"):
-        original = getattr(row_members, function)
+    for op_type in ("softmax_with_cross_entropy", "softmax_with_cross_entropy_grad"):
 
-        def planted(r, original=original):
+        def planted(r, original=OPS[op_type].cuda_rows_function):
             original(r)
             r.lines[:] = [line.replace(text, wrong) for line in r.lines]
 
-        monkeypatch.setitem(row_members.ROW_MEMBERS, function[1:], planted)
+        monkeypatch.setattr(OPS[op_type], "cuda_rows_function", planted)
     step = cross_entropy_step(kind, "float64", (37, 10))
     right, found, _ = generated(step, compiled(step), {})
     errors = [np.abs(found[name].astype(float) - right[name].astype(float)).max() for name in found]

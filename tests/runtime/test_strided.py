@@ -10,8 +10,9 @@ from minigraph import cuda
 from minigraph.kernels.cuda.movement.movement import place
 from minigraph.kernels.cuda.record.buffer import Buffer, in_one_piece, rows_apart
 from minigraph.kernels.cuda.record.call import every_call
-from minigraph.kernels.cuda.record.views import JOINED, SHOWN, reshaped, unfit
+from minigraph.kernels.cuda.record.views import reshaped, unfit
 from minigraph.nn.functional.attention import attend
+from minigraph.opdef import OPS
 from minigraph.ops.attention import memory_efficient_attention
 from minigraph.program import Program
 from minigraph.program.backward import gradients
@@ -40,7 +41,7 @@ def copies(plan: BoundProgram) -> list[str]:
     ops = [step.op.type for step in plan.schedule.steps]
     forward = ops.index("memory_efficient_attention") + 1
     spans = zip(ops[:forward], plan.spans, strict=False)
-    return [op for op, span in spans if op in SHOWN and len(span)]
+    return [op for op, span in spans if OPS[op].shows is not None and len(span)]
 
 
 def remarks(plan: BoundProgram) -> list[str]:
@@ -169,7 +170,7 @@ def test_what_is_not_for_attention_is_copied_as_ever():
         out = mg.tanh(a) + mg.transpose(mg.transpose(b, [1, 0]), [1, 0])
     plan = bind_program(program, {"x": TensorType((4, 32), float32)}, [out.name])
     spans = [(s.op.type, len(span)) for s, span in zip(plan.schedule.steps, plan.spans, strict=True)]
-    assert [n for op, n in spans if op in SHOWN] == [2, 1, 1]
+    assert [n for op, n in spans if OPS[op].shows is not None] == [2, 1, 1]
     assert remarks(plan) == []
 
 
@@ -217,7 +218,7 @@ def test_no_spelling_copies_gradients_once_those_of_slices_are_joined(spelling):
     kinds = [step.op.type for step in plan.schedule.steps]
     assert "slice_grad" not in kinds
     assert {"concat", "stack"} & {*kinds}
-    moved = [op for op in (*SHOWN, *JOINED) if op in kinds]
+    moved = [op for op in {*kinds} if OPS[op].shows is not None or OPS[op].joins is not None]
     assert [calls_of(plan, op) for op in moved] == [[]] * len(moved)
 
 

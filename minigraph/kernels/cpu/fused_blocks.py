@@ -20,6 +20,7 @@ from minigraph.errors import KernelError
 from minigraph.kernels.parallel import for_blocks
 from minigraph.opdef import Arrays, Texts, get_op
 from minigraph.opdef.body import FusedBody, Layout, Member, fused_body
+from minigraph.opdef.reference import computed, reference_keywords
 from minigraph.types import TensorType, bfloat16, float16, float32
 
 CACHED_BYTES = 1 << 20  # what the values of a block take that live at once: half of a core's second cache
@@ -105,7 +106,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     for name, given in zip(found.outputs, planned, strict=True):
         t = found.types[name]
         results[name] = given if given is not None else np.empty(t.shape, t.dtype)
-    env = {f"x{i}": _lifted(x) for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
+    env = {f"x{i}": computed(x) for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
     read = [(name, _cut(layout, name, array)) for name, array in env.items()]
     written = [(name, _cut(layout, name, array)) for name, array in results.items() if name not in sums]
 
@@ -148,11 +149,6 @@ def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple
         part[name] = result.astype(float32) if call.rounds else np.asarray(result)
 
 
-def _lifted(x: np.ndarray) -> np.ndarray:
-    """16-bit floats are storage."""
-    return x.astype(float32) if x.dtype in LOW_PRECISION else x
-
-
 def _call(m: Member, given: set[str], layout: Layout) -> Call:
     """A member as a call; it writes into the arrays of `given` names where it can."""
     opdef, injected = m.opdef, m.opdef.injected_by_reference
@@ -160,13 +156,11 @@ def _call(m: Member, given: set[str], layout: Layout) -> Call:
         tuple(m.inputs.get(s.name, ())) if s.variadic else next(iter(m.inputs.get(s.name, ())), None)
         for s in opdef.inputs
     ]
-    keywords = dict(m.attrs)
-    if "needs" in injected:
-        keywords["needs"] = frozenset(m.outputs)
     names = [next(iter(m.outputs.get(slot, ())), None) for slot in opdef.output_names]
     out = [n if n in given and n is not None and layout.kinds[n] != "sum" else None for n in names]
     return Call(
-        opdef.reference, args, keywords, [(i, n) for i, n in enumerate(names) if n],
+        opdef.reference, args, reference_keywords(opdef, m.attrs, m.outputs),
+        [(i, n) for i, n in enumerate(names) if n],
         out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
         m.attrs.get("dtype") in LOW_PRECISION,
     )  # fmt: skip

@@ -35,16 +35,6 @@ from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, s
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
 
-COPIES = {  # operators of which an output is one of the inputs where both have one shape: {output: input}
-    "assign": {"Out": "X"},
-    "elementwise_add_grad": {"X_grad": "Out_grad", "Y_grad": "Out_grad"},
-    "elementwise_sub_grad": {"X_grad": "Out_grad"},
-}
-BY_ONES = {  # the same, where the input that stands first is 1 everywhere: {output: (ones, input)}
-    "elementwise_mul": {"Out": ("Y", "X")},
-    "elementwise_mul_grad": {"X_grad": ("Out_grad", "Y"), "Y_grad": ("Out_grad", "X")},
-}
-
 
 def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     """Drop copies and lent shapes, find groups, and put a fused operator in the place of each group."""
@@ -55,8 +45,8 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     for op in reversed(graph.ops):
         if op in graph:
             _drop_shape(graph, op, shapes, report)
-    for op in graph.ops_of({**COPIES, **BY_ONES}):
-        if op in graph:
+    for op in graph.ops:
+        if op.opdef.copies and op in graph:
             _drop_copies(graph, op, shapes, report)
     split, spread = split_reductions(graph, report.name), spread_gradients(graph, report.name)
     for group in _groups(graph, report):
@@ -107,8 +97,8 @@ def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport
 
 def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
     """Let readers of an output that repeats an input read the input."""
-    ones = {slot: given for slot, (one, given) in BY_ONES.get(op.type, {}).items() if _is_ones(op.inputs[one][0])}
-    for slot, source in {**COPIES.get(op.type, {}), **ones}.items():
+    copies = op.opdef.copies.items()
+    for slot, source in [(out, x) for out, (x, ones) in copies if not ones or _is_ones(op.inputs[ones][0])]:
         for out in op.outputs.get(slot, [])[:1]:
             given = op.inputs[source][0]
             if not shapes.same(out, given) or out.dtype != given.dtype:

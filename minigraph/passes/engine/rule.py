@@ -22,7 +22,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import get_op
 from minigraph.program import GRAD_SUFFIX
-from minigraph.program.builder import GradNeeds, gradient_slot, grads_by_input, link_slot, writers
+from minigraph.program.builder import GradNeeds, gradient_slot, rule_gradients
 
 from .log import Applied, PassReport, Reason
 from .pattern import Match, Pattern
@@ -291,13 +291,8 @@ class _Rewrite:
                 taken = f"{slot}_grad" in op.opdef.grad_parameters or not any(v in grads for v in vs)
                 require(taken, "no gradient flows through {} of {}", slot, op.type)
             g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
-            assert op.opdef.grad_function is not None
-            result = op.opdef.grad_function(g, *(_kept(op, n, grads) for n in op.opdef.grad_parameters), **op.attrs)
-            written = writers(g.emitted)
-            for slot, v, grad in grads_by_input(op.inputs, op.opdef.inputs, result):
-                if grad is not None and v in wanted:
-                    link_slot(written, slot, grad)
-                    grads[v] = grad if v not in grads else g.sum([grads[v], grad])
+            for v, grad in rule_gradients(g, op, partial(_kept, op, grads), wanted.__contains__):
+                grads[v] = grad if v not in grads else g.sum([grads[v], grad])
         for v in outgoing:
             require(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
         new = [grads[v] for v in outgoing]
@@ -371,7 +366,7 @@ def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
     return [(gradient_slot(slot), vs) for slot, vs in grad.outputs.items()]
 
 
-def _kept(op: OpNode, name: str, grads: dict[VarNode, VarNode]) -> Any:
+def _kept(op: OpNode, grads: dict[VarNode, VarNode], name: str) -> Any:
     """The argument of a gradient rule called `name`: an input, an output or an output's gradient."""
     slots = {s.name: s for s in (*op.opdef.inputs, *op.opdef.outputs)}
     if name in slots:

@@ -161,7 +161,10 @@ class CudaPlan:
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        return [Segment(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits]) for t in self.bound.streams()]
+        return [
+            Segment(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits])
+            for t in self.bound.streams()
+        ]
 
     def _binding(self, places: Places) -> Binding:
         """The calls for the Scope's arrays, and for feeds that are read where they lie if they often lay there."""

@@ -16,19 +16,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from minigraph.kernels.cuda.record.buffer import Buffer, begins
-from minigraph.kernels.cuda.record.views import (
-    JOINED,
-    SHOWN,
-    Shows,
-    reshaped,
-    shown_from,
-    unfit,
-    whole,
-)
+from minigraph.kernels.cuda.record.views import Shows, reshaped, shown_from, unfit, whole
+from minigraph.opdef import OpDef
 from minigraph.runtime.schedule import Layout, Schedule, Step, each
 from minigraph.types import TensorType
 
-APART = JOINED.keys() - SHOWN.keys()  # what joins values that have made places of their own
+
+def joins_alone(opdef: OpDef) -> bool:
+    """Whether an operator joins values that have places of their own, and shows nobody's memory."""
+    return opdef.joins is not None and opdef.shows is None
 
 
 def show(schedule: Schedule) -> list[tuple[int, str]]:
@@ -60,19 +56,19 @@ class Views:
         current, self.fetched = schedule.current, {*schedule.fetched}
         self.replaced = {i for i, v in enumerate(self.values) if v.persistable and current[v.name] != i}
         for position, step in enumerate(schedule.steps):
-            shows = SHOWN.get(step.op.type)
+            shows = step.op.opdef.shows
             if shows is not None:
                 self._show(position, step, shows)
         self.reads = Counter(i for step in schedule.steps for i in step.read) if self.direct else Counter()
         self.reads.update(schedule.fetched)
         for step in reversed(schedule.steps) if self.direct else ():
-            if step.op.type in JOINED:
+            if step.op.opdef.joins is not None:
                 self._join(schedule.steps, step)
 
     def _taken(self, schedule: Schedule) -> dict[int, int]:
         found = {i: self.values[i].type.size for i in self.direct}
         for step in reversed(schedule.steps) if found else ():
-            elements = sum(found.get(i, 0) for i in step.written) if step.op.type in SHOWN else 0
+            elements = sum(found.get(i, 0) for i in step.written) if step.op.opdef.shows is not None else 0
             for source in step.read if elements else ():
                 found[source] = min(found.get(source, 0) + elements, self.values[source].type.size)
         return found
@@ -81,7 +77,7 @@ class Views:
         found = dict.fromkeys(schedule.fetched, "it is fetched")
         found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
         for step in schedule.steps if self.taken else ():
-            if step.op.type not in SHOWN:
+            if step.op.opdef.shows is None:
                 others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
                 found |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
         return found
@@ -119,20 +115,21 @@ class Views:
             chain: dict[int, Buffer] = {}
             while there is not None and self._is_passed_on(i):
                 chain[i], maker = there, steps[self.values[i].producer]
-                if i in by_strides(maker, outputs=True) or maker.op.type in APART:
-                    parts = self._places(maker, there) if maker.op.type in APART else [(i, there)]
+                if i in by_strides(maker, outputs=True) or joins_alone(maker.op.opdef):
+                    parts = self._places(maker, there) if joins_alone(maker.op.opdef) else [(i, there)]
                     if all(part is not None and unfit(part) is None for _, part in parts):
                         self._lay(chain, root)
                     break
-                if maker.op.type not in SHOWN or len(maker.written) > 1:
+                if maker.op.opdef.shows is None or len(maker.written) > 1:
                     break
                 (i,) = maker.read
-                there = shown_from(maker.op.type, there, self.values[i].type.shape, maker.op.attrs)
+                there = shown_from(maker.op.opdef, there, self.values[i].type.shape, maker.op.attrs)
 
     def _places(self, step: Step, out: Buffer | None) -> list[tuple[int, Buffer | None]]:
         """The values that a step joins or turns, and where in its output each belongs."""
         ins = {"X": each(step.inputs[0], self._stand_in)}
-        parts = JOINED[step.op.type](ins, {"Out": out}, step.op.attrs)
+        assert step.op.opdef.joins is not None
+        parts = step.op.opdef.joins(ins, {"Out": out}, step.op.attrs)
         return [(i, reshaped(p, self.values[i].type.shape)) for i, p in zip(step.read, parts, strict=True)]
 
     def _is_passed_on(self, i: int) -> bool:

@@ -109,7 +109,7 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
     Each of its threads reads all that it needs before it writes; kernels of other forms may not.
     """
     values, opdef = made.schedule.values, step.op.opdef
-    if opdef.cuda is None and "in_place" not in opdef.traits:
+    if not opdef.is_expression and "in_place" not in opdef.traits:
         return
 
     def dies(i: int) -> bool:
@@ -123,7 +123,7 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
     for slot, output in zip(opdef.outputs, step.outputs, strict=True):
         own = opdef.inplace.get(slot.name)
         named = flat([step.inputs[opdef.input_names.index(own)]]) if own else []
-        others = [] if own and opdef.cuda is None else free
+        others = [] if own and not opdef.is_expression else free
         for index in flat([output]):
             if values[index].persistable:
                 continue

@@ -7,7 +7,7 @@ then summed; one launch writes what flows into both operands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.kernels.cuda.record.binder import Binder
@@ -17,8 +17,8 @@ from minigraph.types import FLOATS
 from .pointwise import bind_pointwise
 from .reduce import accumulator, bind_sum_to
 
-Bind = Callable[[Binder, Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], None]
 Expressions = str | Mapping[str, str]
+Form = Expressions | Callable[[Mapping[str, Any]], Expressions]
 Shape = tuple[int, ...]
 
 
@@ -28,20 +28,28 @@ def aligned(shape: Shape, ndim: int, axis: int) -> Shape:
 
 
 def bind_expression(
-    form: Expressions | Callable[[Mapping[str, Any]], Expressions],
-    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any],
+    form: Form, binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Each output is its expression of the inputs and of the attributes that are numbers.
 
     form   the expression of the only output, {output slot: expression}, or what gives them from attributes
     """
-    found = form(attrs) if callable(form) else form
     wanted = {name: out for name, out in outs.items() if out is not None}
-    expressions = {name: found if isinstance(found, str) else found[name] for name in wanted}
-    named = set(re.findall(r"[A-Za-z_]\w*", " ".join(expressions.values())))
+    expressions = expressions_of(form, wanted, attrs)
+    named = _names(expressions)
     inputs = {name: x for name, x in ins.items() if name in named and x is not None}
     scalars = {name: v for name, v in attrs.items() if name in named and isinstance(v, (int, float))}
     bind_pointwise(binder, wanted, inputs, expressions, scalars, operand_shapes(ins, attrs))
+
+
+def expressions_of(form: Form, outputs: Iterable[str], attrs: Mapping[str, Any]) -> dict[str, str]:
+    """{output slot: C++ expression} of an operator's fact `cuda`."""
+    found = form(attrs) if callable(form) else form
+    return {slot: found if isinstance(found, str) else found[slot] for slot in outputs}
+
+
+def _names(expressions: Mapping[str, str]) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", " ".join(expressions.values())))
 
 
 def operand_shapes(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Shape]:
@@ -66,68 +74,38 @@ def elementwise_pow(
     )  # fmt: skip
 
 
-def _gradients(x_grad: str, y_grad: str) -> Bind:
-    """The grad operator in which X gets `x_grad` and Y `y_grad`, summed to their shapes."""
-
-    def bind(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
-        shapes = operand_shapes(ins, attrs)
-        whole: dict[str, Buffer] = {}
-        sums = []
-        for slot, expression in (("Y", y_grad), ("X", x_grad)):
-            out = outs.get(f"{slot}_grad")
-            if out is None:
-                continue
-            shape, full = (shapes[slot] if slot in shapes else ins[slot].shape), ins["Out_grad"].shape
-            if expression == "Out_grad":  # Y first: X_grad may be Out_grad itself
-                bind_sum_to(binder, ins["Out_grad"], out, shape)
-            elif shape == full:
-                whole[f"{slot}_grad"] = out if out.shape == full else out.view(full)
-            else:
-                whole[f"{slot}_grad"] = binder.scratch(full, accumulator("SUM", out.dtype))
-                sums.append((whole[f"{slot}_grad"], out, shape))
-        if whole:
-            expressions = {name: x_grad if name == "X_grad" else y_grad for name in whole}
-            named = set(re.findall(r"[A-Za-z_]\w*", " ".join(expressions.values())))
-            inputs = {name: x for name, x in ins.items() if name in named}
-            bind_pointwise(binder, whole, inputs, expressions, shapes=shapes)
-        for buffer, out, shape in sums:
-            bind_sum_to(binder, buffer, out, shape)
-
-    return bind
-
-
-GRADIENTS = {  # of X and of Y at an element where nothing was broadcast
-    "elementwise_add_grad": ("Out_grad", "Out_grad"),
-    "elementwise_sub_grad": ("Out_grad", "-Out_grad"),
-    "elementwise_mul_grad": ("Out_grad * Y", "Out_grad * X"),
-    "elementwise_div_grad": ("Out_grad / Y", "-(Out_grad / Y * Out)"),
-    "elementwise_pow_grad": (
-        "Out_grad * (Y == C(0) ? C(0) : Y * power(X, Y - C(1)))",
-        "Out_grad * power(X, Y) * log(X == C(0) && Y >= C(0) ? C(1) : X)",
-    ),
-    "elementwise_max_grad": ("Y <= X ? Out_grad : C(0)", "Y <= X ? C(0) : Out_grad"),
-    "elementwise_min_grad": ("Y >= X ? Out_grad : C(0)", "Y >= X ? C(0) : Out_grad"),
-    "where_grad": ("Condition ? Out_grad : C(0)", "Condition ? C(0) : Out_grad"),
-}
-elementwise_add_grad = _gradients(*GRADIENTS["elementwise_add_grad"])
-elementwise_mul_grad = _gradients(*GRADIENTS["elementwise_mul_grad"])
-elementwise_div_grad = _gradients(*GRADIENTS["elementwise_div_grad"])
-elementwise_pow_grad = _gradients(*GRADIENTS["elementwise_pow_grad"])
-elementwise_max_grad = _gradients(*GRADIENTS["elementwise_max_grad"])
-elementwise_min_grad = _gradients(*GRADIENTS["elementwise_min_grad"])
-where_grad = _gradients(*GRADIENTS["where_grad"])
-
-
-def elementwise_sub_grad(
-    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
+def bind_gradients(
+    form: Mapping[str, str], binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
 ) -> None:
-    """Out_grad and -Out_grad; the smaller array is the one negated."""
-    Out_grad, X_grad, Y_grad = ins["Out_grad"], outs.get("X_grad"), outs.get("Y_grad")
-    if Y_grad is not None:
-        source, shape = Out_grad, operand_shapes(ins, attrs).get("Y") or Y_grad.shape
-        if shape != Out_grad.shape:
-            bind_sum_to(binder, Out_grad, Y_grad, shape)
-            source = Y_grad
-        bind_pointwise(binder, {"Y_grad": Y_grad}, {"D": source}, {"Y_grad": "-D"}, shapes={"D": Y_grad.shape})
-    if X_grad is not None:
-        bind_sum_to(binder, Out_grad, X_grad, X_grad.shape)
+    """The gradients of X and of Y: `form` at an element where nothing was broadcast, summed to their shapes."""
+    shapes, full = operand_shapes(ins, attrs), ins["Out_grad"].shape
+    whole: dict[str, Buffer] = {}
+    sums = []
+    for slot in ("Y", "X"):  # Y first: X_grad may be Out_grad itself
+        name, out = f"{slot}_grad", outs.get(f"{slot}_grad")
+        if out is None:
+            continue
+        shape = shapes[slot] if slot in shapes else ins[slot].shape
+        if form[name] in ("Out_grad", "-Out_grad"):
+            _hand_on(binder, ins["Out_grad"], out, shape, form[name] != "Out_grad")
+        elif shape == full:
+            whole[name] = out if out.shape == full else out.view(full)
+        else:
+            whole[name] = binder.scratch(full, accumulator("SUM", out.dtype))
+            sums.append((whole[name], out, shape))
+    if whole:
+        expressions = {name: form[name] for name in whole}
+        named = _names(expressions)
+        inputs = {name: x for name, x in ins.items() if name in named}
+        bind_pointwise(binder, whole, inputs, expressions, shapes=shapes)
+    for buffer, out, shape in sums:
+        bind_sum_to(binder, buffer, out, shape)
+
+
+def _hand_on(binder: Binder, grad: Buffer, out: Buffer, shape: Shape, negative: bool) -> None:
+    """`grad`, or -`grad`, summed to the shape of an operand; the smaller array is the one negated."""
+    if not negative or shape != grad.shape:
+        bind_sum_to(binder, grad, out, shape)
+        grad = out
+    if negative:
+        bind_pointwise(binder, {"Y_grad": out}, {"D": grad}, {"Y_grad": "-D"}, shapes={"D": out.shape})

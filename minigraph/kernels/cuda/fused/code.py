@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minigraph.kernels.cuda.elementwise.elementwise import GRADIENTS
+from minigraph.kernels.cuda.elementwise.elementwise import expressions_of
 from minigraph.kernels.cuda.elementwise.pointwise import COMPUTE, compute_type
 from minigraph.kernels.cuda.elementwise.random import dropout_scale
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.kernels.cuda.record.compile import full_source, read_source
 from minigraph.types import FLOATS, TensorType
-
-Slots = Mapping[str, Any]
-
-FORMS: dict[str, Callable[[Slots], str | dict[str, str]]] = {  # C++ of members that have kernels of their own
-    "assign": lambda attrs: "X",
-    "elementwise_pow": lambda attrs: "power(X, Y)",
-    "fill_any_like": lambda attrs: literal(attrs["value"]),
-    "dropout_grad": lambda attrs: f"Mask ? Out_grad * C({dropout_scale(attrs)!r}) : C(0)",
-}
 
 
 class TooMuch(Exception):
@@ -90,7 +81,9 @@ def add_pointwise(code: Code, member: Any, binder: Binder) -> None:
     special = {"dropout": _add_dropout, "sum": _add_sum}.get(member.opdef.type)
     if special is not None:
         return special(code, member, binder, array)
-    forms = _forms(member)
+    if member.opdef.cuda is None:
+        raise TooMuch(f"{member.opdef.type} has no expression")
+    forms = expressions_of(member.opdef.cuda, member.outputs, member.attrs)
     named = set(re.findall(r"[A-Za-z_]\w*", " ".join(forms.values())))
     inputs = {slot: names[0] for slot, names in member.inputs.items() if slot in named}
     constants = {n: v for n, v in member.attrs.items() if n in named and isinstance(v, (int, float))}
@@ -111,18 +104,6 @@ def _add_block(code: Code, member: Any, body: Sequence[str], array: bool) -> Non
     code.lines.append(f"{{ typedef {code.computed(member)} C;{' ALL {' * array}")
     code.lines += [f"    {line}" for line in body]
     code.lines.append("}}" if array else "}")
-
-
-def _forms(member: Any) -> dict[str, str]:
-    """The C++ expression of each output."""
-    opdef = member.opdef
-    if opdef.type in GRADIENTS:
-        return {slot: GRADIENTS[opdef.type][slot == "Y_grad"] for slot in member.outputs}
-    form: Any = FORMS.get(opdef.type) or opdef.cuda
-    if form is None:
-        raise TooMuch(f"{opdef.type} has no expression")
-    form = form(member.attrs) if callable(form) else form
-    return {slot: form if isinstance(form, str) else form[slot] for slot in member.outputs}
 
 
 def _add_sum(code: Code, member: Any, binder: Binder, array: bool) -> None:

@@ -9,7 +9,7 @@ own kernels; the report says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.kernels.cuda.elementwise.pointwise import (
@@ -23,6 +23,7 @@ from minigraph.kernels.cuda.elementwise.pointwise import (
 )
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
+from minigraph.opdef.body import fused_body
 from minigraph.types import TensorType
 
 from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
@@ -31,10 +32,10 @@ from .rows import bind_rows
 Slots = Mapping[str, Any]
 
 
-def fused_elementwise(form: Callable[..., Any], binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+def fused_elementwise(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Outputs of a body, by one kernel where that can be."""
     x, like, out = ins["X"], ins.get("Like") or [], outs["Out"]
-    found = form(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
+    found = fused_body(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
     buffers = {f"x{i}": b for i, b in enumerate(x)} | {f"s{i}": b for i, b in enumerate(like)}
     buffers |= {f"y{i}": b for i, b in enumerate(out)}
     calls = len(binder.calls)

@@ -7,15 +7,14 @@ there are along each, and how far a step leads in the source and in the destinat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, bind_pointwise
 from minigraph.kernels.cuda.elementwise.reduce import bind_sum_to
-from minigraph.kernels.cuda.record import views
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
 from minigraph.kernels.cuda.record.buffer import Buffer, root_and_offset
-from minigraph.kernels.cuda.record.views import reshaped
+from minigraph.kernels.cuda.record.views import Shows, reshaped, section
 from minigraph.types import int8, int16, int32, int64, uint8
 
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16: "Pack<u64, 2>"}
@@ -214,40 +213,24 @@ def place(buffer: Buffer) -> tuple[Buffer, int] | int:
     return (root, offset) if root.ptr is None else root.ptr + offset
 
 
-def _showing(shows: views.Shows) -> Callable[[Binder, Slots, Slots, Slots], None]:
-    """Bind an operator whose outputs hold what a function of views.py shows."""
-
-    def bind(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-        parts = next(iter(outs.values()))
-        for out, shown in zip(parts if isinstance(parts, list) else [parts], shows(ins, outs, attrs), strict=True):
-            if out is not None:
-                bring(binder, out, shown)
-
-    return bind
+def bind_shown(shows: Shows, binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Outputs hold what the operator shows of its input."""
+    parts = next(iter(outs.values()))
+    for out, shown in zip(parts if isinstance(parts, list) else [parts], shows(ins, outs, attrs), strict=True):
+        if out is not None:
+            bring(binder, out, shown)
 
 
-reshape = reshape_grad = squeeze = unsqueeze = flatten = _showing(views.whole)
-transpose, slice = _showing(views.transposed), _showing(views.sliced)
-split, concat_grad = _showing(views.cut), _showing(views.joined_from)
+def bind_joined(joins: Shows, binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Inputs become parts of Out; one copy for each."""
+    for part, x in zip(joins(ins, outs, attrs), ins["X"], strict=True):
+        bring(binder, part, x)
 
 
 def slice_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Zeros, and Out_grad where the slice was taken."""
     binder.zero(outs["X_grad"])
-    bring(binder, views.section(outs["X_grad"], attrs), ins["Out_grad"])
-
-
-def _joining(parts: views.Shows) -> Callable[[Binder, Slots, Slots, Slots], None]:
-    """Bind an operator whose inputs are the parts of Out that a function of views.py gives; one copy for each."""
-
-    def bind(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-        for part, x in zip(parts(ins, outs, attrs), ins["X"], strict=True):
-            bring(binder, part, x)
-
-    return bind
-
-
-concat, stack = _joining(views.joined), _joining(views.stacked)
+    bring(binder, section(outs["X_grad"], attrs), ins["Out_grad"])
 
 
 def expand(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

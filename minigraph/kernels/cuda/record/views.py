@@ -1,8 +1,8 @@
 """Views: what operators that only give elements other places show of their input's memory, as Buffers with strides.
 
-SHOWN has a function for each of them, which gives a Buffer for each output: its elements, in C order, are those of
-the output. JOINED has one for each operator that joins or turns its inputs, which gives a Buffer of its output for each
-of them. movement.py copies what does not lie there already.
+A function that is an operator's fact `shows` gives a Buffer for each output: its elements, in C order, are those of the
+output. One that is its fact `joins` gives a Buffer of its output for each input. movement.py copies what does not lie
+there already.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from .buffer import Buffer, begins
 
 Slots = Mapping[str, Any]
+Shows = Callable[[Slots, Slots, Slots], list[Buffer]]  # of inputs, outputs and attributes
 PIECE = 16  # bytes: what kernels load at once
 
 
@@ -64,13 +65,6 @@ def pieces(x: Buffer, sizes: Sequence[int], axis: int) -> list[Buffer]:
     ]
 
 
-Shows = Callable[[Slots, Slots, Slots], list[Buffer]]
-SHOWN: dict[str, Shows] = {
-    **dict.fromkeys(("reshape", "reshape_grad", "squeeze", "unsqueeze", "flatten"), whole),
-    "transpose": transposed, "slice": sliced, "split": cut, "concat_grad": joined_from,
-}  # fmt: skip
-
-
 def joined(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     """Where in Out each of X belongs."""
     return pieces(outs["Out"], [x.shape[attrs["axis"]] for x in ins["X"]], attrs["axis"])
@@ -89,14 +83,11 @@ def turned_back(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     return [out.spread([out.shape[p] for p in places], [out.strides[p] for p in places])]
 
 
-JOINED: dict[str, Shows] = {"concat": joined, "stack": stacked, "transpose": turned_back}
-
-
-def shown_from(op_type: str, there: Buffer, shape: Sequence[int], attrs: Slots) -> Buffer | None:
-    """Where the input of an operator of SHOWN lies, if its only output lies there; None where that is not known."""
-    if SHOWN[op_type] is transposed:
-        return turned_back({}, {"Out": there}, attrs)[0]
-    return reshaped(there, shape) if SHOWN[op_type] is whole else None
+def shown_from(opdef: Any, there: Buffer, shape: Sequence[int], attrs: Slots) -> Buffer | None:
+    """Where the input of a view lies, if its only output lies there; None where that is not known."""
+    if opdef.joins is not None:
+        return opdef.joins({}, {"Out": there}, attrs)[0]
+    return reshaped(there, shape) if opdef.shows is whole else None
 
 
 def reshaped(x: Buffer, shape: Sequence[int]) -> Buffer | None:
