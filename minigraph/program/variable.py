@@ -131,6 +131,20 @@ class Variable(PartOfProgram):
         return self.shape[0]
 
 
+class RemovedVariable(Variable):
+    """What a Variable becomes when a rewrite takes it out of its Program; whoever uses it is told so."""
+
+    @property
+    def block(self) -> Block:
+        raise ProgramError(
+            f"{self} is not in its program any more, a rewrite took it out", site=call_site(),
+            hint=f'rewrite(program, passes, keep=["{self._name}"]) keeps it',
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert self.block  # which is refused
+
+
 class Parameter(Variable):
     """A persistable Variable that an optimizer updates.
 
