@@ -53,23 +53,23 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.before = source
     block = program.global_block()
     used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
-    for v in source.vars.values():
+    variables: dict[str, Variable] = {}
+    for name, v in source.vars.items():
         kept = v.persistable or v.is_data
-        if kept or used.get(v.name) == v.type:  # else a pass has given the name of what is gone to another value
-            block.vars[v.name] = copy_var(v, block)
+        if kept or used.get(name) == v.type:  # else a pass has given the name of what is gone to another value
+            variables[name] = copy_var(v, block)
 
     def variable(node: VarNode) -> Variable:
-        known = block.vars.get(node.name)
+        known = variables.get(node.name)
         if known is None:
-            known = block.vars[node.name] = Variable(block, node.name, node.type)
+            known = variables[node.name] = Variable(block, node.name, node.type)
         return known
 
     operators: dict[OpNode, Operator] = {}
     for op in graph.ops:
         operators[op] = _operator(op, block, variable, operators)
-        block.ops.append(operators[op])
+    block.fill(variables.values(), operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
-    program.version = len(block.ops)
     program.numbered = max((op.number for op in block.ops), default=-1) + 1
     return program
 
@@ -109,8 +109,7 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
             v.__class__ = RemovedVariable
         elif id(v) in differentiated and id(v) not in differentiable:
             v.stop_gradient = True  # a constant by now; with False it would ask for a gradient of its own
-    for v in new.values():
-        block.vars[v.name] = v
+    block.vars.update(new)
     program.notes = []
 
 

@@ -45,7 +45,7 @@ def update(formula: Callable[..., Any]) -> OpDef:
     outputs = [f"{s}Out" + "?" * (s in optional) for s in slots.updated]
     facts = {
         "traits": {"optimizer", "nondifferentiable", "guarded"}, "inplace": {f"{s}Out": s for s in slots.updated},
-        "gpu": "update",
+        "gpu": "optimizer.update",
     }  # fmt: skip
 
     def single(*inputs: Any, **values: Any) -> tuple[Any, ...]:
