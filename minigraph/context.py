@@ -30,36 +30,37 @@ class Guards(Generic[T]):
     """Guards of one kind that are open around the code that runs now.
 
     Each exit takes its own guard away, wherever it stands among the open ones: guards in generators
-    or tasks that take turns may close in any order.
+    or tasks that take turns may close in any order. `entries` are those that were entered, for who
+    asks often and mostly finds none.
     """
 
     def __init__(self, name: str) -> None:
-        self._entries: ContextVar[tuple[_Entry[T], ...]] = ContextVar(f"minigraph {name}", default=())
+        self.entries: ContextVar[tuple[_Entry[T], ...]] = ContextVar(f"minigraph {name}", default=())
 
     def values(self) -> tuple[T, ...]:
         """The values of all open guards, the innermost last."""
-        entries = self._entries.get()
+        entries = self.entries.get()
         return tuple(e.value for e in entries if e.open) if entries else ()
 
     def innermost(self, default: T) -> T:
         """The value of the innermost open guard; `default` outside of all."""
-        for entry in reversed(self._entries.get()):
-            if entry.open:
-                return entry.value
-        return default
+        entries = self.entries.get()
+        if entries and entries[-1].open:
+            return entries[-1].value
+        return next((e.value for e in reversed(entries) if e.open), default) if entries else default
 
     @contextmanager
     def entered(self, value: T) -> Iterator[None]:
         """Open a guard for the block."""
         entry = _Entry(value)
-        self._entries.set((*self._entries.get(), entry))
+        self.entries.set((*self.entries.get(), entry))
         try:
             yield
         finally:
-            entries = self._entries.get()
+            entries = self.entries.get()
             if entry.thread != threading.get_ident() or entry not in entries:
                 entry.open = False  # it was entered elsewhere, where it ends for those who still see it
-            self._entries.set(tuple(e for e in entries if e is not entry and e.open))
+            self.entries.set(tuple(e for e in entries if e is not entry and e.open))
 
 
 class Setting(Generic[T]):

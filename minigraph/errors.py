@@ -41,10 +41,13 @@ class CallSite(NamedTuple):
 
 def call_site() -> CallSite | None:
     """The user's line that is now calling into minigraph."""
-    frame = sys._getframe(1)
-    while frame is not None and _is_ours(frame):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # `_is_ours` written out: each operator asks
+        filename = frame.f_code.co_filename
+        if not filename.startswith(PACKAGE_FOLDER) and filename != PASSED_OVER:
+            return CallSite(filename, frame.f_lineno)
         frame = frame.f_back
-    return CallSite(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+    return None
 
 
 def called_function() -> str | None:

@@ -44,11 +44,11 @@ def as_dtype(dtype: Any) -> DType:
         found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
-    require(
-        found.newbyteorder("=") in SHORT_NAMES, f"data type {found} is not supported", DTypeError,
-        f"supported: {_known_dtypes()}",
-    )  # fmt: skip
-    return found.newbyteorder("=")
+    if found not in SHORT_NAMES:
+        found = found.newbyteorder("=")
+        if found not in SHORT_NAMES:
+            raise DTypeError(f"data type {found} is not supported", hint=f"supported: {_known_dtypes()}")
+    return found
 
 
 def same(a: Any, b: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from minigraph.program import Operator, Program, Variable, copy_var
+from minigraph.program import Block, Operator, Program, Variable, copy_var
+from minigraph.program.variable import RemovedVariable
 
 from .graph import Graph, OpNode, VarNode
 
@@ -51,28 +53,84 @@ def to_program(graph: Graph, source: Program) -> Program:
     program.before = source
     block = program.global_block()
     used = {v.name: v.type for v in graph.vars.values() if v.read_by or v.written_by}
-    for v in source.vars.values():
+    variables: dict[str, Variable] = {}
+    for name, v in source.vars.items():
         kept = v.persistable or v.is_data
-        if kept or used.get(v.name) == v.type:  # else a pass gave the name of a removed value to another one
-            block.vars[v.name] = copy_var(v, block)
-    operators: dict[OpNode, Operator] = {}
+        if kept or used.get(name) == v.type:  # else a pass has given the name of what is gone to another value
+            variables[name] = copy_var(v, block)
 
     def variable(node: VarNode) -> Variable:
-        found = block.vars.get(node.name)
-        if found is None:
-            found = block.vars[node.name] = Variable(block, node.name, node.type)
-        return found
+        known = variables.get(node.name)
+        if known is None:
+            known = variables[node.name] = Variable(block, node.name, node.type)
+        return known
 
+    operators: dict[OpNode, Operator] = {}
     for op in graph.ops:
-        operators[op] = new = Operator(
-            block, op.opdef,
-            {slot: list(map(variable, vs)) for slot, vs in op.inputs.items()},
-            {slot: list(map(variable, vs)) for slot, vs in op.outputs.items()},
-            dict(op.attrs), role=op.role, forward=operators.get(op.forward) if op.forward else None,
-            grad_slot=op.grad_slot, site=op.site, number=op.number, scope_name=op.scope_name,
-        )  # fmt: skip
-        block.ops.append(new)
+        operators[op] = _operator(op, block, variable, operators)
+    block.fill(variables.values(), operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
-    program.version = len(block.ops)
     program.numbered = max((op.number for op in block.ops), default=-1) + 1
     return program
+
+
+def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator]) -> None:
+    """Let `program` be what the graph is: its own Variables where they still occur, and its own Operators.
+
+    known   the Operators from which nodes of the graph were made
+    Variables that no operator uses any more, though one did, leave the program; parameters and data stay.
+    """
+    block = program.global_block()
+    new: dict[str, Variable] = {}
+    used: set[str] = set()
+
+    def variable(node: VarNode) -> Variable:
+        used.add(node.name)
+        v = node.source if node.source is not None else new.get(node.name)
+        if v is None:
+            op = node.producer
+            v = new[node.name] = Variable(
+                block, node.name, node.type, stop_gradient=op is None or not op.opdef.differentiable,
+                site=op.site if op is not None else None,
+            )  # fmt: skip
+        return v
+
+    operators: dict[OpNode, Operator] = {}
+    for node in graph.ops:
+        op, before = _operator(node, block, variable, operators), known.get(node)
+        operators[node] = before if before is not None and _is_same_call(op, before) else op
+    differentiated = {id(v) for op in program.ops if op.opdef.differentiable for v in op.output_vars}
+    gone = {v.name: v for op in program.ops for v in (*op.input_vars, *op.output_vars)}
+    program.ops[:] = operators.values()
+    differentiable = {id(v) for op in program.ops if op.opdef.differentiable for v in op.output_vars}
+    for name, v in gone.items():
+        if name not in used and not v.persistable and not v.is_data:
+            dict.pop(block.vars, name)
+            v.__class__ = RemovedVariable
+        elif id(v) in differentiated and id(v) not in differentiable:
+            v.stop_gradient = True  # a constant by now; with False it would ask for a gradient of its own
+    block.vars.update(new)
+    program.notes = []
+
+
+def _operator(
+    node: OpNode, block: Block, variable: Callable[[VarNode], Variable], known: Mapping[OpNode, Operator]
+) -> Operator:
+    """The Operator of a node; `known` has those before it."""
+    return Operator(
+        block, node.opdef,
+        {slot: list(map(variable, vs)) for slot, vs in node.inputs.items()},
+        {slot: list(map(variable, vs)) for slot, vs in node.outputs.items()},
+        dict(node.attrs), role=node.role, forward=known.get(node.forward) if node.forward else None,
+        grad_slot=node.grad_slot, site=node.site, number=node.number, scope_name=node.scope_name,
+    )  # fmt: skip
+
+
+def _is_same_call(new: Operator, old: Operator) -> bool:
+    """Whether both read, write and mean the same; `new` was made of the node of `old`."""
+    return _facts(new) == _facts(old)
+
+
+def _facts(op: Operator) -> tuple[Any, ...]:
+    slots = [{slot: [id(v) for v in vs] for slot, vs in each.items()} for each in (op.inputs, op.outputs)]
+    return op.type, slots, repr(dict(op.attrs)), op.number

@@ -163,6 +163,7 @@ class Graph:
                 its views and functions take several times longer. All nodes and edges share one empty dictionary
                 of attributes, and single edges of one position theirs
     changed     what was touched since `verify` looked last, operators and variables
+    awaits_gradients  append_backward comes later, so new operators write what their gradients read
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
@@ -173,6 +174,7 @@ class Graph:
         self.pred: dict[Any, dict[Any, Any]] = self.nx._pred  # pyright: ignore[reportAttributeAccessIssue]
         self.succ: dict[Any, dict[Any, Any]] = self.nx._succ  # pyright: ignore[reportAttributeAccessIssue]
         self.changed: dict[OpNode | VarNode, None] = {}
+        self.awaits_gradients = False
         self.vars: dict[tuple[str, int], VarNode] = {}
         self.latest: dict[str, int] = {}  # name -> its newest version
         self._sorted: list[OpNode] | None = None

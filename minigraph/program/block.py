@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from minigraph.errors import (
     MinigraphError,
     ProgramError,
+    ShapeError,
     call_site,
     raise_unknown,
     require,
@@ -35,8 +36,8 @@ class Block(PartOfProgram):
     def __init__(self, program: Program) -> None:
         self.program = program
         self.idx, self.parent_idx = 0, -1
-        self.ops: list[Operator] = Ops(self)
-        self.vars: dict[str, Variable] = Vars(self)
+        self.ops: Ops = Ops(self)
+        self.vars: Vars = Vars(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("ops", "vars") and name in self.__dict__:
@@ -82,10 +83,11 @@ class Block(PartOfProgram):
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
     def _add(self, variable: Any) -> Any:
-        name = _checked_name(variable.name)
+        name = _checked_name(variable._name)
         if name in self.vars:
             raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
-        self.vars[name] = variable
+        dict.__setitem__(self.vars, name, variable)  # nothing else changes
+        self.program.version += 1
         return variable
 
     def rename_var(self, old: str, new: str) -> None:
@@ -96,7 +98,8 @@ class Block(PartOfProgram):
             raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
         variable = dict.pop(self.vars, old)
         variable._name = new
-        self.vars[new] = variable
+        dict.__setitem__(self.vars, new, variable)
+        self.program.version += 1
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -148,28 +151,45 @@ class Block(PartOfProgram):
         self, type: str, inputs: Slots, attrs: Mapping[str, Any]
     ) -> tuple[Operator, dict[str, list[TensorType]]]:
         """A checked Operator without outputs that is not in the Block yet, and its output types."""
-        site = self.program.site or call_site()
+        program = self.program
+        site = program.site or call_site()
         try:
             opdef = get_op(type)
             opdef.check_inputs(inputs)
+            types: dict[str, list[TensorType]] = {}
             for slot, variables in inputs.items():
+                types[slot] = each = []
                 for v in variables:
-                    self._check_own(slot, v)
+                    if not isinstance(v, Variable) or v.block is not self:
+                        self._check_own(slot, v)
+                    each.append(v.type)
             bound = opdef.bind_attrs(attrs)
-            inferred = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound)
+            inferred = opdef.infer_types(types, bound)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
-            self, opdef, inputs, {}, bound, role=self.program.role, forward=self.program.differentiated,
-            site=site, scope_name=self.program.scope_name,
+            self, opdef, inputs, {}, bound, role=program.role, forward=program.differentiated,
+            site=site, scope_name=program.scope_name,
         )  # fmt: skip
         return op, inferred
 
     def add_op(self, op: Operator) -> Operator:
         """Put a prepared operator at the end."""
-        op.number = self.program.next_number()
-        self.ops.append(op)
+        program = self.program
+        op.number = program.numbered
+        op.seal()
+        list.append(self.ops, op)  # nothing else changes
+        program.numbered += 1
+        program.version += 1
         return op
+
+    def fill(self, variables: Iterable[Variable], ops: Collection[Operator]) -> None:
+        """Put copies of another Block's variables and operators into this one, which is new."""
+        dict.update(self.vars, {v._name: v for v in variables})
+        for op in ops:
+            op.seal()
+        list.extend(self.ops, ops)
+        self.program.version = len(self.ops)
 
     def _remove_op(self, index: int, sync: bool = True) -> None:
         """Paddle's spelling of `del block.ops[index]`."""
@@ -192,14 +212,15 @@ class Block(PartOfProgram):
         return {slot: values for slot, values in resolved.items() if values}
 
     def _typed(self, slot: str, variables: list[Variable], types: list[TensorType] | None) -> list[Variable]:
-        require(types is not None, f"this call has no output {slot}", ProgramError)
-        assert types is not None
-        require(
-            len(types) == len(variables), f"output {slot} has {len(types)} values, not {len(variables)}", ProgramError
-        )
+        if types is None:
+            raise ProgramError(f"this call has no output {slot}")
+        if len(types) != len(variables):
+            raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
         for v, t in zip(variables, types, strict=True):
-            self._check_own(slot, v)
-            require(v.type.accepts(t), f"output {slot} is {t}, variable {v} does not fit")
+            if not isinstance(v, Variable) or v.block is not self:
+                self._check_own(slot, v)
+            if not v.type.accepts(t):
+                raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
         return variables
 
     def _check_own(self, slot: str, v: Any) -> None:

@@ -10,7 +10,7 @@ Reading costs what it costs with a list or a dict. Each change is made whole or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minigraph.errors import MinigraphError, ProgramError, require, shortened
@@ -35,14 +35,6 @@ class Ops(list[Any]):
 
     def __init__(self, block: Block) -> None:
         self.block = block
-
-    def append(self, op: Operator) -> None:
-        """What Blocks use: `op` is a new operator."""
-        if getattr(op, "block", None) is not self.block or isinstance(op.attrs, Attrs):  # it stood here before
-            return self._change(list.append, op)
-        op.seal()
-        list.append(self, op)
-        self.block.program.version += 1
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         after = list(self)
@@ -82,13 +74,6 @@ class Vars(dict[str, Any]):
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def __setitem__(self, name: str, v: Variable) -> None:
-        """What Blocks use: `v` is a new variable."""
-        if name in self or getattr(v, "block", None) is not self.block or v.name != name:
-            return self._change(dict.__setitem__, name, v)
-        dict.__setitem__(self, name, v)
-        self.block.program.version += 1
-
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         after = dict(self)
         result = method(after, *args, **kwargs)
@@ -114,10 +99,6 @@ class Attrs(dict[str, Any]):
     """The attributes of an operator that stands in a Block, all of them, in canonical form."""
 
     __slots__ = ("op",)
-
-    def __init__(self, op: Operator, attrs: Mapping[str, Any]) -> None:
-        dict.__init__(self, attrs)
-        self.op = op
 
     def _change(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         after = dict(self)
@@ -158,11 +139,6 @@ class SlotVars(list[Any]):
         _refuse_slots()
 
 
-def slots(variables: Mapping[str, Iterable[Variable]]) -> Slots:
-    """Slots that hold these."""
-    return Slots(zip(variables, map(SlotVars, variables.values()), strict=True))
-
-
 def attrs_of(op: Operator) -> Attrs:
     """The attributes of an operator that stands in a Block."""
     assert isinstance(op.attrs, Attrs)
@@ -181,7 +157,7 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
         _check_types(op, both["inputs"], both["outputs"], op.attrs)
     except MinigraphError as error:
         raise error.at(op.call(), None) from None
-    object.__setattr__(op, what, slots(changed))
+    object.__setattr__(op, what, Slots((slot, SlotVars(vs)) for slot, vs in changed.items()))
     op.block.program.version += 1
 
 

@@ -44,8 +44,12 @@ class Operator(PartOfProgram):
 
     def seal(self) -> None:
         """Called where it comes into the list of its Block: from now on its Program counts changes."""
-        self.inputs, self.outputs = changes.slots(self.inputs), changes.slots(self.outputs)
-        self.attrs = changes.Attrs(self, self.attrs)
+        for variables in (self.inputs, self.outputs):
+            for slot, vs in variables.items():
+                variables[slot] = changes.SlotVars(vs)
+        self.inputs, self.outputs = changes.Slots(self.inputs), changes.Slots(self.outputs)
+        attrs = changes.Attrs(self.attrs)
+        attrs.op, self.attrs = self, attrs
         self.__class__ = _SealedOperator
 
     @property

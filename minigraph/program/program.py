@@ -78,8 +78,9 @@ class Program(NotPickled):
     @property
     def scope_name(self) -> str:
         """The name scope of operators that are appended now."""
-        scopes = _name_scopes.values()
-        return "".join(prefix for program, prefix in scopes if program is self) if scopes else ""
+        if not _name_scopes.entries.get():
+            return ""
+        return "".join(prefix for program, prefix in _name_scopes.values() if program is self)
 
     def in_scope(self, prefix: str) -> AbstractContextManager[None]:
         """A guard: operators appended inside have this prefix behind their name scope."""
@@ -165,26 +166,26 @@ class Program(NotPickled):
         copy.random_seed, copy.fetched = self.random_seed, self.fetched
         kept = ops_for_test(self.ops) if for_test else self.ops
         used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
-        for v in self.vars.values():
-            if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data:
-                copy.block0.vars[v.name] = copy_var(v, copy.block0)
+        copies = {
+            v: copy_var(v, copy.block0) for v in self.vars.values()
+            if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data
+        }  # fmt: skip
         copied: dict[int, Operator] = {}
         for op in kept:
             attrs = dict(op.attrs)
             if for_test and "is_test" in attrs:
                 attrs["is_test"] = True
-            copied[id(op)] = new = Operator(
+            copied[id(op)] = Operator(
                 copy.block0, op.opdef,
-                {s: [copy.vars[v.name] for v in vs] for s, vs in op.inputs.items()},
-                {s: [copy.vars[v.name] for v in vs] for s, vs in op.outputs.items()},
+                {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},
+                {s: [copies[v] for v in vs] for s, vs in op.outputs.items()},
                 attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
                 site=op.site, number=op.number, scope_name=op.scope_name,
             )  # fmt: skip
-            copy.ops.append(new)
+        copy.block0.fill(copies.values(), copied.values())
         copy.numbered = max((op.number for op in self.ops), default=-1) + 1
         if not for_test:
             copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in self.lr_schedulers]
-        copy.version = len(copy.ops)
         return copy
 
     def __copy__(self) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ class _Names:
     """How often each name was asked for, and what stands before all of them."""
 
     prefix: str = ""
-    asked: dict[str, count[int]] = field(default_factory=dict)  # threads without a guard share it: both steps are one
+    # threads without a guard share it: to look up and to count are one step each, and in C
+    asked: defaultdict[str, count[int]] = field(default_factory=lambda: defaultdict(count))
 
 
 _everywhere = _Names()
@@ -24,8 +26,9 @@ _guards = Guards[_Names]("unique_name.guard")
 
 def generate(key: str) -> str:
     """`key` with the number of times it was asked for before."""
-    names = _guards.innermost(_everywhere)
-    return f"{names.prefix}{key}_{next(names.asked.setdefault(key, count()))}"
+    entries = _guards.entries.get()
+    names = _guards.innermost(_everywhere) if entries else _everywhere
+    return f"{names.prefix}{key}_{next(names.asked[key])}"
 
 
 @contextmanager

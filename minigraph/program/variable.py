@@ -42,10 +42,11 @@ class Variable(PartOfProgram):
         is_data: bool = False,
         site: CallSite | None = None,
     ) -> None:
-        self.__dict__.update(
-            block=block, _name=name, type=type, _persistable=persistable, stop_gradient=stop_gradient,
-            is_data=is_data, site=site, origin=next(self._ids),
-        )  # fmt: skip
+        facts = {
+            "block": block, "_name": name, "type": type, "_persistable": persistable, "stop_gradient": stop_gradient,
+            "is_data": is_data, "site": site, "origin": next(self._ids),
+        }  # fmt: skip
+        object.__setattr__(self, "__dict__", facts)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("type", "is_data") and value != getattr(self, name):
@@ -131,6 +132,20 @@ class Variable(PartOfProgram):
         return self.shape[0]
 
 
+class RemovedVariable(Variable):
+    """What a Variable becomes when a rewrite takes it out of its Program; whoever uses it is told so."""
+
+    @property
+    def block(self) -> Block:
+        raise ProgramError(
+            f"{self} is not in its program any more, a rewrite took it out", site=call_site(),
+            hint=f'rewrite(program, passes, keep=["{self._name}"]) keeps it',
+        )  # fmt: skip
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert self.block  # which is refused
+
+
 class Parameter(Variable):
     """A persistable Variable that an optimizer updates.
 
@@ -166,14 +181,11 @@ class Parameter(Variable):
 
 def copy_var(v: Variable, block: Block) -> Variable:
     """The same variable for another Block (not yet in it)."""
-    if not isinstance(v, Parameter):
-        plain = Variable(block, v.name, v.type, persistable=v.persistable, stop_gradient=v.stop_gradient,
-                         is_data=v.is_data, site=v.site)  # fmt: skip
-        plain.__dict__["origin"] = v.origin
-        return plain
-    copy = Parameter(block, v.name, v.type, trainable=v.trainable, regularizer=v.regularizer,
-                     need_clip=v.need_clip, site=v.site)  # fmt: skip
-    copy.optimize_attr, copy.origin = dict(v.optimize_attr), v.origin
+    copy = object.__new__(type(v))
+    copy.__dict__.update(v.__dict__)
+    copy.__dict__["block"] = block
+    if isinstance(v, Parameter):
+        copy.__dict__["optimize_attr"] = dict(v.optimize_attr)
     return copy
 
 

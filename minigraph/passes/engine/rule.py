@@ -62,7 +62,7 @@ class Rule:
 class GraphBuilder(GradNeeds):
     """`g.<op type>(...)` on a Graph: emits at the place of the operators that are replaced.
 
-    training  whether the matched operators have grad operators, which will follow the new ones
+    training  whether the matched operators have grad operators, or will have
     replaced  the values that the pattern returned, None for outputs that are absent here
     """
 
@@ -160,7 +160,8 @@ class _Rewrite:
         stand_ins = self._stand_ins([*inner, *inner_grads])
         last = self.old[-1]
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
-        g.forward, g.training, g.replaced = self.old[0].forward, bool(outgoing), tuple(self.match.kept)
+        g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
+        g.training = bool(outgoing) or self.graph.awaits_gradients
         backward = None
         try:
             results = self.rule.rewrite(g, **bound)
