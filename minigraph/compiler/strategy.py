@@ -195,7 +195,7 @@ class BuildStrategy(NotPickled):
     enable_inplace            an operator may write over an input that nobody reads later
     memory_optimize           values whose lives do not overlap share memory
     and off unless switched on:
-    autotune                  on a GPU products, with epilogues or kernels after them, are timed when a Plan is made;
+    autotune                  on a GPU the ways to compute a product are timed when a Plan is made: epilogues, kernels;
                               the clearly fastest is kept, and remembered on disk
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;

@@ -12,7 +12,7 @@ class RunOptions(NamedTuple):
     inplace   an operator may write over an input that nobody reads later
     reuse     values whose lives do not overlap share memory
     multi_tensor  on a GPU, how kernels over lists of tensors learn their addresses (kernels/cuda/record/tensors.py)
-    autotune  on a GPU products and their epilogues are timed when a Plan is made, and the fastest are kept
+    autotune  on a GPU the ways to compute a product are timed when a Plan is made, and the fastest are kept
     attention  on a GPU, the kernel of attention that is wanted (kernels/cuda/attention/attention.py)
     check_nan_inf  every float result is looked at; set it by `checking`
     """

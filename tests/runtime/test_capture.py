@@ -88,8 +88,8 @@ class LateRuntime(gpu_stub.StubRuntime):
         for job in now:
             job()
 
-    def runnable(self, binder, tf32, autotune=False):
-        steps = super().runnable(binder, tf32, autotune)
+    def runnable(self, binder, tf32):
+        steps = super().runnable(binder, tf32)
         for step in steps:
             step.run = partial(self.queue_job, step.run)
         return steps

@@ -132,7 +132,7 @@ class StubRuntime:
         every = Settling(lambda calls, note: settled(calls, chosen, every=True))
         return every if self.variant else settling(chosen)
 
-    def runnable(self, binder: Binder, tf32: bool, autotune: bool = False) -> list[RunnableCall]:
+    def runnable(self, binder: Binder, tf32: bool) -> list[RunnableCall]:
         binder.write_tables(self)
         launcher, made = StubLauncher(self, binder.counter, self.variant), list[RunnableCall]()
         for position, call in binder.running():

@@ -182,7 +182,7 @@ class CudaPlan:
 
     def _bind(self, places: Places) -> Binding:
         with self.feeding.moved(places):
-            steps = self.runtime.runnable(self.bound.binder, self.tf32, self.options.autotune)
+            steps = self.runtime.runnable(self.bound.binder, self.tf32)
         for step in steps:
             if step.position in self.bound.once and not self.constants_are_computed:
                 step()

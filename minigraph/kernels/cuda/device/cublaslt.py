@@ -22,7 +22,6 @@ from minigraph.types import bfloat16, float16, float32, float64
 CUDA_DATA = {float32: 0, float64: 1, float16: 2, bfloat16: 14}  # cudaDataType
 ALGORITHMS = 8  # candidates asked from the library's heuristic
 RESULT = np.dtype([("algorithm", "V64"), ("workspace", "u8"), ("state", "i4"), ("waves", "f4"), ("reserved", "i4", 4)])
-LESS_WORKSPACE = 4 << 20, 0  # bytes; with less the heuristic proposes others
 WRITING = 40  # terms of a sum that take as long as writing a byte of it
 ROUNDS, GAIN = 4, 1.01  # of tiles over a GPU from which tiles that overlap are asked for, and what they must promise
 
@@ -39,12 +38,9 @@ class LtPlan:
     """One Gemm with its addresses; `run(stream)` launches it.
 
     algorithm   as `algorithm` of another plan gave it for the same product; ignored where the library refuses it
-    many        ask for as many candidates as there are, not for a few
     """
 
-    def __init__(
-        self, handle: int, call: Gemm, tf32: bool = False, algorithm: bytes | None = None, many: bool = False
-    ) -> None:
+    def __init__(self, handle: int, call: Gemm, tf32: bool = False, algorithm: bytes | None = None) -> None:
         self.handle, self.call = handle, call
         dtype = call.a.dtype
         double = dtype == float64
@@ -66,7 +62,7 @@ class LtPlan:
         self.alpha, self.beta = np.ones(1, real), np.full(1, call.beta, real)
         self.chosen = np.zeros(1, RESULT)
         self.accepted = algorithm is not None and self._accepts(algorithm)
-        self.needs = {self.algorithm: int(self.chosen["workspace"][0])} if self.accepted else self._candidates(many)
+        self.needs = {self.algorithm: int(self.chosen["workspace"][0])} if self.accepted else self._candidates()
         self.choose(self.candidates[0])
 
     @property
@@ -147,14 +143,13 @@ class LtPlan:
         self.chosen["workspace"] = checked["workspace"]
         return int(checked["workspace"][0]) <= (call.workspace.nbytes if call.workspace else 0)
 
-    def _candidates(self, many: bool) -> dict[bytes, int]:
+    def _candidates(self) -> dict[bytes, int]:
         """Algorithms whose sums have one fixed order, with their workspaces, the best one first, then as proposed."""
         call = self.call
         room = call.workspace.nbytes if call.workspace else 0
         found: dict[bytes, Any] = {}
-        for nbytes in (room, *LESS_WORKSPACE) if many else (room,):
-            for one in self._heuristic(min(nbytes, room), 4 * ALGORITHMS if many else ALGORITHMS):
-                found.setdefault(one["algorithm"].tobytes(), one)
+        for one in self._heuristic(room):
+            found.setdefault(one["algorithm"].tobytes(), one)
         if not found:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
         better = next((a for a, one in found.items() if self._overlaps(a, float(one["waves"]))), None)
@@ -173,13 +168,13 @@ class LtPlan:
         promised = (1 + WRITING * call.c.dtype.itemsize / call.k) * rounds / math.ceil(rounds)
         return promised > GAIN and _tile(algorithm) == lt.MatmulTile.TILE_128x160
 
-    def _heuristic(self, workspace: int, wanted: int) -> list[Any]:
-        results, count = np.zeros(wanted, RESULT), np.zeros(1, np.int32)
+    def _heuristic(self, workspace: int) -> list[Any]:
+        results, count = np.zeros(ALGORITHMS, RESULT), np.zeros(1, np.int32)
         preference = lt.matmul_preference_create()
         try:
             self._prefer(preference, workspace)
             lt.matmul_algo_get_heuristic(
-                self.handle, self.desc, self.a, self.b, self.c, self.c, preference, wanted,
+                self.handle, self.desc, self.a, self.b, self.c, self.c, preference, ALGORITHMS,
                 results.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:  # not supported

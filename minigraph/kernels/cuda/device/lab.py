@@ -13,17 +13,14 @@ from nvmath.bindings import cublasLt as lt
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call, Run, RunnableCall, Segment, Unsupported
 from minigraph.kernels.cuda.record.moved import constants, owners
-from minigraph.types import FLOATS, bfloat16, float16, float32, float64
+from minigraph.types import FLOATS
 
-from .autotune import Tuner
-from .cublaslt import LtPlan
 from .launcher import Launcher
+from .memory import DEVICE_TO_DEVICE
 
 ALIGNED = 256  # bytes
 PERIOD = 65521  # random numbers, repeated: a prime, so that rows differ
-COMPARED, REPEATED = 1 << 19, 2  # elements of a result, and how often it must come again
 MILLISECONDS, MOST = 0.2, 16  # one replay of a trial's graph takes about so long, with at most so many repeats
-FAR = {float64: 1e-12, float32: 1e-4, float16: 2e-3, bfloat16: 1e-2}  # ||difference|| / ||result||, of other sums
 
 
 class Lab:
@@ -31,15 +28,14 @@ class Lab:
 
     def __init__(self, runtime: Any, tf32: bool) -> None:
         self.runtime, self.tf32 = runtime, tf32
-        self.handle = runtime.handle
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The GPU, its driver and cuBLASLt's version."""
+        """The GPU, its driver, cuBLASLt's version, and whether it may round to TF32."""
         device = self.runtime.device
         name = cupy.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
         return {"gpu": [name, device.arch, device.multiprocessors], "driver": cupy.cuda.runtime.driverGetVersion(),
-                "cublasLt": lt.get_version()}  # fmt: skip
+                "cublasLt": lt.get_version(), "tf32": self.tf32}  # fmt: skip
 
     @contextmanager
     def twins(self, calls: Sequence[Call]) -> Iterator[list[Any]]:
@@ -71,12 +67,9 @@ class Lab:
         self.runtime.upload(block, Buffer((count,), buffer.dtype, buffer.address))
         while done < buffer.nbytes:
             more = min(done, buffer.nbytes - done)
-            cupy.cuda.runtime.memcpyAsync(buffer.address + done, buffer.address, more, 3, self.runtime.stream.ptr)
+            place = buffer.address + done
+            cupy.cuda.runtime.memcpyAsync(place, buffer.address, more, DEVICE_TO_DEVICE, self.runtime.stream.ptr)
             done += more
-
-    def product(self, plan: LtPlan) -> Callable[[], None]:
-        """What gives a product to the GPU, with the algorithm that its plan has then."""
-        return lambda: plan.run(self.runtime.target.ptr)
 
     def trial(self, work: Sequence[Run]) -> Callable[[], float]:
         """The work in a CUDA graph, as often as makes a time that can be measured."""
@@ -101,30 +94,7 @@ class Lab:
         end.synchronize()
         return float(cupy.cuda.get_elapsed_time(start, end))
 
-    def runnable(self, calls: Sequence[Call], tuner: Tuner) -> list[RunnableCall]:
-        """The calls made runnable, with the best products known."""
-        launcher = Launcher(self.runtime, self.tf32, tuner=tuner)
+    def runnable(self, calls: Sequence[Call]) -> list[RunnableCall]:
+        """The calls made runnable; Unsupported where cuBLASLt lacks one of them."""
+        launcher = Launcher(self.runtime, self.tf32)
         return [one for call in calls for one in call.runnable(launcher)]
-
-    def agrees(self, plan: LtPlan, reference: bytes) -> bool:
-        """Whether what is chosen repeats its bits, computes what `reference` computes, and keeps a NaN."""
-        if plan.call.epilogue == "RELU_BIAS" and not self.runtime.keeps_nan(plan):
-            return False
-        first = self._result(plan)
-        if any(self._result(plan).tobytes() != first.tobytes() for _ in range(REPEATED)):
-            return False
-        algorithm = plan.algorithm
-        plan.choose(reference)
-        wanted = self._result(plan).astype(float)
-        plan.choose(algorithm)
-        return bool(np.linalg.norm(first.astype(float) - wanted) <= FAR[first.dtype] * np.linalg.norm(wanted))
-
-    def _result(self, plan: LtPlan) -> np.ndarray:
-        """The first elements of C, computed from the same numbers every time."""
-        c = plan.call.c
-        if plan.call.beta:
-            self._fill(c)
-        self.product(plan)()
-        found = self.runtime.fetch(c.view((min(c.size, COMPARED),)), as_numpy=True)
-        self.runtime.stream.synchronize()
-        return found

@@ -12,9 +12,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Grid, Run
 from minigraph.kernels.cuda.record.calls import Gemm
 
-from .autotune import Tuner
-
-DEVICE_TO_DEVICE = 3  # cudaMemcpyKind
+from .memory import DEVICE_TO_DEVICE
 
 
 class Launcher:
@@ -24,8 +22,8 @@ class Launcher:
     notes    what a report should say of the calls, with the numbers of their operators
     """
 
-    def __init__(self, runtime: Any, tf32: bool, counter: Buffer | None = None, tuner: Tuner | None = None) -> None:
-        self.runtime, self.tf32, self.counter, self.tuner = runtime, tf32, counter, tuner
+    def __init__(self, runtime: Any, tf32: bool, counter: Buffer | None = None) -> None:
+        self.runtime, self.tf32, self.counter = runtime, tf32, counter
         self.target = runtime.target
         self.notes: list[tuple[int, str]] = []
 
@@ -34,7 +32,7 @@ class Launcher:
         together: bool = False,
     ) -> Run:  # fmt: skip
         """A kernel, compiled and loaded."""
-        loaded = self.runtime.function(source, function, shared, together)
+        loaded = self.runtime.modules.function(source, function, shared, together)
         return partial(loaded, grid, block, args, shared_mem=shared, stream=self.target)
 
     def copy(self, destination: int, source: int, nbytes: int) -> Run:
@@ -49,7 +47,7 @@ class Launcher:
 
     def product(self, call: Gemm) -> Run:
         """A product by cuBLASLt."""
-        plan, target = self.runtime.product(call, self.tf32, self.tuner), self.target
+        plan, target = self.runtime.products.plan(call, self.tf32), self.target
         return lambda: plan.run(target.ptr)
 
     def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:

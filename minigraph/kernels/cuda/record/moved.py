@@ -9,6 +9,8 @@ from .binder import Binder
 from .buffer import Buffer, Constant, owner, root_and_offset
 from .call import Call, every_call
 
+ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
+
 
 def owners(calls: Iterable[Call]) -> list[Buffer]:
     """The buffers whose memory the calls touch, each once, but for constants."""
@@ -22,6 +24,11 @@ def constants(calls: Iterable[Call]) -> list[Constant]:
 
 def _roots(calls: Iterable[Call]) -> list[Buffer]:
     return list({id(root): root for call in calls for root in map(owner, call.buffers())}.values())
+
+
+def unplaced(call: Any) -> Any:
+    """The call at made-up addresses, where every owner lies as well as any: enough to ask what would run."""
+    return call.moved({id(b): Buffer(b.shape, b.dtype, ANYWHERE) for b in owners([call])})
 
 
 class Recording(NamedTuple):

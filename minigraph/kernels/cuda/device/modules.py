@@ -1,0 +1,46 @@
+"""Modules: kernels of CUDA sources, compiled and loaded. Needs a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import cupy
+
+from minigraph.kernels.cuda.record.compile import compile_all, compile_source
+
+STATIC_SHARED = 40 * 1024  # bytes; more must be asked for, what a kernel declares included
+
+
+class Modules:
+    """Kernels of one GPU by source and name.
+
+    waiting   those that wait for the kernels before them: their CUfunctions
+    """
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self.waiting: set[int] = set()
+        self._functions: dict[tuple[str, str], Any] = {}
+
+    def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
+        """Compile those (source, name) that are not loaded, side by side."""
+        new = [source for source, name in kernels if (source, name) not in self._functions]
+        if len(new) > 1:
+            compile_all(new, self.arch)
+
+    def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:
+        """A kernel, compiled and loaded once; it may have `shared` bytes of shared memory.
+
+        together   its blocks wait for each other
+        """
+        key = source, name
+        if key not in self._functions:
+            cubin = compile_source(source, self.arch)
+            module = cupy.RawModule(path=str(cubin.path), enable_cooperative_groups=together)
+            function = self._functions[key] = module.get_function(name)
+            self.waiting |= {function.kernel.ptr} if cubin.waits_first and not together else set()
+        function = self._functions[key]
+        if shared > max(STATIC_SHARED, function.max_dynamic_shared_size_bytes):  # a longer row may need more
+            function.max_dynamic_shared_size_bytes = shared
+        return function
