@@ -8,7 +8,7 @@
 outputs. Other names are inner values, and `_` is an output that is not wanted. The number of a random member keys its
 random numbers. A body may come from any text, so each line is checked against the definition of its operator.
 
-    Layout    how the values of a body lie beside each other: all have one shape, or one element for each row
+    BodyLayout    how the values of a body lie beside each other: all have one shape, or one element for each row
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ WHOLE, ROW, COLUMN, SUM = "whole", "row", "column", "sum"
 
 
 @dataclass(frozen=True)
-class Layout:
+class BodyLayout:
     """How the values of a body lie in one array of `shape`.
 
     row    the first axis of a row, where members work on rows; else None
@@ -205,8 +205,8 @@ def places_y(member: Member, types: Mapping[str, TensorType]) -> bool:
     return types[y[0]].ndim < types[x[0]].ndim != axis + types[y[0]].ndim
 
 
-def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Layout:
-    """The Layout of a body with these types; a MinigraphError says why there is none."""
+def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> BodyLayout:
+    """The BodyLayout of a body with these types; a MinigraphError says why there is none."""
     shape: Shape = ()
     row: int | None = None
     for m in members:
@@ -227,7 +227,7 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
                 raise ShapeError(f"{op_type} works on rows from axis {start} on, others from {row} on")
             row, members_shape = start, first.shape
         shape = broadcast_shapes(shape, members_shape)
-    layout = Layout(shape, row, {})
+    layout = BodyLayout(shape, row, {})
     for m in members:
         for slot, names in (*m.inputs.items(), *m.outputs.items()):
             kind = WHOLE if m.opdef.rows is None else m.opdef.rows.kind(slot, m.attrs)
@@ -244,7 +244,7 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Lay
     return layout
 
 
-def _settle(layout: Layout, name: str, kind: str, own: Shape) -> None:
+def _settle(layout: BodyLayout, name: str, kind: str, own: Shape) -> None:
     """Note the kind of a name; one element for each row may also be seen as an array that broadcasts."""
     kinds = layout.kinds
     if kind == WHOLE and own == layout.row_shape != layout.shape:
@@ -253,7 +253,7 @@ def _settle(layout: Layout, name: str, kind: str, own: Shape) -> None:
         raise ShapeError(f"{name} is used as {kinds[name]} and as {kind}")
 
 
-def _check_kind(layout: Layout, name: str, kind: str, own: Shape) -> None:
+def _check_kind(layout: BodyLayout, name: str, kind: str, own: Shape) -> None:
     shape = layout.shape
     if kind == WHOLE and own != shape:
         if broadcast_shapes(own, shape) != shape:
@@ -273,7 +273,7 @@ class FusedBody(NamedTuple):
     members: tuple[Member, ...]
     types: Mapping[str, TensorType]
     outputs: Sequence[str]
-    layout: Layout | str
+    layout: BodyLayout | str
 
 
 @lru_cache(maxsize=1024)
@@ -284,7 +284,7 @@ def fused_body(
     members = parse_body(tuple(body))
     types = infer_body(members, x, like, lifted)
     try:
-        layout: Layout | str = layout_of(members, types)
+        layout: BodyLayout | str = layout_of(members, types)
     except MinigraphError as problem:
         layout = problem.fact
     return FusedBody(members, types, output_names(members), layout)

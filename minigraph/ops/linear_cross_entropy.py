@@ -97,6 +97,15 @@ def _plain(
     return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias
 
 
+def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
+    require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
+    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
+    require(
+        Bias.shape[0] == classes or -1 in (Bias.shape[0], classes),
+        f"Bias has {Bias.shape[0]} elements, W has {classes} classes",
+    )
+
+
 @fused_linear_cross_entropy.infer
 def _(
     X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None, *, trans_w,
@@ -121,12 +130,7 @@ def _(
         f"Label must have the shape {list(rows)} of X's rows, or with size 1 behind it; is {Label}",
     )
     if Bias is not None:
-        require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
-        require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
-        require(
-            Bias.shape[0] == classes or -1 in (Bias.shape[0], classes),
-            f"Bias has {Bias.shape[0]} elements, W has {classes} classes",
-        )
+        _check_bias(Bias, X, classes)
     require(0 <= label_smoothing <= 1, f"label_smoothing {label_smoothing} is not in [0, 1]", AttrError)
     require(0 <= z_loss < np.inf, f"z_loss {z_loss} is not in [0, inf)", AttrError)
     require(softcap is None or 0 < softcap < np.inf, f"softcap {softcap} is not in (0, inf)", AttrError)

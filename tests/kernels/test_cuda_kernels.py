@@ -14,6 +14,7 @@ from minigraph.kernels.cuda.elementwise import random
 from minigraph.kernels.cuda.movement import add_rows, creation, index, movement
 from minigraph.kernels.cuda.optimizer import optimizer, update
 from minigraph.kernels.cuda.record.binder import Device
+from minigraph.opdef import OPS
 from minigraph.types import (
     TensorType,
     bfloat16,
@@ -26,6 +27,9 @@ from minigraph.types import (
     int32,
 )
 from tests.support.cuda_host import COMPILER, run_bind
+
+MOVES = "concat", "concat_grad", "slice", "transpose"
+concat, concat_grad, cut_out, transpose = (OPS[name].gpu_bind for name in MOVES)
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -54,7 +58,7 @@ TRANSPOSES = [
 def test_transpose(shape, perm, dtype, rng):
     x = numbers(rng, shape, dtype)
     np.testing.assert_array_equal(
-        moved(movement.transpose, x, tuple(shape[p] for p in perm), {"perm": perm}), x.transpose(perm)
+        moved(transpose, x, tuple(shape[p] for p in perm), {"perm": perm}), x.transpose(perm)
     )
 
 
@@ -79,7 +83,7 @@ def test_parts_of_matrices_change_places_wherever_they_begin(to, start, dtype, r
 
 def test_transpose_of_runs_of_16_bytes(rng):
     x = numbers(rng, (40, 50, 4), float32)
-    out = moved(movement.transpose, x, (50, 40, 4), {"perm": (1, 0, 2)})
+    out = moved(transpose, x, (50, 40, 4), {"perm": (1, 0, 2)})
     np.testing.assert_array_equal(out, x.transpose(1, 0, 2))
 
 
@@ -94,7 +98,7 @@ def test_slice_and_its_gradient(shape, cuts):
     attrs = {"axes": tuple(range(len(cuts))), "starts": starts, "ends": ends, "steps": steps, "decrease_axes": ()}
     section = tuple(slice(*cut) for cut in cuts)
     expected = x[section]
-    np.testing.assert_array_equal(moved(movement.slice, x, expected.shape, attrs), expected)
+    np.testing.assert_array_equal(moved(cut_out, x, expected.shape, attrs), expected)
     whole = np.zeros(shape, np.float32)
     whole[section] = expected
     grad = moved(movement.slice_grad, np.ascontiguousarray(expected), shape, attrs, "Out_grad", "X_grad")
@@ -106,11 +110,11 @@ def test_slice_and_its_gradient(shape, cuts):
 def test_concat_and_its_gradient(sizes, outer, inner, rng):
     xs = [numbers(rng, (*outer, size, *inner), float32) for size in sizes]
     axis, joined = len(outer), np.concatenate(xs, len(outer))
-    out, _ = run_bind(movement.concat, {"X": xs}, {"Out": TensorType(joined.shape, joined.dtype)}, {"axis": axis})
+    out, _ = run_bind(concat, {"X": xs}, {"Out": TensorType(joined.shape, joined.dtype)}, {"axis": axis})
     np.testing.assert_array_equal(out["Out"], joined)
     types = [TensorType(x.shape, x.dtype) for x in xs]
     ins = {"X": xs, "Out_grad": joined}
-    parts, _ = run_bind(movement.concat_grad, ins, {"X_grad": types}, {"axis": axis - joined.ndim}, unread=("X",))
+    parts, _ = run_bind(concat_grad, ins, {"X_grad": types}, {"axis": axis - joined.ndim}, unread=("X",))
     for part, x in zip(parts["X_grad"], xs, strict=True):
         np.testing.assert_array_equal(part, x)
 
@@ -118,7 +122,7 @@ def test_concat_and_its_gradient(sizes, outer, inner, rng):
 def test_copies_with_64_bit_offsets(monkeypatch, rng):
     monkeypatch.setattr(movement, "is_wide", lambda *_: True)
     x = numbers(rng, (4, 5, 6), float64)
-    np.testing.assert_array_equal(moved(movement.transpose, x, (6, 4, 5), {"perm": (2, 0, 1)}), x.transpose(2, 0, 1))
+    np.testing.assert_array_equal(moved(transpose, x, (6, 4, 5), {"perm": (2, 0, 1)}), x.transpose(2, 0, 1))
 
 
 def id_arrays(rng):

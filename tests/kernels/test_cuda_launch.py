@@ -21,7 +21,11 @@ from minigraph.kernels.cuda.record.buffer import Buffer, rows_apart
 from minigraph.kernels.cuda.record.calls import Copy, Fill, Launch
 from minigraph.kernels.cuda.record.compile import compile_source
 from minigraph.kernels.cuda.rows import norm
+from minigraph.opdef import OPS
 from minigraph.types import bfloat16, bool_, float16, float32, float64, int8, int32, int64
+
+MOVES = "concat", "reshape", "slice", "split", "transpose"
+concat, reshape, cut_out, split, transpose = (OPS[name].gpu_bind for name in MOVES)
 
 HUGE = 2**31 + 64  # elements
 
@@ -103,7 +107,7 @@ def test_offsets_beyond_31_bits_are_64_bits(rows, wide, backwards):
     x, size = ((rows, 1000), float32), 999  # odd rows: words of one element, whose offsets reach 1000 * rows
     attrs = {"axes": (1,), "starts": (-1 if backwards else 1,), "ends": (0 if backwards else 1000,),
              "steps": (-1 if backwards else 1,)}  # fmt: skip
-    (call,) = calls(movement.slice, {"X": x}, {"Out": ((rows, size), float32)}, attrs)
+    (call,) = calls(cut_out, {"X": x}, {"Out": ((rows, size), float32)}, attrs)
     assert defined(call, "I") == ("i64" if wide else "int")
     assert {type(a) for a in call.args[2:]} == {np.int64 if wide else np.int32}
     assert call.grid[0] == -(-rows * size // movement.WORDS_PER_BLOCK)
@@ -120,7 +124,7 @@ def test_offsets_beyond_31_bits_are_64_bits(rows, wide, backwards):
 )  # fmt: skip
 def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, aligned):
     out = tuple(shape[p] for p in perm)
-    (call,) = calls(movement.transpose, {"X": (shape, float32)}, {"Out": (out, float32)}, {"perm": perm})
+    (call,) = calls(transpose, {"X": (shape, float32)}, {"Out": (out, float32)}, {"perm": perm})
     assert call.function == function
     if aligned:
         assert defined(call, "ALIGNED") == aligned
@@ -132,7 +136,7 @@ def test_transposes_take_tiles_where_both_axes_are_long(shape, perm, function, a
 
 def test_an_inner_axis_of_one_word_is_moved_as_words():
     (call,) = calls(
-        movement.transpose, {"X": ((40, 50, 4), float32)}, {"Out": ((50, 40, 4), float32)}, {"perm": (1, 0, 2)}
+        transpose, {"X": ((40, 50, 4), float32)}, {"Out": ((50, 40, 4), float32)}, {"perm": (1, 0, 2)}
     )
     assert (call.function, defined(call, "W"), defined(call, "ALIGNED")) == ("tiles", "Pack<u64, 2>", "1")
 
@@ -197,7 +201,7 @@ def test_tiles_of_odd_rows_keep_the_place_in_128_bytes_and_read_from_different_b
 @pytest.mark.parametrize("across", [33, 65, 129, 130, 1033])
 def test_tiles_of_odd_rows_are_alike_and_fit_whatever_lies_before_them(across, dtype):
     (call,) = calls(
-        movement.transpose, {"X": ((2, 131, across), dtype)}, {"Out": ((2, across, 131), dtype)}, {"perm": (0, 2, 1)}
+        transpose, {"X": ((2, 131, across), dtype)}, {"Out": ((2, across, 131), dtype)}, {"perm": (0, 2, 1)}
     )
     pack = movement.PACK_BYTES // dtype.itemsize
     tiles, wide = int(call.args[9]), int(call.args[11])
@@ -208,9 +212,9 @@ def test_tiles_of_odd_rows_are_alike_and_fit_whatever_lies_before_them(across, d
 
 
 EMPTY = [
-    (movement.transpose, {"X": ((0, 3), float32)}, {"Out": ((3, 0), float32)}, {"perm": (1, 0)}),
-    (movement.concat, {"X": [((0, 3), float32)] * 2}, {"Out": ((0, 3), float32)}, {"axis": 0}),
-    (movement.split, {"X": ((0, 4), float32)}, {"Out": [((0, 2), float32)] * 2},
+    (transpose, {"X": ((0, 3), float32)}, {"Out": ((3, 0), float32)}, {"perm": (1, 0)}),
+    (concat, {"X": [((0, 3), float32)] * 2}, {"Out": ((0, 3), float32)}, {"axis": 0}),
+    (split, {"X": ((0, 4), float32)}, {"Out": [((0, 2), float32)] * 2},
      {"axis": 1, "num": 2, "sections": None}),
     (movement.expand, {"X": ((1, 3), float32)}, {"Out": ((0, 3), float32)}, {}),
     (movement.tile, {"X": ((2,), float32)}, {"Out": ((0,), float32)}, {"repeat_times": (0,)}),
@@ -251,9 +255,9 @@ def test_an_empty_sum_is_defined():
 
 
 def test_whole_buffers_are_copied_as_they_are():
-    (call,) = calls(movement.concat, {"X": [((2, 3), float32)]}, {"Out": ((2, 3), float32)}, {"axis": 1})
+    (call,) = calls(concat, {"X": [((2, 3), float32)]}, {"Out": ((2, 3), float32)}, {"axis": 1})
     assert isinstance(call, Copy)
-    first, second = calls(movement.concat, {"X": [((2, 3), float32)] * 2}, {"Out": ((4, 3), float32)}, {"axis": 0})
+    first, second = calls(concat, {"X": [((2, 3), float32)] * 2}, {"Out": ((4, 3), float32)}, {"axis": 0})
     assert isinstance(first, Copy) and isinstance(second, Copy)
     assert (first.destination.offset, second.destination.offset) == (0, 24)
 
@@ -263,7 +267,7 @@ def test_a_view_of_the_same_memory_is_not_copied():
     for out, copies in ((x.view((3, 8)), 0), (Buffer((3, 8), float32), 1)):
         binder = Binder()
         binder.begin(0)
-        movement.reshape(binder, {"X": x}, {"Out": out}, {})
+        reshape(binder, {"X": x}, {"Out": out}, {})
         assert len(binder.calls) == copies
     a, b = Buffer((4,), float32, ptr=512), Buffer((2,), float32, ptr=512).view((2,))
     assert movement.place(a) == movement.place(b)
@@ -328,7 +332,7 @@ def test_tables_of_crowded_keys_hold_whatever_the_ids(n, counts):
 @pytest.mark.parametrize(
     ("bind", "ins", "outs", "attrs"),
     [
-        (movement.transpose, {"X": ((65537, 32832), int8)}, {"Out": ((32832, 65537), int8)}, {"perm": (1, 0)}),
+        (transpose, {"X": ((65537, 32832), int8)}, {"Out": ((32832, 65537), int8)}, {"perm": (1, 0)}),
         (movement.expand, {"X": ((1,), float16)}, {"Out": ((HUGE,), float16)}, {}),
         (index.embedding, {"Ids": ((2**20,), int64), "W": ((10**6, 4096), bfloat16)},
          {"Out": ((2**20, 4096), bfloat16)}, {"padding_idx": None}),
@@ -370,13 +374,13 @@ def test_the_launches_of_updates_and_norms_do_not_depend_on_the_device():
 # variants that no sample reaches
 
 VARIANTS = [
-    *((movement.transpose, {"X": (shape, dtype)}, {"Out": (shape[::-1], dtype)}, {"perm": (1, 0)})
+    *((transpose, {"X": (shape, dtype)}, {"Out": (shape[::-1], dtype)}, {"perm": (1, 0)})
       for dtype in (float64, float32, float16, int8) for shape in ((512, 1024), (511, 1023))),
-    (movement.transpose, {"X": ((2, 40, 3, 40, 3, 40), float32)}, {"Out": ((40, 3, 40, 3, 40, 2), float32)},
+    (transpose, {"X": ((2, 40, 3, 40, 3, 40), float32)}, {"Out": ((40, 3, 40, 3, 40, 2), float32)},
      {"perm": (5, 4, 3, 2, 1, 0)}),
-    (movement.transpose, {"X": ((64, 64, 8), float16)}, {"Out": ((64, 64, 8), float16)}, {"perm": (1, 0, 2)}),
-    (movement.transpose, {"X": ((2**22, 8, 99), float32)}, {"Out": ((8, 2**22, 99), float32)}, {"perm": (1, 0, 2)}),
-    (movement.transpose, {"X": ((3,) * 8, float32)}, {"Out": ((3,) * 8, float32)}, {"perm": (7, 6, 5, 4, 3, 2, 1, 0)}),
+    (transpose, {"X": ((64, 64, 8), float16)}, {"Out": ((64, 64, 8), float16)}, {"perm": (1, 0, 2)}),
+    (transpose, {"X": ((2**22, 8, 99), float32)}, {"Out": ((8, 2**22, 99), float32)}, {"perm": (1, 0, 2)}),
+    (transpose, {"X": ((3,) * 8, float32)}, {"Out": ((3,) * 8, float32)}, {"perm": (7, 6, 5, 4, 3, 2, 1, 0)}),
     *((index.embedding_grad, {"Ids": ((8192,), int64), "Out_grad": ((8192, width), dtype)},
        {"W_grad": ((50257, width), dtype)}, {"padding_idx": None})
       for dtype in (float64, float32, float16, bfloat16) for width in (3, 64, 1023, 1024, 4096)),

@@ -19,7 +19,7 @@ import numpy as np
 from minigraph.errors import KernelError
 from minigraph.kernels.parallel import for_blocks
 from minigraph.opdef import Arrays, Texts, get_op
-from minigraph.opdef.body import FusedBody, Layout, Member, fused_body
+from minigraph.opdef.body import BodyLayout, FusedBody, Member, fused_body
 from minigraph.opdef.reference import computed, reference_keywords
 from minigraph.types import TensorType, bfloat16, float16, float32
 
@@ -30,7 +30,7 @@ SMALLEST = 16384  # elements of a block; below, calling NumPy costs more than th
 Env = dict[str, np.ndarray]
 
 
-class Call(NamedTuple):
+class MemberCall(NamedTuple):
     """A member, ready to be called.
 
     args     names of its operands; a tuple of them where a slot is a list
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     rounds: bool
 
 
-class Block(NamedTuple):
+class BodyBlock(NamedTuple):
     """What a block takes of each of the first axes; `first` is its first element, `shape` that of its whole values."""
 
     cuts: tuple[slice, ...]
@@ -64,7 +64,7 @@ class Recipe:
     """
 
     def __init__(self, found: FusedBody) -> None:
-        assert isinstance(found.layout, Layout)
+        assert isinstance(found.layout, BodyLayout)
         self.found, self.layout = found, found.layout
         self.scratch = scratch_of(found)
         self.calls = [_call(m, {*found.outputs, *self.scratch}, self.layout) for m in found.members]
@@ -91,7 +91,7 @@ class Recipe:
 def recipe(body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]) -> Recipe | None:
     """The Recipe for inputs of these types; None where the values have no layout in common."""
     found = fused_body(body, x, like, lifted=True)
-    return Recipe(found) if isinstance(found.layout, Layout) else None
+    return Recipe(found) if isinstance(found.layout, BodyLayout) else None
 
 
 def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 0), out=None) -> list[np.ndarray]:
@@ -133,8 +133,8 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     return [results[name] for name in found.outputs]
 
 
-def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
-    """Call a member on its operands in `part`, and put its results there."""
+def _evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
+    """MemberCall a member on its operands in `part`, and put its results there."""
     args = [[part[n] for n in a] if type(a) is tuple else part[a] if a else None for a in call.args]
     keywords = call.keywords
     if call.out is not None:
@@ -149,7 +149,7 @@ def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple
         part[name] = result.astype(float32) if call.rounds else np.asarray(result)
 
 
-def _call(m: Member, given: set[str], layout: Layout) -> Call:
+def _call(m: Member, given: set[str], layout: BodyLayout) -> MemberCall:
     """A member as a call; it writes into the arrays of `given` names where it can."""
     opdef, injected = m.opdef, m.opdef.injected_by_reference
     args: list[Any] = [
@@ -158,7 +158,7 @@ def _call(m: Member, given: set[str], layout: Layout) -> Call:
     ]
     names = [next(iter(m.outputs.get(slot, ())), None) for slot in opdef.output_names]
     out = [n if n in given and n is not None and layout.kinds[n] != "sum" else None for n in names]
-    return Call(
+    return MemberCall(
         opdef.reference, args, reference_keywords(opdef, m.attrs, m.outputs),
         [(i, n) for i, n in enumerate(names) if n],
         out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
@@ -168,7 +168,7 @@ def _call(m: Member, given: set[str], layout: Layout) -> Call:
 
 def scratch_of(found: FusedBody) -> dict[str, int]:
     """Arrays for whole values inside that their kernel can write into, shared where lives do not overlap."""
-    assert isinstance(found.layout, Layout)
+    assert isinstance(found.layout, BodyLayout)
     shape, members = found.layout.shape, found.members
     last = {name: i for i, m in enumerate(members) for name in m.read}
     chosen: dict[str, int] = {}
@@ -203,10 +203,10 @@ def _overwritten(m: Member, name: str) -> str | None:
     return next(iter(m.inputs.get(m.opdef.inplace.get(slot, ""), ())), None)
 
 
-def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
+def blocks_of(found: FusedBody, scratch: int) -> list[BodyBlock]:
     """The blocks into which a body's shape is cut; none where that is not worth it."""
     layout = found.layout
-    assert isinstance(layout, Layout)
+    assert isinstance(layout, BodyLayout)
     shape, size = layout.shape, math.prod(layout.shape)
     widest = max(t.dtype.itemsize for t in found.types.values())
     streams = sum(t.shape == shape for name, t in found.types.items() if name[0] == "x" or name in found.outputs)
@@ -228,13 +228,13 @@ def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
     return []
 
 
-def _block(shape: tuple[int, ...], index: tuple[int, ...], start: int, stop: int, first: int) -> Block:
+def _block(shape: tuple[int, ...], index: tuple[int, ...], start: int, stop: int, first: int) -> BodyBlock:
     """[start, stop) of the axis after those that have an index."""
     cuts = (*(slice(i, i + 1) for i in index), slice(start, stop))
-    return Block(cuts, first, (1,) * len(index) + (stop - start, *shape[len(cuts) :]))
+    return BodyBlock(cuts, first, (1,) * len(index) + (stop - start, *shape[len(cuts) :]))
 
 
-def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.ndarray]:
+def _cut(layout: BodyLayout, name: str, array: np.ndarray) -> Callable[[BodyBlock], np.ndarray]:
     """What gives a block's part of a value, as a view with as many axes."""
     kind = layout.kinds.get(name, "column")  # one that no member reads
     if kind in ("column", "sum"):
@@ -247,14 +247,14 @@ def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.n
     by_row, ndim = array.reshape(layout.shape[: layout.row]), array.ndim
     flat, ones = ndim == 1, (1,) * max(0, ndim - layout.row)
 
-    def part(block: Block) -> np.ndarray:
+    def part(block: BodyBlock) -> np.ndarray:
         found = _whole_part(by_row, 0, block)
         return found.reshape(-1) if flat else found.reshape(found.shape + ones)
 
     return part
 
 
-def _whole_part(array: np.ndarray, missing: int, block: Block) -> np.ndarray:
+def _whole_part(array: np.ndarray, missing: int, block: BodyBlock) -> np.ndarray:
     """The part of an array that broadcasts; `missing` axes stand before its own."""
     own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(block.cuts[missing:])]
     return array[(*own, ...)]

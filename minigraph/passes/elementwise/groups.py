@@ -17,7 +17,7 @@ from typing import Any
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OpDef
-from minigraph.opdef.body import ROW, SUM, WHOLE, Layout, Member, is_pointwise, layout_of
+from minigraph.opdef.body import ROW, SUM, WHOLE, BodyLayout, Member, is_pointwise, layout_of
 from minigraph.passes.engine.rule import Refused, require
 from minigraph.types import TensorType
 
@@ -40,7 +40,7 @@ class Group:
     """
 
     ops: list[OpNode]
-    layout: Layout
+    layout: BodyLayout
     moved: int
 
     @property
@@ -103,7 +103,7 @@ def start_group(op: OpNode) -> Group:
 @lru_cache(maxsize=4096)
 def _layout_alone(
     opdef: OpDef, inputs: Slots, outputs: Slots, types: tuple[TensorType, ...], attrs: Any
-) -> Layout | str:
+) -> BodyLayout | str:
     """The layout of one operator, or why it has none; layers ask the same. Slots hold numbers of values."""
 
     def names(slots: Slots) -> dict[str, list[str]]:
@@ -166,19 +166,19 @@ def _meet(a: Group, b: Group, both: Group) -> bool:
     return written <= both.saved and sum(map(nbytes, beside)) <= sum(map(nbytes, kept))
 
 
-def _common_layout(a: Layout, b: Layout) -> Layout | None:
+def _common_layout(a: BodyLayout, b: BodyLayout) -> BodyLayout | None:
     """The layout of two groups of one shape, or of which one has an element for each row of the other."""
     if None not in (a.row, b.row) and a.row != b.row:
         return None
     row = a.row if a.row is not None else b.row
     for one, other in ((a, b), (b, a)):
-        whole = Layout(one.shape, row, {})
+        whole = BodyLayout(one.shape, row, {})
         if other.shape == one.shape or (other.row is None and other.shape == whole.row_shape):
             return whole
     return None
 
 
-def _fits(layout: Layout, v: VarNode, inside: Collection[OpNode]) -> bool:
+def _fits(layout: BodyLayout, v: VarNode, inside: Collection[OpNode]) -> bool:
     """Whether members see `v` in one way, those that read it and the one that writes it."""
     kinds = {_kind(layout, reader, v, reader.inputs) for reader in v.graph.readers(v) if reader in inside}
     producer = v.producer
@@ -187,7 +187,7 @@ def _fits(layout: Layout, v: VarNode, inside: Collection[OpNode]) -> bool:
     return len(kinds) == 1 and SUM not in kinds
 
 
-def _kind(layout: Layout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]]) -> str:
+def _kind(layout: BodyLayout, op: OpNode, v: VarNode, slots: dict[str, list[VarNode]]) -> str:
     """How an operator sees one of its values."""
     slot = next(s for s, vs in slots.items() if any(x is v for x in vs))
     kind = WHOLE if op.opdef.rows is None else op.opdef.rows.kind(slot, op.attrs)

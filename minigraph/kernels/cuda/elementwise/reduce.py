@@ -149,7 +149,7 @@ def bind_reduce(binder: Binder, kind: str, x: Buffer, axes: Sequence[int], out: 
         source = goal
 
 
-class Operand(NamedTuple):
+class Side(NamedTuple):
     """A buffer and the C++ type, of `size` bytes, in which a launch sees it; `widest` elements make a pack."""
 
     buffer: Buffer
@@ -165,7 +165,7 @@ def _one_axis(
     position = kind.startswith("ARG")
     finish = "U((a).at)" if position else finish
     facts, widest = _facts(kind, dtype), WIDEST_POSITION if position else WIDEST
-    source, end = (Operand(b, CUDA_TYPES[b.dtype], b.dtype.itemsize, widest) for b in (x, goal))
+    source, end = (Side(b, CUDA_TYPES[b.dtype], b.dtype.itemsize, widest) for b in (x, goal))
     cut = _tile(binder, source, end, sizes, whole=False)
     if cut.splits > 1:
         partial = _pieces(binder, kind, dtype, source, sizes, cut.splits)
@@ -180,13 +180,13 @@ def _facts(kind: str, dtype: np.dtype) -> dict[str, Any]:
     return {"C" if kind.startswith("ARG") else "A": kept, "KIND": kind, "IDENTITY": identity(kind, dtype)}
 
 
-def _pieces(binder: Binder, kind: str, dtype: np.dtype, source: Operand, sizes: Shape, splits: int) -> Operand:
+def _pieces(binder: Binder, kind: str, dtype: np.dtype, source: Side, sizes: Shape, splits: int) -> Side:
     """The results of the pieces [outer, splits, inner], as accumulators."""
     results, kept = sizes[0] * splits * sizes[2], accumulator(kind, dtype)
     if kind.startswith("ARG"):
-        partial = Operand(binder.scratch((results, 2), int64), "Best", 16, source.widest)
+        partial = Side(binder.scratch((results, 2), int64), "Best", 16, source.widest)
     else:
-        partial = Operand(binder.scratch((results,), kept), CUDA_TYPES[kept], kept.itemsize, source.widest)
+        partial = Side(binder.scratch((results,), kept), CUDA_TYPES[kept], kept.itemsize, source.widest)
     _launch(binder, source, partial, sizes, _facts(kind, dtype) | {"FINISH(a)": "(a)"}, 1, whole=False)
     return partial
 
@@ -194,13 +194,13 @@ def _pieces(binder: Binder, kind: str, dtype: np.dtype, source: Operand, sizes: 
 def bind_pieces(binder: Binder, kind: str, x: Buffer, sizes: Shape) -> tuple[Buffer | None, Tiling]:
     """The results of the pieces into which x[outer, m, inner] is cut; None where it stays whole."""
     kept = accumulator(kind, x.dtype)
-    source = Operand(x, CUDA_TYPES[x.dtype], x.dtype.itemsize, WIDEST)
-    end = Operand(x, CUDA_TYPES[kept], kept.itemsize, WIDEST)
+    source = Side(x, CUDA_TYPES[x.dtype], x.dtype.itemsize, WIDEST)
+    end = Side(x, CUDA_TYPES[kept], kept.itemsize, WIDEST)
     cut = _tile(binder, source, end, sizes, whole=False)
     return (_pieces(binder, kind, x.dtype, source, sizes, cut.splits).buffer if cut.splits > 1 else None), cut
 
 
-def _tile(binder: Binder, source: Operand, goal: Operand, sizes: Shape, whole: bool) -> Tiling:
+def _tile(binder: Binder, source: Side, goal: Side, sizes: Shape, whole: bool) -> Tiling:
     outer, m, inner = sizes
     width = _width(source, goal, inner)
     if inner == 1:
@@ -208,7 +208,7 @@ def _tile(binder: Binder, source: Operand, goal: Operand, sizes: Shape, whole: b
     return tile_columns(outer, m, inner, width, binder.device.multiprocessors, whole)
 
 
-def _width(source: Operand, goal: Operand, inner: int) -> int:
+def _width(source: Side, goal: Side, inner: int) -> int:
     """Elements of a pack: 16 bytes of what is read. Rows find their own boundaries, columns must lie on them."""
     width = min(source.widest, 16 // source.size)
     if inner == 1:
@@ -219,7 +219,7 @@ def _width(source: Operand, goal: Operand, inner: int) -> int:
 
 
 def _launch(
-    binder: Binder, source: Operand, goal: Operand, sizes: Shape, facts: Mapping[str, Any], count: int, whole: bool
+    binder: Binder, source: Side, goal: Side, sizes: Shape, facts: Mapping[str, Any], count: int, whole: bool
 ) -> None:
     outer, m, inner = sizes
     t = _tile(binder, source, goal, sizes, whole)

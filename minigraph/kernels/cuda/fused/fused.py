@@ -2,7 +2,7 @@
 
 Each input is read once and each output written once, whatever lies between.
 
-A body without a Layout for its real shapes, or with more than registers hold, runs member by member with the members'
+A body without a layout for its real shapes, or with more than registers hold, runs member by member with the members'
 own kernels; the report says so.
 """
 

@@ -17,7 +17,7 @@ from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import float64
 
 from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
-from .joined_head import Rows
+from .joined_head import RowKernel
 from .row_members import add_rows
 
 MOST_LANES, MOST_ALONE = 512, 8  # threads that share a row; packs of a thread where a warp takes a row
@@ -47,23 +47,12 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
     columns, loads = _add_inputs(code, layout, inputs, buffers, width)
-    shelves = 0
-    for m in found.members:
-        binder.member = m.opdef.type
-        if m.opdef.rows is None:
-            add_pointwise(code, m, binder)
-        else:
-            shelves += add_rows(code, m, binder, n, shelves)
-    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
-    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in types.values()) else beside
-    wanted = words * per_lane * width + beside
-    most = next((threads for threads, registers in RESIDENT if wanted <= registers), RESIDENT[-1][0])
-    groups, resident = threads // lanes, max(1, most // threads)
+    shelves = _add_members(code, found.members, binder, n)
+    groups, resident = threads // lanes, max(1, _threads_at_once(found, words * per_lane * width) // threads)
     blocks = blocks_for(rows, groups)
-    partial: list[Buffer] = []
     if sums:
         blocks = min(blocks, binder.device.multiprocessors * resident)
-        partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
+    partial = [binder.scratch((blocks, n), accumulator("SUM", types[name].dtype)) for name in sums]
     parameters = [*operand_parameters(inputs, written, buffers), *code.parameters]
     parameters += [f"{CUDA_TYPES[b.dtype]}* p_{name}" for name, b in zip(sums, partial, strict=True)]
     parameters += ["i64 rows"] + [f"i64 extent{a}" for a in range(1, len(leading.extents))]
@@ -84,12 +73,38 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     source = kernel_source("fused_rows", facts, parameters, body, threads, resident)
     args = [*(buffers[name] for name in (*inputs, *written)), *code.arguments, *partial, i64(rows)]
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
-    whole = [i for i, name in enumerate([*inputs, *written]) if layout.kinds[name] == "whole"]
-    reads, writes = (frozenset(i for i in whole if (i < len(inputs)) == first) for first in (True, False))
-    form = None if sums else Rows(facts, parameters, body, (rows, n), reads, writes, lanes)
+    reads, writes = _whole_arguments(layout, inputs, written)
+    form = None if sums else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
     binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
+
+
+def _whole_arguments(
+    layout: Any, inputs: Sequence[str], written: Sequence[str]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Places among a kernel's arguments of what it reads, and writes, in whole rows."""
+    whole = [i for i, name in enumerate([*inputs, *written]) if layout.kinds[name] == "whole"]
+    return frozenset(i for i in whole if i < len(inputs)), frozenset(i for i in whole if i >= len(inputs))
+
+
+def _add_members(code: Code, members: Sequence[Any], binder: Binder, n: int) -> int:
+    """The statements of all members; returns how many shelves of shared memory they take."""
+    shelves = 0
+    for m in members:
+        binder.member = m.opdef.type
+        if m.opdef.rows is None:
+            add_pointwise(code, m, binder)
+        else:
+            shelves += add_rows(code, m, binder, n, shelves)
+    return shelves
+
+
+def _threads_at_once(found: Any, words: int) -> int:
+    """Threads of a multiprocessor that have registers for values of so many words, and for what stands beside them."""
+    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
+    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in found.types.values()) else beside
+    return next((threads for threads, registers in RESIDENT if words + beside <= registers), RESIDENT[-1][0])
 
 
 def _bind_totals(binder: Binder, partial: Sequence[Buffer], outs: Sequence[Buffer]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,26 +86,46 @@ def layer_norm_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, A
         args = *args, X_grad or X, *partial, i64(rows), i64(n), epsilon
         binder.launch("rows/norm.cu", "backward", blocks, threads, *args, defines=facts, shared=shared)
     else:
-        facts |= {"THREADS": STREAM_THREADS, "BLOCKS": 1}
-        if X_grad is not None:
-            rest = X_grad, i64(n), epsilon
-            binder.launch("rows/norm.cu", "backward", rows, STREAM_THREADS, *args, *rest, defines=facts)
-        if not columns:
-            return
-        tiles = blocks_for(packs, STREAM_THREADS)
-        piece = max(8, blocks_for(rows, blocks_for(4 * multiprocessors, tiles)))
-        splits = blocks_for(rows, min(max(piece, blocks_for(rows, 2**16 - 1)), rows))
-        piece = blocks_for(rows, splits)
-        partial = [binder.scratch((splits, n), accumulator("SUM", X.dtype)) for _ in sums]
-        rest = *partial, i64(rows), i64(n), i64(piece), epsilon
-        binder.launch("rows/norm.cu", "column_sums", (tiles, splits), STREAM_THREADS, *args, *rest, defines=facts)
+        partial = _bind_streamed(binder, args, X_grad, (rows, n, packs), columns, facts, epsilon)
     if columns:
-        given = [out or X for out in sums]
-        facts = {"TOTAL": 1, "C": compute_type(X.dtype)}
-        for name, out, b in zip(("SCALE", "BIAS"), sums, given, strict=True):
-            facts |= {f"{name}_TYPE": CUDA_TYPES[b.dtype], f"HAS_{name}_GRAD": _has(out)}
-        args = *partial, *given, i64(partial[0].shape[0]), i64(n)
-        binder.launch("rows/norm.cu", "total", (blocks_for(n, 32), 2), 1024, *args, defines=facts)
+        _bind_totals(binder, partial, sums, X)
+
+
+def _bind_streamed(
+    binder: Binder, args: tuple[Any, ...], X_grad: Buffer | None, sizes: tuple[int, int, int], columns: bool,
+    facts: Mapping[str, Any], epsilon: np.float64,
+) -> list[Buffer]:  # fmt: skip
+    """Backward of rows that no registers hold; returns the partial sums over rows.
+
+    sizes    rows, elements of each, packs of each
+    columns  whether sums over rows are wanted
+    """
+    rows, n, packs = sizes
+    facts = {**facts, "THREADS": STREAM_THREADS, "BLOCKS": 1}
+    if X_grad is not None:
+        rest = X_grad, i64(n), epsilon
+        binder.launch("rows/norm.cu", "backward", rows, STREAM_THREADS, *args, *rest, defines=facts)
+    if not columns:
+        return []
+    tiles = blocks_for(packs, STREAM_THREADS)
+    piece = max(8, blocks_for(rows, blocks_for(4 * binder.device.multiprocessors, tiles)))
+    splits = blocks_for(rows, min(max(piece, blocks_for(rows, 2**16 - 1)), rows))
+    piece = blocks_for(rows, splits)
+    partial = [binder.scratch((splits, n), accumulator("SUM", args[0].dtype)) for _ in range(2)]
+    rest = *partial, i64(rows), i64(n), i64(piece), epsilon
+    binder.launch("rows/norm.cu", "column_sums", (tiles, splits), STREAM_THREADS, *args, *rest, defines=facts)
+    return partial
+
+
+def _bind_totals(binder: Binder, partial: Sequence[Buffer], sums: Sequence[Buffer | None], X: Buffer) -> None:
+    """Gradients of Scale and Bias from their partial sums."""
+    given = [out or X for out in sums]
+    facts: dict[str, Any] = {"TOTAL": 1, "C": compute_type(X.dtype)}
+    for name, out, b in zip(("SCALE", "BIAS"), sums, given, strict=True):
+        facts |= {f"{name}_TYPE": CUDA_TYPES[b.dtype], f"HAS_{name}_GRAD": _has(out)}
+    parts, n = partial[0].shape
+    args = *partial, *given, i64(parts), i64(n)
+    binder.launch("rows/norm.cu", "total", (blocks_for(n, 32), 2), 1024, *args, defines=facts)
 
 
 def _sizes(X: Buffer, attrs: Mapping[str, Any]) -> tuple[int, int]:
