@@ -230,7 +230,7 @@ class Program(NotPickled):
                 raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
             require(v.persistable, f"{name} is not persistable", ProgramError)
             require(
-                array.shape == v.shape and array.dtype == v.dtype,
+                array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
                 f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
             )
             checked[name] = np.array(array, order="C")

@@ -208,16 +208,23 @@ class Scope(NotPickled):
             self.taken += 1
 
     def separate(self) -> None:
-        """Let no two names show the same memory: they would change each other. For arrays that `take` did not bring."""
+        """Make the arrays that `take` did not bring such as it keeps: in one piece, each in memory of its own.
+
+        What shows the same memory would change with another name, what cannot be written would fail half a step ahead.
+        """
         others = self.version - self.taken
         if others == self.separated:
             return
+        torn = dict(self.torn)
+        for name, array in list(self.arrays.items()):
+            if isinstance(array, np.ndarray) and not _is_kept(array):
+                self.take(name, array.copy("C"))
         reach = 0
         for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
             if start < min(reach, end):
                 self.take(name, self.arrays[name].copy())
             reach = max(reach, end)
-        self.separated = others
+        self.torn, self.separated = torn, others
 
     def fill(self, name: str, value: float) -> None:
         """Set all elements to one number: at once on the host, before the next run where a GPU has them."""
@@ -239,6 +246,11 @@ class Scope(NotPickled):
 
     def list_names(self) -> list[str]:
         return list(self.arrays)
+
+
+def _is_kept(array: np.ndarray) -> bool:
+    """Whether an array is as `take` leaves one."""
+    return type(array) is np.ndarray and array.flags.carray and array.dtype.isnative
 
 
 def _span(array: Any) -> tuple[int, int]:

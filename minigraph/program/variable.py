@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minigraph.errors import CallSite, MinigraphError, ProgramError, call_site, require
+from minigraph.errors import CallSite, DTypeError, MinigraphError, ProgramError, call_site, require
 from minigraph.types import TensorType
 
 from .copies import PartOfProgram
@@ -49,6 +49,9 @@ class Variable(PartOfProgram):
         object.__setattr__(self, "__dict__", facts)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "type":
+            fits = isinstance(value, TensorType)
+            require(fits, f"type of {self._name} must be a TensorType, is {value!r}", DTypeError)
         if name in ("type", "is_data") and value != getattr(self, name):
             self.program.version += 1
         object.__setattr__(self, name, value)

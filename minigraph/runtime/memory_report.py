@@ -99,7 +99,7 @@ def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorTyp
         elif v.is_data and -1 not in v.shape:
             shape = v.shape
         else:
-            read = v.is_data and any(v in op.input_vars for op in program.ops)
+            read = v.is_data and any(v.name in op.input_arg_names for op in program.ops)
             require(
                 not read, f"the memory of this program depends on the shape of {v}", FeedError,
                 f"give it: memory_report({{{v.name!r}: [...]}})",

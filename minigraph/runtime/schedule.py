@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from minigraph.errors import FeedError, MinigraphError, ShapeError
+from minigraph.errors import FeedError, MinigraphError, ShapeError, UninitializedError
 from minigraph.opdef import Slot
 from minigraph.program import Operator, Program, Variable, describe_call
 from minigraph.program.prune import Prune, pruned_ops
@@ -136,6 +136,10 @@ class Schedule:
             return self.current[name]
         v = self.program.vars[name]
         if v.persistable:
+            if not v.type.is_static:
+                raise UninitializedError(
+                    f"{v} is read before an operator writes it, and not all of its sizes are declared", site=v.site
+                )
             self.persistables[name] = self._new_value(name, v.type, persistable=True)
             return self.persistables[name]
         if v.is_data:

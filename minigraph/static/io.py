@@ -161,7 +161,7 @@ def _checked(
             raise ProgramError(f"{shown(path)} {fact} {', '.join(names[:5])}", hint=hint)
     for name, v in known.items():
         array = arrays[name]
-        if array.shape != v.shape or array.dtype != v.dtype:
+        if array.dtype != v.dtype or not v.type.accepts(v.type.with_shape(array.shape)):
             raise ProgramError(
                 f"{shown(path)} holds {name} as {array.dtype}{list(array.shape)}, the program has {v}"
             )

@@ -13,7 +13,14 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.base import unique_name
-from minigraph.errors import AttrError, FeedError, FetchError, MinigraphError, ProgramError
+from minigraph.errors import (
+    AttrError,
+    DTypeError,
+    FeedError,
+    FetchError,
+    MinigraphError,
+    ProgramError,
+)
 from minigraph.ir.text import parse
 
 ONES = {"x": np.full((2, 3), 0.5, "float32")}
@@ -223,6 +230,15 @@ def test_variables_that_are_used_stay():
 
 
 # variables of other programs
+
+
+def test_a_variable_has_a_type_and_nothing_else():
+    net = Net()
+    before = net.main.version, str(net.main)
+    for wrong in (None, "float32", (3, 4)):
+        with pytest.raises(DTypeError, match="must be a TensorType"):
+            net.loss.type = wrong
+    assert (net.main.version, str(net.main)) == before
 
 
 def test_variables_of_other_programs_are_no_targets():

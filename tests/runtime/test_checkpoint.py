@@ -16,7 +16,13 @@ from safetensors.numpy import save as serialize
 
 import minigraph as mg
 from minigraph import nn, static
-from minigraph.errors import DTypeError, MinigraphError, ProgramError
+from minigraph.errors import (
+    DTypeError,
+    MinigraphError,
+    ProgramError,
+    ShapeError,
+    UninitializedError,
+)
 from minigraph.runtime.checkpoint.tensors import packed
 from minigraph.types import bfloat16
 from tests.support.checkpoints import FILES, Trained
@@ -384,3 +390,35 @@ def test_an_initializer_takes_any_layout() -> None:
         static.Executor().run(static.default_startup_program())
         assert static.global_scope().read(p.name).tolist() == np.array(given).tolist(), layout
         assert static.Executor().run(fetch_list=[c])[0].tolist() == np.array(given).tolist(), layout
+
+
+def test_a_state_whose_size_a_run_decides(tmp_path: Path) -> None:
+    main, startup = static.Program("main"), static.Program("startup")
+    with static.program_guard(main, startup):
+        x = static.data("x", [None, 4])
+        hidden = static.nn.fc(x, 3)
+        hidden.persistable = True
+        mg.optimizer.SGD(0.1).minimize(mg.mean(hidden))
+    exe, scope = static.Executor(), static.global_scope()
+    exe.run(startup)
+    exe.run(main, {"x": np.ones((2, 4), "float32")})
+    kept = main.state_dict()
+    static.save(main, str(tmp_path / "net"))
+    exe.run(main, {"x": np.ones((5, 4), "float32")})
+    for put_back in (lambda: static.load(main, str(tmp_path / "net")), lambda: main.set_state_dict(kept)):
+        scope.write(hidden.name, np.zeros((7, 3), "float32"))
+        put_back()
+        assert {name: a.tobytes() for name, a in main.state_dict().items()} == {n: a.tobytes() for n, a in kept.items()}
+    with pytest.raises(ShapeError, match=r"has shape \[2, 4\]"):
+        main.set_state_dict({**kept, hidden.name: np.zeros((2, 4), "float32")})
+
+
+def test_a_state_of_unknown_size_is_written_before_it_is_read() -> None:
+    main = static.Program("main")
+    with static.program_guard(main, static.Program()):
+        x = static.data("x", [None, 4])
+        state = main.global_block().create_var("state", [-1, 4], "float32", persistable=True)
+        total = mg.tanh(x + state)
+    static.global_scope().write("state", np.ones((2, 4), "float32"))
+    with pytest.raises(UninitializedError, match=r"state: .* is read before an operator writes it"):
+        static.Executor().run(main, {"x": np.ones((2, 4), "float32")}, [total])

@@ -377,6 +377,21 @@ def test_a_report_needs_shapes_that_fit():
     assert arrays == compiled.memory_report({"x": (32, 64)})
 
 
+def test_a_report_asks_for_no_shape_that_nobody_reads():
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        mg.static.data("unread", [None, 3])
+        x = mg.static.data("x", [None, 4])
+        mg.tanh(x + 1.0)
+    compiled = mg.static.CompiledProgram(main)
+    before = str(main), main.version
+    report = compiled.memory_report({"x": [32, 4]})
+    assert report.live == compiled.memory_report({"x": [32, 4], "unread": [7, 3]}).live
+    with pytest.raises(FeedError, match="depends on the shape of x"):
+        compiled.memory_report({"unread": [7, 3]})
+    assert (str(main), main.version) == before
+
+
 def test_a_program_that_is_changed_after_it_was_compiled_is_refused():
     main, _ = small_training()
     compiled = mg.static.CompiledProgram(main)

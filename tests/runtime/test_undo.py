@@ -218,3 +218,47 @@ def test_what_is_given_to_a_scope_stays_the_givers():
     main.set_state_dict({"w": given}, scope)
     given += 1
     assert (scope.read("w") == 1).all()
+
+
+def layouts(values: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
+    """The same values in arrays that cannot be written where they lie, or not in one piece, or not by anybody else."""
+    fixed = values.copy()
+    fixed.setflags(write=False)
+    shifted = np.frombuffer(bytearray(1) + values.tobytes(), np.uint8)[1:].view(values.dtype).reshape(values.shape)
+    mapped = np.memmap(folder / "mapped", values.dtype, "w+", shape=values.shape)
+    mapped[...] = values
+    return {
+        "fixed": fixed, "shifted": shifted, "mapped": mapped, "transposed": values.T.copy().T,
+        "backwards": values[::-1].copy()[::-1], "other bytes": values.astype(values.dtype.newbyteorder(">")),
+        "one number": np.broadcast_to(values.dtype.type(0.5), values.shape),
+    }  # fmt: skip
+
+
+LAYOUTS = ["fixed", "shifted", "mapped", "transposed", "backwards", "other bytes", "one number"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_that_were_put_into_a_scope_by_hand_are_trained(layout: str, tmp_path: Path):
+    values = np.linspace(0.1, 0.9, 15, dtype="float32").reshape(3, 5)
+    found = []
+    for by_hand in (True, False):
+        net = Trained(mg.optimizer.Momentum(0.1))
+        weight = next(v.name for v in net.main.all_parameters() if v.shape == (3, 5))
+        array = layouts(values, tmp_path)[layout]
+        given = array.copy()
+        if by_hand:
+            net.scope.arrays[weight] = array
+        else:
+            net.scope.write(weight, array)
+        found.append([net.run().tobytes(), net.run().tobytes(), *net.state().values()])
+        np.testing.assert_array_equal(array, given)
+    assert found[0] == found[1]
+
+
+def test_arranging_arrays_lets_marks_stand():
+    net = Trained(mg.optimizer.SGD(0.1))
+    net.scope.arrays["other"] = np.ones((2, 3), "float32").T
+    net.scope.tear(["other"], "somebody stopped it")
+    net.run()
+    with pytest.raises(ProgramError, match="somebody stopped it"):
+        net.scope.read("other")
