@@ -116,7 +116,7 @@ def launches(x=None, w=None, dx=None, trans_w=False, rows=9, other_rows=9):
     narrow_product.bind_forward(binder, x, w, None, z, (rows, 20, 10), False)
     (forward,) = binder.calls
     body = ["for (i64 first = ROWS_FROM; first < ROWS_TO; first += ROWS_STEP) p_y0[first] = p_x0[first];"]
-    form = joined_head.Rows(
+    form = joined_head.RowKernel(
         {}, ["const float* __restrict__ p_x0", "float* p_y0"], body, (other_rows, 10), frozenset({0}), frozenset({1}), 8
     )
     binder.launch_source("", "fused_rows", 1, 128, z, y, form=form)

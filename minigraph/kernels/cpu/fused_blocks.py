@@ -30,7 +30,7 @@ SMALLEST = 16384  # elements of a block; below, calling NumPy costs more than th
 Env = dict[str, np.ndarray]
 
 
-class Call(NamedTuple):
+class MemberCall(NamedTuple):
     """A member, ready to be called.
 
     args     names of its operands; a tuple of them where a slot is a list
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     rounds: bool
 
 
-class Block(NamedTuple):
+class BlockPlace(NamedTuple):
     """What a block takes of each of the first axes; `first` is its first element, `shape` that of its whole values."""
 
     cuts: tuple[slice, ...]
@@ -133,7 +133,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     return [results[name] for name in found.outputs]
 
 
-def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
+def _evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
     """Call a member on its operands in `part`, and put its results there."""
     args = [[part[n] for n in a] if type(a) is tuple else part[a] if a else None for a in call.args]
     keywords = call.keywords
@@ -149,7 +149,7 @@ def _evaluate(call: Call, part: Env, given: Mapping[str, np.ndarray], rng: tuple
         part[name] = result.astype(float32) if call.rounds else np.asarray(result)
 
 
-def _call(m: Member, given: set[str], layout: Layout) -> Call:
+def _call(m: Member, given: set[str], layout: Layout) -> MemberCall:
     """A member as a call; it writes into the arrays of `given` names where it can."""
     opdef, injected = m.opdef, m.opdef.injected_by_reference
     args: list[Any] = [
@@ -158,7 +158,7 @@ def _call(m: Member, given: set[str], layout: Layout) -> Call:
     ]
     names = [next(iter(m.outputs.get(slot, ())), None) for slot in opdef.output_names]
     out = [n if n in given and n is not None and layout.kinds[n] != "sum" else None for n in names]
-    return Call(
+    return MemberCall(
         opdef.reference, args, reference_keywords(opdef, m.attrs, m.outputs),
         [(i, n) for i, n in enumerate(names) if n],
         out if "out" in injected and any(out) else None, m.number if "rng" in injected else None,
@@ -203,7 +203,7 @@ def _overwritten(m: Member, name: str) -> str | None:
     return next(iter(m.inputs.get(m.opdef.inplace.get(slot, ""), ())), None)
 
 
-def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
+def blocks_of(found: FusedBody, scratch: int) -> list[BlockPlace]:
     """The blocks into which a body's shape is cut; none where that is not worth it."""
     layout = found.layout
     assert isinstance(layout, Layout)
@@ -228,13 +228,13 @@ def blocks_of(found: FusedBody, scratch: int) -> list[Block]:
     return []
 
 
-def _block(shape: tuple[int, ...], index: tuple[int, ...], start: int, stop: int, first: int) -> Block:
+def _block(shape: tuple[int, ...], index: tuple[int, ...], start: int, stop: int, first: int) -> BlockPlace:
     """[start, stop) of the axis after those that have an index."""
     cuts = (*(slice(i, i + 1) for i in index), slice(start, stop))
-    return Block(cuts, first, (1,) * len(index) + (stop - start, *shape[len(cuts) :]))
+    return BlockPlace(cuts, first, (1,) * len(index) + (stop - start, *shape[len(cuts) :]))
 
 
-def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.ndarray]:
+def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[BlockPlace], np.ndarray]:
     """What gives a block's part of a value, as a view with as many axes."""
     kind = layout.kinds.get(name, "column")  # one that no member reads
     if kind in ("column", "sum"):
@@ -247,14 +247,14 @@ def _cut(layout: Layout, name: str, array: np.ndarray) -> Callable[[Block], np.n
     by_row, ndim = array.reshape(layout.shape[: layout.row]), array.ndim
     flat, ones = ndim == 1, (1,) * max(0, ndim - layout.row)
 
-    def part(block: Block) -> np.ndarray:
+    def part(block: BlockPlace) -> np.ndarray:
         found = _whole_part(by_row, 0, block)
         return found.reshape(-1) if flat else found.reshape(found.shape + ones)
 
     return part
 
 
-def _whole_part(array: np.ndarray, missing: int, block: Block) -> np.ndarray:
+def _whole_part(array: np.ndarray, missing: int, block: BlockPlace) -> np.ndarray:
     """The part of an array that broadcasts; `missing` axes stand before its own."""
     own = [c if array.shape[a] != 1 else slice(None) for a, c in enumerate(block.cuts[missing:])]
     return array[(*own, ...)]

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(%d) head(
 """
 
 
-class Rows(NamedTuple):
+class RowKernel(NamedTuple):
     """The form of a generated kernel on rows without sums over them.
 
     reads, writes   places among the arguments of what has whole rows; `lanes` threads share a row
@@ -75,7 +75,7 @@ def is_input_gradient(call: Any) -> bool:
 
 
 def is_on_rows(call: Any) -> bool:
-    return isinstance(call, Launch) and isinstance(call.form, Rows)
+    return isinstance(call, Launch) and isinstance(call.form, RowKernel)
 
 
 def head(forward: Launch, rows: Launch, gradient: Launch) -> Launch | None:
@@ -95,7 +95,7 @@ def head(forward: Launch, rows: Launch, gradient: Launch) -> Launch | None:
     return Launch(_source(first, second, third, scores, slopes), "head", forward.grid, (THREADS, 1, 1), args)
 
 
-def _source(first: Narrow, second: Rows, third: Narrow, scores: Sequence[int], slopes: Sequence[int]) -> str:
+def _source(first: Narrow, second: RowKernel, third: Narrow, scores: Sequence[int], slopes: Sequence[int]) -> str:
     """The text: fused_rows as a function, matmul/narrow_product.cu, and the kernel that calls both."""
     each, n = int(first.defines["ROWS"]), first.shape[2]
     facts = {

@@ -17,7 +17,7 @@ from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.types import float64
 
 from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameters, read_names
-from .joined_head import Rows
+from .joined_head import RowKernel
 from .row_members import add_rows
 
 MOST_LANES, MOST_ALONE = 512, 8  # threads that share a row; packs of a thread where a warp takes a row
@@ -86,7 +86,7 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     args += [i64(e) for e in leading.extents[1:]] + [i64(s) for name in strided for s in leading.strides[name]]
     whole = [i for i, name in enumerate([*inputs, *written]) if layout.kinds[name] == "whole"]
     reads, writes = (frozenset(i for i in whole if (i < len(inputs)) == first) for first in (True, False))
-    form = None if sums else Rows(facts, parameters, body, (rows, n), reads, writes, lanes)
+    form = None if sums else RowKernel(facts, parameters, body, (rows, n), reads, writes, lanes)
     binder.launch_source(source, "fused_rows", blocks, threads, *args, form=form)
     if sums:
         _bind_totals(binder, partial, [buffers[name] for name in sums])
