@@ -37,7 +37,7 @@ def bound(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], 
 
 def both(
     inputs: dict[str, Any], device: Device | None = None, dtype: Any = float64,
-    kernel: attention.Kernel = attention.KERNELS[-1], sums_read: bool = True, **attrs: Any,
+    kernel: attention.AttentionKernel = attention.KERNELS[-1], sums_read: bool = True, **attrs: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """{slot: (found, exact)} of forward and backward; exact is the reference in float64 of the same numbers.
 
@@ -221,7 +221,7 @@ def test_the_last_kernel_of_the_registry_takes_every_call():
 
 
 def test_what_was_passed_over_is_a_remark_with_its_reason(monkeypatch):
-    better = attention.Kernel("better", lambda ins, attrs, arch: [f"{arch} is too old"], None, None)  # type: ignore
+    better = attention.AttentionKernel("better", lambda ins, attrs, arch: [f"{arch} is too old"], None, None)  # type: ignore
     monkeypatch.setattr(attention, "KERNELS", (better, attention.KERNELS[-1]))
     binder = Binder(Device("sm_80", 108))
     binder.begin(0)

@@ -102,7 +102,7 @@ def intervals(
     return first, np.maximum(last, first)
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """Part of the scores: slices of batch, head of K, query."""
 
     batch: slice
@@ -110,7 +110,7 @@ class Block(NamedTuple):
     query: slice
 
 
-class Call:
+class AttentionCall:
     """One call with all arrays as views [B, heads of K, heads of Q for each, S, D], and its blocks."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Call:
         heads = (1, 1) if x.shape[1] == 1 else (self.heads, self.groups)
         return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[ScoreBlock]:
         """Blocks of queries, several heads and batches together where those are short."""
         batch, heads = self.q.shape[:2]
         keys = max(min(self.keys, SCORES // QUERIES), 1)
@@ -158,18 +158,18 @@ class Call:
         for b in range(0, batch, some):
             for h in range(0, heads, some_heads):
                 for i in range(0, self.queries, queries):
-                    yield Block(
+                    yield ScoreBlock(
                         slice(b, min(b + some, batch)), slice(h, min(h + some_heads, heads)),
                         slice(i, min(i + queries, self.queries)),
                     )  # fmt: skip
 
-    def key_slices(self, block: Block) -> Iterator[slice]:
+    def key_slices(self, block: ScoreBlock) -> Iterator[slice]:
         """Pieces of the keys that some query of the block sees."""
         first, last = int(self.first[block.query].min()), int(self.last[block.query].max())
         for j in range(first, last, SCORES // QUERIES):
             yield slice(j, min(j + SCORES // QUERIES, last))
 
-    def scores(self, block: Block, keys: slice) -> np.ndarray:
+    def scores(self, block: ScoreBlock, keys: slice) -> np.ndarray:
         """Those of a block with some keys; -inf where a query does not see a key."""
         b, h, i = block
         s = product(self.q[b, h, :, i], self.k[b, h, :, keys].swapaxes(-1, -2))
@@ -185,7 +185,7 @@ class Call:
         return s
 
     def started(
-        self, block: Block, log_sum: np.ndarray, out_grad: np.ndarray, sums_grad: np.ndarray
+        self, block: ScoreBlock, log_sum: np.ndarray, out_grad: np.ndarray, sums_grad: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What backward subtracts from scores: LogSumExp, but of rows far from 0 the largest score. And both gradients.
 
@@ -200,7 +200,7 @@ class Call:
         divisor = np.where(far, total, 1)
         return np.where(far, largest, log_sum), out_grad / divisor, sums_grad / divisor
 
-    def kept(self, block: Block) -> np.ndarray | None:
+    def kept(self, block: ScoreBlock) -> np.ndarray | None:
         """Which probabilities of the block's rows are kept, of all keys, uint8; None without dropout."""
         if self.key is None:
             return None
@@ -244,7 +244,7 @@ def raised(s: np.ndarray, largest: np.ndarray, total: np.ndarray) -> tuple[np.nd
     return new, total * shrink + s.sum(axis=-1, keepdims=True), shrink
 
 
-def part(x: np.ndarray, block: Block, keys: slice) -> np.ndarray:
+def part(x: np.ndarray, block: ScoreBlock, keys: slice) -> np.ndarray:
     """What a block takes of an array that broadcasts to the scores."""
     b, h, i = block
     group = slice(None)
@@ -256,7 +256,7 @@ def forward(
     CuSeqlensK: Any = None, Key: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
 ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """Out and LogSumExp of memory_efficient_attention."""
-    call = Call(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
     Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype)
     out, log_sum = call.view(Out), np.empty(call.q.shape[:-1], Q.dtype) if "LogSumExp" in needs else None
     for block in call.blocks():
@@ -287,7 +287,7 @@ def backward(
     LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"), **attrs: Any,
 ) -> tuple[np.ndarray | None, ...]:  # fmt: skip
     """Gradients of memory_efficient_attention; those in `needs`."""
-    call = Call(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
     call.finite = all(bool(np.isfinite(x).all()) for x in (Q, K, V, Out_grad, LogSumExp_grad) if x is not None)
     wanted = {"Q_grad": Q, "K_grad": K, "V_grad": V}
     grads = {slot: np.zeros(x.shape, x.dtype) for slot, x in wanted.items() if slot in needs}

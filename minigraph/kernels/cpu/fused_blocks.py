@@ -134,7 +134,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
 
 
 def _evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
-    """MemberCall a member on its operands in `part`, and put its results there."""
+    """Call a member on its operands in `part`, and put its results there."""
     args = [[part[n] for n in a] if type(a) is tuple else part[a] if a else None for a in call.args]
     keywords = call.keywords
     if call.out is not None:

@@ -21,7 +21,7 @@ Slots = Mapping[str, Any]
 Bind = Callable[[Binder, Slots, Slots, Slots], None]
 
 
-class Kernel(NamedTuple):
+class AttentionKernel(NamedTuple):
     """One way to compute attention.
 
     reasons            (inputs, attributes, architecture) -> why it cannot compute a call; empty if it can
@@ -36,14 +36,16 @@ class Kernel(NamedTuple):
     spreads: bool = False
 
 
-KERNELS: tuple[Kernel, ...] = (
-    Kernel("wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward, spreads=True),
-    Kernel("mma", attention_mma.reasons, attention_mma.forward, attention_mma.backward),
-    Kernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
+KERNELS: tuple[AttentionKernel, ...] = (
+    AttentionKernel(
+        "wgmma", attention_hopper.reasons, attention_hopper.forward, attention_hopper.backward, spreads=True
+    ),
+    AttentionKernel("mma", attention_mma.reasons, attention_mma.forward, attention_mma.backward),
+    AttentionKernel("exact", attention_exact.reasons, attention_exact.forward, attention_exact.backward),
 )
 
 
-def chosen(binder: Binder, ins: Slots, attrs: Slots) -> Kernel:
+def chosen(binder: Binder, ins: Slots, attrs: Slots) -> AttentionKernel:
     """The first kernel that can; a PlaceError with everybody's reasons where none can."""
     passed_over = []
     for kernel in KERNELS:

@@ -19,7 +19,7 @@ from .product import Product
 Ways = dict[str, Callable[[], None]]  # what records each way to compute the same, by name
 
 
-class Kernel(NamedTuple):
+class ProductKernel(NamedTuple):
     """A kernel of ours for products.
 
     name       what explain() calls it, for a product
@@ -36,12 +36,12 @@ class Kernel(NamedTuple):
     bind: Callable[[Binder, Product], None]
 
 
-def row(module: object) -> Kernel:
+def row(module: object) -> ProductKernel:
     """The functions of these names in a kernel's file."""
-    return Kernel(*(getattr(module, name) for name in Kernel._fields))
+    return ProductKernel(*(getattr(module, name) for name in ProductKernel._fields))
 
 
-KERNELS: tuple[Kernel, ...] = tuple(map(row, (narrow_product, hopper_product, small_product, hopper_tf32)))
+KERNELS: tuple[ProductKernel, ...] = tuple(map(row, (narrow_product, hopper_product, small_product, hopper_tf32)))
 
 
 def ways(binder: Binder, product: Product, library: Ways) -> Ways:

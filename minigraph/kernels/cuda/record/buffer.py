@@ -185,7 +185,7 @@ class Arena:
             member.owner, member.offset = self.base, offset
 
 
-class Constant(Buffer):
+class ConstantTable(Buffer):
     """The buffer of a Table without words, which can be written before any address is known."""
 
     __slots__ = ("table",)
@@ -198,8 +198,8 @@ class Table:
     def __init__(self, words: Words, arrays: Sequence[np.ndarray]) -> None:
         self.words, self.arrays = words, [np.ascontiguousarray(a) for a in arrays]
         nbytes = words.nbytes + sum(-(-a.nbytes // 8) * 8 for a in self.arrays)
-        self.buffer = Buffer((nbytes,), uint8) if words.words else Constant((nbytes,), uint8)
-        if isinstance(self.buffer, Constant):
+        self.buffer = Buffer((nbytes,), uint8) if words.words else ConstantTable((nbytes,), uint8)
+        if isinstance(self.buffer, ConstantTable):
             self.buffer.table = self
         self.memory: object = None  # whoever holds the bytes
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from .buffer import Buffer, Constant, Words, alignment, lies_as, owner
+from .buffer import Buffer, ConstantTable, Words, alignment, lies_as, owner
 
 Grid = tuple[int, int, int]
 Places = dict[int, Buffer]  # a buffer in the place of another, by the id of that
@@ -184,7 +184,7 @@ def moved(value: Any, places: Places) -> Any:
     """A value of a call's field with other buffers, see Call.moved."""
     if isinstance(value, Buffer):
         found = places.get(id(value))
-        if found is not None or isinstance(value, Constant):
+        if found is not None or isinstance(value, ConstantTable):
             return found or value
         assert value.owner is not None, f"{value} has no place"
         found = places[id(value)] = Buffer(value.shape, value.dtype, alignment=value.alignment)
@@ -201,7 +201,7 @@ def moved(value: Any, places: Places) -> Any:
 def facts(value: Any) -> Any:
     """A value of a call's field as plain data, see Call.facts."""
     if isinstance(value, Buffer):
-        lies = lies_as(value) if isinstance(owner(value), Constant) else alignment(value.address)
+        lies = lies_as(value) if isinstance(owner(value), ConstantTable) else alignment(value.address)
         return [str(value.dtype), list(value.shape), lies]
     if isinstance(value, Words):
         return [type(value).__name__, facts(value.facts)]

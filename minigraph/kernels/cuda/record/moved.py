@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .binder import Binder
-from .buffer import Buffer, Constant, owner, root_and_offset
+from .buffer import Buffer, ConstantTable, owner, root_and_offset
 from .call import Call, every_call
 
 ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
@@ -14,12 +14,12 @@ ANYWHERE = 1 << 40  # an address for questions that depend on its alignment only
 
 def owners(calls: Iterable[Call]) -> list[Buffer]:
     """The buffers whose memory the calls touch, each once, but for constants."""
-    return [root for root in _roots(calls) if not isinstance(root, Constant)]
+    return [root for root in _roots(calls) if not isinstance(root, ConstantTable)]
 
 
-def constants(calls: Iterable[Call]) -> list[Constant]:
+def constants(calls: Iterable[Call]) -> list[ConstantTable]:
     """The constants that the calls read, which keep their content wherever calls are moved."""
-    return [root for root in _roots(calls) if isinstance(root, Constant)]
+    return [root for root in _roots(calls) if isinstance(root, ConstantTable)]
 
 
 def _roots(calls: Iterable[Call]) -> list[Buffer]:

@@ -27,7 +27,7 @@ ABSENT = np.uint64(0)
 Slots = Mapping[str, Any]
 
 
-class Call(NamedTuple):
+class AttentionSizes(NamedTuple):
     """Sizes of one call: those of Q, K, V as [batch, heads, queries or keys, d or dv]."""
 
     batch: int
@@ -49,14 +49,14 @@ class Call(NamedTuple):
         return self.batch * self.heads * self.queries
 
 
-def call_of(ins: Slots, attrs: Slots) -> Call:
+def call_of(ins: Slots, attrs: Slots) -> AttentionSizes:
     """The sizes of a call."""
     Q, K, V = ins["Q"], ins["K"], ins["V"]
     if Q.ndim == 3:
         b, s, d = Q.shape
-        return Call(b, 1, 1, s, K.shape[1], d, V.shape[2], False, Q.dtype)
+        return AttentionSizes(b, 1, 1, s, K.shape[1], d, V.shape[2], False, Q.dtype)
     seq, head = (1, 2) if attrs["layout"] == "bshd" else (2, 1)
-    return Call(
+    return AttentionSizes(
         Q.shape[0], Q.shape[head], K.shape[head], Q.shape[seq], K.shape[seq], Q.shape[3], V.shape[3],
         attrs["layout"] == "bshd", Q.dtype,
     )  # fmt: skip
@@ -70,7 +70,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     return found + [f"{rows} rows are more than 2^31"] * (rows >= 2**31)
 
 
-class Tiles(NamedTuple):
+class ExactTiling(NamedTuple):
     """How a kernel cuts its work: RM rows of a thread, RN columns, pieces of the head dimension."""
 
     rows: int
@@ -96,7 +96,7 @@ class Tiles(NamedTuple):
         return self.number * (own + self.other * (self.chunk + pad) + self.own * (self.other + pad))
 
 
-def tiles_of(c: Call, general: bool, accumulated: Sequence[int], scores: int) -> Tiles:
+def tiles_of(c: AttentionSizes, general: bool, accumulated: Sequence[int], scores: int) -> ExactTiling:
     """Tiles with which what is added up (head dimensions) and `scores` arrays of scores stay in registers."""
     size, words = c.computed.itemsize, c.computed.itemsize // 4
     widest = max(c.d, c.dv)
@@ -105,10 +105,10 @@ def tiles_of(c: Call, general: bool, accumulated: Sequence[int], scores: int) ->
     per_row = words * sum(blocks_for(n, chunk) * chunk // ACROSS for n in accumulated)
     while rows > 1 and (rows * per_row > WORDS or (scores > 1 and words * rows * (columns * scores + 1) > 96)):
         rows //= 2
-    return Tiles(rows, columns, chunk, blocks_for(c.d, chunk), blocks_for(c.dv, chunk), size)
+    return ExactTiling(rows, columns, chunk, blocks_for(c.d, chunk), blocks_for(c.dv, chunk), size)
 
 
-def _source(file: str, c: Call, t: Tiles, ins: Slots, attrs: Slots, **more: Any) -> str:
+def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slots, **more: Any) -> str:
     bias, lengths = ins.get("Bias"), ins.get("CuSeqlensQ")
     together = math.gcd(c.d, c.dv)
     defines = {
@@ -158,7 +158,7 @@ def strides_of(x: Buffer, layout: str) -> tuple[int, int, int]:
     return (batch, b, a) if layout == "bshd" else (batch, a, b)
 
 
-def inputs_of(c: Call, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
+def inputs_of(c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
     """The arguments INPUTS of attention/inputs.cuh."""
     rank, window, p = ins["Q"].ndim, attrs["window"] or (-1, -1), attrs["dropout"]
     after = 0 if attrs["causal"] else window[1]
@@ -214,7 +214,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 
 
 def join(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, parts: tuple[Any, ...], results: tuple[Any, ...],
+    binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, parts: tuple[Any, ...], results: tuple[Any, ...],
     facts: tuple[np.int64, ...],
 ) -> None:  # fmt: skip
     """Out and LogSumExp from those of the splits."""
@@ -227,7 +227,7 @@ def join(
     )  # fmt: skip
 
 
-def check_lengths(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> None:
+def check_lengths(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -> None:
     lengths = ins.get("CuSeqlensQ")
     if lengths is None:
         return
@@ -268,12 +268,12 @@ def sums_grad(ins: Slots) -> Any:
     return ABSENT if (given := ins.get("LogSumExp_grad")) is None else given
 
 
-def _small_source(c: Call, ins: Slots, attrs: Slots) -> str:
+def _small_source(c: AttentionSizes, ins: Slots, attrs: Slots) -> str:
     """The source of backward with what does not depend on tiles: row_products, add_parts."""
     return _source("attention/exact/backward.cu", c, tiles_of(c, is_general(ins, attrs), [c.dv], 1), ins, attrs)
 
 
-def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer, Buffer]:
+def _row_products(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Buffer, Buffer, Buffer]:
     """Out_grad, LogSumExp and delta; with a Bias the first two as backward starts from them."""
     grad, sums, delta = ins["Out_grad"], ins["LogSumExp"], binder.scratch((c.rows,), c.computed)
     biased = ins.get("Bias") is not None
@@ -288,7 +288,7 @@ def _row_products(binder: Binder, c: Call, ins: Slots, attrs: Slots) -> tuple[Bu
     return own_grad, own_sums, delta
 
 
-def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
+def _query_grad(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
     t = tiles_of(c, is_general(ins, attrs), [c.d], 2)
     tiles = blocks_for(c.queries, t.own)
     blocks = tiles * c.batch * c.heads
@@ -304,7 +304,8 @@ def _query_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[A
 
 
 def _key_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to_k: Buffer | None, to_v: Buffer | None
+    binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to_k: Buffer | None,
+    to_v: Buffer | None,
 ) -> None:
     t = tiles_of(c, is_general(ins, attrs), [c.d, c.dv], 2)
     tiles = blocks_for(c.keys, t.own)
@@ -326,14 +327,14 @@ def _key_grad(
 
 
 def add_parts(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, part: Buffer, to: Buffer, stride: int, splits: int
+    binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, part: Buffer, to: Buffer, stride: int, splits: int
 ) -> None:  # fmt: skip
     """The sum of the splits' parts, in order."""
     args, source = (part, to, i64(to.size), i64(stride), i64(splits)), _small_source(c, ins, attrs)
     binder.launch_source(source, "add_parts", blocks_for(to.size, THREADS), THREADS, *args)
 
 
-def _bias_grad(binder: Binder, c: Call, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
+def _bias_grad(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
     t = tiles_of(c, True, [], 3)
     batch, heads, rows, columns = score_sizes(ins["Bias"], ins["Q"].ndim)
     row_tiles = 1 if rows == 1 else blocks_for(rows, t.own)

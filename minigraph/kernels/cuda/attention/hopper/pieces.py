@@ -19,7 +19,7 @@ MOST = 14  # blocks for each tile that is cut, on average
 PARTS = 15  # of one tile at most, what a Piece has bits for
 
 
-class Piece(NamedTuple):
+class TilePiece(NamedTuple):
     """Tiles of keys begin to end of a tile of queries; cut as the kernel reads it, -1 of a whole tile."""
 
     tile: int
@@ -50,7 +50,7 @@ def pieces(
     Tiles of `together` lines at a time, the last ones of a line first, which see most where they differ.
     """
     whole = [
-        Piece(line * len(spans) + tile, *spans[tile])
+        TilePiece(line * len(spans) + tile, *spans[tile])
         for first in range(0, lines, together)
         for tile in reversed(range(len(spans)))
         for line in range(first, min(first + together, lines))
@@ -65,7 +65,7 @@ def pieces(
     return Pieces(order, parts)
 
 
-def to_cut(whole: Sequence[Piece], blocks: int, worth: float) -> int:
+def to_cut(whole: Sequence[TilePiece], blocks: int, worth: float) -> int:
     """How many of the first tiles are shared out evenly; the others are dealt whole."""
     if len({p.units for p in whole}) == 1:
         rest, end = len(whole) % blocks, -(-len(whole) // blocks) * whole[0].units
@@ -82,18 +82,18 @@ def to_cut(whole: Sequence[Piece], blocks: int, worth: float) -> int:
     return rest if end - earliest > worth else 0
 
 
-def units_of(items: Sequence[Piece]) -> int:
+def units_of(items: Sequence[TilePiece]) -> int:
     return sum(p.units for p in items)
 
 
-def sharing(tiles: Sequence[Piece], blocks: int) -> int:
+def sharing(tiles: Sequence[TilePiece], blocks: int) -> int:
     """How many blocks share these tiles."""
     return max(1, min(blocks, units_of(tiles) // LEAST, len(tiles) * MOST))
 
 
-def _cut(tiles: Sequence[Piece], blocks: int) -> tuple[list[list[Piece]], int]:
+def _cut(tiles: Sequence[TilePiece], blocks: int) -> tuple[list[list[TilePiece]], int]:
     """Equal shares of these tiles for the first blocks, and how many parts there are."""
-    lists: list[list[Piece]] = [[] for _ in range(blocks)]
+    lists: list[list[TilePiece]] = [[] for _ in range(blocks)]
     units, sharers = units_of(tiles), sharing(tiles, blocks)
     parts = done = block = 0
     for tile, begin, end, _ in tiles:
@@ -109,12 +109,12 @@ def _cut(tiles: Sequence[Piece], blocks: int) -> tuple[list[list[Piece]], int]:
                 block += 1
         for i, (own, first, last) in enumerate(cuts):
             cut = parts << 8 | len(cuts) << 4 | i if len(cuts) > 1 else -1
-            lists[own].append(Piece(tile, first, last, cut))
+            lists[own].append(TilePiece(tile, first, last, cut))
         parts += len(cuts) if len(cuts) > 1 else 0
     return lists, parts
 
 
-def _deal(tiles: Sequence[Piece], lists: Sequence[list[Piece]]) -> None:
+def _deal(tiles: Sequence[TilePiece], lists: Sequence[list[TilePiece]]) -> None:
     """Each tile to the block that is done first."""
     costs = [sum(p.units + (TILE_COST if p.cut < 0 else PART_COST) for p in items) for items in lists]
     free = [(cost, block) for block, cost in enumerate(costs)]

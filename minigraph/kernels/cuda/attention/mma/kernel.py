@@ -20,7 +20,7 @@ from minigraph.kernels.cpu.attention import HIDDEN_WHOLE, scale_of
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.attention.exact.kernel import (
     ABSENT,
-    Call,
+    AttentionSizes,
     call_of,
     drops,
     inputs_of,
@@ -42,7 +42,7 @@ LONG = 64  # steps through the columns, for which clusters are too small where t
 LONGEST, WIDEST_ROW = 1 << 30, 1 << 23  # a sequence, the distance of two rows in elements; exclusive
 
 
-class Tiles(NamedTuple):
+class MmaTiling(NamedTuple):
     """How a kernel cuts its work: a warp owns 16 * `own` rows and walks over tiles of `other` rows.
 
     held     operands of the own rows stay in registers
@@ -68,7 +68,7 @@ class Cut(NamedTuple):
     """How the work of a kernel is given to blocks: tiles of own rows, each to `cluster` blocks or `splits` of them that
     share the rows it meets. The sums of a cluster meet in its shared memory, those of splits in memory."""
 
-    tiles: Tiles
+    tiles: MmaTiling
     blocks: int
     cluster: int = 1
     splits: int = 1
@@ -83,7 +83,7 @@ class Cut(NamedTuple):
         return rows * sum(4 * width + 16 for width in widths) if self.cluster > 1 else 0
 
 
-def cut_of(binder: Binder, choices: Sequence[Tiles], rows: int, heads: int, others: int, times: int = 1) -> Cut:
+def cut_of(binder: Binder, choices: Sequence[MmaTiling], rows: int, heads: int, others: int, times: int = 1) -> Cut:
     """The cut of least time of `rows` own rows of each of `heads`; each meets `others` rows `times` over."""
     multiprocessors, found = binder.device.multiprocessors, []
     clusters = CLUSTER_SIZES if _capability(binder.device.arch) >= CLUSTERS and len(choices) > 1 else (1,)
@@ -98,7 +98,7 @@ def cut_of(binder: Binder, choices: Sequence[Tiles], rows: int, heads: int, othe
     return cut._replace(cluster=1, splits=attention_exact.splits_of(binder, cut.blocks, steps))
 
 
-def _time(t: Tiles, blocks: int, cluster: int, steps: int, multiprocessors: int) -> float:
+def _time(t: MmaTiling, blocks: int, cluster: int, steps: int, multiprocessors: int) -> float:
     """About how long a launch takes, in what a step of 16 rows and 32 columns takes a busy multiprocessor.
 
     Blocks beside each other on a multiprocessor need the time of their work, but at least that of one alone. Clusters
@@ -115,56 +115,56 @@ def _time(t: Tiles, blocks: int, cluster: int, steps: int, multiprocessors: int)
     return steps * t.other / 32 * (whole * beside(t.blocks) + beside(rest)) + each * (2 if cluster == 1 else 2.5)
 
 
-def widths(c: Call) -> tuple[int, int]:
+def widths(c: AttentionSizes) -> tuple[int, int]:
     """The head dimensions as tiles have them."""
     return blocks_for(c.d, 32) * 32, blocks_for(c.dv, 32) * 32
 
 
-def is_aligned(c: Call) -> bool:
+def is_aligned(c: AttentionSizes) -> bool:
     """Whether rows of Q, K and V are whole pieces of 16 bytes; strides always are."""
     return c.d * c.dtype.itemsize % 16 == 0 and c.dv * c.dtype.itemsize % 16 == 0
 
 
-def is_narrow(c: Call, general: bool) -> bool:
+def is_narrow(c: AttentionSizes, general: bool) -> bool:
     """Whether there are tiles of several sizes, whose blocks may share columns as a cluster."""
     return c.dtype == float32 and max(widths(c)) <= 32 and not general and is_aligned(c)
 
 
-def forward_tiles(c: Call, general: bool) -> tuple[Tiles, ...]:
+def forward_tiles(c: AttentionSizes, general: bool) -> tuple[MmaTiling, ...]:
     """What measured fastest of what fits into registers."""
     widest = max(widths(c))
     if is_narrow(c, general):
-        return Tiles(2, 32, True, 4, 2), Tiles(1, 32, True, 4, 2)
+        return MmaTiling(2, 32, True, 4, 2), MmaTiling(1, 32, True, 4, 2)
     if c.dtype == float32 and widest <= 32:
-        return (Tiles(1 if general else 2, 32, True, 2),)
+        return (MmaTiling(1 if general else 2, 32, True, 2),)
     if c.dtype == float32:
-        return (Tiles(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1),)
-    return (Tiles(1, 64, widest <= 128 and not general, 2) if widest <= 128 else Tiles(1, 32, False, 1),)
+        return (MmaTiling(1, 64 if widest <= 64 and not general else 32, False, 2 if widest <= 64 else 1),)
+    return (MmaTiling(1, 64, widest <= 128 and not general, 2) if widest <= 128 else MmaTiling(1, 32, False, 1),)
 
 
-def backward_tiles(c: Call, general: bool, query: bool) -> tuple[Tiles, ...]:
+def backward_tiles(c: AttentionSizes, general: bool, query: bool) -> tuple[MmaTiling, ...]:
     """Likewise, for dQ, or for dK and dV."""
     widest = max(widths(c))
     if is_narrow(c, general) and query:
-        return Tiles(2, 32, False, 4, 2), Tiles(1, 32, False, 4, 2)
+        return MmaTiling(2, 32, False, 4, 2), MmaTiling(1, 32, False, 4, 2)
     if is_narrow(c, general):
-        return Tiles(1, 32, False, 2), Tiles(1, 32, False, 4, 2)
+        return MmaTiling(1, 32, False, 2), MmaTiling(1, 32, False, 4, 2)
     if c.dtype == float32:
-        return (Tiles(1, 32, False, 2 if widest <= 64 else 1),)
-    return (Tiles(1, 64, True, 2) if widest <= 64 else Tiles(1, 32, False, 2 if widest <= 128 else 1),)
+        return (MmaTiling(1, 32, False, 2 if widest <= 64 else 1),)
+    return (MmaTiling(1, 64, True, 2) if widest <= 64 else MmaTiling(1, 32, False, 2 if widest <= 128 else 1),)
 
 
-def shared_bytes(c: Call, t: Tiles, own: int) -> int:
+def shared_bytes(c: AttentionSizes, t: MmaTiling, own: int) -> int:
     """Bytes of shared memory of a block: rows of `own` elements, two stages of two tiles."""
     return c.dtype.itemsize * (t.rows * own + 2 * t.other * sum(widths(c)))
 
 
-def apart(c: Call, general: bool) -> bool:
+def apart(c: AttentionSizes, general: bool) -> bool:
     """Whether dK and dV have kernels of their own: sums of both need more registers than there are."""
     return max(widths(c)) > (96 if c.dtype != float32 else 32 if general else 64)
 
 
-def is_general(c: Call, ins: Slots, attrs: Slots) -> bool:
+def is_general(c: AttentionSizes, ins: Slots, attrs: Slots) -> bool:
     """Whether scores change by more than an interval and a positive factor."""
     return attention_exact.is_general(ins, attrs) or scale_of(attrs["scale"], c.d) <= 0
 
@@ -196,7 +196,7 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     return found
 
 
-def source_of(binder: Binder, file: str, c: Call, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
+def source_of(binder: Binder, file: str, c: AttentionSizes, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:
     t, bias, lengths = cut.tiles, ins.get("Bias"), ins.get("CuSeqlensQ")
     name, (head, head_v) = CUDA_TYPES[c.dtype], widths(c)
     defines = {
@@ -233,7 +233,7 @@ def forward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         attention_exact.join(binder, c, ins, attrs, (part, part_sums), results, facts)
 
 
-def backward_shared(c: Call, t: Tiles) -> int:
+def backward_shared(c: AttentionSizes, t: MmaTiling) -> int:
     """Bytes of shared memory of a block, with two numbers for each row of the stages."""
     return shared_bytes(c, t, sum(widths(c))) + 16 * t.other
 
@@ -245,7 +245,7 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     if q is not None or k is not None or v is not None:
         numbers, grad = binder.scratch((c.rows, 2), float32), ins["Out_grad"]
         scaled = binder.scratch(grad.shape, grad.dtype) if ins.get("Bias") is not None else None
-        cut = Cut(Tiles(1, 32, False, 1), 0)
+        cut = Cut(MmaTiling(1, 32, False, 1), 0)
         binder.launch_source(
             source_of(binder, "attention/mma/backward.cu", c, cut, ins, attrs, PREPARE=1), "attention_mma_prepare",
             blocks_for(c.rows, cut.tiles.warps), cut.tiles.threads, *common, ins["Out"], grad, ins["LogSumExp"],
@@ -262,7 +262,7 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
 
 
 def _query_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to: Buffer
+    binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, common: tuple[Any, ...], to: Buffer
 ) -> None:  # fmt: skip
     choices = backward_tiles(c, is_general(c, ins, attrs), True)
     cut = cut_of(binder, choices, c.queries, c.batch * c.heads, c.keys)
@@ -278,7 +278,7 @@ def _query_grad(
 
 
 def _key_grad(
-    binder: Binder, c: Call, ins: Slots, attrs: Slots, common: tuple[Any, ...], to_k: Buffer | None,
+    binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, common: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:  # fmt: skip
     choices = backward_tiles(c, is_general(c, ins, attrs), False)
