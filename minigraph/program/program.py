@@ -235,7 +235,7 @@ class Program(NotPickled):
             )
             checked[name] = np.array(array, order="C")
         scope = scope if scope is not None else global_scope()
-        with scope.lock:
+        with scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
                 scope.take(name, array)
 

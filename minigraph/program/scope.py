@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from minigraph.context import Guards
-from minigraph.errors import DTypeError, ProgramError, ShapeError, require, shortened
+from minigraph.errors import (
+    DTypeError,
+    MinigraphError,
+    ProgramError,
+    ShapeError,
+    require,
+    shortened,
+)
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .copies import NotPickled
@@ -107,7 +114,7 @@ class Scope(NotPickled):
     filled   what `fill` wrote last: name -> (array, number)
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
-    torn     names whose values are neither old nor new, with the reason: a run ended between its updates
+    torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
     lock     held by the Executor that runs in it, and by whoever reads or writes values: they are those between runs
     """
 
@@ -202,10 +209,25 @@ class Scope(NotPickled):
         if isinstance(array, (np.ndarray, np.generic)):
             array = in_one_piece(np.asarray(array))
         with self.lock:
-            self.waiting.pop(name, None)
-            self.torn.pop(name, None)
             self.arrays[name] = array
             self.taken += 1
+            self.waiting.pop(name, None)
+            self.torn.pop(name, None)  # last: an interrupt before leaves the mark
+
+    @contextmanager
+    def replacing(self, names: Iterable[str], by: str) -> Iterator[None]:
+        """Values that belong together are set inside: an interrupt leaves those marked that are not.
+
+        A MinigraphError is a refusal, raised before the first of them is set.
+        """
+        with self.lock:
+            before = dict(self.torn)
+            self.tear(names, f"{by} was interrupted")
+            try:
+                yield
+            except MinigraphError:
+                self.torn = before
+                raise
 
     def separate(self) -> None:
         """Make the arrays that `take` did not bring such as it keeps: in one piece, each in memory of its own.

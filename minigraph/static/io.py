@@ -88,7 +88,7 @@ def load(
         training = checkpoint.training if wanted is None and _goes_on(checkpoint, others) else {}
     if training:
         check_training(program, training, shown(plain(path, MANIFEST)))
-    with scope.lock:
+    with scope.replacing(state, f"a load of {shown(path)}"):
         if training:
             resume_training(program, scope, training)
         for name, array in state.items():

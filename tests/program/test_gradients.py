@@ -149,7 +149,7 @@ def test_an_optimizer_updates_parameters_only(live: bool) -> None:
 
 
 def test_the_page_on_gradients_runs() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "gradients.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "gradients.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     assert code.count("exe.run") > 5
     exec(compile(code, "docs/gradients.md", "exec"), {})  # its own assertions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,81 @@ def test_arranging_arrays_lets_marks_stand():
     net.run()
     with pytest.raises(ProgramError, match="somebody stopped it"):
         net.scope.read("other")
+
+
+def put_back(how: str, net: Trained, path: str, state: dict[str, np.ndarray]) -> None:
+    with static.scope_guard(net.scope):
+        if how == "load":
+            static.load(net.main, path)
+        else:
+            net.main.set_state_dict(state)
+
+
+@pytest.mark.parametrize("how", ["load", "set_state_dict"])
+def test_an_interrupt_while_a_state_is_put_back_leaves_no_mixture(how: str, tmp_path: Path, monkeypatch: Any):
+    """At each line of whatever changes the Scope: all old, all new, or marked."""
+    net = Trained(mg.optimizer.Adam(0.1))
+    net.run()
+    with static.scope_guard(net.scope):
+        static.save(net.main, str(tmp_path / "net"))
+    kept, new, runs = net.main.state_dict(scope=net.scope), net.state(), net.scope.steps[net.main.origin]
+    net.run()
+    old = net.state()
+    now = net.main.state_dict(scope=net.scope)
+    ends = set()
+    for stop in itertools.count():
+        for name, array in now.items():
+            net.scope.write(name, array)
+        net.scope.steps[net.main.origin] = runs + 1
+        left = stop
+
+        def trace(frame: Any, event: str, arg: Any) -> Any:
+            nonlocal left
+            if "minigraph/program/scope.py" not in frame.f_code.co_filename and frame.f_code.co_name != "load":
+                return trace if frame.f_code.co_name in ("load", "set_state_dict", "resume_training") else None
+            left -= event == "line"
+            if left < 0:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            put_back(how, net, str(tmp_path / "net"), kept)
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        finally:
+            sys.settrace(before)
+        try:
+            found = "new" if net.state() == new else "old" if net.state() == old else "mixed"
+        except ProgramError as problem:
+            found = "marked" if "was interrupted" in str(problem) else str(problem)
+        if how == "load" and found != "marked":
+            assert net.scope.steps[net.main.origin] == (runs if found == "new" else runs + 1)
+        ends.add(found)
+        if done:
+            break
+    assert ends == {"old", "marked", "new"}
+    assert net.run().size == 1
+
+
+def test_a_scheduler_that_refuses_its_state_leaves_no_mark(tmp_path: Path, monkeypatch: Any):
+    rate = mg.optimizer.lr.StepDecay(0.1, 2)
+    net = Trained(mg.optimizer.SGD(rate))
+    path = str(tmp_path / "net")
+    with static.scope_guard(net.scope):
+        static.save(net.main, path)
+    net.run()
+    before = net.state()
+
+    def refused(state: Any) -> None:
+        if rate.last_epoch >= 0 and not refusals:
+            refusals.append(state)
+            raise ValueError("no")
+
+    refusals: list[Any] = []
+    monkeypatch.setattr(rate, "set_state_dict", refused)
+    with pytest.raises(ProgramError, match="cannot go on"):
+        put_back("load", net, path, {})
+    assert net.state() == before and not net.scope.torn
