@@ -158,11 +158,14 @@ class CudaPlan:
         binding.ran = True
 
     def _parts(self, steps: Sequence[Any]) -> list[Part]:
-        """The steps of each call in order, and the lane of the graph on which they run."""
+        """The steps of each call in order, and the stream of the graph on which they run."""
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
-        return [Part(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits]) for t in self.bound.streams()]
+        return [
+            Part(made.get(position, []), stream, [self.places[w] for w in waits])
+            for position, stream, waits in self.bound.streams()
+        ]
 
     def _binding(self, places: Places) -> Binding:
         """The calls for the Scope's arrays, and for feeds that are read where they lie if they often lay there."""
