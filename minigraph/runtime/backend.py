@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
@@ -64,7 +64,7 @@ class Backend(Protocol):
     takes     what feeds may be besides arrays of the host, as a hint says it; "" for nothing
     """
 
-    takes: ClassVar[str]
+    takes: str
 
     def __init__(self, place: Any) -> None: ...
 

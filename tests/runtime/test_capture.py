@@ -410,7 +410,7 @@ def test_only_so_many_places_have_a_binding(stub, monkeypatch):
 
 
 def test_feeds_of_the_host_reach_the_plan_after_those_of_the_gpu(stub, monkeypatch):
-    monkeypatch.setattr(staging, "SMALL", 0)  # no feed travels in the mailbox
+    monkeypatch.setattr(staging, "SMALL", 0)  # no feed travels in the staging buffer
     case, exe, scope, other, untouched = Case(), gpu(), case_scope(), gpu(), case_scope()
     shown = {n: stub.to_device(x) for n, x in case.feed(0).items()}
     for i in range(3 * feed_cuda.OFTEN):

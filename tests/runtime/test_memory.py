@@ -20,11 +20,10 @@ from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime import memory
-from minigraph.runtime.cuda import lanes as lanes_module
-from minigraph.runtime.cuda import placement
+from minigraph.runtime.cuda import graph_streams, placement
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.lanes import assigned, waits
-from minigraph.runtime.cuda.order import Unit, dependencies, lives, thrifty
+from minigraph.runtime.cuda.graph_streams import assigned, waits
+from minigraph.runtime.cuda.order import Unit, dependencies, greedy, lives
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.memory import (
     Life,
@@ -99,7 +98,7 @@ def test_every_order_computes_the_same(units):
     before = dependencies(units)
     as_written = list(range(len(units)))
     sizes = {b: 1 << b for b in range(9)}
-    order = thrifty(units, before, sizes, given={0, 1}, kept={2})
+    order = greedy(units, before, sizes, given={0, 1}, kept={2})
     assert sorted(order) == as_written
     assert results(units, order) == results(units, as_written)
     for i in (i for i in order if units[i].barrier):
@@ -107,12 +106,12 @@ def test_every_order_computes_the_same(units):
 
 
 @given(UNITS, st.integers(1, 4))
-def test_lanes_keep_every_dependency_and_no_call_waits_twice(units, lanes):
+def test_lanes_keep_every_dependency_and_no_call_waits_twice(units, streams):
     before = dependencies(units)
-    made = assigned(range(len(units)), dict(enumerate(before)), lanes)
+    made = assigned(range(len(units)), dict(enumerate(before)), streams)
     ended = happened_before(made)
     assert [turn.position for turn in made] == list(range(len(units)))
-    assert all(turn.lane < lanes for turn in made)
+    assert all(turn.stream < streams for turn in made)
     for turn in made:
         assert before[turn.position] <= ended[turn.position]
         others = [ended[w] | {w} for w in turn.waits]
@@ -125,30 +124,30 @@ def happened_before(made) -> dict[int, set[int]]:
     ended: dict[int, set[int]] = {}
     tails: dict[int, int] = {}
     for turn in made:
-        awaited = [*turn.waits, *([tails[turn.lane]] if turn.lane in tails else [])]
+        awaited = [*turn.waits, *([tails[turn.stream]] if turn.stream in tails else [])]
         ended[turn.position] = set().union(*(ended[w] | {w} for w in awaited))
-        tails[turn.lane] = turn.position
+        tails[turn.stream] = turn.position
     return ended
 
 
 def test_what_frees_memory_runs_first():
     """x -> h -> big; `sum` reads big and leaves little: it runs before the next big one is made."""
     units = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
-    order = thrifty(units, dependencies(units), {1: 100, 2: 100, 3: 1, 4: 1}, given=(), kept=(3, 4))
+    order = greedy(units, dependencies(units), {1: 100, 2: 100, 3: 1, 4: 1}, given=(), kept=(3, 4))
     assert order == [0, 2, 1, 3]
 
 
 def test_a_lane_of_its_own_only_for_what_waits_for_neither():
-    def lanes(*units):
+    def streams(*units):
         made = assigned(range(len(units)), dict(enumerate(dependencies(units))))
-        return [(turn.lane, turn.waits) for turn in made]
+        return [(turn.stream, turn.waits) for turn in made]
 
     chain = [Unit({0}, {1}), Unit({1}, {2}), Unit({2}, {3})]
-    assert lanes(*chain) == [(0, []), (0, []), (0, [])]
+    assert streams(*chain) == [(0, []), (0, []), (0, [])]
     fork = [Unit({0}, {1}), Unit({1}, {2}), Unit({1}, {3}), Unit({2, 3}, {4})]
-    assert lanes(*fork) == [(0, []), (0, []), (1, [0]), (1, [1])]
+    assert streams(*fork) == [(0, []), (0, []), (1, [0]), (1, [1])]
     apart = [Unit({0}, {1}), Unit({0}, {2}), Unit({1}, {3}), Unit({2}, {4})]
-    assert lanes(*apart) == [(0, []), (1, []), (0, []), (1, [])]
+    assert streams(*apart) == [(0, []), (1, []), (0, []), (1, [])]
 
 
 def test_bytes_of_several_blocks_are_waited_for():
@@ -236,7 +235,7 @@ def test_small_blocks_need_no_company():
     """What reads nothing but the labels runs beside the products: it shares no memory with their scalars."""
     main, types = small_training()
     bound = bind_program(main, types, [])
-    assert {turn.lane for turn in bound.streams()} == {0, 1}
+    assert {turn.stream for turn in bound.streams()} == {0, 1}
 
 
 def test_the_last_layers_are_updated_beside_the_product_of_the_first(monkeypatch):
@@ -280,9 +279,9 @@ def no_memory_used_again(order, units, places):
 @pytest.mark.parametrize(
     ("module", "name", "planted"),
     [
-        (placement, "lives", lives_that_end_early), (placement, "thrifty", backwards),
-        (placement, "late", later_than_late),
-        (lanes_module, "waits", one_wait_too_few), (lanes_module, "waits", no_memory_used_again),
+        (placement, "lives", lives_that_end_early), (placement, "greedy", backwards),
+        (placement, "as_late_as_possible", later_than_late),
+        (graph_streams, "waits", one_wait_too_few), (graph_streams, "waits", no_memory_used_again),
     ],
 )  # fmt: skip
 def test_the_check_notices_planted_faults(monkeypatch, module, name, planted):

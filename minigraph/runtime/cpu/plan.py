@@ -22,7 +22,8 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.runtime.options import DEFAULT, RunOptions
-from minigraph.runtime.schedule import Schedule, Step, Value, each, flat, shown_once
+from minigraph.runtime.overwriting import dies, named_input
+from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType, bfloat16, float16, float32
 
@@ -333,19 +334,13 @@ def _inherited(
     step: Step, slot: int, place: int | None, index: int, values: list[Value], owner: dict[int, int], position: int
 ) -> int | None:
     """The buffer of the input that this output may overwrite, if nobody reads that input later."""
-    opdef = step.op.opdef
-    source = opdef.inplace.get(opdef.outputs[slot].name)
-    if source is None:
-        return None
-    i = step.inputs[opdef.input_names.index(source)]
+    i = named_input(step, slot)
     if isinstance(i, list) and place is not None and place < len(i):
         i = i[place]
     if not isinstance(i, int):
         return None
-    value = values[i]
-    same = value.type == values[index].type
-    dies = value.root == i and i in owner and value.last_use == position
-    return owner[i] if same and dies and shown_once(step, values, i) else None
+    fits = i in owner and values[i].type == values[index].type
+    return owner[i] if fits and dies(step, position, values, i) else None
 
 
 def _best_fit(free: list[int], sizes: list[int], nbytes: int) -> int:

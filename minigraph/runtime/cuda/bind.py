@@ -27,9 +27,9 @@ from minigraph.runtime.schedule import Schedule
 from minigraph.types import TensorType
 
 from .checks import Checks
+from .graph_streams import OnStream
 from .guards import check_guards, tell_guards
 from .joins import candidates, joins
-from .lanes import Turn
 from .placement import Units, place, streams_of, units_of
 from .recording import record
 from .staging import Staging, staging_of
@@ -70,7 +70,7 @@ class BoundProgram:
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
 
-    def streams(self) -> list[Turn]:
+    def streams(self) -> list[OnStream]:
         """The calls in order with their streams of a CUDA graph."""
         return streams_of(self.order, self.units, self.offsets)
 

@@ -77,24 +77,24 @@ class Slot:
 class Feeding:
     """The feeds of a plan that are read, in the order of `targets`.
 
-    inbox   staging memory of the mailbox: the run counter and small feeds; that of larger feeds is made when the host
+    together  staging memory for the run counter and small feeds; that of larger feeds is made when the host
             feeds them
     copied  the Places of feeds that are all copied
     """
 
-    def __init__(self, bound: BoundProgram, runtime: Any, mailbox: int, counts_runs: bool) -> None:
-        self.runtime, self.mailbox, self.nbytes, self.counts_runs = runtime, mailbox, bound.staging.sent, counts_runs
+    def __init__(self, bound: BoundProgram, runtime: Any, address: int, counts_runs: bool) -> None:
+        self.runtime, self.address, self.nbytes, self.counts_runs = runtime, address, bound.staging.sent, counts_runs
         at = {id(b): offset for b, offset in bound.staging.fields}
         self.targets: dict[str, Buffer] = {}
-        letters: dict[str, tuple[int, Buffer]] = {}
+        small: dict[str, tuple[int, Buffer]] = {}
         for name, index in bound.schedule.feeds.items():
             buffer = bound.buffers[index]
             if bound.schedule.values[index].last_use >= 0 and buffer.nbytes:
                 self.targets[name] = buffer
                 if id(buffer) in at:
-                    letters[name] = at[id(buffer)], buffer
-        self.inbox = self._slots(self.nbytes, letters)
-        self.letters, self.large = letters.keys(), dict[str, Ring[Slot]]()
+                    small[name] = at[id(buffer)], buffer
+        self.together = self._slots(self.nbytes, small)
+        self.small, self.large = small.keys(), dict[str, Ring[Slot]]()
         self.own = {name: buffer.ptr for name, buffer in self.targets.items()}  # addresses in the plan's memory
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
@@ -156,14 +156,14 @@ class Feeding:
 
     def send(self, feeds: Mapping[str, Any], runs: int, route: Route) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream; `end` must follow the calls."""
-        slot = self.inbox.next() if self.counts_runs else None
+        slot = self.together.next() if self.counts_runs else None
         taken = []
         for name, buffer in route.copied:
             array = feeds[name]
             if not isinstance(array, np.ndarray):
                 taken.append((array, buffer))
-            elif name in self.letters:
-                slot = slot or self.inbox.next()
+            elif name in self.small:
+                slot = slot or self.together.next()
                 np.copyto(slot.feeds[name], array)
             elif buffer.nbytes > PINNED:
                 self.runtime.upload(array, buffer)
@@ -171,7 +171,7 @@ class Feeding:
                 self._send_large(name, array, buffer)
         if slot is not None:
             slot.counter[0] = runs
-            self.runtime.send(self.mailbox, slot.address, self.nbytes)
+            self.runtime.send(self.address, slot.address, self.nbytes)
         if taken:
             self.runtime.take(taken)
 

@@ -62,11 +62,11 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
     return before
 
 
-def thrifty(
+def greedy(
     units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
 ) -> list[int]:
-    """An order in which what frees more memory than it takes runs as soon as it can; else the order as written.
+    """Greedy list scheduling: what frees more memory than it takes runs as soon as it can; else the order as written.
 
     sizes   bytes of the blocks that matter
     given   those that hold something before the first unit;  kept: those that are needed after the last
@@ -121,11 +121,11 @@ def thrifty(
     return order
 
 
-def late(
+def as_late_as_possible(
     order: Sequence[int], units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int],
     kept: Collection[int],
 ) -> list[int]:
-    """The order in which what takes memory, and would free none, runs just before the first that waits for it."""
+    """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it."""
     place = {i: at for at, i in enumerate(order)}
     accessors: dict[int, list[int]] = {}
     for i in order:

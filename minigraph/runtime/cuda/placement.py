@@ -13,9 +13,9 @@ from typing import NamedTuple
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
 from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
 
+from .graph_streams import OnStream, assign_streams
 from .guards import guards
-from .lanes import Turn, turns
-from .order import Unit, dependencies, late, lives, most_needed, thrifty
+from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
 from .recording import Recorded
 
 
@@ -121,9 +121,9 @@ def _frugal(
     """Of a few orders the one that needs least memory: as recorded, what frees memory early, what takes it late."""
     before, present = dependencies(units), {*order}
     peak = partial(most_needed, units=units, sizes=sizes, given=given, kept=kept)
-    early = [i for i in thrifty(units, before, sizes, given, kept) if i in present]
+    early = [i for i in greedy(units, before, sizes, given, kept) if i in present]
     least, order = min((peak(order), order), (peak(early), early), key=itemgetter(0))
-    postponed = late(order, units, before, sizes, kept)
+    postponed = as_late_as_possible(order, units, before, sizes, kept)
     return postponed if peak(postponed) < least else order
 
 
@@ -141,8 +141,8 @@ def _blocks(
     return blocks
 
 
-def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[Turn]:
+def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[OnStream]:
     """The calls in order with their streams of the captured graph, and what they wait for."""
     start = {id(b): offset for b, offset in offsets if b.nbytes}
     places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in made.blocks.items() if id(b) in start}
-    return turns(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})
+    return assign_streams(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})

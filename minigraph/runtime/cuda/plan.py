@@ -157,13 +157,13 @@ class CudaPlan:
         binding.ran = True
 
     def _parts(self, steps: Sequence[Any]) -> list[Segment]:
-        """The steps of each call in order, and the lane of the graph on which they run."""
+        """The steps of each call in order, and the stream of the graph on which they run."""
         made: dict[int, list[Any]] = {}
         for step in steps:
             made.setdefault(step.position, []).append(step)
         return [
-            Segment(made.get(t.position, []), t.lane, [self.places[w] for w in t.waits])
-            for t in self.bound.streams()
+            Segment(made.get(position, []), stream, [self.places[w] for w in waits])
+            for position, stream, waits in self.bound.streams()
         ]
 
     def _binding(self, places: Places) -> Binding:

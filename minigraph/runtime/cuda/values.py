@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.runtime.schedule import Schedule, Step, flat, shown_once
+from minigraph.runtime.overwriting import dies, named_input
+from minigraph.runtime.schedule import Schedule, Step, flat
 
 SMALL = 16 << 10  # bytes of a value up to which it is kept, or travels with others in one copy
 
@@ -112,18 +113,15 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
     if not opdef.is_expression and "in_place" not in opdef.traits:
         return
 
-    def dies(i: int) -> bool:
-        """Whether nobody reads value i later, and its memory may hold something else then."""
-        value = values[i]
-        ends = value.root == i and value.last_use <= position
-        fed = value.producer < 0  # it may lie where its owner wants to see it again
-        return ends and not value.persistable and not fed and value.producer not in constant
+    def is_temporary(i: int) -> bool:
+        """Whether the memory of value i may hold something else; what is fed may lie where its owner wants it again."""
+        producer = values[i].producer
+        return not values[i].persistable and producer >= 0 and producer not in constant
 
-    free = [i for i in dict.fromkeys(step.read) if dies(i) and shown_once(step, values, i)]
-    for slot, output in zip(opdef.outputs, step.outputs, strict=True):
-        own = opdef.inplace.get(slot.name)
-        named = flat([step.inputs[opdef.input_names.index(own)]]) if own else []
-        others = [] if own and not opdef.is_expression else free
+    free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
+    for slot, output in enumerate(step.outputs):
+        named = flat([named_input(step, slot)])
+        others = [] if opdef.outputs[slot].name in opdef.inplace and not opdef.is_expression else free
         for index in flat([output]):
             if values[index].persistable:
                 continue

@@ -1,4 +1,4 @@
-"""Which lane of a captured graph goes on with which call: lanes.py. What holds on any lanes is in test_memory.py."""
+"""Which stream of a captured graph goes on with which call. What holds on any streams is in test_memory.py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import minigraph as mg
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.lanes import assigned, heirs, turns, waits
+from minigraph.runtime.cuda.graph_streams import assign_streams, assigned, followers, waits
 from minigraph.runtime.cuda.order import Unit, dependencies
 from minigraph.types import TensorType, float32
 from tests.runtime.test_memory import happened_before
 
 
 def lanes_of(units, sizes):
-    return [turn.lane for turn in turns(range(len(units)), units, {}, sizes)]
+    return [turn.stream for turn in assign_streams(range(len(units)), units, {}, sizes)]
 
 
 def test_a_lane_goes_on_with_the_longest_way():
@@ -34,9 +34,9 @@ def test_of_two_lanes_that_end_in_a_call_it_takes_that_of_more_work():
     assert lanes_of(units, {0: 1, 1: 1, 8: 50, 2: 50, 3: 50, 4: 1}) == [0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_every_dependency_is_kept(lanes):
-    r = random.Random(lanes)
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_every_dependency_is_kept(streams):
+    r = random.Random(streams)
     for _ in range(150):
         units = []
         for i in range(r.randint(1, 14)):
@@ -44,10 +44,10 @@ def test_every_dependency_is_kept(lanes):
             units.append(Unit(set(r.sample(range(8), r.randint(0, 3))), {r.randrange(8)}, after=frozenset(after)))
         order, before = range(len(units)), dependencies(units)
         work = {i: r.randint(1, 9) for i in order}
-        made = assigned(order, waits(order, units, {}), lanes, heirs(order, before, work), work)
+        made = assigned(order, waits(order, units, {}), streams, followers(order, before, work), work)
         ended = happened_before(made)
         assert all(w in ended[i] for i in order for w in before[i])
-        assert all(turn.lane < lanes for turn in made)
+        assert all(turn.stream < streams for turn in made)
 
 
 def test_updates_of_different_layers_do_not_wait_for_one_another():
@@ -65,4 +65,4 @@ def test_updates_of_different_layers_do_not_wait_for_one_another():
     (prepare,) = (i for i in plan.order if getattr(calls[i], "function", "") == "prepare")
     before = dependencies(plan.units.units)
     assert first not in before[second] and {prepare} <= before[first] & before[second]
-    assert np.unique([turn.lane for turn in plan.streams()]).tolist() == [0, 1]
+    assert np.unique([turn.stream for turn in plan.streams()]).tolist() == [0, 1]

@@ -1,12 +1,12 @@
-"""Lanes: which calls of a step run beside each other inside a CUDA graph, and what each has to wait for.
+"""Streams of the captured graph: which calls of a step run beside each other, and what each has to wait for.
 
-    order of calls, what they read and write, where their blocks lie -> waits -> a lane for each call
+    order of calls, what they read and write, where their blocks lie -> waits -> a stream for each call
 
 A call waits for those that write what it reads, read or write what it writes, or used the memory that its
-blocks lie in now. A lane is a stream: it runs its calls one after the other and waits for single calls of the
-others. Where blocks share no memory, two lanes instead of one make the MLP's step 11 % faster, four are no better
-(bench/results/studies/lanes.json). A lane goes on with what has the longest way to the end of the step, so that this
-way changes lanes as seldom as can be (bench/results/studies/mlp_step.json).
+blocks lie in now. A stream runs its calls one after the other and waits for single calls of the others.
+Where blocks share no memory, two streams instead of one make the MLP's step 11 % faster, four are no better
+(bench/results/studies/lanes.json). A stream goes on with what has the longest way to the end of the step, so
+that this way changes streams as seldom as can be (bench/results/studies/mlp_step.json).
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import NamedTuple
 
 from .order import Unit, dependencies
 
-LANES = 2
+STREAMS = 2
 NONE: Mapping[int, int] = {}
 
 
-class Turn(NamedTuple):
-    """A call with its lane, and the calls of other lanes that it must wait for."""
+class OnStream(NamedTuple):
+    """A call with its stream, and the calls of other streams that it must wait for."""
 
     position: int
-    lane: int
+    stream: int
     waits: list[int]
 
 
-def turns(
+def assign_streams(
     order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
-) -> list[Turn]:
-    """A Turn for each call in order; `places` are offsets and ends of the blocks that share an arena, `sizes` bytes."""
+) -> list[OnStream]:
+    """The stream of each call in order; `places` are offsets and ends of the blocks that share an arena."""
     work = {i: sum(sizes[b] for b in units[i].blocks) for i in order}
-    return assigned(order, waits(order, units, places), LANES, heirs(order, dependencies(units), work), work)
+    return assigned(order, waits(order, units, places), STREAMS, followers(order, dependencies(units), work), work)
 
 
-def heirs(order: Sequence[int], before: Sequence[set[int]], work: Mapping[int, int]) -> dict[int, int]:
+def followers(order: Sequence[int], before: Sequence[set[int]], work: Mapping[int, int]) -> dict[int, int]:
     """For each call that others need, the one of these with the longest way to the end: most work in a row."""
     way: dict[int, int] = {}  # from the beginning of a call on
     found: dict[int, int] = {}
@@ -97,43 +97,45 @@ class _Memory:
 
 
 def assigned(
-    order: Sequence[int], waits: Mapping[int, set[int]], lanes: int = LANES, heirs: Mapping[int, int] = NONE,
+    order: Sequence[int], waits: Mapping[int, set[int]], streams: int = STREAMS, followers: Mapping[int, int] = NONE,
     work: Mapping[int, int] = NONE,
-) -> list[Turn]:  # fmt: skip
-    """A lane for each call: that of a call it waits for, or one that is done by then, so that it waits for no other.
+) -> list[OnStream]:  # fmt: skip
+    """A stream for each call: that of a call it waits for, or one that is done by then, so that it waits for no other.
 
-    heirs   the call that should follow another one on its lane;  work: of several lanes it takes that of most work
+    followers   the call that should follow another one on its stream
+    work        of several streams a call takes that of most work
     """
-    tails: list[int] = []  # the last call of each lane
+    tails: list[int] = []  # the last call of each stream
     at = {call: number for number, call in enumerate(order)}
-    lane_of: dict[int, int] = {}
-    ended: dict[int, list[int]] = {}  # when a call has ended: the number of the last one of each lane that has, too
+    stream_of: dict[int, int] = {}
+    ended: dict[int, list[int]] = {}  # when a call has ended: the number of the last one of each stream that has, too
     made = []
     for call in order:
-        known = _latest([ended[w] for w in waits[call]], lanes)
-        ready = [lane for lane, tail in enumerate(tails) if at[tail] <= known[lane]]
-        own = [lane for lane in ready if heirs.get(tails[lane]) == call]
-        free = [lane for lane in ready if (heir := heirs.get(tails[lane], call)) == call or heir in lane_of]
-        awaited = [lane for lane in free if tails[lane] in waits[call]]
+        known = _latest([ended[w] for w in waits[call]], streams)
+        ready = [stream for stream, tail in enumerate(tails) if at[tail] <= known[stream]]
+        own = [stream for stream in ready if followers.get(tails[stream]) == call]
+        due = {stream: followers.get(tails[stream], call) for stream in ready}
+        free = [stream for stream in ready if due[stream] == call or due[stream] in stream_of]
+        awaited = [stream for stream in free if tails[stream] in waits[call]]
         if own or free:
             most = work if own else NONE
-            lane = max(own or awaited or free, key=lambda lane: (most.get(tails[lane], 0), at[tails[lane]]))
-        elif len(tails) < lanes:
-            lane = len(tails)
+            stream = max(own or awaited or free, key=lambda stream: (most.get(tails[stream], 0), at[tails[stream]]))
+        elif len(tails) < streams:
+            stream = len(tails)
         else:
-            lane = min(range(lanes), key=lambda lane: at[tails[lane]])
-        known = _latest([ended[tails[lane]]] if lane < len(tails) else [], lanes)
+            stream = min(range(streams), key=lambda stream: at[tails[stream]])
+        known = _latest([ended[tails[stream]]] if stream < len(tails) else [], streams)
         needed = []
         for w in sorted(waits[call], key=lambda w: -at[w]):
-            if known[lane_of[w]] < at[w]:
+            if known[stream_of[w]] < at[w]:
                 needed.append(w)
-                known = _latest([known, ended[w]], lanes)
-        known[lane] = at[call]
-        ended[call], lane_of[call] = known, lane
-        tails[lane : lane + 1] = [call]
-        made.append(Turn(call, lane, needed))
+                known = _latest([known, ended[w]], streams)
+        known[stream] = at[call]
+        ended[call], stream_of[call] = known, stream
+        tails[stream : stream + 1] = [call]
+        made.append(OnStream(call, stream, needed))
     return made
 
 
-def _latest(many: Sequence[Sequence[int]], lanes: int) -> list[int]:
-    return [max(numbers) for numbers in zip([-1] * lanes, *many, strict=True)]
+def _latest(many: Sequence[Sequence[int]], streams: int) -> list[int]:
+    return [max(numbers) for numbers in zip([-1] * streams, *many, strict=True)]
