@@ -34,7 +34,7 @@ Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `option
 
 
 @dataclass(frozen=True)
-class Step:
+class PassRow:
     """One row of PASSES.
 
     flag       the field of BuildStrategy; also the name of the pass and of its file
@@ -58,30 +58,30 @@ class Step:
     options: tuple[str, ...] = ()
 
 
-PASSES: tuple[Step, ...] = (
-    Step("memory_efficient_attention", memory_efficient_attention, mends=True),
-    Step("constant_folding", constant_folding, rounds=True),
-    Step(
+PASSES: tuple[PassRow, ...] = (
+    PassRow("memory_efficient_attention", memory_efficient_attention, mends=True),
+    PassRow("constant_folding", constant_folding, rounds=True),
+    PassRow(
         "dead_code_elimination", dead_code_elimination,
         after={"constant_folding": "a forward operator whose gradient became a constant can go"},
     ),
-    Step(
+    PassRow(
         "common_subexpression_elimination", common_subexpression_elimination,
         after={"constant_folding": "constants that were computed in different ways become equal operators"},
     ),
-    Step("remove_redundant_cast", remove_redundant_cast),
-    Step(
+    PassRow("remove_redundant_cast", remove_redundant_cast),
+    PassRow(
         "remove_redundant_transpose", remove_redundant_transpose,
         after={"remove_redundant_cast": "transposes meet where casts stood between them"},
     ),
-    Step(
+    PassRow(
         "fuse_matmul_transpose", fuse_matmul_transpose,
         after={
             "dead_code_elimination": "a transpose that only dead operators read besides can go",
             "remove_redundant_transpose": "of several transposes in a row a product would take the last one only",
         },
     ),
-    Step(
+    PassRow(
         "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
         options=("linear_cross_entropy_chunk_bytes", "fuse_grad_accumulation"),
         after={
@@ -89,7 +89,7 @@ PASSES: tuple[Step, ...] = (
             "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
         },
     ),
-    Step(
+    PassRow(
         "fuse_gemm_epilogue", fuse_gemm_epilogue,
         after={
             "fuse_linear_cross_entropy": "it looks for the product and the bias of the last layer",
@@ -98,37 +98,37 @@ PASSES: tuple[Step, ...] = (
             "fuse_matmul_transpose": "the fused operator takes the product's transposes along, later nobody would",
         },
     ),
-    Step(
+    PassRow(
         "fuse_grad_accumulation", fuse_grad_accumulation,
         after={
             "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
             "fuse_gemm_epilogue": "a layer's gradients would not stand in one operator any more",
         },
     ),
-    Step(
+    PassRow(
         "fuse_activation_grad", fuse_activation_grad,
         after={
             "fuse_gemm_epilogue": "the mask is kept by the fused operator of the layer below",
             "fuse_grad_accumulation": "the other gradient would stand behind a reshape",
         },
     ),
-    Step(
+    PassRow(
         "fuse_adamw", fuse_adamw, in_all=False,
         after={
             "dead_code_elimination": "a clipped gradient that only dead operators read besides can go",
             "fuse_gemm_epilogue": "it replaces operators that write gradients",
         },
     ),
-    Step(
+    PassRow(
         "fuse_all_optimizer_ops", fuse_all_optimizer_ops,
         after={"fuse_adamw": "it takes the updates of one type out of these"},
         conflicts={"foreach_optimizer_ops": "both rewrite the same parameter updates"},
     ),
-    Step(
+    PassRow(
         "foreach_optimizer_ops", foreach_optimizer_ops, in_all=False,
         after={"fuse_adamw": "updates that are fused are no single ones"},
     ),
-    Step(
+    PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={
             "dead_code_elimination": "what nobody reads need not be written by a fused operator",

@@ -20,7 +20,7 @@ from typing import Any
 from minigraph.ir.graph import Graph, OpNode
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import read_instead, require_temporary, take_out
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 
 RULE = "CommonSubexpression"
 LEFT_ALONE = {"random", "side_effect", "optimizer"}
@@ -48,15 +48,17 @@ def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
 
 def _merge(graph: Graph, first: OpNode, again: OpNode) -> Applied:
     """Let everybody read the outputs of `first`; refuses with the graph unchanged."""
-    require(first.role == again.role, f"{first.label()} is part of {first.role}, keeping it would cost memory")
-    require(
+    refuse_unless(first.role == again.role, f"{first.label()} is part of {first.role}, keeping it would cost memory")
+    refuse_unless(
         (first.forward, first.grad_slot) == (again.forward, again.grad_slot),
         f"{first.label()} is no gradient of the same operator",
     )
-    require(not again.grads or first.inputs == again.inputs, f"{first.label()} has its operands in another order")
+    refuse_unless(not again.grads or first.inputs == again.inputs, f"{first.label()} has its operands in another order")
     pairs = list(zip(first.output_vars, again.output_vars, strict=True))
     for mine, other in pairs:
-        require(mine.next_version is None and not mine.persistable, f"{mine.name} of {first.label()} changes later")
+        refuse_unless(
+            mine.next_version is None and not mine.persistable, f"{mine.name} of {first.label()} changes later"
+        )
         require_temporary(other)
     entry = Applied(
         RULE, ", ".join(mine.name for mine, _ in pairs), (again.label(),), again.site, again.role

@@ -28,7 +28,7 @@ from minigraph.opdef import get_op
 from minigraph.opdef.reference import computed, run_reference
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType, normalize_axes
 
 RULE = "Constant"
@@ -86,7 +86,7 @@ def _evaluated(op: OpNode, known: dict[VarNode, np.ndarray]) -> dict[VarNode, np
         attrs = {**attrs, "shape": (1,) * len(attrs["shape"])} if "shape" in attrs else attrs
     else:
         most = max([t.size for each in types.values() for t in each] + [a.size for a in arrays])
-        require(most <= EVALUATED, f"{most} elements are too many to compute while compiling")
+        refuse_unless(most <= EVALUATED, f"{most} elements are too many to compute while compiling")
     values = {}
     for slot, results in _computed(op, inputs, attrs).items():
         for v, result, t in zip(op.outputs.get(slot, ()), results, types[slot], strict=False):
@@ -120,10 +120,10 @@ def _computed(op: OpNode, inputs: dict[str, list[np.ndarray]], attrs: dict[str, 
 
 def _fold(graph: Graph, op: OpNode, known: dict[VarNode, np.ndarray], rewriter: str) -> Applied:
     """Let one operator without inputs write each output of `op`."""
-    require(not op.grads, f"{op.label()} is differentiated")
+    refuse_unless(not op.grads, f"{op.label()} is differentiated")
     for v in op.output_vars:
-        require(not v.persistable, f"{v.name} is persistable")
-        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+        refuse_unless(not v.persistable, f"{v.name} is persistable")
+        refuse_unless(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     calls = [(v, *_written_down(known[v])) for v in op.output_vars]
     like: dict[str, list[VarNode]] = {}
     if _is_spread(op, known):  # fill_constant has no place in a kernel of its readers
@@ -148,7 +148,7 @@ def _written_down(value: np.ndarray) -> tuple[str, dict[str, Any]]:
     if _is_uniform(value) and value.size:
         first = value[(0,) * value.ndim].item()
         return "fill_constant", {"shape": value.shape, "value": first, "dtype": value.dtype}
-    require(value.size <= LITERAL, f"{value.size} elements are too many for a literal")
+    refuse_unless(value.size <= LITERAL, f"{value.size} elements are too many for a literal")
     return "assign_value", {"values": value.reshape(-1).tolist(), "shape": value.shape, "dtype": value.dtype}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from minigraph.ir.graph import Graph, VarNode
 from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.log import PassReport
-from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
 from minigraph.types import float32, float64
 
 
@@ -28,16 +28,18 @@ class ReluGradMatmulGrad(Rule):
 
     def check(self, Out_grad: VarNode, X: VarNode, Y: VarNode, *, trans_x, **_) -> None:
         rank = X.type.ndim
-        require(
+        refuse_unless(
             X.type.dtype in (float32, float64),
             f"X is {X.type}: products of 16 bits have no such epilogue, and writing the mask costs what reading X does",
         )
-        require(Y.type.ndim >= 2 and set(Y.type.shape[:-2]) <= {1}, f"Y must be one matrix, is {Y.type}")
-        require(Y.type.ndim == 2 or Y.type.is_static, f"Y must be a matrix, or of known sizes, is {Y.type}")
-        require(rank == Out_grad.type.ndim >= 2, f"X and Out_grad must have one rank, are {X.type} and {Out_grad.type}")
-        require(not trans_x or rank == 2, f"trans_x needs X of rank 2, is {X.type}")
+        refuse_unless(Y.type.ndim >= 2 and set(Y.type.shape[:-2]) <= {1}, f"Y must be one matrix, is {Y.type}")
+        refuse_unless(Y.type.ndim == 2 or Y.type.is_static, f"Y must be a matrix, or of known sizes, is {Y.type}")
+        refuse_unless(
+            rank == Out_grad.type.ndim >= 2, f"X and Out_grad must have one rank, are {X.type} and {Out_grad.type}"
+        )
+        refuse_unless(not trans_x or rank == 2, f"trans_x needs X of rank 2, is {X.type}")
         op = self.cache.producer(X)
-        require(
+        refuse_unless(
             op is not None and op.attrs["activation"] == "relu",
             f"{X.name} is not written by a fused relu, so no ReserveSpace is kept for it",
         )

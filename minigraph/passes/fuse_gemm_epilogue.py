@@ -16,11 +16,11 @@ from __future__ import annotations
 from minigraph.ir.graph import Graph, VarNode
 from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.log import PassReport
-from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
 from minigraph.types import FLOATS
 
 
-class Linear(Rule):
+class LinearBias(Rule):
     """elementwise_add(matmul(X, Y), Bias) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "none"
@@ -30,14 +30,16 @@ class Linear(Rule):
 
     def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:
         rank = X.type.ndim
-        require(X.type.dtype in FLOATS, "X must be a float, is {}", X.type)
-        require(rank >= 2, "X must have rank 2 or more, is {}", X.type)
-        require(Y.type.ndim == 2, "Y must be 2-D, is {}", Y.type)
-        require(Bias.type.ndim == 1, "Bias must be 1-D, is {}", Bias.type)
-        require(axis in (-1, rank - 1), "Bias is added along axis {}, not the last one", axis)
-        require(not trans_x or rank == 2, "trans_x needs X of rank 2, is {}", X.type)
+        refuse_unless(X.type.dtype in FLOATS, "X must be a float, is {}", X.type)
+        refuse_unless(rank >= 2, "X must have rank 2 or more, is {}", X.type)
+        refuse_unless(Y.type.ndim == 2, "Y must be 2-D, is {}", Y.type)
+        refuse_unless(Bias.type.ndim == 1, "Bias must be 1-D, is {}", Bias.type)
+        refuse_unless(axis in (-1, rank - 1), "Bias is added along axis {}, not the last one", axis)
+        refuse_unless(not trans_x or rank == 2, "trans_x needs X of rank 2, is {}", X.type)
         columns, given = Y.type.shape[0 if trans_y else 1], Bias.type.shape[0]
-        require(given == columns != -1, "Bias must have one element per column of Y ({}), is {}", columns, Bias.type)
+        refuse_unless(
+            given == columns != -1, "Bias must have one element per column of Y ({}), is {}", columns, Bias.type
+        )
 
     def rewrite(self, g: GraphBuilder, X, Y, Bias, *, trans_x, trans_y, axis, approximate=False):
         keep = self.activation == "gelu" and g.training  # gelu_grad reads the pre-activation
@@ -47,7 +49,7 @@ class Linear(Rule):
         )[0]  # fmt: skip
 
 
-class LinearRelu(Linear):
+class LinearRelu(LinearBias):
     """relu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "relu"
@@ -56,7 +58,7 @@ class LinearRelu(Linear):
         return p.relu(super().pattern(p, X, Y, Bias, trans_x=trans_x, trans_y=trans_y, axis=axis))
 
 
-class LinearGelu(Linear):
+class LinearGelu(LinearBias):
     """gelu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "gelu"
@@ -80,7 +82,7 @@ class ReluGradLinearGrad(Rule):
 
     def check(self, X: VarNode, **_) -> None:
         op = self.cache.producer(X)
-        require(
+        refuse_unless(
             op is not None and op.attrs["activation"] == self.activation,
             "{} is not written by a fused {}, so no ReserveSpace is kept for it", X.name, self.activation,
         )  # fmt: skip
@@ -104,7 +106,7 @@ class GeluGradLinearGrad(ReluGradLinearGrad):
 
     def check(self, X: VarNode, Reserve: VarNode, **_) -> None:
         super().check(X)
-        require(
+        refuse_unless(
             self.cache.kept(X) is Reserve, f"gelu_grad reads {Reserve.name}, which is not the input of {X.name}"
         )
 
@@ -112,5 +114,5 @@ class GeluGradLinearGrad(ReluGradLinearGrad):
 def fuse_gemm_epilogue(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file; activations before plain layers, forward before backward."""
     cache = ActivationCache(graph)
-    rules = LinearRelu(), LinearGelu(), Linear(), ReluGradLinearGrad(cache), GeluGradLinearGrad(cache)
+    rules = LinearRelu(), LinearGelu(), LinearBias(), ReluGradLinearGrad(cache), GeluGradLinearGrad(cache)
     return sum(apply_rule(graph, rule, report) for rule in rules)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from minigraph.ir.graph import Graph, VarNode
 from minigraph.passes.engine.log import PassReport
-from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, require
+from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
 from minigraph.types import normalize_axes
 
 
@@ -26,7 +26,7 @@ class TransposedX(Rule):
     def check(self, X: VarNode, Y: VarNode, *, perm, **_) -> None:
         _require_matrices_transposed(perm)
         rank, other = X.type.ndim, Y.type.ndim
-        require(rank == 2 or other != 2, f"X has rank {rank} and Y is a matrix, a product over all rows")
+        refuse_unless(rank == 2 or other != 2, f"X has rank {rank} and Y is a matrix, a product over all rows")
 
     def rewrite(self, g: GraphBuilder, X, Y, *, perm, trans_x, trans_y):
         return g.matmul(X, Y, trans_x=not trans_x, trans_y=trans_y)
@@ -48,7 +48,9 @@ class TransposedY(Rule):
 def _require_matrices_transposed(perm: tuple[int, ...]) -> None:
     rank = len(perm)
     wanted = (*range(rank - 2), rank - 1, rank - 2)
-    require(rank >= 2 and normalize_axes(perm, rank) == wanted, f"perm {list(perm)} is not a swap of the last two axes")
+    refuse_unless(
+        rank >= 2 and normalize_axes(perm, rank) == wanted, f"perm {list(perm)} is not a swap of the last two axes"
+    )
 
 
 def fuse_matmul_transpose(graph: Graph, report: PassReport) -> int:

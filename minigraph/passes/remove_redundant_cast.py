@@ -18,7 +18,7 @@ import numpy as np
 from minigraph.ir.graph import Graph, OpNode
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.pairs import combine_pairs
-from minigraph.passes.engine.rule import require
+from minigraph.passes.engine.rule import refuse_unless
 from minigraph.types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
 
 FORMATS = {float64: (53, 1023), float32: (24, 127), float16: (11, 15), bfloat16: (8, 127)}  # digits, largest exponent
@@ -45,8 +45,8 @@ def holds(wide: np.dtype, narrow: np.dtype) -> bool:
 
 def _combine(first: OpNode, second: OpNode) -> dict[str, Any]:
     start, middle, end = first.inputs["X"][0].type.dtype, first.attrs["dtype"], second.attrs["dtype"]
-    require(holds(middle, start), f"{middle} does not hold all values of {start}, the first cast rounds")
-    require(
+    refuse_unless(holds(middle, start), f"{middle} does not hold all values of {start}, the first cast rounds")
+    refuse_unless(
         middle not in FLOATS or end not in INTS or holds(end, start),
         f"{start} may hold values that {end} does not, what {middle} makes of them is not defined",
     )

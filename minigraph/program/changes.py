@@ -3,7 +3,7 @@
     Ops     the operators of a Block; a changed list is one of operators of that Block
     Vars    its variables by name; what operators use stays
     Attrs   attributes of an operator; a change is checked as when the operator was built
-    Slots   inputs and outputs of an operator; these do not change, but by `rename`
+    FixedSlots  inputs and outputs of an operator; these do not change, but by `rename`
 
 Reading costs what it costs with a list or a dict. Each change is made whole or refused.
 """
@@ -121,7 +121,7 @@ class Attrs(dict[str, Any]):
         op.block.program.version += 1
 
 
-class Slots(dict[str, Any]):
+class FixedSlots(dict[str, Any]):
     """The variables of an operator that stands in a Block, by slot."""
 
     __slots__ = ()
@@ -157,7 +157,7 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
         _check_types(op, both["inputs"], both["outputs"], op.attrs)
     except MinigraphError as error:
         raise error.at(op.call(), None) from None
-    object.__setattr__(op, what, Slots((slot, SlotVars(vs)) for slot, vs in changed.items()))
+    object.__setattr__(op, what, FixedSlots((slot, SlotVars(vs)) for slot, vs in changed.items()))
     op.block.program.version += 1
 
 
@@ -199,7 +199,7 @@ def _counted(name: str, base: type) -> Callable[..., Any]:
 
 for _kind, _base, _names in (
     (Ops, list, LIST_CHANGES), (SlotVars, list, LIST_CHANGES),
-    (Vars, dict, DICT_CHANGES), (Attrs, dict, DICT_CHANGES), (Slots, dict, DICT_CHANGES),
+    (Vars, dict, DICT_CHANGES), (Attrs, dict, DICT_CHANGES), (FixedSlots, dict, DICT_CHANGES),
 ):  # fmt: skip
     for _name in _names:
         if _name not in vars(_kind):

@@ -47,7 +47,7 @@ class Operator(PartOfProgram):
         for variables in (self.inputs, self.outputs):
             for slot, vs in variables.items():
                 variables[slot] = changes.SlotVars(vs)
-        self.inputs, self.outputs = changes.Slots(self.inputs), changes.Slots(self.outputs)
+        self.inputs, self.outputs = changes.FixedSlots(self.inputs), changes.FixedSlots(self.outputs)
         attrs = changes.Attrs(self.attrs)
         attrs.op, self.attrs = self, attrs
         self.__class__ = _SealedOperator

@@ -8,7 +8,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.compiler import strategy
-from minigraph.compiler.strategy import PASSES, RUN_FLAGS, BuildStrategy, Step, UnknownField
+from minigraph.compiler.strategy import PASSES, RUN_FLAGS, BuildStrategy, PassRow, UnknownField
 from minigraph.errors import AttrError, CallSite
 from minigraph.ir.text import parse
 from minigraph.passes.engine.log import Applied, PassReport
@@ -130,7 +130,8 @@ def test_a_reason_for_the_order_holds(first, second):
 
 
 def conflicting(monkeypatch):
-    table = (*PASSES[:-1], Step(FLAGS[-1], PASSES[-1].apply, conflicts={FLAGS[0]: "both rewrite the same operators"}))
+    last = PassRow(FLAGS[-1], PASSES[-1].apply, conflicts={FLAGS[0]: "both rewrite the same operators"})
+    table = (*PASSES[:-1], last)
     monkeypatch.setattr(strategy, "PASSES", table)
 
 

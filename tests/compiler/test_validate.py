@@ -7,7 +7,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.compiler import compiler
-from minigraph.compiler.strategy import Step
+from minigraph.compiler.strategy import PassRow
 from minigraph.compiler.validate import distance, evaluate, made_up_values, validate
 from minigraph.errors import VerifyError
 from minigraph.passes.fuse_gemm_epilogue import LinearRelu, fuse_gemm_epilogue
@@ -70,7 +70,7 @@ def test_other_modes_do_not_validate(monkeypatch):
 
 def test_each_pass_is_compared_with_the_one_before(monkeypatch):
     """The pass that did it is named, not the last one."""
-    passes = (Step("fuse_gemm_epilogue", fuse_gemm_epilogue), Step("enable_inplace", lambda graph, report: 0))
+    passes = (PassRow("fuse_gemm_epilogue", fuse_gemm_epilogue), PassRow("enable_inplace", lambda graph, report: 0))
     monkeypatch.setattr(compiler, "PASSES", passes)
     monkeypatch.setattr(LinearRelu, "activation", "none")
     chosen = strategy()

@@ -11,7 +11,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.ir.convert import to_graph
-from minigraph.passes.attention.masks import Index, Steps, value_of
+from minigraph.passes.attention.masks import Index, StepFunction, value_of
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 
@@ -86,7 +86,7 @@ class Masks:
         return mg.where(mg.cast(x, "bool"), y, r.choice((0.0, -math.inf, self.mask(rows, columns, depth - 1))))
 
 
-def said(found: Steps | Index, shape: tuple[int, ...]) -> np.ndarray:
+def said(found: StepFunction | Index, shape: tuple[int, ...]) -> np.ndarray:
     """The array that a Value describes."""
     i, j = np.arange(shape[-2])[:, None], np.arange(shape[-1])
     if isinstance(found, Index):
@@ -111,7 +111,7 @@ def test_random_masks_are_what_they_are_read_as(first):
         found = value_of(graph.vars[mask.name, 0])
         if found is not None:
             np.testing.assert_array_equal(np.broadcast_to(said(found, exact.shape), exact.shape), exact, f"seed {seed}")
-            parted += isinstance(found, Steps) and found.constant is None
+            parted += isinstance(found, StepFunction) and found.constant is None
     assert parted >= 25, parted
 
 

@@ -195,15 +195,15 @@ def heads_and_positions_are_mixed_up(patch):
 
 
 def downscale_is_upscale(patch):
-    patch.setattr(rewriting, "require", _deaf_to(rewriting.require, "has mode"))
+    patch.setattr(rewriting, "refuse_unless", _deaf_to(rewriting.refuse_unless, "has mode"))
 
 
 def fetches_are_ignored(patch):
-    patch.setattr(engine, "require", _deaf_to(engine.require, "is fetched, "))
+    patch.setattr(engine, "refuse_unless", _deaf_to(engine.refuse_unless, "is fetched, "))
 
 
 def late_bias_is_early(patch):
-    patch.setattr(rewriting, "require", _deaf_to(rewriting.require, "was filled in"))
+    patch.setattr(rewriting, "refuse_unless", _deaf_to(rewriting.refuse_unless, "was filled in"))
 
 
 def capping_is_overlooked(patch):
@@ -212,10 +212,10 @@ def capping_is_overlooked(patch):
 
 
 def _deaf_to(original, fact):
-    def require(condition, reason):
+    def refuse_unless(condition, reason):
         original(condition or fact in reason, reason)
 
-    return require
+    return refuse_unless
 
 
 def comparisons_swap_sides(patch):

@@ -20,7 +20,12 @@ from minigraph.passes.engine import rule as engine
 from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.rule import GraphBuilder
 from minigraph.passes.fuse_activation_grad import ReluGradMatmulGrad
-from minigraph.passes.fuse_gemm_epilogue import Linear, LinearGelu, LinearRelu, ReluGradLinearGrad
+from minigraph.passes.fuse_gemm_epilogue import (
+    LinearBias,
+    LinearGelu,
+    LinearRelu,
+    ReluGradLinearGrad,
+)
 from minigraph.passes.fuse_matmul_transpose import TransposedX
 from tests.fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, failure, shrink
 from tests.support.random_programs import known_program, random_program
@@ -29,7 +34,7 @@ GEMM: Flags = ("fuse_gemm_epilogue",)
 PROGRAMS, CHUNK = 1000, 500  # `make fuzz` goes on from there
 WITHIN = 300  # programs in which a planted defect must be seen
 SHARES = {  # of CHUNK programs each rule must change at least so many
-    "Linear": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
+    "LinearBias": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
     "DeadCode": 75, "Constant": 150, "CommonSubexpression": 40, "Transposes": 25, "Casts": 10, "TransposedY": 10,
     "ReluGradMatmulGrad": 5, "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20,
     "FuseUpdates": 150, "ForeachUpdates": 75,
@@ -57,12 +62,12 @@ def test_passes_change_no_result(first):
 
 def _inner_without(monkeypatch: pytest.MonkeyPatch, fact: str) -> None:
     """The engine's check of inner values, deaf to one refusal."""
-    original = engine.require
+    original = engine.refuse_unless
 
-    def require(condition: object, reason: str, *about: object) -> None:
+    def refuse_unless(condition: object, reason: str, *about: object) -> None:
         original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
-    monkeypatch.setattr(engine, "require", require)
+    monkeypatch.setattr(engine, "refuse_unless", refuse_unless)
 
 
 def fetched_values_are_not_checked(patch):
@@ -74,12 +79,12 @@ def other_readers_are_not_checked(patch):
 
 
 def _check_without(patch: pytest.MonkeyPatch, fact: str) -> None:
-    original = Linear.check.__globals__["require"]
+    original = LinearBias.check.__globals__["refuse_unless"]
 
-    def require(condition: object, reason: str, *about: object) -> None:
+    def refuse_unless(condition: object, reason: str, *about: object) -> None:
         original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
-    patch.setitem(Linear.check.__globals__, "require", require)
+    patch.setitem(LinearBias.check.__globals__, "refuse_unless", refuse_unless)
 
 
 def axis_is_ignored(patch):
@@ -90,10 +95,10 @@ def residual_is_a_bias(patch):
     """Like Paddle's: any second operand will do; the kernel broadcasts it."""
 
     def check(self, X, Y, Bias, *, trans_x, **_):
-        engine.require(X.type.ndim >= 2 and X.type.is_float, "X")
-        engine.require(Y.type.ndim == 2 and not (trans_x and X.type.ndim > 2), "Y")
+        engine.refuse_unless(X.type.ndim >= 2 and X.type.is_float, "X")
+        engine.refuse_unless(Y.type.ndim == 2 and not (trans_x and X.type.ndim > 2), "Y")
 
-    patch.setattr(Linear, "check", check)
+    patch.setattr(LinearBias, "check", check)
     infer = fused_gemm_epilogue.infer_function
 
     def flat(X, Y, Bias, **attrs):
@@ -120,7 +125,7 @@ def trans_y_is_swapped_where_both_fit(patch):
         y = bound["Y"].type.shape
         bound["trans_y"] ^= y[0] == y[1]
 
-    _rewrite(patch, (Linear,), change)
+    _rewrite(patch, (LinearBias,), change)
 
 
 def trans_x_is_forgotten_where_both_fit(patch):
@@ -128,7 +133,7 @@ def trans_x_is_forgotten_where_both_fit(patch):
         x = bound["X"].type.shape
         bound["trans_x"] &= x[0] != x[-1]
 
-    _rewrite(patch, (Linear,), change)
+    _rewrite(patch, (LinearBias,), change)
 
 
 def erf_becomes_tanh(patch):
@@ -156,7 +161,7 @@ def bias_of_another_layer(patch):
         if other is not None and other.graph is bias.graph and other.producer is None:
             bound["Bias"] = other
 
-    _rewrite(patch, (Linear,), change)
+    _rewrite(patch, (LinearBias,), change)
 
 
 def reserve_space_of_another_layer(patch):
@@ -310,13 +315,13 @@ def every_operator_is_constant(patch):
 
 
 def _deaf(patch: pytest.MonkeyPatch, module: Any, fact: str) -> None:
-    """The `require` of a module, deaf to one refusal."""
-    original = module.require
+    """The `refuse_unless` of a module, deaf to one refusal."""
+    original = module.refuse_unless
 
-    def require(condition: object, reason: str, *about: object) -> None:
+    def refuse_unless(condition: object, reason: str, *about: object) -> None:
         original(condition or fact in (reason.format(*about) if about else reason), reason, *about)
 
-    patch.setattr(module, "require", require)
+    patch.setattr(module, "refuse_unless", refuse_unless)
 
 
 def _changed_key(patch: pytest.MonkeyPatch, change: Callable[[OpNode], Any]) -> None:

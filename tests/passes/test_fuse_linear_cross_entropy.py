@@ -435,8 +435,8 @@ def rows_are_not_moved(patch):
 
 
 def value_of_the_loss_is_taken_for_known(patch):
-    original = ahead.require
-    patch.setattr(ahead, "require", lambda c, why: original(c or "depends on the value" in why, why))
+    original = ahead.refuse_unless
+    patch.setattr(ahead, "refuse_unless", lambda c, why: original(c or "depends on the value" in why, why))
 
 
 def factors_are_swapped(patch):

@@ -17,7 +17,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
-from minigraph.passes.engine.rule import GraphBuilder, Refused, require
+from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
 from minigraph.types import float32
 
 from .slice_grads import join_slice_grads
@@ -30,7 +30,7 @@ GRADIENTS = {  # operator -> (slots of X, Y and Out_grad, {output: whose gradien
 }
 
 
-class Part(NamedTuple):
+class GradPart(NamedTuple):
     """An operand of an addition that a product computes: through `cast`, as output `slot` of `product`."""
 
     operand: VarNode
@@ -39,7 +39,7 @@ class Part(NamedTuple):
     slot: str
 
 
-def part_of(operand: VarNode) -> Part | None:
+def part_of(operand: VarNode) -> GradPart | None:
     """The product behind an operand, None where there is none."""
     op, cast = operand.producer, None
     if op is not None and op.type == "cast" and op.attrs["dtype"] == float32:
@@ -48,21 +48,22 @@ def part_of(operand: VarNode) -> Part | None:
     if op is None or op.type not in GRADIENTS:
         return None
     slot = next(s for s, vs in op.outputs.items() if any(x is v for x in vs))
-    return Part(operand, cast, op, slot) if slot in GRADIENTS[op.type][3] else None
+    return GradPart(operand, cast, op, slot) if slot in GRADIENTS[op.type][3] else None
 
 
-def factors(part: Part) -> tuple[VarNode, VarNode, bool, bool]:
+def factors(part: GradPart) -> tuple[VarNode, VarNode, bool, bool]:
     """(A, B, trans_a, trans_b) with the gradient op(A) @ op(B)."""
     x_slot, y_slot, d_slot, gradients = GRADIENTS[part.product.type]
     X, Y, D = (part.product.inputs[slot][0] for slot in (x_slot, y_slot, d_slot))
     trans_x, trans_y = part.product.attrs["trans_x"], part.product.attrs["trans_y"]
     if gradients[part.slot] == "Y":
         return (D, X, True, trans_x) if trans_y else (X, D, not trans_x, False)
-    require(part.product.attrs.get("activation_grad", "none") == "none", f"{part.product.label()} does more to it")
+    does_more = part.product.attrs.get("activation_grad", "none") != "none"
+    refuse_unless(not does_more, f"{part.product.label()} does more to it")
     return (Y, D, trans_y, True) if trans_x else (D, Y, False, not trans_y)
 
 
-def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> OpNode | None:
+def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -> OpNode | None:
     """Replace one operand of `add`; the sum of the others, if there are several. Refuses with the graph unchanged."""
     operands = list(add.input_vars)
     _check(add, part, operands)
@@ -77,7 +78,7 @@ def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> Op
         acc: Any = others[0] if len(others) == 1 else g.sum(others)
         new = g.matmul_accumulate(A, B, acc, trans_x=trans_a, trans_y=trans_b)
         out = next(add.output_vars)
-        require(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
+        refuse_unless(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
     except (Refused, MinigraphError) as no:
         g.undo()
         graph.move_op(add, place)
@@ -97,23 +98,23 @@ def _accumulate(graph: Graph, add: OpNode, part: Part, report: PassReport) -> Op
     return g.emitted[0] if len(others) > 1 else None
 
 
-def _check(add: OpNode, part: Part, operands: list[VarNode]) -> None:
-    require(len(operands) > 1, "there is nothing to add it to")
-    require(not add.grads and not part.product.grads, "{} or its gradient is differentiated", add)
-    require(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
-    require([v is part.operand for v in operands].count(True) == 1, "{} is added to itself", part.operand.name)
+def _check(add: OpNode, part: GradPart, operands: list[VarNode]) -> None:
+    refuse_unless(len(operands) > 1, "there is nothing to add it to")
+    refuse_unless(not add.grads and not part.product.grads, "{} or its gradient is differentiated", add)
+    refuse_unless(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
+    refuse_unless([v is part.operand for v in operands].count(True) == 1, "{} is added to itself", part.operand.name)
     inner = [part.operand] if part.cast is None else [part.operand, part.cast.inputs["X"][0]]
     for v, reader in zip(inner, (add, part.cast), strict=False):
         require_temporary(v)
         other = [c for c in v.consumers if c is not reader]
-        require(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
+        refuse_unless(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
 
 
 def _check_batches(A: VarNode, B: VarNode, gradient: VarNode) -> None:
     """The product has the gradient's shape at run time too: nothing is summed over a batch that was broadcast."""
     a, b, c = (v.type.shape[:-2] for v in (A, B, gradient))
     known = a == b == c and -1 not in a
-    require(not c or not a or not b or known, f"{gradient.name} may be a sum over a batch that was broadcast")
+    refuse_unless(not c or not a or not b or known, f"{gradient.name} may be a sum over a batch that was broadcast")
 
 
 def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
@@ -126,7 +127,7 @@ def fuse_grad_accumulation(graph: Graph, report: PassReport) -> int:
     return len(report.applied)
 
 
-def _one(graph: Graph, add: OpNode, parts: list[Part], report: PassReport) -> OpNode | None:
+def _one(graph: Graph, add: OpNode, parts: list[GradPart], report: PassReport) -> OpNode | None:
     """Replace the first operand that can be; returns the addition of the others, if one is left."""
     refused = []
     for part in parts:

@@ -16,13 +16,13 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import require_temporary, take_out, take_place
-from minigraph.passes.engine.rule import GraphBuilder, Refused, require
+from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
 from minigraph.types import normalize_axes
 
 LAST = 1 << 62  # a rank behind all others of one place
 
 
-class Piece(NamedTuple):
+class GradSlice(NamedTuple):
     """The part of its output that a slice_grad fills: places start to stop of an axis, dropped by the slice or not."""
 
     start: int
@@ -50,9 +50,9 @@ def _join(graph: Graph, add: OpNode, parts: list[OpNode], rewriter: str) -> Appl
     _check(add, parts)
     pieces = sorted(map(_piece, parts), key=lambda p: p[:2])
     axis, dropped, size = pieces[0].axis, pieces[0].dropped, next(add.output_vars).type.shape[pieces[0].axis]
-    require(all(p.axis == axis and p.dropped == dropped for p in pieces), "the slices are not alike")
+    refuse_unless(all(p.axis == axis and p.dropped == dropped for p in pieces), "the slices are not alike")
     ends = [0, *(p.stop for p in pieces)]
-    require([*(p.start for p in pieces), size] == ends, "the slices share places or leave some out")
+    refuse_unless([*(p.start for p in pieces), size] == ends, "the slices share places or leave some out")
     place = add.rank
     g = GraphBuilder(graph, place, add, rewriter)
     g.forward = None
@@ -60,7 +60,7 @@ def _join(graph: Graph, add: OpNode, parts: list[OpNode], rewriter: str) -> Appl
     try:
         grads, out = [p.grad for p in pieces], next(add.output_vars)
         new = g.stack(grads, axis=axis) if dropped else g.concat(grads, axis=axis)
-        require(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
+        refuse_unless(new.type.accepts(out.type) and out.type.accepts(new.type), f"{out} would become {new.type}")
     except (Refused, MinigraphError) as no:
         g.undo()
         graph.move_op(add, place)
@@ -74,25 +74,25 @@ def _join(graph: Graph, add: OpNode, parts: list[OpNode], rewriter: str) -> Appl
 
 def _check(add: OpNode, parts: list[OpNode]) -> None:
     operands = list(add.input_vars)
-    require(not add.grads and not any(part.grads for part in parts), "{} or its gradient is differentiated", add)
-    require(len({id(v) for v in operands}) == len(operands), "{} adds a gradient to itself", add)
-    require(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
+    refuse_unless(not add.grads and not any(part.grads for part in parts), "{} or its gradient is differentiated", add)
+    refuse_unless(len({id(v) for v in operands}) == len(operands), "{} adds a gradient to itself", add)
+    refuse_unless(all(v.type == operands[0].type for v in operands), "operands of {} are broadcast", add)
     for v in operands:
         require_temporary(v)
         other = [c for c in v.consumers if c is not add]
-        require(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
+        refuse_unless(not other, f"{v.name} is also read by {other[0].label() if other else ''}")
 
 
-def _piece(part: OpNode) -> Piece:
+def _piece(part: OpNode) -> GradSlice:
     shape, attrs = next(part.output_vars).type.shape, part.attrs
     axes, steps = normalize_axes(attrs["axes"], len(shape)), attrs["steps"] or (1,) * len(attrs["axes"])
     dropped, found = set(normalize_axes(attrs["decrease_axes"], len(shape))), []
     for axis, start, end, step in zip(axes, attrs["starts"], attrs["ends"], steps, strict=True):
-        require(shape[axis] >= 0, f"the size of axis {axis} of {part.label()} is known only at run time")
+        refuse_unless(shape[axis] >= 0, f"the size of axis {axis} of {part.label()} is known only at run time")
         places = range(shape[axis])[start:end:step]
         if places != range(shape[axis]) or axis in dropped:
-            require(len(places) == 1 or (places.step == 1 and len(places) > 1), "{} takes no run of places", part)
+            refuse_unless(len(places) == 1 or (places.step == 1 and len(places) > 1), "{} takes no run of places", part)
             found.append((axis, places[0], places[-1] + 1))
-    require(len(found) == 1, "{} does not cut along one axis", part)
+    refuse_unless(len(found) == 1, "{} does not cut along one axis", part)
     ((axis, start, stop),) = found
-    return Piece(start, stop, axis, bool(dropped), part.inputs["Out_grad"][0])
+    return GradSlice(start, stop, axis, bool(dropped), part.inputs["Out_grad"][0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from minigraph.ir.graph import OpNode, VarNode
 
-from .masks import Steps
+from .masks import StepFunction
 
 HEADS_MOVED = (0, 2, 1, 3)  # [B, S, H, D] <-> [B, H, S, D]
 RESHAPES = ("reshape", "flatten", "squeeze", "unsqueeze")
@@ -23,7 +23,7 @@ def split_by(op: OpNode) -> tuple[int, int] | None:
 
 
 @dataclass
-class Operand:
+class AttentionOperand:
     """The value [..., S, D] of a product: `source` with its axes in the order `perm`.
 
     With three axes the first one may be batch times heads.
@@ -55,7 +55,7 @@ class Modifier:
     factor: float = 1.0
     negated: bool = False
     fill: float = 0.0
-    steps: Steps | None = None
+    steps: StepFunction | None = None
     rank: int = 4
 
 
@@ -71,9 +71,9 @@ class Attention:
     scores: VarNode | None = None
     path: list[VarNode] = field(default_factory=list)  # the values between both products
     split: tuple[int, int] | None = None  # batch and heads, where arrays of rank 3 have them as one axis
-    q: Operand | None = None
-    k: Operand | None = None
-    v: Operand | None = None
+    q: AttentionOperand | None = None
+    k: AttentionOperand | None = None
+    v: AttentionOperand | None = None
     out: VarNode | None = None
     out_moved: bool = False  # `out` is [B, S, H, D]
     from_right: bool = False  # the product with V is V^T P^T

@@ -21,7 +21,7 @@ Bounds = tuple[float, float]  # of j - i, both included
 EVERYWHERE: Bounds = (-math.inf, math.inf)
 
 
-class Steps(NamedTuple):
+class StepFunction(NamedTuple):
     """`inside` where bounds[0] <= j - i <= bounds[1], else `outside`."""
 
     bounds: Bounds
@@ -33,16 +33,16 @@ class Steps(NamedTuple):
         """The value of all elements; None where there are two."""
         return self.inside if self.bounds == EVERYWHERE or self.inside == self.outside else None
 
-    def map(self, function: Callable[[float], float]) -> Steps:
-        return Steps(self.bounds, float(function(self.inside)), float(function(self.outside)))
+    def map(self, function: Callable[[float], float]) -> StepFunction:
+        return StepFunction(self.bounds, float(function(self.inside)), float(function(self.outside)))
 
-    def forms(self) -> tuple[Steps, ...]:
+    def forms(self) -> tuple[StepFunction, ...]:
         """All forms of the same mask: the positions outside one half are the other half."""
         low, high = self.bounds
         if low == -math.inf and high < math.inf:
-            return self, Steps((high + 1, math.inf), self.outside, self.inside)
+            return self, StepFunction((high + 1, math.inf), self.outside, self.inside)
         if high == math.inf and low > -math.inf:
-            return self, Steps((-math.inf, low - 1), self.outside, self.inside)
+            return self, StepFunction((-math.inf, low - 1), self.outside, self.inside)
         return (self,)
 
 
@@ -55,7 +55,7 @@ class Index(NamedTuple):
     absolute: bool = False
 
 
-Value = Steps | Index | None
+Value = StepFunction | Index | None
 
 UNARY: dict[str, Callable[[float, Any], float]] = {
     "scale": lambda x, a: x * a["scale"] + a["bias"] if a["bias_after_scale"] else (x + a["bias"]) * a["scale"],
@@ -96,7 +96,7 @@ MOVES = {"squeeze", "unsqueeze", "reshape", "flatten", "transpose", "slice"}  # 
 def constant_of(v: VarNode) -> float | None:
     """The number that every element of `v` is, None where that is not known."""
     found = value_of(v)
-    return found.constant if isinstance(found, Steps) else None
+    return found.constant if isinstance(found, StepFunction) else None
 
 
 def value_of(v: VarNode) -> Value:
@@ -145,7 +145,7 @@ def _value(op: OpNode, v: VarNode) -> Value:
         return _triangle(inputs[0], attrs)
     if op.type == "cast":
         return _cast(inputs[0], attrs["dtype"])
-    if op.type in UNARY and isinstance(inputs[0], Steps):
+    if op.type in UNARY and isinstance(inputs[0], StepFunction):
         return _checked(inputs[0].map(lambda x: UNARY[op.type](x, attrs)))
     if op.type in ("scale", "abs") and isinstance(inputs[0], Index):
         return _of_index(op.type, inputs[0], attrs)
@@ -158,18 +158,18 @@ def _value(op: OpNode, v: VarNode) -> Value:
 
 def _spreads(source: VarNode, x: Value, result: VarNode) -> bool:
     """Whether `x` says of `source` what is at its place in `result` too, to whose shape it broadcasts."""
-    if isinstance(x, Steps) and x.constant is not None:
+    if isinstance(x, StepFunction) and x.constant is not None:
         return True
     runs = (x.rows, x.columns) if isinstance(x, Index) else (1, 1)
     sizes = [(1, 1, *v.type.shape)[-2:] for v in (source, result)]
     return all(a == b or not run for a, b, run in zip(*sizes, runs, strict=True))
 
 
-def _constant(value: float) -> Steps:
-    return Steps(EVERYWHERE, float(value), float(value))
+def _constant(value: float) -> StepFunction:
+    return StepFunction(EVERYWHERE, float(value), float(value))
 
 
-def _literal(values: np.ndarray) -> Steps | None:
+def _literal(values: np.ndarray) -> StepFunction | None:
     """One number, or two that a diagonal or a band parts."""
     if not values.size or (values == values.flat[0]).all():
         return _constant(values.flat[0]) if values.size else None
@@ -185,24 +185,24 @@ def _literal(values: np.ndarray) -> Steps | None:
         if not (outside == outside[0]).all() or not (chosen == ((places >= low) & (places <= high))).all():
             continue
         bounds = -math.inf if low == 1 - rows else low, math.inf if high == columns - 1 else high
-        return _checked(Steps(bounds, float(inside), float(outside[0])))
+        return _checked(StepFunction(bounds, float(inside), float(outside[0])))
     return None
 
 
-def _checked(x: Steps) -> Steps | None:
+def _checked(x: StepFunction) -> StepFunction | None:
     return None if math.isnan(x.inside) or (x.constant is None and math.isnan(x.outside)) else x
 
 
 def _reshaped(op: OpNode, x: Value) -> Value:
     """Constants stay constant; a value that runs along one axis may get axes of size 1 around it."""
-    if isinstance(x, Steps) and x.constant is not None:
+    if isinstance(x, StepFunction) and x.constant is not None:
         return x
     source, result = next(iter(op.input_vars)).type.shape, next(op.output_vars).type.shape
     if op.type == "assign":
         return x
     if op.type in ("expand", "tile"):
         return x
-    if isinstance(x, Steps):  # leading axes of size 1 come and go
+    if isinstance(x, StepFunction):  # leading axes of size 1 come and go
         return x if source[-2:] == result[-2:] and {*source[:-2], *result[:-2]} <= {1} else None
     assert x is not None
     if (x.rows and x.columns) or any(sum(size != 1 for size in shape) != 1 for shape in (source, result)):
@@ -215,7 +215,7 @@ def _reshaped(op: OpNode, x: Value) -> Value:
 
 def _sliced(op: OpNode, x: Value) -> Value:
     """Part of a value that runs along the last two axes; places count from its first element."""
-    if isinstance(x, Steps) and x.constant is not None:
+    if isinstance(x, StepFunction) and x.constant is not None:
         return x
     shape, attrs = next(iter(op.input_vars)).type.shape, op.attrs
     starts = dict.fromkeys(range(-len(shape), 0), 0)
@@ -236,26 +236,26 @@ def _sliced(op: OpNode, x: Value) -> Value:
 def _transposed(op: OpNode, x: Value) -> Value:
     rank = len(op.attrs["perm"])
     perm = [axis % rank for axis in op.attrs["perm"]]
-    if perm == list(range(rank)) or (isinstance(x, Steps) and x.constant is not None):
+    if perm == list(range(rank)) or (isinstance(x, StepFunction) and x.constant is not None):
         return x
     if perm != [*range(rank - 2), rank - 1, rank - 2]:
         return None
     if isinstance(x, Index):
         return x._replace(rows=x.columns, columns=x.rows)
     assert x is not None
-    return Steps((-x.bounds[1], -x.bounds[0]), x.inside, x.outside)
+    return StepFunction((-x.bounds[1], -x.bounds[0]), x.inside, x.outside)
 
 
 def _triangle(x: Value, attrs: Any) -> Value:
     """tril keeps j - i <= diagonal, triu j - i >= diagonal; the rest is 0."""
-    if not isinstance(x, Steps):
+    if not isinstance(x, StepFunction):
         return None
     half = (-math.inf, attrs["diagonal"]) if attrs["lower"] else (attrs["diagonal"], math.inf)
-    return _joined(lambda value, kept: value if kept else 0.0, x, Steps(half, 1.0, 0.0))
+    return _joined(lambda value, kept: value if kept else 0.0, x, StepFunction(half, 1.0, 0.0))
 
 
 def _cast(x: Value, dtype: np.dtype) -> Value:
-    if not isinstance(x, Steps):
+    if not isinstance(x, StepFunction):
         return x
     return x.map(math.trunc if dtype.kind in "iu" else lambda value: _rounded(value, dtype))
 
@@ -299,12 +299,12 @@ def _of_index(op_type: str, x: Index, attrs: Any) -> Index | None:
 def _binary(op_type: str, x: Value, y: Value) -> Value:
     if isinstance(x, Index) or isinstance(y, Index):
         return _of_indices(op_type, x, y)
-    assert isinstance(x, Steps)
-    assert isinstance(y, Steps)
+    assert isinstance(x, StepFunction)
+    assert isinstance(y, StepFunction)
     return _joined(BINARY[op_type], x, y)
 
 
-def _joined(function: Callable[..., float], *values: Steps) -> Steps | None:
+def _joined(function: Callable[..., float], *values: StepFunction) -> StepFunction | None:
     """What `function` makes of values at one place, where that has two values again and bounds that part them."""
     parted = [i for i, x in enumerate(values) if x.constant is None]
     if not parted:
@@ -320,7 +320,7 @@ def _joined(function: Callable[..., float], *values: Steps) -> Steps | None:
             results[all(inside)].add(float(function(*(here.get(i, x.inside) for i, x in enumerate(forms)))))
         if len(results[True]) == len(results[False]) == 1:
             common = max(low for low, _ in bounds), min(high for _, high in bounds)
-            return _checked(Steps(common, results[True].pop(), results[False].pop()))
+            return _checked(StepFunction(common, results[True].pop(), results[False].pop()))
     return None
 
 
@@ -347,7 +347,7 @@ def _of_indices(op_type: str, x: Value, y: Value) -> Value:
         "greater_than": (math.floor(at) + 1, math.inf), "greater_equal": (math.ceil(at), math.inf),
         "equal": (at, at),
     }.get(op_type)  # fmt: skip
-    return None if bounds is None else Steps(bounds, 1.0, 0.0)
+    return None if bounds is None else StepFunction(bounds, 1.0, 0.0)
 
 
 def _near(op_type: str, a: Index, b: Index) -> Value:
@@ -362,7 +362,7 @@ def _near(op_type: str, a: Index, b: Index) -> Value:
     near = {"less_than": 1.0, "less_equal": 1.0, "greater_than": 0.0, "greater_equal": 0.0}.get(op_type)
     if near is None or most < 0:
         return None
-    return Steps((math.ceil(middle - most), math.floor(middle + most)), near, 1 - near)
+    return StepFunction((math.ceil(middle - most), math.floor(middle + most)), near, 1 - near)
 
 
 def _index(x: Value) -> Index | None:
@@ -373,6 +373,6 @@ def _index(x: Value) -> Index | None:
 
 def _chosen(condition: Value, x: Value, y: Value) -> Value:
     """where(condition, x, y)"""
-    if not (isinstance(condition, Steps) and isinstance(x, Steps) and isinstance(y, Steps)):
+    if not (isinstance(condition, StepFunction) and isinstance(x, StepFunction) and isinstance(y, StepFunction)):
         return None
     return _joined(lambda c, a, b: a if c else b, condition, x, y)

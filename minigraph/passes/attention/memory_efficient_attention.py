@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.pattern import Match, Mismatch
-from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, require
+from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 
-from .found import HEADS_MOVED, Attention, Modifier, Operand
+from .found import HEADS_MOVED, Attention, AttentionOperand, Modifier
 from .masks import EVERYWHERE, MOVES, SAME, Bounds, makers
 from .scores import probabilities, take_constants, walk
 
@@ -136,7 +136,7 @@ def check_times(found: Attention, exact: list[tuple[Modifier, Position]]) -> Non
             low, high = common(p for x, p in exact if any(x is later for later in found.modifiers[:n]))
             kept = [form.bounds for form in m.steps.forms() if form.inside == 1]
             hidden = any(bounds[0] <= low and high <= bounds[1] for bounds in kept)
-            require(
+            refuse_unless(
                 hidden and m.source.type.shape[-2:] == sizes_of(found), f"the scores are multiplied by {m.source.name}"
             )
 
@@ -185,15 +185,15 @@ class WrittenOut(Rule):
     compiled = AttentionPattern()  # pyright: ignore[reportAssignmentType]
 
     def check(self, *, found: Attention, problem: str | None, **_) -> None:
-        require(problem is None, problem or "")
-        require(math.isfinite(found.scale), f"the scale is {found.scale}")
+        refuse_unless(problem is None, problem or "")
+        refuse_unless(math.isfinite(found.scale), f"the scale is {found.scale}")
         if found.dropout is not None and not found.dropout.attrs["is_test"]:
             p, mode = found.dropout.attrs["p"], found.dropout.attrs["mode"]
-            require(p < 1, f"{found.dropout.label()} drops everything")
-            require(mode == "upscale_in_train" or p == 0, f"{found.dropout.label()} has mode {mode}")
+            refuse_unless(p < 1, f"{found.dropout.label()} drops everything")
+            refuse_unless(mode == "upscale_in_train" or p == 0, f"{found.dropout.label()} has mode {mode}")
         elif found.dropout is not None:
             mode = found.dropout.attrs["mode"]
-            require(mode == "upscale_in_train", f"{found.dropout.label()} has mode {mode}")
+            refuse_unless(mode == "upscale_in_train", f"{found.dropout.label()} has mode {mode}")
 
     def rewrite(self, g: GraphBuilder, *, found: Attention, problem: str | None, **_) -> Any:
         layout = layout_of(found)
@@ -238,7 +238,7 @@ def layout_of(found: Attention) -> str:
     return "bshd" if moved > straight else "bhsd"
 
 
-def arranged(g: GraphBuilder, operand: Operand | None, layout: str, split: tuple[int, int] | None) -> VarNode:
+def arranged(g: GraphBuilder, operand: AttentionOperand | None, layout: str, split: tuple[int, int] | None) -> VarNode:
     """An operand in the layout; by a transpose where it does not lie so."""
     assert operand is not None
     source, perm = operand.source, operand.perm
@@ -270,7 +270,7 @@ def bias_of(g: GraphBuilder, rank: int, addends: list[Modifier]) -> VarNode | No
         total = g.elementwise_add(total, term)
         assert total is not None
         small = total.type.shape in (a, b) or total.type.ndim < rank or 1 in total.type.shape
-        require(small, f"the sum of {addends[0].source.name} and {m.source.name} would be as large as the scores")
+        refuse_unless(small, f"the sum of {addends[0].source.name} and {m.source.name} would be as large as the scores")
     return total
 
 
@@ -280,11 +280,11 @@ def mask_of(g: GraphBuilder, arrays: list[Modifier]) -> tuple[VarNode | None, fl
     if not chosen:
         return None, None
     fills = {m.fill for m in chosen}
-    require(len(fills) == 1, f"masks fill in different numbers: {sorted(fills)}")
+    refuse_unless(len(fills) == 1, f"masks fill in different numbers: {sorted(fills)}")
     fill = fills.pop()
     last = next(i for i, m in reversed(list(enumerate(arrays))) if m.kind == "where")
     late = [m for m in arrays[:last] if m.kind == "add"]
-    require(
+    refuse_unless(
         not late or fill == -math.inf,
         f"{late[0].source.name if late else ''} is added after {fill} was filled in, so masked scores differ",
     )

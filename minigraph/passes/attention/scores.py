@@ -16,11 +16,11 @@ from typing import Any
 
 from minigraph.ir.graph import OpNode, VarNode
 from minigraph.passes.engine.pattern import Mismatch
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 
-from .found import HEADS_MOVED, RESHAPES, Attention, Modifier, Operand, split_by
+from .found import HEADS_MOVED, RESHAPES, Attention, AttentionOperand, Modifier, split_by
 from .heads import before_repeat
-from .masks import Steps, constant_of, makers, value_of
+from .masks import StepFunction, constant_of, makers, value_of
 
 
 def probabilities(anchor: OpNode, found: Attention) -> VarNode:
@@ -43,7 +43,7 @@ def probabilities(anchor: OpNode, found: Attention) -> VarNode:
                 break
             return found.take(op)
         if op.type == "dropout":
-            require(found.dropout is None, f"{op.label()} is the second dropout of the probabilities")
+            refuse_unless(found.dropout is None, f"{op.label()} is the second dropout of the probabilities")
             found.dropout, found.drops_turned = op, found.out_turned != found.from_right
         v = found.take(op)
     raise Mismatch(f"{v.name} is not computed by a softmax")
@@ -63,20 +63,20 @@ def require_last_axis(op: OpNode) -> None:
 
 def walk(found: Attention, anchor: OpNode, scores: VarNode) -> None:
     """Fill in what lies above the softmax; Refused where the template does not fit."""
-    require(found.out_turned == found.from_right, f"{anchor.label()} transposes the probabilities")
-    require(not found.drops_turned, "dropout draws its numbers for probabilities that are transposed")
+    refuse_unless(found.out_turned == found.from_right, f"{anchor.label()} transposes the probabilities")
+    refuse_unless(not found.drops_turned, "dropout draws its numbers for probabilities that are transposed")
     product = _scores(found, scores)
     values = anchor.inputs["X" if found.from_right else "Y"][0]
     values_turned = not anchor.attrs["trans_x"] if found.from_right else anchor.attrs["trans_y"]
     inputs = product.inputs["X"][0], product.inputs["Y"][0], values
     rank = inputs[0].type.ndim
-    require(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
+    refuse_unless(rank in (3, 4), f"the operands of {product.label()} have rank {rank}, wanted 3 or 4")
     for operand in inputs if found.split is None else ():
-        require(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
+        refuse_unless(operand.type.ndim == rank, f"{operand.name} has rank {operand.type.ndim}, others {rank}")
     for a, b in combinations(inputs, 2):
         first, second = a.type.shape[0], b.type.shape[0]
         unsure = a.type.ndim == b.type.ndim and first != second and -1 in (first, second)
-        require(not unsure, f"{a.name} and {b.name} may have batches of different sizes")
+        refuse_unless(not unsure, f"{a.name} and {b.name} may have batches of different sizes")
     dtype = values.type.dtype
     found.q = _operand(found, inputs[0], product.attrs["trans_x"], dtype)
     before = dict(found.ops), list(found.constants)
@@ -94,7 +94,7 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
     """The product of Q and K above `v`; on the way the scale, the modifiers."""
     while True:
         op = v.producer
-        require(op is not None, f"the scores {v.name} are not computed by a product")
+        refuse_unless(op is not None, f"the scores {v.name} are not computed by a product")
         assert op is not None
         found.path.append(v)
         if op.type == "matmul":
@@ -102,7 +102,7 @@ def _scores(found: Attention, v: VarNode) -> OpNode:
             found.take(op)
             return op
         if op.type == "cast":
-            require(_widens(op), f"{op.label()} rounds the scores to {v.type.dtype}")
+            refuse_unless(_widens(op), f"{op.label()} rounds the scores to {v.type.dtype}")
             v = found.take(op)
             continue
         if found.regroup(op):
@@ -140,7 +140,7 @@ def factor_of(op: OpNode) -> tuple[float, str] | None:
         if number is None or value.type != result or (op.type == "elementwise_div" and slot == "Y"):
             continue
         if op.type == "elementwise_div":
-            require(number != 0, f"{op.label()} divides by 0")
+            refuse_unless(number != 0, f"{op.label()} divides by 0")
             return 1 / number, slot
         return number, slot
     return None
@@ -185,7 +185,9 @@ def _leads_to_product(v: VarNode, shape: tuple[int, ...], depth: int = 24) -> bo
 def _added(found: Attention, op: OpNode) -> VarNode:
     """The scores among two summands; the other one becomes a Modifier."""
     x, y = op.inputs["X"][0], op.inputs["Y"][0]
-    require(op.attrs["axis"] == -1 or x.type.ndim == y.type.ndim, f"{op.label()} adds along axis {op.attrs['axis']}")
+    refuse_unless(
+        op.attrs["axis"] == -1 or x.type.ndim == y.type.ndim, f"{op.label()} adds along axis {op.attrs['axis']}"
+    )
     shape = next(op.output_vars).type.shape
     found.take(op)
     subtracted = op.type == "elementwise_sub"
@@ -207,11 +209,11 @@ def _chosen(found: Attention, op: OpNode) -> VarNode:
         if not _leads_to_product(scores, shape):
             continue
         number = constant_of(other)
-        require(number is not None, f"{op.label()} puts {other.name} in place of scores, which is no constant")
+        refuse_unless(number is not None, f"{op.label()} puts {other.name} in place of scores, which is no constant")
         assert number is not None
         found.constants.append(other)
         fill = number * found.scale
-        require(fill == fill and fill != float("inf"), f"{op.label()} puts {number} in place of scores")
+        refuse_unless(fill == fill and fill != float("inf"), f"{op.label()} puts {number} in place of scores")
         through: list[OpNode] = []
         parts = _conditions(condition, negated, through) if fill == -math.inf else []
         if all(_steps(part) is None for part, _ in parts):
@@ -256,19 +258,19 @@ def _leave(found: Attention, ops: list[OpNode]) -> None:
             found.ops[op] = None
 
 
-def _steps(v: VarNode) -> Steps | None:
+def _steps(v: VarNode) -> StepFunction | None:
     found = value_of(v)
-    return found if isinstance(found, Steps) else None
+    return found if isinstance(found, StepFunction) else None
 
 
-def _operand(found: Attention, v: VarNode, swapped: bool, dtype: Any, repeated: bool = False) -> Operand:
+def _operand(found: Attention, v: VarNode, swapped: bool, dtype: Any, repeated: bool = False) -> AttentionOperand:
     """Walk above an operand: transposes, batch times heads joined, for K and V repeated heads.
 
     With a `dtype`, of Q and K, also constant factors, and casts from that type.
     """
     rank = v.type.ndim
     perm = (*range(rank - 2), rank - 1, rank - 2) if swapped else tuple(range(rank))
-    operand = Operand(v, perm)
+    operand = AttentionOperand(v, perm)
     while operand.source.producer is not None and found.is_inside(operand.source):
         op, source = operand.source.producer, None
         factor = factor_of(op) if dtype is not None else None

@@ -28,10 +28,10 @@ from minigraph.opdef import get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import bfloat16, float16
 
-from .groups import Group, SameShapes, is_candidate, joined, neighbours, span, start_group
+from .groups import FusionGroup, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
 
@@ -126,7 +126,7 @@ def _is_ones(v: VarNode) -> bool:
     return op is not None and "uniform" in op.opdef.traits and op.attrs.get("value") == 1
 
 
-def _groups(graph: Graph, report: PassReport) -> list[Group]:
+def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """The groups of the graph, in order of their first operators."""
     found = {op: group for group in loss_groups(graph, report) for op in group.ops}
     for op in filter(is_candidate, graph.ops):
@@ -158,7 +158,7 @@ def _groups(graph: Graph, report: PassReport) -> list[Group]:
 class _Emission:
     """A group on its way to being one operator."""
 
-    def __init__(self, graph: Graph, group: Group, shapes: SameShapes, pass_name: str) -> None:
+    def __init__(self, graph: Graph, group: FusionGroup, shapes: SameShapes, pass_name: str) -> None:
         self.graph, self.group, self.shapes, self.pass_name = graph, group, shapes, pass_name
         self.staying = {op for op in group.ops if _stays(op, group.inside)}
         self.inside = group.inside - self.staying
@@ -207,8 +207,8 @@ class _Emission:
     def run(self) -> Applied:
         """Replace the members; refuses with the graph unchanged."""
         ops, graph = self.group.ops, self.graph
-        require(len(self.members) > 1, "nobody reads what it writes")
-        require(self.x, "it reads nothing")
+        refuse_unless(len(self.members) > 1, "nobody reads what it writes")
+        refuse_unless(self.x, "it reads nothing")
         body = tuple(format_member(m) for op in self.members for m in self._members(op))
         try:
             members = parse_body(body)
@@ -217,12 +217,14 @@ class _Emission:
         except MinigraphError as no:
             raise Refused(no.fact) from None
         for v in self.outputs:
-            require(v.type.accepts(types[self.names[v]]), f"{v} would become {types[self.names[v]]}")
+            refuse_unless(v.type.accepts(types[self.names[v]]), f"{v} would become {types[self.names[v]]}")
         rank, last = self._rank(), ops[-1]
         shown = {*self.outputs, *(v for v, other in self.stand_ins.items() if other in self.outputs)}
         lent = [op for op in ops if op in self.staying and not shown.isdisjoint(op.input_vars)]
         behind = {op: (*rank, graph.ticket()) for op in lent}
-        require(all(r < span(self.group)[1] for r in behind.values()), "another group stands between its operators")
+        refuse_unless(
+            all(r < span(self.group)[1] for r in behind.values()), "another group stands between its operators"
+        )
         entry = Applied("Group", f"{', '.join(v.name for v in self.outputs)} = fused_elementwise, {self._saving()}",
                         tuple(op.label() for op in ops), last.site, last.role)  # fmt: skip
         for v, other in self.stand_ins.items():
@@ -285,7 +287,7 @@ class _Emission:
     def _rank(self) -> Rank:
         """The place of the last member, or directly after the values that the group reads."""
         before, after = span(self.group)
-        require(before < after, "another group stands between its operators")
+        refuse_unless(before < after, "another group stands between its operators")
         last = self.group.ops[-1].rank
         return last if last < after else (*before, self.graph.ticket())
 

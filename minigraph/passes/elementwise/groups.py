@@ -18,7 +18,7 @@ from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
 from minigraph.opdef import OpDef
 from minigraph.opdef.body import ROW, SUM, WHOLE, BodyLayout, Member, is_pointwise, layout_of
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import TensorType
 
 MOST_MEMBERS, MOST_INPUTS, MOST_OUTPUTS = 32, 16, 8  # what one kernel can keep in registers, and its arguments
@@ -32,7 +32,7 @@ _rank = attrgetter("rank")
 
 
 @dataclass
-class Group:
+class FusionGroup:
     """Operators in the order of the schedule.
 
     layout  how the values of all members lie beside each other
@@ -85,10 +85,10 @@ def is_candidate(op: OpNode) -> bool:
     return any(v.type.shape in shapes or not shapes for v in op.output_vars)
 
 
-def start_group(op: OpNode) -> Group:
+def start_group(op: OpNode) -> FusionGroup:
     """A group of one candidate; refuses an operator that cannot be in any group."""
     for v in op.output_vars:
-        require(v.next_version is None and not _is_update(v), "{} is updated in place", v.name)
+        refuse_unless(v.next_version is None and not _is_update(v), "{} is updated in place", v.name)
     numbers: dict[VarNode, int] = {}
     slots = [
         tuple((s, tuple(numbers.setdefault(v, len(numbers)) for v in vs)) for s, vs in own.items())
@@ -97,7 +97,7 @@ def start_group(op: OpNode) -> Group:
     layout = _layout_alone(op.opdef, *slots, tuple(v.type for v in numbers), tuple(op.attrs.items()))
     if isinstance(layout, str):
         raise Refused(layout)
-    return Group([op], layout, moved_bytes(op))
+    return FusionGroup([op], layout, moved_bytes(op))
 
 
 @lru_cache(maxsize=4096)
@@ -122,23 +122,23 @@ def _is_update(v: VarNode) -> bool:
     return before is not None and (not before.given or bool(before.consumers))
 
 
-def joined(a: Group, b: Group) -> Group:
+def joined(a: FusionGroup, b: FusionGroup) -> FusionGroup:
     """Both groups as one; refuses where they do not fit or nothing is saved."""
     if a.role != b.role and "optimize" in (a.role, b.role):
         raise Refused("{} is part of {}, {} of {}", a.ops[-1], a.role, b.ops[-1], b.role)
-    require(len(a.ops) + len(b.ops) <= MOST_MEMBERS, "a kernel has at most {} members", MOST_MEMBERS)
+    refuse_unless(len(a.ops) + len(b.ops) <= MOST_MEMBERS, "a kernel has at most {} members", MOST_MEMBERS)
     layout = _common_layout(a.layout, b.layout)
     if layout is None:
         raise Refused("{} works on {}, {} on {}", a.ops[-1], [*a.layout.shape], b.ops[-1], [*b.layout.shape])
     for op in a.ops if a.layout.shape != layout.shape else b.ops if b.layout.shape != layout.shape else ():
-        require("random" not in op.opdef.traits, "{} draws for its own shape, which is smaller", op)
-    group = Group(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
+        refuse_unless("random" not in op.opdef.traits, "{} draws for its own shape, which is smaller", op)
+    group = FusionGroup(sorted((*a.ops, *b.ops), key=lambda op: op.rank), layout, a.moved + b.moved)
     inside = group.inside
     for v in {v: None for op in group.ops for v in op.input_vars} if layout.row is not None else ():
         if not _fits(layout, v, inside):
             raise Refused(f"{v.name} is one element for each row or column to one member only")
-    require(len(group.reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
-    require(len(group.written) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
+    refuse_unless(len(group.reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
+    refuse_unless(len(group.written) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
     before, after = span(group)
     if not before < after:
         raise Refused("others run between {} and {}", a.ops[-1], b.ops[-1])
@@ -149,7 +149,7 @@ def joined(a: Group, b: Group) -> Group:
     return group
 
 
-def _meet(a: Group, b: Group, both: Group) -> bool:
+def _meet(a: FusionGroup, b: FusionGroup, both: FusionGroup) -> bool:
     """Whether forward and backward touch here, as at the loss, so that one kernel needs no more memory than two.
 
     What runs between writes less than is saved; and what others read before `b`, and would be free by then, is no
@@ -194,7 +194,7 @@ def _kind(layout: BodyLayout, op: OpNode, v: VarNode, slots: dict[str, list[VarN
     return ROW if kind == WHOLE and v.type.shape == layout.row_shape != layout.shape else kind
 
 
-def span(group: Group) -> tuple[Rank, Rank]:
+def span(group: FusionGroup) -> tuple[Rank, Rank]:
     """The ranks between which the group can stand: after its operands, before its readers and updates of an operand."""
     inside, before, after = group.inside, FIRST, LAST
     for op in group.ops:

@@ -18,15 +18,15 @@ from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.ahead import Ahead
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.redirect import unlink
-from minigraph.passes.engine.rule import GraphBuilder, Refused, require
+from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
 
-from .groups import Group, is_candidate, joined, moved_bytes, nbytes, start_group
+from .groups import FusionGroup, is_candidate, joined, moved_bytes, nbytes, start_group
 
 LOSSES = {"softmax_with_cross_entropy": "Loss_grad"}  # with the slot of their grad operators
 LONGEST = 4096  # elements of a row that a kernel keeps in registers with all values computed from it
 
 
-def loss_groups(graph: Graph, report: PassReport) -> list[Group]:
+def loss_groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """One group for each loss that meets its gradient."""
     found, order = [], _Order(graph.ops)
     for op in filter(is_candidate, graph.ops_of(LOSSES)):
@@ -61,22 +61,22 @@ class _Order:
         return found
 
 
-def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> Group:
+def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> FusionGroup:
     graph, scores = ahead.g.graph, op.inputs[op.opdef.row_slot][0].type
     n = math.prod(scores.shape[op.opdef.rows.start(op.attrs, scores.ndim) :])  # type: ignore[union-attr]
-    require(0 < n <= LONGEST, f"a row has {n} elements, at most {LONGEST} stay in registers")
+    refuse_unless(0 < n <= LONGEST, f"a row has {n} elements, at most {LONGEST} stay in registers")
     own = {v for vs in op.outputs.values() for v in vs}
     between, outer = _between(op, grad, own)
     ahead.hidden |= {v: v for v in own}
     for v in outer:
-        require(not ahead.depends(v), f"{v.name} depends on the loss")
+        refuse_unless(not ahead.depends(v), f"{v.name} depends on the loss")
         ahead.value(v)
     most, cost = sum(map(nbytes, own)), sum(nbytes(v) for m in ahead.moved for v in m.output_vars)
-    require(cost <= most, f"{cost} bytes would have to be kept from before the loss on")
+    refuse_unless(cost <= most, f"{cost} bytes would have to be kept from before the loss on")
     between.sort(key=lambda member: member.rank)
     inside, places = {op, grad, *between, *ahead.moved}, {m: m.rank for m in (*between, grad)}
     written = order.written(op, grad, inside, moved_bytes(grad))
-    require(written <= moved_bytes(grad), f"much is written between {op.label()} and {grad.label()}")
+    refuse_unless(written <= moved_bytes(grad), f"much is written between {op.label()} and {grad.label()}")
     try:
         for member in places:  # where the kernel will stand
             graph.move_op(member, (*op.rank, graph.ticket()))
@@ -88,7 +88,7 @@ def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> Group:
     return group
 
 
-def _all_joined(op: OpNode, between: list[OpNode], grad: OpNode) -> Group:
+def _all_joined(op: OpNode, between: list[OpNode], grad: OpNode) -> FusionGroup:
     """Join the loss with its neighbours, its gradient with its own, then both groups."""
     front, back, rest = start_group(op), start_group(grad), []
     for member in between:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from minigraph.ir.graph import OpNode, Rank, VarNode
 
-from .rule import GraphBuilder, require
+from .rule import GraphBuilder, refuse_unless
 
 LIMIT = 64  # operators that are moved or emitted at most
 FIXED = frozenset({"random", "side_effect", "optimizer"})  # traits of operators that stay where they are
@@ -39,7 +39,7 @@ class Ahead:
 
     def _value(self, v: VarNode, shape_only: bool) -> VarNode:
         if v in self.hidden:
-            require(shape_only, f"it depends on the value of {v.name}")
+            refuse_unless(shape_only, f"it depends on the value of {v.name}")
             return self.hidden[v]
         if self._is_there(v):
             return v
@@ -71,9 +71,9 @@ class Ahead:
 
     def _producer(self, v: VarNode) -> OpNode:
         op = v.producer
-        require(op is not None and v.version == 0, f"{v.name} is updated in place")
+        refuse_unless(op is not None and v.version == 0, f"{v.name} is updated in place")
         assert op is not None
-        require(not op.opdef.traits & FIXED, f"{op.label()} must stay where it is")
+        refuse_unless(not op.opdef.traits & FIXED, f"{op.label()} must stay where it is")
         return op
 
     def _move(self, v: VarNode) -> None:
@@ -81,14 +81,14 @@ class Ahead:
         for x in op.input_vars:
             self._value(x, False)
         for x in op.output_vars:
-            require(x.version == 0 and x.next_version is None, f"{x.name} is updated in place")
+            refuse_unless(x.version == 0 and x.next_version is None, f"{x.name} is updated in place")
         self._count()
         self.moved[op] = op.rank, op.role
         self.g.graph.move_op(op, (*self.g.place, self.g.graph.ticket()))
         op.role = self.g.like.role
 
     def _count(self) -> None:
-        require(len(self.moved) + len(self._known) < LIMIT, f"{LIMIT} operators or more lead to it")
+        refuse_unless(len(self.moved) + len(self._known) < LIMIT, f"{LIMIT} operators or more lead to it")
 
     def _again(self, v: VarNode, shape_only: bool) -> VarNode:
         """Emit the operator that computes v once more."""

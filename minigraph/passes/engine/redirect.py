@@ -10,20 +10,20 @@ from collections.abc import Iterable
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
 
-from .rule import require
+from .rule import refuse_unless
 
 
 def require_temporary(v: VarNode) -> None:
     """Refuse unless `v` can disappear: it is not fetched or persistable, and it is written once."""
-    require(v.pinned is None, "{} is {}, it must be written", v.name, v.pinned)
-    require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
+    refuse_unless(v.pinned is None, "{} is {}, it must be written", v.name, v.pinned)
+    refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
 
 
 def require_readable(graph: Graph, v: VarNode, readers: list[OpNode]) -> None:
     """Refuse unless `v` holds its value at the place of each of `readers`, which stand in order."""
     for reader in (readers[0], readers[-1]) if readers else ():
         problem = graph.order_problem(reader.rank, [v])
-        require(not problem, f"{reader.label()} cannot read {v.name} instead: {problem}")
+        refuse_unless(not problem, f"{reader.label()} cannot read {v.name} instead: {problem}")
 
 
 def read_instead(graph: Graph, old: VarNode, new: VarNode) -> None:

@@ -32,7 +32,7 @@ class Refused(Reason):
     """A rule or the engine says no, and why."""
 
 
-def require(condition: object, reason: str, *about: object) -> None:
+def refuse_unless(condition: object, reason: str, *about: object) -> None:
     """Refuse with `reason`, its {} filled with `about`, unless `condition` holds."""
     if not condition:
         raise Refused(reason, *about)
@@ -44,7 +44,7 @@ class Rule:
     pattern: Callable[..., Any]
 
     def check(self, **bound: Any) -> None:
-        """Refuse (`require(fact, "why")`) where the equation does not hold."""
+        """Refuse (`refuse_unless(fact, "why")`) where the equation does not hold."""
 
     def rewrite(self, g: GraphBuilder, **bound: Any) -> Any:
         """Emit the replacement through `g`; return the new values in the order of the pattern's."""
@@ -203,11 +203,11 @@ class _Rewrite:
         inner = [v for op in ops for vs in op.outputs.values() for v in vs if v not in outer]
         for v in inner:
             pinned = v.pinned
-            require(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
+            refuse_unless(pinned is None, "{} is {}, the fused operator would not produce it", v.name, pinned)
             for reader in v.consumers:
                 if reader not in inside:
-                    require(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
-            require(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
+                    refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
+            refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
@@ -218,7 +218,7 @@ class _Rewrite:
                 if reader in inside:
                     continue
                 kept = next((k for k in self.kept if k.type == v.type), None)
-                require(
+                refuse_unless(
                     kept is not None and not self.graph.order_problem(reader.rank, [kept]),
                     f"{reader.label()} needs the shape of {v.name}",
                 )
@@ -251,7 +251,7 @@ class _Rewrite:
         inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
-                require(not grad.grads, "{} is differentiated twice", op)
+                refuse_unless(not grad.grads, "{} is differentiated twice", op)
                 for slot, out in _gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:
@@ -267,11 +267,11 @@ class _Rewrite:
         made = {v for grad in self.grads for v in grad.output_vars}
         incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
         result = self.kept[0]
-        require(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
+        refuse_unless(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
         gradient, last = min(incoming, key=attrgetter("name")), result.producer  # the only one
         for grad in self.grads:
             outside = grad.forward is last or not any(v is gradient for v in grad.input_vars)
-            require(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
+            refuse_unless(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
         return gradient, outgoing
 
     def _differentiate(
@@ -287,15 +287,15 @@ class _Rewrite:
         for op in reversed(emitted):
             if not any(v in grads for v in op.output_vars):
                 continue
-            require(op.opdef.grad_function, "{} has no gradient rule", op.type)
+            refuse_unless(op.opdef.grad_function, "{} has no gradient rule", op.type)
             for slot, vs in op.outputs.items():
                 taken = f"{slot}_grad" in op.opdef.grad_parameters or not any(v in grads for v in vs)
-                require(taken, "no gradient flows through {} of {}", slot, op.type)
+                refuse_unless(taken, "no gradient flows through {} of {}", slot, op.type)
             g.forward, g.needs = op, {s for s, vs in op.inputs.items() if any(v in wanted for v in vs)}
             for v, grad in rule_gradients(g, op, partial(_kept, op, grads), wanted.__contains__):
                 grads[v] = grad if v not in grads else g.sum([grads[v], grad])
         for v in outgoing:
-            require(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
+            refuse_unless(v in grads, "the gradient rule of {} gives no gradient of {}", emitted[-1].type, v.name)
         new = [grads[v] for v in outgoing]
         self._check_results(new, list(outgoing.values()))
         return new
@@ -303,10 +303,10 @@ class _Rewrite:
     # exchanging
 
     def _check_results(self, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
-        require(len(new) == len(old), "{} values replace {}", len(new), len(old))
+        refuse_unless(len(new) == len(old), "{} values replace {}", len(new), len(old))
         for a, b in zip(new, old, strict=True):
             if a.type != b.type:  # usually they are the same
-                require(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
+                refuse_unless(a.type.accepts(b.type) and b.type.accepts(a.type), f"{b} would become {a.type}")
             writer, before = a.producer, b.previous_version
             assert writer is not None
             for c in b.read_by:
@@ -375,5 +375,5 @@ def _kept(op: OpNode, grads: dict[VarNode, VarNode], name: str) -> Any:
         return values if slots[name].variadic else (values[0] if values else None)
     output = op.outputs.get(name.removesuffix("_grad"), [])
     grad = [grads.get(v) for v in output]
-    require(None not in grad or name in op.opdef.optional_grads, "{} gets no gradient {}", op.type, name)
+    refuse_unless(None not in grad or name in op.opdef.optional_grads, "{} gets no gradient {}", op.type, name)
     return grad[0] if len(grad) == 1 else (grad or None)

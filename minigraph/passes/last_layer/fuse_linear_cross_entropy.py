@@ -24,7 +24,7 @@ from minigraph.passes.engine.ahead import Ahead
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
-from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, require
+from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 from minigraph.types import same
 
 from .linear_head import Head, HeadPattern, smoothed_one_hot
@@ -61,9 +61,9 @@ class ClassWeights(Rule):
 
     def check(self, found: Any, Weight: VarNode, anchor: OpNode) -> None:
         depth, rank = found[0][0].attrs["depth"], anchor.inputs["X"][0].type.ndim
-        require(Weight.type.shape == (depth,), f"{Weight} does not have one element per class ({depth})")
+        refuse_unless(Weight.type.shape == (depth,), f"{Weight} does not have one element per class ({depth})")
         axis = anchor.attrs["axis"]
-        require(axis is not None and [a % rank for a in axis] == [rank - 1], f"the sum goes over axes {axis}")
+        refuse_unless(axis is not None and [a % rank for a in axis] == [rank - 1], f"the sum goes over axes {axis}")
 
     def rewrite(self, g: GraphBuilder, found: Any, Weight: VarNode, anchor: OpNode) -> VarNode:
         _, numbers, scale, bias = found
@@ -84,10 +84,10 @@ class LinearCrossEntropy(Rule):
         self.chunk_bytes, self.accumulates = chunk_bytes, accumulates
 
     def check(self, head: Head) -> None:
-        require(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
-        require(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
+        refuse_unless(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
+        refuse_unless(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
         width, classes = head.W.type.shape[::-1] if head.trans_w else head.W.type.shape
-        require(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
+        refuse_unless(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
         self._check_memory(head, width, classes)
 
     def _check_memory(self, head: Head, width: int, classes: int) -> None:
@@ -102,7 +102,7 @@ class LinearCrossEntropy(Rule):
             return
         rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
         which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
-        require(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
+        refuse_unless(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
         _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
         scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
         unfused = heads * scores + gradient
@@ -111,7 +111,7 @@ class LinearCrossEntropy(Rule):
             unfused = unfused if self.accumulates else max(unfused, scores + heads * gradient)
             fused = own + (heads - 1) * (gradient + x) + x
         more = f"{which}: together they take {fused >> 20} MiB, unfused {unfused >> 20}"
-        require(fused <= unfused, more)
+        refuse_unless(fused <= unfused, more)
 
     def rewrite(self, g: GraphBuilder, head: Head) -> Any:
         x = head.X
@@ -132,7 +132,7 @@ class LinearCrossEntropy(Rule):
         if wanted.dtype != prediction.type.dtype:
             prediction = g.cast(prediction, dtype=wanted.dtype)
         if prediction.type != wanted:
-            require(wanted.shape.count(-1) <= 1, f"the shape of {wanted} is not known")
+            refuse_unless(wanted.shape.count(-1) <= 1, f"the shape of {wanted} is not known")
             prediction = g.reshape(prediction, shape=wanted.shape)
         return loss, prediction
 
@@ -176,16 +176,16 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
 def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     """Emit the operator that does what forward and grad operator do."""
     g = ahead.g
-    require(len(grads) == 1, f"{forward.label()} is differentiated twice")
+    refuse_unless(len(grads) == 1, f"{forward.label()} is differentiated twice")
     grad = grads[0]
     attrs = {**forward.attrs, "grad_dtype": grad.attrs["grad_dtype"]}
     alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
     alike = alike and all(same(value, grad.attrs.get(name)) for name, value in attrs.items())
-    require(alike, f"{grad.label()} reads other values than {forward.label()}")
+    refuse_unless(alike, f"{grad.label()} reads other values than {forward.label()}")
     twice = forward.outputs.keys() & grad.outputs.keys()
-    require(not twice, f"both compute {', '.join(sorted(twice))}")
+    refuse_unless(not twice, f"both compute {', '.join(sorted(twice))}")
     for v in grad.output_vars:
-        require(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
+        refuse_unless(v.version == 0 and v.next_version is None, f"{v.name} is updated in place")
     loss, label = forward.outputs["Loss"][0], forward.inputs["Label"][0]
     rows = label if label.type.ndim == loss.type.ndim else g.unsqueeze(label, axes=(-1,))
     ahead.hidden |= {v: g.fill_any_like(rows, value=0, dtype=v.type.dtype) for v in forward.output_vars}

@@ -20,7 +20,7 @@ from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import GraphBuilder
 from minigraph.types import bfloat16, float16, float32, float64
 
-from .optimizer_groups import Group, find_groups, join_norms, replaced
+from .optimizer_groups import UpdateGroup, find_groups, join_norms, replaced
 
 RULE = "ForeachUpdates"
 OPERATIONS = {
@@ -48,7 +48,7 @@ def foreach_optimizer_ops(graph: Graph, report: PassReport) -> int:
 class _Expansion:
     """The elementary operators of one group."""
 
-    def __init__(self, graph: Graph, group: Group, g: GraphBuilder) -> None:
+    def __init__(self, graph: Graph, group: UpdateGroup, g: GraphBuilder) -> None:
         self.graph, self.group, self.g = graph, group, g
         self.first = group.ops[0]
         self.attrs = self.first.attrs

@@ -14,7 +14,7 @@ from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
 from minigraph.passes.engine.log import PassReport
 
-from .optimizer_groups import SHARED, Group, find_groups, join_norms, replaced
+from .optimizer_groups import SHARED, UpdateGroup, find_groups, join_norms, replaced
 
 RULE = "FuseUpdates"
 
@@ -37,7 +37,7 @@ def _fuse_groups(graph: Graph, report: PassReport, only: str | None) -> int:
     return joined + len(groups)
 
 
-def _fuse(graph: Graph, group: Group, rewriter: str) -> OpNode:
+def _fuse(graph: Graph, group: UpdateGroup, rewriter: str) -> OpNode:
     """Put the fused operator in, and take the single ones out."""
     first, last = group.ops[0], group.ops[-1]
     opdef = get_op(f"fused_{first.type}")

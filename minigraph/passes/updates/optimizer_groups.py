@@ -21,7 +21,7 @@ from minigraph.passes.engine.redirect import (
     require_temporary,
     take_out,
 )
-from minigraph.passes.engine.rule import Refused, require
+from minigraph.passes.engine.rule import Refused, refuse_unless
 
 SHARED = ("LearningRate", "SkipUpdate", "GradScale")
 
@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass
-class Group:
+class UpdateGroup:
     """Updates that can become one operator at `place`, in the order of the program."""
 
     ops: list[OpNode]
@@ -71,7 +71,7 @@ def is_update(op: OpNode) -> bool:
     return "optimizer" in op.opdef.traits and f"fused_{op.type}" in OPS
 
 
-def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[Group]:
+def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = None) -> list[UpdateGroup]:
     """Groups of two or more updates, of one type `only` if given; one that stays alone is reported with the reason."""
     updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
     keyed = [(_key(op, source), op, source) for op, source in ((op, _source(op, report, rule)) for op in updates)]
@@ -87,7 +87,7 @@ def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = 
         members = _movable(members, report, rule)
         if len(members) > 1:
             ops, sources = [op for op, _ in members], [source for _, source in members]
-            groups.append(Group(ops, sources, ops[-1].rank))
+            groups.append(UpdateGroup(ops, sources, ops[-1].rank))
         else:
             for op, _ in members:
                 report.refuse(rule, op.label(), f"alone: {_difference(key, op, found)}", op.site)
@@ -214,13 +214,13 @@ def _require_inner(v: VarNode, reader: OpNode) -> None:
     """Refuse unless `v` is a temporary that only `reader` reads."""
     require_temporary(v)
     others = [c for c in v.consumers if c is not reader]
-    require(not others, f"{v.name} is also read by {others[0].label() if others else ''}")
+    refuse_unless(not others, f"{v.name} is also read by {others[0].label() if others else ''}")
 
 
 # exchange
 
 
-def replaced(graph: Graph, group: Group, new: Sequence[OpNode], report: PassReport, rule: str) -> None:
+def replaced(graph: Graph, group: UpdateGroup, new: Sequence[OpNode], report: PassReport, rule: str) -> None:
     """Take the group's operators out after `new` was put in for them, and report it."""
     taken = [op.label() for op in group.ops]
     joined = [op for source in group.sources for op in source.between]
@@ -246,7 +246,9 @@ def join_norms(graph: Graph, report: PassReport) -> int:
         try:
             for v in total.inputs["X"]:
                 _require_inner(v, total)
-            require(len({v.type.dtype for v in arrays}) == 1, "gradients of several data types have a norm together")
+            refuse_unless(
+                len({v.type.dtype for v in arrays}) == 1, "gradients of several data types have a norm together"
+            )
             for v in arrays:
                 require_readable(graph, v, [total])
         except Refused as why:
