@@ -24,7 +24,7 @@ import numpy as np
 
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.opdef import get_op
+from minigraph.opdef import OPS, get_op
 from minigraph.opdef.body import Member, format_member, infer_body, layout_of, parse_body
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.redirect import read_instead, take_out, take_out_unread, unlink
@@ -45,8 +45,8 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     for op in reversed(graph.ops):
         if op in graph:
             _drop_shape(graph, op, shapes, report)
-    for op in graph.ops:
-        if op.opdef.copies and op in graph:
+    for op in graph.ops_of(op_type for op_type, opdef in OPS.items() if opdef.copies):
+        if op in graph:
             _drop_copies(graph, op, shapes, report)
     split, spread = split_reductions(graph, report.name), spread_gradients(graph, report.name)
     for group in _groups(graph, report):
