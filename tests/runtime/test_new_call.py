@@ -12,7 +12,7 @@ import minigraph as mg
 from minigraph import cuda
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.kernels.cuda.record.call import Call, Run, Runtime, every_call, facts
+from minigraph.kernels.cuda.record.call import Call, Primitives, Run, every_call, facts
 from minigraph.opdef import OPS, op
 from minigraph.program.builder import Builder
 from tests.support import cuda_host, gpu_stub
@@ -37,7 +37,7 @@ class AllReduce(Call):
     given: list[Buffer]
     ranks: int
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         x, out = self.given[0], self.out
         args = out.address, x.address, np.int64(x.size)
         first = runtime.copy(out.address, x.address, x.nbytes)

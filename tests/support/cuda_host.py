@@ -91,7 +91,7 @@ def run(binder: Binder, memory: Memory) -> None:
 
 
 class Host:
-    """What calls are bound with on a CPU, see minigraph.kernels.cuda.record.call.Runtime; it has no library."""
+    """What calls are bound with on a CPU, see minigraph.kernels.cuda.record.call.Primitives; it has no library."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[int, str]] = []

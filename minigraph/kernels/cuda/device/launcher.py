@@ -16,7 +16,7 @@ from .memory import DEVICE_TO_DEVICE
 
 
 class Launcher:
-    """The Runtime of record/call.py for the calls of one plan: what it makes hands work to the runtime's target.
+    """The Primitives of record/call.py for the calls of one plan: what it makes hands work to the runtime's target.
 
     counter  how often the program ran, on the device
     notes    what a report should say of the calls, with the numbers of their operators

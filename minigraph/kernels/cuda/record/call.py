@@ -4,7 +4,7 @@
     moved, repeatable          the same call for other buffers
     leaves, products           what will run, and which products of it a library must choose an algorithm for
     facts                      what a measured time depends on
-    bound                      a function that hands it to the GPU, made of what a Runtime offers
+    bound                      a function that hands it to the GPU, made of what a Primitives offers
 
 A new kind is a dataclass that derives from Call and says how it is `bound`; the other answers follow from its fields.
 Nothing else has to know it. The kinds that operators record are in calls.py.
@@ -32,7 +32,7 @@ class Unsupported(Exception):
     """The library has no algorithm for a product."""
 
 
-class Runtime(Protocol):
+class Primitives(Protocol):
     """What calls are bound with: each of these gives a function that hands the work to the runtime's stream."""
 
     notes: list[tuple[int, str]]  # (operator, what a report should say of its calls)
@@ -122,11 +122,11 @@ class Call:
         """Whether it is a kernel with this very buffer among its arguments."""
         return False
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         """A function that hands it to the GPU; all addresses are known by now."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it runs")
 
-    def runnable(self, runtime: Runtime) -> list[RunnableCall]:
+    def runnable(self, runtime: Primitives) -> list[RunnableCall]:
         """It, or what runs in its place; Unsupported where the library lacks something."""
         return [RunnableCall(self, self.bound(runtime))]
 

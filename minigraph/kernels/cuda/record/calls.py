@@ -17,9 +17,9 @@ from .call import (
     Call,
     Grid,
     Places,
+    Primitives,
     Run,
     RunnableCall,
-    Runtime,
     Unsupported,
     every_call,
     facts,
@@ -97,7 +97,7 @@ class Launch(Call):
     def looks_at(self, buffer: Buffer) -> bool:
         return any(arg is buffer for arg in self.args)
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         args = tuple(map(value_of, self.args))
         return runtime.kernel(self.source, self.function, self.grid, self.block, args, self.shared, self.together)
 
@@ -109,7 +109,7 @@ class Copy(Call):
     destination: Buffer
     source: Buffer
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         return runtime.copy(self.destination.address, self.source.address, self.destination.nbytes)
 
 
@@ -120,7 +120,7 @@ class Fill(Call):
     destination: Buffer
     value: int = 0
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         return runtime.fill(self.destination.address, self.value, self.destination.nbytes)
 
 
@@ -164,7 +164,7 @@ class Gemm(Call):
         """Whether what runs is known only when addresses are."""
         return self.epilogue in UNSURE
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         return runtime.product(self)
 
 
@@ -180,7 +180,7 @@ class HostCall(Call):
     on_host: ClassVar[bool] = True
     repeatable: ClassVar[bool] = False
 
-    def bound(self, runtime: Runtime) -> Run:
+    def bound(self, runtime: Primitives) -> Run:
         return runtime.host(self.function, self.inputs)
 
 
@@ -222,7 +222,7 @@ class Choice(Call):
     def kernels(self) -> list[tuple[str, str]]:
         return [kernel for call in self.ways()[0] for kernel in call.kernels()]
 
-    def runnable(self, runtime: Runtime) -> list[RunnableCall]:
+    def runnable(self, runtime: Primitives) -> list[RunnableCall]:
         """The first variant whose products the library has; a note says why it is not the best one."""
         said, missing = len(runtime.notes), None
         for name in runtime.wanted(list(self.variants)):
