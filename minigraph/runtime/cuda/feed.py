@@ -63,7 +63,7 @@ class Ring(Generic[Thing]):
         return self.things[at]
 
 
-class Slot:
+class StagingSlot:
     """Staging memory of one run: what it fills while those of earlier runs may still be on their way."""
 
     def __init__(self, memory: np.ndarray, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
@@ -94,7 +94,7 @@ class Feeding:
                 if id(buffer) in at:
                     small[name] = at[id(buffer)], buffer
         self.together = self._slots(self.nbytes, small)
-        self.small, self.large = small.keys(), dict[str, Ring[Slot]]()
+        self.small, self.large = small.keys(), dict[str, Ring[StagingSlot]]()
         self.own = {name: buffer.ptr for name, buffer in self.targets.items()}  # addresses in the plan's memory
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
@@ -104,10 +104,10 @@ class Feeding:
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.held: Ring[list[Any]] = Ring([[] for _ in range(HELD)], runtime)
 
-    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> Ring[Slot]:
+    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> Ring[StagingSlot]:
         count = min(SLOTS, max(2, STAGED // nbytes))
         memory = self.runtime.pinned(count * nbytes)
-        return Ring([Slot(memory[i * nbytes : (i + 1) * nbytes], feeds) for i in range(count)], self.runtime)
+        return Ring([StagingSlot(memory[i * nbytes : (i + 1) * nbytes], feeds) for i in range(count)], self.runtime)
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
