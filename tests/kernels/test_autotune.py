@@ -307,3 +307,11 @@ def test_tensor_maps_move_with_their_buffers_and_are_part_of_the_key(tune):
     texts = [json.dumps(facts(c)) for c in (launch, call(rows, 32), call(x, 64))]
     assert texts[0] == json.dumps(facts(call(rows, 64)))
     assert len(set(texts)) == 3
+
+
+def test_what_a_time_depends_on_is_plain_data():
+    """Also of a product whose algorithm, and others that have room beside it, are known."""
+    product = gemm(5, 8, 3)
+    before = json.dumps(product.facts())
+    product.algorithm, product.others = b"one", (b"two",)
+    assert json.dumps(product.facts()) == before

@@ -32,6 +32,7 @@ WIDTHS: dict[type, int] = {Buffer: 8} | {
     t: np.dtype(t).itemsize for t in (np.int32, np.int64, np.uint64, np.float32, np.float64)
 }  # bytes of usual arguments of kernels
 UNSURE = {"RELU_BIAS"}  # epilogues of which algorithms are tried: some turn NaN into 0
+LATER = "workspace", "algorithm", "others"  # fields of a product that follow from the others
 
 
 @dataclass(slots=True)
@@ -153,7 +154,7 @@ class Gemm(Call):
         return [b for b in (self.a, self.b, self.c, self.bias, self.aux) if b is not None]
 
     def facts(self) -> Any:
-        known = [name for name in names_of(Gemm) if name not in ("workspace", "algorithm")]  # which follow from these
+        known = [name for name in names_of(Gemm) if name not in LATER]
         return ["Gemm", {name: facts(getattr(self, name)) for name in known}]
 
     def products(self) -> Sequence[Gemm]:
