@@ -230,7 +230,7 @@ def test_without_numba_numpy_computes(monkeypatch):
 def test_machine_code_is_found_on_disk_again(compiled, tmp_path):
     """By what the loop does: it was another object in the process that wrote it."""
     code = (
-        "import numpy as np; from minigraph.kernels import compiled, updates;"
+        "import numpy as np; from minigraph.kernels import updates; from minigraph.kernels.cpu import compiled;"
         "print(*compiled.machine_code(updates._sgd, 2, np.dtype('float32')).stats.cache_hits.values())"
     )
     how = {"capture_output": True, "text": True, "check": True, "timeout": 120, "cwd": Path(__file__).parents[2]}
@@ -457,8 +457,9 @@ def test_where_no_thread_can_be_had_the_caller_does_all(two_threads, monkeypatch
 def test_blocks_run_while_the_interpreter_ends():
     """The executor takes nothing any more then."""
     code = (
-        "import atexit, numpy as np; from minigraph.kernels import parallel; parallel.cores = lambda: 2\n"
-        "def last(): parallel._Rest.until = 0; parallel.for_blocks(128, 64, lambda a, b: print(a, b))\n"
+        "import atexit, sys; from minigraph.kernels import parallel; parallel.cores = lambda: 2\n"
+        "def show(start, stop): sys.stdout.write(f'{start} {stop}\\n')\n"
+        "def last(): parallel._Rest.until = 0; parallel.for_blocks(128, 64, show)\n"
         "atexit.register(last); last()"
     )
     how = {"capture_output": True, "text": True, "check": True, "timeout": 120, "cwd": Path(__file__).parents[2]}
@@ -527,7 +528,7 @@ def meet(queue=None):
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads and fork, from Python 3.12 on
 def test_a_forked_child_has_helpers_of_its_own():
     """In a process of its own: one that other tests have grown may be too large to fork."""
-    code = "import test_optimizer_kernels as tests; tests.fork_and_meet()"
+    code = "from tests.kernels import test_optimizer_kernels as tests; tests.fork_and_meet()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[2],
                    env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})  # fmt: skip
 

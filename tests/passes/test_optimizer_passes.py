@@ -303,11 +303,11 @@ def readers_are_not_looked_at(patch):
 
 
 def the_factor_is_dropped(patch):
-    patch.setattr(optimizer_groups.Group, "scale", None)
+    patch.setattr(optimizer_groups.UpdateGroup, "scale", None)
 
 
 def the_decay_is_dropped(patch):
-    patch.setattr(optimizer_groups.Group, "decay", 0.0)
+    patch.setattr(optimizer_groups.UpdateGroup, "decay", 0.0)
 
 
 @pytest.mark.parametrize("plant", [
