@@ -115,8 +115,8 @@ def _take_stop_out(graph: Graph, stop: OpNode) -> None:
     writer, before = inner.producer, v.previous_version
     earlier = (*before.written_by, *before.read_by) if before is not None else ()
     graph.remove_op(stop)
-    alone = writer is not None and not inner.read_by and inner.source is None
-    if alone and all(op.rank < writer.rank for op in earlier):
+    alone = not inner.read_by and inner.source is None
+    if writer is not None and alone and all(op.rank < writer.rank for op in earlier):
         slot, i = next(iter(inner.written_by[writer]))
         graph.set_output(writer, slot, i, v)
         graph.remove_var(inner)

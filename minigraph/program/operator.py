@@ -50,7 +50,7 @@ class Operator(PartOfProgram):
         self.inputs, self.outputs = changes.FixedSlots(self.inputs), changes.FixedSlots(self.outputs)
         attrs = changes.Attrs(self.attrs)
         attrs.op, self.attrs = self, attrs
-        self.__class__ = _SealedOperator
+        self.__class__ = _SealedOperator  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def type(self) -> str:

@@ -27,6 +27,15 @@ class Variable(PartOfProgram):
     origin         a number shared by the copies of it in clones and in rewritten programs, and by nobody else
     """
 
+    block: Block
+    type: TensorType
+    stop_gradient: bool
+    is_data: bool
+    site: CallSite | None
+    origin: int
+    _name: str
+    _persistable: bool
+
     _ids = itertools.count()
 
     __array_ufunc__ = None  # NumPy leaves `array * variable` to Variable.__rmul__

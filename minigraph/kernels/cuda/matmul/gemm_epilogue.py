@@ -96,6 +96,7 @@ def _forward_with_bias(binder: Binder, whole: Product) -> None:
 def _forward_by_kernels(binder: Binder, whole: Product) -> None:
     x, y, z = whole.a, whole.b, before_activation(whole)
     product(binder, x, y, z, (x.shape, y.shape, whole.out.shape), whole.trans_a, whole.trans_b)
+    assert whole.epilogue.bias is not None
     bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": whole.epilogue.bias}, {"Out": "X + Bias"})
     activate(binder, whole)
 

@@ -70,7 +70,9 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
     sums = dbias
     if dbias is not None and len(chunks) > 1:
         sums = binder.scratch((len(chunks), classes), float32 if x.dtype in HALVES else x.dtype)
-    total = binder.scratch(dw.shape, float32) if rounded and len(chunks) > 1 else dw
+    total = dw
+    if dw is not None and rounded and len(chunks) > 1:
+        total = binder.scratch(dw.shape, float32)
     for number, chunk in enumerate(chunks):
         part, d = chunk.of(x, inner), slab.view((chunk.rows, classes))
         _scores(binder, part, w, ins.get("Bias"), d, trans_w)
@@ -85,7 +87,7 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
             a, b = (d, part) if trans_w else (part, d)
             shape = {"m": a.shape[1], "n": b.shape[1], "k": chunk.rows}
             binder.gemm(a, b, total, trans_a=True, beta=1.0 if number else 0.0, **shape)
-    if total is not dw:
+    if dw is not None and total is not None and total is not dw:
         bind_pointwise(binder, {"Out": dw}, {"X": total}, {"Out": "X"})
     if sums is not None and dbias is not None and sums is not dbias:
         bind_column_sum(binder, sums, dbias)
