@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from .harness import RESULTS, WARM_UP, Worker, machine, summarized
 STEPS = {"mlp_cpu": ("minigraph fused", 4), "optimizer_cpu": ("fused", 40)}  # the arm of another bench; steps of a turn
 BUSY, QUOTAS = (0, 1, 2, 4), (0.5, 1.0, 2.0)
 MOST = 1.3  # times what one thread takes beside the same
+PAUSE = 0.15  # seconds before a turn: threads of the arm before, which may spin, have gone to sleep
 LOAD_SECONDS = 600  # a busy process ends by itself, at the latest
 PERIOD = 100_000  # microseconds of a cgroup's period
 LOAD = "import time; end = time.time() + {seconds}\nwhile time.time() < end:\n    sum(range(10000))"
@@ -90,6 +92,8 @@ def measured(bench: str, arms: Mapping[str, tuple[int | None, Path]], rounds: in
         worker.ask(steps=WARM_UP)
     for turn in range(rounds):
         for name in workers if turn % 2 else reversed(workers):
+            time.sleep(PAUSE)
+            workers[name].ask(steps=1)  # not timed: it wakes threads and brings arrays back into the cache
             times[name] += [1e3 * s for s in workers[name].ask(steps=steps)]
     versions = workers["default"].ask(versions=True)
     for worker in workers.values():

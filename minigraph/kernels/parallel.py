@@ -20,7 +20,7 @@ from .cores import cores
 Body = Callable[[int, int], None]
 Work = Callable[[int], int]
 
-PATIENCE = 3e-5  # seconds before the caller sleeps: a helper that runs ends its block within them, mostly
+PATIENCE = 1e-4  # seconds before the caller sleeps: a helper that runs ends its block within them, mostly
 REST, LONGEST_REST = 20, 10.0  # a rest, in lengths of the loss before it, so that losses are 5 % at the most; seconds
 
 
@@ -64,8 +64,7 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     total  how much there is to do
     done   how much of it is done
     """
-    begin = time.perf_counter()
-    if threads < 2 or begin < _Rest.until:
+    if threads < 2 or (begin := time.perf_counter()) < _Rest.until:
         work(0)
         return
     helpers, own, start = _begun(threads - 1, work), 0, time.thread_time()

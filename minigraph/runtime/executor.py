@@ -123,7 +123,8 @@ class Executor(NotPickled):
         """
         if program is None:
             program = default_main_program()
-        own = _own_program(program)
+        latest = self._latest
+        own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
         prune: Prune = updates or bool(use_prune)
         if feed is None:

@@ -120,7 +120,8 @@ class Plan:
         env = found.env.copy()
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
-        step_number, number, old = scope.steps[self.program.origin], -1, dict[str, Any]()
+        origin = self.program.origin
+        step_number, number, old = scope.steps.get(origin, 0), -1, dict[str, Any]()
         try:
             with np.errstate(all="ignore"), one_thread_in_blas() if self.large else nullcontext():
                 for number, bound in enumerate(self.steps):
@@ -133,7 +134,7 @@ class Plan:
                         self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
                     else:
                         self._call(bound.step, lasting[0])
-            scope.steps[self.program.origin] += 1  # a run that failed can be repeated with the same numbers
+            scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
             found.steady = False
             self.undo.after_failure(number, scope, old, problem, self.program.name)

@@ -98,7 +98,7 @@ class CudaPlan:
         if scope.torn:
             check_whole(scope, self.schedule.persistables)
         scope.separate()
-        arrays = self.arrays
+        arrays, origin = self.arrays, self.program.origin
         anew = arrays.scope() is not scope or arrays.version != scope.version
         if anew:
             arrays.bring(scope)
@@ -109,7 +109,8 @@ class CudaPlan:
                 self._forget(arrays.connect(scope))
             places = self.feeding.places(feeds)
             binding = self.binding = self.bindings.get((arrays.number, places)) or self._binding(places)
-            self.feeding.send(feeds, scope.steps[self.program.origin], binding.route)
+            runs = scope.steps.get(origin, 0)
+            self.feeding.send(feeds, runs, binding.route)
             self._launch(binding, scope)
             self.feeding.end(feeds, binding.route)
             if scope.filled and not self.stored.isdisjoint(scope.filled):
@@ -119,7 +120,7 @@ class CudaPlan:
             scope.look_at_faults()
         elif self.watched is not scope.faults and self.bound.binder.wrong:
             self.watched = scope.watch(self.faults)
-        scope.steps[self.program.origin] += 1  # here, so that a run that failed can be repeated with the same numbers
+        scope.steps[origin] = runs + 1  # here, so that a run that failed can be repeated with the same numbers
         return results
 
     def _forget(self, number: int | None) -> None:
