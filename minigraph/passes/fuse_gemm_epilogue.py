@@ -20,13 +20,14 @@ from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_
 from minigraph.types import FLOATS
 
 
-class LinearBias(Rule):
-    """elementwise_add(matmul(X, Y), Bias) -> fused_gemm_epilogue(X, Y, Bias)"""
+def linear(p, X, Y, Bias, trans_x, trans_y, axis):
+    return p.elementwise_add(p.matmul(X, Y, trans_x=trans_x, trans_y=trans_y), Bias, axis=axis)
+
+
+class Linear(Rule):
+    """activation(linear(X, Y, Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "none"
-
-    def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
-        return p.elementwise_add(p.matmul(X, Y, trans_x=trans_x, trans_y=trans_y), Bias, axis=axis)
 
     def check(self, X: VarNode, Y: VarNode, Bias: VarNode, *, trans_x, trans_y, axis, **_) -> None:
         rank = X.type.ndim
@@ -49,36 +50,38 @@ class LinearBias(Rule):
         )[0]  # fmt: skip
 
 
-class LinearRelu(LinearBias):
+class LinearBias(Linear):
+    """elementwise_add(matmul(X, Y), Bias) -> fused_gemm_epilogue(X, Y, Bias)"""
+
+    def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
+        return linear(p, X, Y, Bias, trans_x, trans_y, axis)
+
+
+class LinearRelu(Linear):
     """relu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "relu"
 
     def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
-        return p.relu(super().pattern(p, X, Y, Bias, trans_x=trans_x, trans_y=trans_y, axis=axis))
+        return p.relu(linear(p, X, Y, Bias, trans_x, trans_y, axis))
 
 
-class LinearGelu(LinearBias):
+class LinearGelu(Linear):
     """gelu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "gelu"
 
     def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis, approximate):
-        z = super().pattern(p, X, Y, Bias, trans_x=trans_x, trans_y=trans_y, axis=axis)
-        return p.gelu(z, approximate=approximate)
+        return p.gelu(linear(p, X, Y, Bias, trans_x, trans_y, axis), approximate=approximate)
 
 
-class ReluGradLinearGrad(Rule):
-    """relu_grad(X, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, ReserveSpace)"""
+class ActivationGrad(Rule):
+    """activation_grad(..., fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad, ReserveSpace"""
 
-    activation = "relu"
+    activation: str
 
     def __init__(self, cache: ActivationCache) -> None:
         self.cache = cache
-
-    def pattern(self, p, DOut, X, Y, *, trans_x, trans_y):
-        grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
-        return p.relu_grad(X, grad.DX), grad.DY, grad.DBias
 
     def check(self, X: VarNode, **_) -> None:
         op = self.cache.producer(X)
@@ -95,7 +98,17 @@ class ReluGradLinearGrad(Rule):
         )  # fmt: skip
 
 
-class GeluGradLinearGrad(ReluGradLinearGrad):
+class ReluGradLinearGrad(ActivationGrad):
+    """relu_grad(X, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, ReserveSpace)"""
+
+    activation = "relu"
+
+    def pattern(self, p, DOut, X, Y, *, trans_x, trans_y):
+        grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
+        return p.relu_grad(X, grad.DX), grad.DY, grad.DBias
+
+
+class GeluGradLinearGrad(ActivationGrad):
     """gelu_grad(Reserve, fused_gemm_epilogue_grad(DOut, X, Y).DX) -> fused_gemm_epilogue_grad(DOut, X, Y, Reserve)"""
 
     activation = "gelu"
@@ -104,7 +117,7 @@ class GeluGradLinearGrad(ReluGradLinearGrad):
         grad = p.fused_gemm_epilogue_grad(DOut, X, Y, trans_x=trans_x, trans_y=trans_y)
         return p.gelu_grad(Reserve, grad.DX, approximate=approximate), grad.DY, grad.DBias
 
-    def check(self, X: VarNode, Reserve: VarNode, **_) -> None:
+    def check(self, X: VarNode, *, Reserve: VarNode, **_) -> None:
         super().check(X)
         refuse_unless(
             self.cache.kept(X) is Reserve, f"gelu_grad reads {Reserve.name}, which is not the input of {X.name}"

@@ -148,7 +148,7 @@ class RemovedVariable(Variable):
     """What a Variable becomes when a rewrite takes it out of its Program; whoever uses it is told so."""
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Block:  # pyright: ignore[reportIncompatibleVariableOverride]  # who reads it is refused
         raise ProgramError(
             f"{self} is not in its program any more, a rewrite took it out", site=call_site(),
             hint=f'rewrite(program, passes, keep=["{self._name}"]) keeps it',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -495,7 +496,7 @@ class OwnedRuntime(gpu_stub.StubRuntime):
 
     def __init__(self, index, had):
         super().__init__()
-        self.device, self.turn, self.had, self.index = self.device._replace(index=index), self, had, index
+        self.device, self.turn, self.had, self.index = replace(self.device, index=index), self, had, index
 
     def __enter__(self):
         assert self.had in ([], [self.index] * len(self.had)), "two threads could wait for each other"

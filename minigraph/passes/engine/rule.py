@@ -43,10 +43,10 @@ class Rule:
 
     pattern: Callable[..., Any]
 
-    def check(self, **bound: Any) -> None:
+    def check(self, *args: Any, **bound: Any) -> None:
         """Refuse (`refuse_unless(fact, "why")`) where the equation does not hold."""
 
-    def rewrite(self, g: GraphBuilder, **bound: Any) -> Any:
+    def rewrite(self, g: GraphBuilder, *args: Any, **bound: Any) -> Any:
         """Emit the replacement through `g`; return the new values in the order of the pattern's."""
         raise NotImplementedError
 
@@ -162,7 +162,7 @@ class _Rewrite:
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
         g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
         g.training = bool(outgoing) or self.graph.awaits_gradients
-        backward = None
+        backward, contributions = None, []
         try:
             results = self.rule.rewrite(g, **bound)
             results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]

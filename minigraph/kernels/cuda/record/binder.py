@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,8 @@ WORKSPACE = 1 << 20, 32 << 20  # bytes for one product: at the least, at the mos
 SPLITS = 16  # parts of a sum that a product of few tiles may keep, in 4 bytes for each element
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """What launch sizes depend on; the defaults are an H200's. A block may have `shared` bytes of shared memory."""
 
     arch: str = "sm_90a"
