@@ -9,6 +9,7 @@ once more for runs with `use_prune`: operators that do not run must not share a 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from minigraph.program import Program
 from minigraph.program.copies import NotPickled
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.runtime import flags
-from minigraph.runtime.devices import PLANS_FOR
+from minigraph.runtime.devices import PLANS_FOR, backend_of
 from minigraph.runtime.garbage import without_collection
+from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
+from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
 
@@ -58,9 +61,17 @@ class CompiledProgram(NotPickled):
         self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
         exec_strategy: Any = None, share_vars_from: Any = None, places: Any = None,
     ) -> CompiledProgram:  # fmt: skip
-        """Paddle 2.x's spelling for one place: the same as CompiledProgram(program, build_strategy)."""
-        count = len(places) if isinstance(places, (list, tuple)) else 1
-        require(count <= 1, f"with_data_parallel takes one place, {count} were given", ProgramError)
+        """Paddle 2.x's spelling of CompiledProgram(program, build_strategy).
+
+        places   the Executor's place runs the program; others are named in a warning
+        """
+        if isinstance(places, (list, tuple)) and len(places) > 1:
+            others = ", ".join(map(str, places[1:]))
+            warnings.warn(
+                f"with_data_parallel was given {len(places)} places; there is no data parallelism yet, so the program"
+                f" runs on the Executor's one, and {others} have nothing to do",
+                stacklevel=2,
+            )
         return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
 
     def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
@@ -84,6 +95,11 @@ class CompiledProgram(NotPickled):
     def after(self) -> Program:
         """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
         return self._latest_or_new().after
+
+    @property
+    def _graph(self) -> PaddleGraph:
+        """`after` as Paddle's tests of passes read it."""
+        return PaddleGraph(self.after)
 
     def diff(self) -> str:
         """The changes of the passes, one operator per line, `-` before and `+` after."""
@@ -119,13 +135,25 @@ class CompiledProgram(NotPickled):
         fetch_list  as for Executor.run: fetched values live to the end
         place       a GPU for None, which need not be there; mg.CPUPlace() for a CPU
         """
+        return memory_report(*self._as_run(feed, fetch_list, place))
+
+    def kernels(self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None) -> KernelList:
+        """What a run gives to the GPU, call by call: name, grid, bytes, operators, user's line, source; print it.
+
+        The arguments are those of memory_report; a PlaceError for a CPU.
+        """
+        program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
+        return backend_of(at).kernels(program, types, fetches, options)
+
+    def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
+        """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
         names, updates = read_targets([] if fetch_list is None else fetch_list, self._program)
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
-        return memory_report(program, types, fetches, PLANS_FOR if place is None else place, options)
+        return program, types, fetches, PLANS_FOR if place is None else place, options
 
     def _latest_or_new(self) -> _Compilation:
         self._check_unchanged()

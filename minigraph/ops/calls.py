@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minigraph.nn.functional.attention import attend
 from minigraph.program import Variable
@@ -14,8 +15,9 @@ def memory_efficient_attention(
     query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, p: float = 0.0,
     scale: float | None = None, *, causal: bool = False, bottom_right: bool = False,
     window: Sequence[int] | None = None, cu_seqlens_q: Variable | None = None, cu_seqlens_k: Variable | None = None,
-    layout: str = "bshd", training: bool = True, deterministic: bool = False, name: str | None = None,
-) -> Variable:  # fmt: skip
+    layout: str = "bshd", training: bool = True, deterministic: bool = False, return_lse: bool = False,
+    name: str | None = None,
+) -> Any:  # fmt: skip
     """softmax(scale * query key^T + attn_bias) value in memory that grows with S, not S^2.
 
     query        [B, Sq, H, D], with layout="bhsd" [B, H, Sq, D], or [B, Sq, D]
@@ -29,10 +31,12 @@ def memory_efficient_attention(
     cu_seqlens_q, cu_seqlens_k   int [N + 1], cumulative lengths of N sequences packed into B = 1
     deterministic  all kernels repeat their bits, whether this is asked for or not; their order takes -4 to 4 % of
                  backward's time on an H200, up to 24 % where heads are few (bench/results/gpu_attention_order.json)
+    return_lse   also return the logarithm of sum(exp(scores)) of each query, [B, H, Sq] or [B, Sq], as xFormers'
+                 forward does; float64 for float64, else float32; gradients flow through it
     A query that sees no key gives zeros. The order of the first arguments is that of xFormers.
     """
     return attend(
         "memory_efficient_attention", query, key, value, attn_bias, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
         layout=layout, scale=scale, causal=causal, bottom_right=bottom_right, window=window, dropout=p,
-        training=training, deterministic=deterministic, name=name,
+        training=training, deterministic=deterministic, name=name, return_lse=return_lse,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.types import TensorType
 
+from .kernel_list import KernelList
 from .options import RunOptions
 
 
@@ -94,4 +95,10 @@ class Backend(Protocol):
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
     ) -> PlannedMemory:
         """What a plan would take; the device need not be there."""
+        ...
+
+    def kernels(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
+    ) -> KernelList:
+        """The calls of a run; the device need not be there. A PlaceError where a run has none."""
         ...

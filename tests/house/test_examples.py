@@ -107,6 +107,11 @@ def test_fusion_does_not_change_the_curve(tmp_path):
         assert accuracy == other_accuracy
 
 
+def test_parts_of_keys_are_joined(tmp_path):
+    said = run_python(tmp_path, str(ROOT / "examples" / "ring_attention.py"))
+    assert [line.split()[0] for line in said.splitlines()] == ["out", "dq", "dk", "dv"]
+
+
 def test_optimizer_levels_are_compared(tmp_path):
     """Fewer operators and calls at each level, equal results, and a plot."""
     said = run_python(

@@ -61,7 +61,7 @@ def qkv(rng, sq=5, sk=7, h=4, hk=4) -> dict[str, np.ndarray]:
 
 def test_paddle_signatures():
     names = list(inspect.signature(F.scaled_dot_product_attention).parameters)
-    assert names == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "training", "name"]
+    assert names == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "training", "name", "return_lse"]
     names = list(inspect.signature(mg.nn.MultiHeadAttention.__init__).parameters)
     first = ["embed_dim", "num_heads", "dropout", "kdim", "vdim", "need_weights"]
     assert names[1:] == [*first, "weight_attr", "bias_attr"]
@@ -69,6 +69,19 @@ def test_paddle_signatures():
     assert names[1:] == ["query", "key", "value", "attn_mask", "cache"]
     names = list(inspect.signature(mg.ops.memory_efficient_attention).parameters)
     assert names[:6] == ["query", "key", "value", "attn_bias", "p", "scale"]
+
+
+def test_log_sum_exp_is_returned_on_request(rng):
+    feed = qkv(rng, hk=2)
+    scores = np.einsum("bqhd,bkhd->bhqk", feed["q"], np.repeat(feed["k"], 2, 2)) / math.sqrt(feed["q"].shape[-1])
+    sums, near = np.log(np.exp(scores).sum(-1)), {"rtol": 1e-12, "atol": 1e-12}
+    for call in (F.scaled_dot_product_attention, mg.ops.memory_efficient_attention):
+        out, found = ran(lambda q, k, v, call=call: call(q, k, v, return_lse=True), feed)
+        np.testing.assert_allclose(out, dense(*feed.values()), **near)
+        np.testing.assert_allclose(found, sums, **near)
+    three = {n: x[:, :, 0] for n, x in feed.items()}
+    _, found = ran(lambda q, k, v: mg.ops.memory_efficient_attention(q, k, v, return_lse=True), three)
+    np.testing.assert_allclose(found, sums[:, 0], **near)
 
 
 def test_deterministic_is_kept_by_gradients_texts_and_passes():

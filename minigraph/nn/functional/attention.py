@@ -15,8 +15,8 @@ from minigraph.types import FLOATS, bool_
 @whole
 def scaled_dot_product_attention(
     query: Variable, key: Variable, value: Variable, attn_mask: Variable | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, training: bool = True, name: str | None = None,
-) -> Variable:  # fmt: skip
+    is_causal: bool = False, training: bool = True, name: str | None = None, *, return_lse: bool = False,
+) -> Any:  # fmt: skip
     """softmax(query key^T / sqrt(D)) value, without the matrix of probabilities in memory.
 
     query      [B, Sq, H, D]
@@ -24,11 +24,13 @@ def scaled_dot_product_attention(
     attn_mask  broadcasts to [B, H, Sq, Sk]: bool, True where a query sees a key, or float, added to the scores
     dropout_p  probabilities dropped while training; `program.clone(for_test=True)` turns that off
     is_causal  query i sees the keys j <= i
+    return_lse  also return the logarithm of sum(exp(scores)) of each query, [B, H, Sq], float64 for float64, else
+               float32; gradients flow through it. With it parts of the keys are joined: docs/attention.md
     A query that sees no key gives zeros. Forward and backward repeat bit by bit on every device.
     """
     return attend(
         "scaled_dot_product_attention", query, key, value, attn_mask, dropout=dropout_p, causal=is_causal,
-        training=training, name=name,
+        training=training, name=name, return_lse=return_lse,
     )  # fmt: skip
 
 
@@ -37,8 +39,12 @@ def attend(
     cu_seqlens: tuple[Variable | None, Variable | None] = (None, None), layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Sequence[int] | None = None,
     dropout: float = 0.0, training: bool = True, deterministic: bool = False, name: str | None = None,
-) -> Variable:  # fmt: skip
-    """The operator memory_efficient_attention; `attn_bias` is a Bias, or where it is bool a Mask."""
+    return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """The operator memory_efficient_attention; `attn_bias` is a Bias, or where it is bool a Mask.
+
+    Returns Out, with return_lse (Out, LogSumExp).
+    """
     q, k, v = (variable(x, call, n) for x, n in ((query, "query"), (key, "key"), (value, "value")))
     bias = mask = None
     if attn_bias is not None:
@@ -51,12 +57,12 @@ def attend(
             )  # fmt: skip
     g, prefix = builder_of(q), output_prefix(call, name)
     drawn: Any = g.random_key(name=prefix) if dropout and training else None
-    out, _ = g.memory_efficient_attention(
+    out, sums = g.memory_efficient_attention(
         q, k, v, bias, mask, *cu_seqlens, drawn, layout=layout, scale=scale, causal=causal, bottom_right=bottom_right,
         window=window, dropout=dropout, is_test=not training, deterministic=deterministic, needs=["LogSumExp"],
         name=prefix,
     )  # fmt: skip
-    return out
+    return (out, sums) if return_lse else out
 
 
 __all__ = ["attend", "scaled_dot_product_attention"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minigraph.errors import PlaceError
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
+from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory import Life, most_live, named, rounded
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.schedule import Value
@@ -57,6 +59,10 @@ class CPUBackend:
                 allocated.append(Life(own.nbytes, first, last))
         nbytes = sum(rounded(b.nbytes) for b in plan.buffers) + most_live(allocated)
         return PlannedMemory(residents, nbytes, lambda at: (steps[at].op,) if 0 <= at < len(steps) else ())
+
+    def kernels(self, *_: Any) -> KernelList:
+        """There are none."""
+        raise PlaceError("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
 
 
 def _blocks(plan: Plan) -> list[list[Value]]:

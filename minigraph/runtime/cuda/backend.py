@@ -10,11 +10,13 @@ from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
+from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory import named
 from minigraph.runtime.options import RunOptions
 from minigraph.types import CUDAPlace, TensorType
 
 from .bind import BoundProgram, bind_program
+from .kernels import kernel_list
 from .memory import Arenas
 from .plan import CudaPlan
 
@@ -48,11 +50,22 @@ class CUDABackend:
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
     ) -> PlannedMemory:
         """What a CudaPlan would take; for an H200 and the largest workspaces where this GPU is not there."""
+        return planned_memory(self._bound(program, feeds, fetches, options))
+
+    def kernels(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
+    ) -> KernelList:
+        """The calls of a CudaPlan's run, for an H200 where this GPU is not there."""
+        return kernel_list(self._bound(program, feeds, fetches, options))
+
+    def _bound(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
+    ) -> BoundProgram:
         facts: dict[str, Any] = {"options": options, "tf32": self.settings()}
         if cuda.is_available() and self.place.device_id < cuda.device_count():
             runtime = cuda.runtime(self.place)
             facts |= {"device": runtime.device, "settling": runtime.settling(facts["tf32"], options.autotune)}
-        return planned_memory(bind_program(program, feeds, fetches, **facts))
+        return bind_program(program, feeds, fetches, **facts)
 
 
 def planned_memory(bound: BoundProgram) -> PlannedMemory:

@@ -3,7 +3,7 @@
     buffers, reads, on_host    what an order of the calls depends on
     moved, repeatable          the same call for other buffers
     leaves, products           what will run, and which products of it a library must choose an algorithm for
-    facts                      what a measured time depends on
+    facts, title               what a measured time depends on, and what lists call it
     bound                      a function that hands it to the GPU, made of what a Primitives offers
 
 A new kind is a dataclass that derives from Call and says how it is `bound`; the other answers follow from its fields.
@@ -25,7 +25,6 @@ Grid = tuple[int, int, int]
 Places = dict[int, Buffer]  # a buffer in the place of another, by the id of that
 Run = Callable[[], None]
 HOLDERS = Buffer, Words, list, tuple  # values of fields that may have buffers in them
-
 
 
 class Unsupported(Exception):
@@ -93,6 +92,10 @@ class Call:
     def facts(self) -> Any:
         """What a measured time depends on, as plain data: sizes, types and how operands lie, no addresses."""
         return [type(self).__name__, {name: facts(getattr(self, name)) for name in names_of(type(self))}]
+
+    def title(self) -> str:
+        """What lists of calls name it."""
+        return type(self).__name__.lower()
 
     def leaves(self) -> Sequence[Call]:
         """The call itself; of a Choice the calls of all its variants."""

@@ -92,6 +92,9 @@ class Launch(Call):
         code = hashlib.sha256(self.source.encode()).hexdigest()
         return ["launch", self.function, code, self.grid, self.block, self.shared, facts(self.args)]
 
+    def title(self) -> str:
+        return self.function
+
     def kernels(self) -> list[tuple[str, str]]:
         return [(self.source, self.function)]
 
@@ -156,6 +159,10 @@ class Gemm(Call):
     def facts(self) -> Any:
         known = [name for name in names_of(Gemm) if name not in LATER]
         return ["Gemm", {name: facts(getattr(self, name)) for name in known}]
+
+    def title(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"product {batch}{self.m}x{self.n}x{self.k} {self.epilogue.lower()}"
 
     def products(self) -> Sequence[Gemm]:
         return (self,)

@@ -76,14 +76,13 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
     import cuda.bindings.nvrtc as nvrtc
 
-    if int(re.sub(r"\D", "", arch)) >= 90:
-        source = KERNEL.sub(lambda m: m[0] + WAIT, source)
+    source = _waiting(source, arch)
     _, major, minor = nvrtc.nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
     found = _found(CACHE, key)
     if found is None:
         folder = _writable(CACHE)
-        found = _found(folder, key) or _kept(folder, key, *_nvrtc(source, arch))
+        found = _found(folder, key) or _made(folder, key, source, arch)
     return found
 
 
@@ -95,6 +94,11 @@ def _found(folder: Path, key: str) -> Cubin | None:
         return Cubin(path, report) if digest == _digest(path.read_bytes()) else None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _made(folder: Path, key: str, source: str, arch: str) -> Cubin:
+    code, ptx, report = _nvrtc(source, arch)
+    return _kept(folder, key, code, f"{report}\n{WAITS}" if waits_first(ptx) else report)
 
 
 def _kept(folder: Path, key: str, code: bytes, report: str) -> Cubin:
@@ -133,7 +137,18 @@ def compile_all(sources: Iterable[str], arch: str) -> None:
             pass
 
 
-def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
+def ptx_of(source: str, arch: str = "sm_90a") -> str:
+    """The PTX of `source` as `compile_source` compiles it; a RuntimeError holds NVRTC's log."""
+    return _nvrtc(_waiting(source, arch), arch)[1]
+
+
+def _waiting(source: str, arch: str) -> str:
+    """The source for a GPU whose kernels may begin before the one before them has ended: each waits for that."""
+    return KERNEL.sub(lambda m: m[0] + WAIT, source) if int(re.sub(r"\D", "", arch)) >= 90 else source
+
+
+def _nvrtc(source: str, arch: str) -> tuple[bytes, str, str]:
+    """(cubin, PTX, NVRTC's log)"""
     import cuda.bindings.nvrtc as nvrtc
 
     options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
@@ -152,7 +167,7 @@ def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
     ptx = bytes(size)
     nvrtc.nvrtcGetPTX(program, ptx)
     nvrtc.nvrtcDestroyProgram(program)
-    return code, f"{report}\n{WAITS}" if waits_first(ptx.decode(errors="replace")) else report
+    return code, ptx.decode(errors="replace").rstrip("\0"), report
 
 
 def waits_first(ptx: str) -> bool:

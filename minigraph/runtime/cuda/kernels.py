@@ -1,0 +1,48 @@
+"""The calls of a BoundProgram as a KernelList, for who wants to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.call import Call
+from minigraph.opdef.body import parse_body
+from minigraph.program import Operator
+from minigraph.runtime.kernel_list import Kernel, KernelList
+
+from .bind import BoundProgram
+
+
+def kernel_list(bound: BoundProgram) -> KernelList:
+    """What runs in the planned order; of variants the best one, which the library may lack."""
+    ops = {i: step.op for step, span in zip(bound.schedule.steps, bound.spans, strict=True) for i in span}
+    calls = {i: bound.binder.joined.get(i, bound.binder.calls[i]) for i in bound.order if i not in bound.binder.gone}
+    return KernelList(
+        _kernel(one, ops.get(i), bound.binder.device.arch) for i, call in calls.items() for one in _first([call])
+    )
+
+
+def _first(calls: Iterable[Call]) -> Iterator[Call]:
+    """The calls, with the best variant in the place of a Choice."""
+    for call in calls:
+        best = call.ways()[0]
+        if len(best) == 1 and best[0] is call:
+            yield call
+        else:
+            yield from _first(best)
+
+
+def _kernel(call: Call, op: Operator | None, arch: str) -> Kernel:
+    nbytes = sum(b.nbytes for b in {id(owner(b)): b for b in call.buffers()}.values())
+    source = next((source for source, _ in call.kernels()), "")
+    return Kernel(
+        call.title(), getattr(call, "grid", None), getattr(call, "block", None), nbytes, op, _members(op), source, arch
+    )
+
+
+def _members(op: Operator | None) -> tuple[str, ...]:
+    """The types of the operators that were fused into one, or its own."""
+    if op is None:
+        return ()
+    body = op.attrs.get("body")
+    return tuple(m.opdef.type for m in parse_body(tuple(body))) if body else (op.type,)

@@ -1,0 +1,59 @@
+"""KernelList: what one run gives to the GPU, call by call. Needs no GPU.
+
+    kernels = compiled.kernels({"x": [256, 784], "y": [256, 1]}, fetch_list=[loss])
+    print(kernels)               one line each: name, grid, bytes, operator, the user's line
+    print(kernels[3].source)     CUDA C++;  kernels[3].ptx() what NVRTC makes of it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minigraph.errors import KernelError, require
+from minigraph.kernels.cuda.record.compile import ptx_of
+from minigraph.program import Operator
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One call of a run.
+
+    name      the function in `source`; "product ..." is cuBLASLt's, copy, fill and hostcall have no kernel either
+    grid, block   blocks, and threads of one, (x, y, z); None for what is no launch of ours
+    nbytes    of the arrays that it is given, each counted once: what it reads and writes at the most
+    op        the operator it belongs to; None for what ends a run
+    members   types of the operators that it computes: of a fused one all that went into it
+    source    CUDA C++ as NVRTC gets it, "" where there is none
+    arch      the GPU for which it was planned, "sm_90a"
+    """
+
+    name: str
+    grid: tuple[int, int, int] | None
+    block: tuple[int, int, int] | None
+    nbytes: int
+    op: Operator | None
+    members: tuple[str, ...]
+    source: str
+    arch: str
+
+    def ptx(self) -> str:
+        """PTX that NVRTC makes of `source`; a KernelError where there is none."""
+        require(bool(self.source), f"{self.name} has no source of ours", KernelError)
+        return ptx_of(self.source, self.arch)
+
+    def __str__(self) -> str:
+        grid = "x".join(map(str, self.grid)) if self.grid else "-"
+        what = self.op.type if self.op is not None else "end of the run"
+        inside = f" ({', '.join(self.members)})" if len(self.members) > 1 else ""
+        site = (self.op.site if self.op is not None else None) or ""
+        return f"{self.name:<36} {grid:>12} {self.nbytes / 1e6:>10.3f} MB  {what}{inside}    {site}".rstrip()
+
+
+class KernelList(tuple[Kernel, ...]):
+    """The calls of a run in order; its text is a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        nbytes = sum(k.nbytes for k in self) / 1e6
+        return "\n".join([*map(str, self), f"{len(self)} calls, {nbytes:.3f} MB of arrays"])

@@ -1,0 +1,94 @@
+"""compiled.kernels(), compiled._graph and with_data_parallel: what a user sees of a compiled program."""
+
+from __future__ import annotations
+
+import pytest
+
+import minigraph as mg
+from minigraph.errors import FeedError, KernelError, PlaceError
+from minigraph.static import BuildStrategy, CompiledProgram
+
+SHAPES = {"x": [256, 784], "y": [256, 1]}
+
+
+@pytest.fixture
+def mlp():
+    """(program, loss) of two layers with AdamW."""
+    main, startup = mg.static.Program(), mg.static.Program()
+    with mg.static.program_guard(main, startup):
+        x, y = mg.static.data("x", [None, 784]), mg.static.data("y", [None, 1], "int64")
+        h = mg.nn.functional.gelu(mg.nn.Linear(784, 1024)(x))
+        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(1024, 10)(h), y)
+        mg.optimizer.AdamW(1e-3).minimize(loss)
+    return main, loss
+
+
+def compiled(program, every: bool) -> CompiledProgram:
+    return CompiledProgram(program, build_strategy=BuildStrategy.all() if every else BuildStrategy())
+
+
+def test_kernels_of_an_update_before_and_after(mlp):
+    main, loss = mlp
+    before, after = (compiled(main, every).kernels(SHAPES, [loss]) for every in (False, True))
+    updates = [[k for k in kernels if k.op and k.op.type.endswith("adamw")] for kernels in (before, after)]
+    assert [k.name for k in updates[0]] == ["prepare", "update"] * 4
+    assert [k.name for k in updates[1]] == ["prepare", "update"]
+    elements = 784 * 1024 + 1024 + 1024 * 10 + 10
+    for own in updates:  # of a float32 parameter, its gradient and two moments; two powers and a rate are a few bytes
+        assert 16 * elements <= sum(k.nbytes for k in own) < 16 * elements + 1000
+    assert len(after) < len(before)
+
+
+def test_a_kernel_says_where_it_comes_from(mlp):
+    main, loss = mlp
+    kernels = compiled(main, True).kernels(SHAPES, [loss])
+    fused = next(k for k in kernels if k.name == "fused_rows")
+    assert fused.members[0] == "softmax_with_cross_entropy" and len(fused.members) > 1
+    assert fused.op.site and "test_kernels.py" in str(fused.op.site)
+    assert fused.grid == (16, 1, 1) and fused.block[0] > 0
+    assert f" {fused.name}(" in fused.source and "__global__" in fused.source
+    product = kernels[0]
+    assert product.name == "product 256x1024x784 bias" and product.grid is None
+    with pytest.raises(KernelError, match="product 256x1024x784 bias has no source of ours"):
+        product.ptx()
+    lines = str(kernels).splitlines()
+    assert len(lines) == len(kernels) + 1 and lines[-1].startswith(f"{len(kernels)} calls, ")
+    assert "softmax_with_cross_entropy, " in next(line for line in lines if line.startswith("fused_rows"))
+
+
+def test_ptx_of_a_kernel(mlp):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    main, loss = mlp
+    kernel = next(k for k in compiled(main, False).kernels(SHAPES, [loss]) if k.name == "pointwise")
+    assert ".target sm_90a" in kernel.ptx() and f".entry {kernel.name}(" in kernel.ptx()
+
+
+def test_kernels_are_refused_clearly(mlp):
+    main, loss = mlp
+    with pytest.raises(PlaceError, match="a run on a CPU launches no kernels"):
+        compiled(main, True).kernels(SHAPES, [loss], place=mg.CPUPlace())
+    with pytest.raises(FeedError, match="depends on the shape of"):
+        compiled(main, True).kernels()
+
+
+def test_graph_as_paddles_tests_of_passes_read_it(mlp):
+    main, _ = mlp
+    for every, expected in ((False, 0), (True, 2)):
+        graph = compiled(main, every)._graph
+        names = [node.name() for node in graph.nodes()]
+        assert names.count("fused_gemm_epilogue") == expected
+        assert {node.name() for node in graph.all_op_nodes()} == {op.type for op in compiled(main, every).after.ops}
+    weight = next(node for node in graph.all_var_nodes() if node.name() == main.all_parameters()[0].name)
+    assert weight.is_var() and not weight.inputs and "fused_gemm_epilogue" in [op.name() for op in weight.outputs]
+    update = next(node for node in graph.all_op_nodes() if node.name() == "fused_adamw")
+    written = [node for node in update.outputs if node.name() == weight.name()]
+    assert written and written[0] is not weight, "a variable that is written again is another node"
+
+
+def test_data_parallel_runs_at_one_place_and_names_the_others(mlp):
+    main, loss = mlp
+    program, places = CompiledProgram(main), [mg.CUDAPlace(0), mg.CUDAPlace(1), mg.CUDAPlace(2)]
+    with pytest.warns(UserWarning, match=r"3 places.* CUDAPlace\(1\), CUDAPlace\(2\) have nothing to do"):
+        again = program.with_data_parallel(loss_name=loss.name, places=places)
+    assert again.before is main
+    program.with_data_parallel(loss_name=loss.name, places=places[:1])  # without a warning
