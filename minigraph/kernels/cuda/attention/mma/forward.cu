@@ -137,17 +137,18 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
             for (int c = 0; c < HEAD_V / 32; ++c) {
 #pragma unroll
-                for (int j = 0; j < BN / 32; ++j) {
+                for (int piece = 0; piece < BN / 16; piece += AT_ONCE) {
                     Sums found[MT];
 #pragma unroll
-                    for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i], j == 0);
-                    multiply(found, found, [&](int k, Left (&left)[MT], Right& right) {
-                        right.load_columns<HEAD_V>(v_tile, 2 * j + k, c);
+                    for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i], piece == 0);
+                    multiply(found, AT_ONCE, [&](int more, Left (&left)[MT], Right& right) {
+                        const int k = piece + more;
+                        right.load_columns<HEAD_V>(v_tile, k, c);
 #pragma unroll
-                        for (int i = 0; i < MT; ++i) left[i].take(s[i][4 * j + 2 * k], s[i][4 * j + 2 * k + 1]);
+                        for (int i = 0; i < MT; ++i) left[i].take(s[i][2 * k], s[i][2 * k + 1]);
                     });
 #pragma unroll
-                    for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i], j == 0);
+                    for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i], piece == 0);
                 }
             }
         }
