@@ -93,9 +93,9 @@ __device__ __forceinline__ void add_rows(
 {
     const float one[2] = {1, 1};
 #pragma unroll
-    for (int c = 0; c < WIDTH / 32; ++c)
+    for (int piece = 0; piece < 2; piece += AT_ONCE)
 #pragma unroll
-        for (int piece = 0; piece < 2; piece += AT_ONCE) {
+        for (int c = 0; c < WIDTH / 32; ++c) {
             Sums found[MT];
 #pragma unroll
             for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one, false);

@@ -48,11 +48,15 @@ __device__ __forceinline__ void scores(
 {
     Sums found[MT];
 #pragma unroll
-    for (int c = 0; c < FILLED / 16; c += AT_ONCE) {
-        if (SINGLE || c == 0) {
+    for (int i = 0; i < MT; ++i) {
+        found[i].clear();
 #pragma unroll
-            for (int i = 0; i < MT; ++i) found[i].clear();
-        }
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][first + t][e] = 0;
+    }
+#pragma unroll(AT_ONCE == 1 ? 1 : WIDTH)  // wide heads have no registers for pieces beside each other
+    for (int c = 0; c < FILLED / 16; c += AT_ONCE) {
         multiply(found, min(AT_ONCE, FILLED / 16 - c), [&](int k, Left (&left)[MT], Right& right) {
             right.load_rows<WIDTH>(tile, 32 * j, c + k);
 #pragma unroll
@@ -60,15 +64,18 @@ __device__ __forceinline__ void scores(
                 if (OWN_HELD) left[i] = held[OWN_HELD ? c + k : 0][i];
                 else left[i].load<WIDTH>(own, own_row + 16 * i, c + k);
         });
+        if (!SINGLE && c + AT_ONCE < FILLED / 16) continue;
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < MT; ++i) {
 #pragma unroll
             for (int t = 0; t < 4; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float& y = s[i][first + t][e];
-                    y = SINGLE && c > 0 ? y + found[i].v[t][e] : found[i].v[t][e];
+                    y = SINGLE ? y + found[i].v[t][e] : found[i].v[t][e];
                 }
+            if (SINGLE) found[i].clear();
+        }
     }
 }
 template <int WIDTH, int HELD>

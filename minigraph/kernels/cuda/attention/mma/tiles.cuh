@@ -181,8 +181,8 @@ struct Right {
             }
     }
 };
-// The products of small numbers with big ones, or those of big ones.
-template <bool SMALL, int N>
+// The products of small numbers with big ones, those of big ones, or both.
+template <bool SMALL, bool BIG, int N>
 __device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
@@ -197,9 +197,8 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], cons
                 if (SMALL) {
                     mma_k8(to[m].v[i], a[m].big + 4 * s, small_x, small_y);
                     mma_k8(to[m].v[i], a[m].small + 4 * s, big_x, big_y);
-                } else {
-                    mma_k8(to[m].v[i], a[m].big + 4 * s, big_x, big_y);
                 }
+                if (BIG) mma_k8(to[m].v[i], a[m].big + 4 * s, big_x, big_y);
             }
         }
 }
@@ -231,7 +230,7 @@ struct Right {
             load_transposed(v[i], tile, piece_at<WIDTH>(lane % 16, lane / 16, 4 * c + 2 * i, 16 * k));
     }
 };
-template <bool, int N>
+template <bool, bool, int N>
 __device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -240,7 +239,7 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], cons
 }
 #endif
 // Products over `pieces` of 16, at most AT_ONCE; load(k, left, right) brings each. Those of small numbers come first: what
-// tensor cores cut off of a sum is as small as the sum.
+// tensor cores cut off of a sum is as small as the sum. In single pieces they come first in each half of 8.
 template <int N, class Load>
 __device__ __forceinline__ void multiply(Sums (&to)[N], int pieces, const Load& load) {
     if (TERMS == 3 && AT_ONCE == 2 && pieces == 2) {
@@ -248,10 +247,10 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], int pieces, const Load& 
         Right b[2];
         load(0, a[0], b[0]);
         load(1, a[1], b[1]);
-        multiply<true>(to, a[0], b[0]);
-        multiply<true>(to, a[1], b[1]);
-        multiply<false>(to, a[0], b[0]);
-        multiply<false>(to, a[1], b[1]);
+        multiply<true, false>(to, a[0], b[0]);
+        multiply<true, false>(to, a[1], b[1]);
+        multiply<false, true>(to, a[0], b[0]);
+        multiply<false, true>(to, a[1], b[1]);
         return;
     }
 #pragma unroll
@@ -260,8 +259,7 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], int pieces, const Load& 
         Left a[N];
         Right b;
         load(k, a, b);
-        if (TERMS == 3) multiply<true>(to, a, b);
-        multiply<false>(to, a, b);
+        multiply<TERMS == 3, true>(to, a, b);
     }
 }
 
