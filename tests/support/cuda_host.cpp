@@ -132,8 +132,8 @@ double erfinv(double y) {
 
 unsigned shown[MOST][6];
 static float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
-// As tensor cores add: all that is below 2^-25 of the largest term's power of 2 is cut off of each, and of the sum what float
-// has no bits for.
+// As tensor cores add: of each term is cut off what lies below 2^-25 of the largest one's power of 2, and of the sum what
+// float has no bits for.
 static float cut_sum(const double* terms, int count) {
     double largest = 0, sum = 0;
     for (int i = 0; i < count; ++i) largest = fmax(largest, fabs(terms[i])), sum += terms[i];

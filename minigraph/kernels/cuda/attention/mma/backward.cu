@@ -44,8 +44,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     scores<HEAD_V, FILLED_V>(s, 0, held, grads, own_row, results, own_row / 32);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // a row's product with itself
-        const int row = lane / 4 + 8 * half, e = 2 * half + row % 2;
-        if (lane % 4 == row % 8 / 2) products[own_row + row] = own_row % 32 ? s[0][2 + half][e] : s[0][half][e];
+        const int row = lane / 4 + 8 * half;
+        const bool upper = own_row % 32 == 0, even = row % 2 == 0;
+        const float x = even ? s[0][half][2 * half] : s[0][half][2 * half + 1];
+        const float y = even ? s[0][2 + half][2 * half] : s[0][2 + half][2 * half + 1];
+        if (lane % 4 == row % 8 / 2) products[own_row + row] = upper ? x : y;
     }
     __syncwarp();
     const i64 own = i64(head) * queries + first + own_row;
