@@ -4,9 +4,9 @@
 //   query_grad   a warp owns 16 MT queries and walks over keys:        dQ = scale * sum dS K       3 products
 //   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it,
 //                scores transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                4 products
-// No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows are
-// added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis within a
-// cluster, which adds up; or among blockIdx.y, and add_parts of exact/backward.cu adds up.
+// No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows (16
+// in wide heads of float) are added in float, since tensor cores cut off what they add. Where blocks are few, they share
+// the other axis within a cluster, which adds up; or among blockIdx.y, and add_parts of exact/backward.cu adds up.
 
 #ifdef PREPARE
 // (LSE, delta) of a query. LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n) where Mask
