@@ -14,6 +14,7 @@ from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.ops.attention import memory_efficient_attention as forward
+from minigraph.ops.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
 from tests.kernels.test_cuda_attention import ONE, both, bound, qkv
 from tests.support.cuda_host import COMPILER
@@ -150,6 +151,38 @@ def test_float32_is_not_rounded_to_tf32_unless_that_is_allowed(rng):
         return float(np.abs(bound(bind, forward, typed, forward.bind_attrs({}), ONE)[0]["Out"] - exact).max())
 
     assert run(False) < 1e-6 < 1e-4 < run(True) < 1e-2
+
+
+@on_host
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_queries_that_see_few_keys_of_a_loss_of_squares(rng, d):
+    """dP - delta is the small difference of two large sums there, which tensor cores cut off: a query of one key has a
+    score's gradient of 2 LogSumExp and nothing else. The plain computation in float32 is what it is held to."""
+    attrs = forward.bind_attrs({"causal": True})
+    q, k, v = (x.astype(float32) for x in qkv(rng, sq=48, sk=48, h=2, hk=2, d=d, dv=d).values())
+    out, sums = bound(KERNEL.forward, forward, {"Q": q, "K": k, "V": v}, attrs, Device())[0].values()
+    given = {"Q": q, "K": k, "V": v, "Out": out, "LogSumExp": sums, "Out_grad": 2 * out, "LogSumExp_grad": 2 * sums}
+    found, _ = bound(KERNEL.backward, backward, given, attrs, Device())
+    plain, exact = (_gradients_of_squares(*(x.astype(t) for x in (q, k, v))) for t in (float32, float64))
+    for slot, own, right in zip(("Q_grad", "K_grad", "V_grad"), plain, exact, strict=True):
+        error, allowed = np.abs(found[slot] - right).max(), 2 * np.abs(own - right).max()
+        allowed += 2 * float(np.finfo(np.float32).eps) * np.abs(right).max()
+        assert error <= allowed, f"{slot} errs by {error:.3g}, {error / allowed:.3g} of what is allowed"
+
+
+def _gradients_of_squares(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Of sum(Out^2) + sum(LogSumExp^2) of causal attention, [B, S, H, D], every step in the arrays' type."""
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
+    scale = q.dtype.type(q.shape[3] ** -0.5)
+    scores = q @ k.swapaxes(2, 3) * scale + np.triu(np.full((q.shape[2], k.shape[2]), -1e4, q.dtype), 1)
+    largest = scores.max(axis=3, keepdims=True)
+    e = np.exp(scores - largest)
+    total = e.sum(axis=3, keepdims=True)
+    p, sums = e / total, np.log(total) + largest
+    d = 2 * (p @ v)
+    dp = d @ v.swapaxes(2, 3)
+    ds = (p * (dp - (p * dp).sum(axis=3, keepdims=True)) + 2 * sums * p) * scale
+    return [x.transpose(0, 2, 1, 3) for x in (ds @ k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ d)]
 
 
 # which calls

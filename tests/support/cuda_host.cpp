@@ -132,6 +132,17 @@ double erfinv(double y) {
 
 unsigned shown[MOST][6];
 static float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
+// As tensor cores add: of each term is cut off what lies below 2^-25 of the largest one's power of 2, and of the sum what
+// float has no bits for.
+static float cut_sum(const double* terms, int count) {
+    double largest = 0, sum = 0;
+    for (int i = 0; i < count; ++i) largest = fmax(largest, fabs(terms[i])), sum += terms[i];
+    if (!(fabs(sum) <= 3e38) || largest == 0) return float(sum);
+    const double unit = __builtin_ldexp(1.0, __builtin_ilogb(largest) - 25);
+    sum = 0;
+    for (int i = 0; i < count; ++i) sum += trunc(terms[i] / unit) * unit;
+    return __double2float_rz(sum);
+}
 // K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
 template <int K>
 static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
@@ -142,16 +153,17 @@ static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsi
     memcpy(shown[host_thread->number], mine, sizeof mine);
     meet(warp());
     for (int e = 0; e < 4; ++e) {
-        double sum = c[e];
+        double terms[17] = {c[e]};
+        int count = 1;
         for (int r = 0; r < 8; ++r) {  // registers of a row of A, of a column of B
             const unsigned x = shown[first + 4 * g + r % 4][r / 4 * 2 + e / 2];
             const unsigned y = shown[first + 4 * (2 * t + e % 2) + r % 4][4 + r / 4];
-            if (K == 8) sum += double(tf32_of(x)) * tf32_of(y);
+            if (K == 8) terms[count++] = double(tf32_of(x)) * tf32_of(y);
             else
                 for (int shift = 0; shift < 32; shift += 16)
-                    sum += double(half_of(type, x >> shift & 0xffff)) * half_of(type, y >> shift & 0xffff);
+                    terms[count++] = double(half_of(type, x >> shift & 0xffff)) * half_of(type, y >> shift & 0xffff);
         }
-        c[e] = float(sum);
+        c[e] = cut_sum(terms, count);
     }
 }
 void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {

@@ -4,39 +4,69 @@
 //   query_grad   a warp owns 16 MT queries and walks over keys:        dQ = scale * sum dS K       3 products
 //   key_grad     a warp owns 16 MT keys of a head of K and V and walks over the queries of all heads that read it,
 //                scores transposed: dV = sum (kept P)^T dO, dK = scale * sum dS^T Q                4 products
-// No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows are
-// added in float, since tensor cores cut off what they add. Where blocks are few, they share the other axis within a
-// cluster, which adds up; or among blockIdx.y, and add_parts of exact/backward.cu adds up.
+// No atomics: every sum has one order. Scores of 32 columns at a time become operands in registers. Sums of 32 rows (16
+// in wide heads of float) are added in float, since tensor cores cut off what they add. Where blocks are few, they share
+// the other axis within a cluster, which adds up; or among blockIdx.y, and add_parts of exact/backward.cu adds up.
 
 #ifdef PREPARE
-// Per query: (LSE, delta). LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n)
-// where Mask hides all n keys: no gradient flows to their scores. dsums: null, or the gradient of LSE. scaled: null without Bias, else dO as backward starts
-// from it.
-extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
-    INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, float2* numbers, T* scaled, i64 rows_of_all)
-{
-    READ_INPUTS
-    const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= rows_of_all) return;
-    const int head = row / queries, q = row % queries;
-    const Rows o = rows_of(z, heads, queries, dv, head / heads, head % heads);
-    float sum = 0;
-    for (int x = lane; x < dv; x += 32) sum += up(Out[o.at + q * o.step + x]) * up(dO[o.at + q * o.step + x]);
-    sum = warp_sum(sum);
-    const Start start = start_of(sums[row], head / heads, head % heads, q, Q, K, z, sight, m);
-    if (GENERAL && scaled)
-        for (int x = lane; x < dv; x += 32) {
-            const i64 place = o.at + q * o.step + x;
-            scaled[place] = down<T>(up(dO[place]) * start.factor);
-        }
-    if (lane != 0) return;
-    float2 found = {start.lse == -infinity<float>() ? infinity<float>() : start.lse,
-                    (sum - grad_of_lse(sums[row], dsums, row)) * start.factor};
+// (LSE, delta) of a query. LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n) where Mask
+// hides all n keys: no gradient flows to their scores.
+__device__ __forceinline__ float2 numbers_of(const Start& start, float delta, int q, const Sight& sight) {
     if (GENERAL && start.lse == infinity<float>()) {
         const Interval seen = sight.of_query(q);
-        found = {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
+        return {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
     }
-    numbers[row] = found;
+    return {start.lse == -infinity<float>() ? infinity<float>() : start.lse, delta * start.factor};
+}
+
+// For each query of each head: its numbers. rowsum(dO * Out) is found as dP is, from sums that tensor cores cut off alike:
+// where a query sees one key, or one counts, dP - delta is the small difference of the two.
+// dsums: null, or the gradient of LSE. scaled: null without Bias, else dO as backward starts from it.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
+    INPUTS, const T* Out, const T* dO, const float* sums, const float* dsums, float2* numbers, T* scaled, i64 tiles)
+{
+    READ_INPUTS
+    extern __shared__ uint4 memory[];
+    Byte* const grads = (Byte*)memory;
+    Byte* const results = grads + BM * HEAD_V * sizeof(T);
+    __shared__ float products[BM];
+    const int lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16;
+    const int first = int(blockIdx.x % u32(tiles)) * BM, head = blockIdx.x / u32(tiles), b = head / heads, h = head % heads;
+    const Rows o = rows_of(z, heads, queries, dv, b, h);
+    const i64 place = o.at + first * o.step;
+    load_tile<BM, HEAD_V>(grads, dO + place, int(o.step), queries - first, dv);
+    load_tile<BM, HEAD_V>(results, Out + place, int(o.step), queries - first, dv);
+    wait_for_copies();
+    __syncthreads();
+
+    Left held[1][MT];
+    float s[MT][4][4];
+    scores<HEAD_V, FILLED_V>(s, 0, held, grads, own_row, results, own_row / 32);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // a row's product with itself
+        const int row = lane / 4 + 8 * half;
+        const bool upper = own_row % 32 == 0, even = row % 2 == 0;
+        const float x = even ? s[0][half][2 * half] : s[0][half][2 * half + 1];
+        const float y = even ? s[0][2 + half][2 * half] : s[0][2 + half][2 * half + 1];
+        if (lane % 4 == row % 8 / 2) products[own_row + row] = upper ? x : y;
+    }
+    __syncwarp();
+    const i64 own = i64(head) * queries + first + own_row;
+    const int valid = min(16, queries - first - own_row);
+    auto delta = [&](int r) { return products[own_row + r] - grad_of_lse(sums[own + r], dsums, own + r); };
+    if (!GENERAL || !m.bias) {
+        if (lane < valid) numbers[own + lane] = numbers_of({sums[own + lane], 1}, delta(lane), first + own_row + lane, sight);
+        return;
+    }
+    for (int r = 0; r < valid; ++r) {
+        const int q = first + own_row + r;
+        const Start start = start_of(sums[own + r], b, h, q, Q, K, z, sight, m);
+        for (int x = lane; x < dv; x += 32) {
+            const i64 at = o.at + q * o.step + x;
+            scaled[at] = down<T>(up(dO[at]) * start.factor);
+        }
+        if (lane == 0) numbers[own + r] = numbers_of(start, delta(r), q, sight);
+    }
 }
 #endif
 
@@ -64,20 +94,23 @@ template <int WIDTH>
 __device__ __forceinline__ void add_rows(
     float (&sum)[MT][WIDTH / 8][4], const float (&weights)[MT][4][4], const Byte* tile, int j)
 {
+    const float one[2] = {1, 1};
 #pragma unroll
-    for (int c = 0; c < WIDTH / 32; ++c) {
-        Sums found[MT];
-        const float one[2] = {1, 1};
+    for (int piece = 0; piece < 2; piece += AT_ONCE)
 #pragma unroll
-        for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one, false);
-        multiply(found, found, [&](int k, Left (&left)[MT], Right& right) {
-            right.load_columns<WIDTH>(tile, 2 * j + k, c);
+        for (int c = 0; c < WIDTH / 32; ++c) {
+            Sums found[MT];
 #pragma unroll
-            for (int i = 0; i < MT; ++i) left[i].take(weights[i][2 * k], weights[i][2 * k + 1]);
-        });
+            for (int i = 0; i < MT; ++i) found[i].begin(sum[i][4 * c], one, false);
+            multiply(found, AT_ONCE, [&](int more, Left (&left)[MT], Right& right) {
+                const int k = piece + more;
+                right.load_columns<WIDTH>(tile, 2 * j + k, c);
 #pragma unroll
-        for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one, false);
-    }
+                for (int i = 0; i < MT; ++i) left[i].take(weights[i][2 * k], weights[i][2 * k + 1]);
+            });
+#pragma unroll
+            for (int i = 0; i < MT; ++i) found[i].end(sum[i][4 * c], one, false);
+        }
 }
 __device__ __forceinline__ void fill(float (&to)[MT][2], float x) {
 #pragma unroll

@@ -7,7 +7,8 @@
 // tensor cores cut off what they add. Where blocks are few, the blocks of a cluster share the keys of a tile and add up
 // among themselves; or blockIdx.y takes its part of the keys, and `join` of exact/forward.cu joins them in order.
 
-constexpr bool FULL = !SINGLE && HEAD + HEAD_V > 384;  // registers are: none is left for which tiles a warp may skip
+// Registers are: none is left for which tiles a warp may skip.
+constexpr bool FULL = HEAD + HEAD_V > (SINGLE ? 224 : 384);
 
 __device__ __forceinline__ float log_sum(float total, float largest, bool whole) {
     if (total == 0) return -infinity<float>();
@@ -135,19 +136,20 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                     total[i][half] = total[i][half] * shrink[i][half] + sum;
                 }
 #pragma unroll
-            for (int c = 0; c < HEAD_V / 32; ++c) {
+            for (int piece = 0; piece < BN / 16; piece += AT_ONCE) {
 #pragma unroll
-                for (int j = 0; j < BN / 32; ++j) {
+                for (int c = 0; c < HEAD_V / 32; ++c) {
                     Sums found[MT];
 #pragma unroll
-                    for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i], j == 0);
-                    multiply(found, found, [&](int k, Left (&left)[MT], Right& right) {
-                        right.load_columns<HEAD_V>(v_tile, 2 * j + k, c);
+                    for (int i = 0; i < MT; ++i) found[i].begin(out[i][4 * c], shrink[i], piece == 0);
+                    multiply(found, AT_ONCE, [&](int more, Left (&left)[MT], Right& right) {
+                        const int k = piece + more;
+                        right.load_columns<HEAD_V>(v_tile, k, c);
 #pragma unroll
-                        for (int i = 0; i < MT; ++i) left[i].take(s[i][4 * j + 2 * k], s[i][4 * j + 2 * k + 1]);
+                        for (int i = 0; i < MT; ++i) left[i].take(s[i][2 * k], s[i][2 * k + 1]);
                     });
 #pragma unroll
-                    for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i], j == 0);
+                    for (int i = 0; i < MT; ++i) found[i].end(out[i][4 * c], shrink[i], piece == 0);
                 }
             }
         }

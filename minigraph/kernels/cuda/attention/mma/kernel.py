@@ -245,11 +245,13 @@ def backward(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     if q is not None or k is not None or v is not None:
         numbers, grad = binder.scratch((c.rows, 2), float32), ins["Out_grad"]
         scaled = binder.scratch(grad.shape, grad.dtype) if ins.get("Bias") is not None else None
-        cut = Cut(MmaTiling(1, 32, False, 1), 0)
+        t = MmaTiling(1, 32, False, 1)
+        tiles = blocks_for(c.queries, t.rows)
+        source = source_of(binder, "attention/mma/backward.cu", c, Cut(t, 0), ins, attrs, PREPARE=1)
         binder.launch_source(
-            source_of(binder, "attention/mma/backward.cu", c, cut, ins, attrs, PREPARE=1), "attention_mma_prepare",
-            blocks_for(c.rows, cut.tiles.warps), cut.tiles.threads, *common, ins["Out"], grad, ins["LogSumExp"],
-            sums_grad(ins), numbers, ABSENT if scaled is None else scaled, i64(c.rows),
+            source, "attention_mma_prepare", tiles * c.batch * c.heads, t.threads, *common, ins["Out"], grad,
+            ins["LogSumExp"], sums_grad(ins), numbers, ABSENT if scaled is None else scaled, i64(tiles),
+            shared=2 * t.rows * widths(c)[1] * c.dtype.itemsize,
         )  # fmt: skip
         common += grad if scaled is None else scaled, numbers
     if q is not None:

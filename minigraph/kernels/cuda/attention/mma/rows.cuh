@@ -8,13 +8,6 @@ constexpr int BM = 16 * MT * WARPS;
 #define OF_CLUSTER
 #endif
 
-// A score after a chunk of 32 of the head dimension: chunks of float are added in float, of wide heads small products.
-__device__ __forceinline__ float settled(float before, float found, float rest, int chunk) {
-    if (!SINGLE) return found;
-    if (WIDE) return found + rest;
-    return chunk > 0 ? before + found : found;
-}
-
 __device__ __forceinline__ float over_quad_max(float x) {
     x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
     return max_nan(x, __shfl_xor_sync(~0u, x, 2));
@@ -53,29 +46,36 @@ template <int WIDTH, int FILLED, int N, int HELD>
 __device__ __forceinline__ void scores(
     float (&s)[MT][N][4], int first, Left (&held)[HELD][MT], const Byte* own, int own_row, const Byte* tile, int j)
 {
-    Sums found[MT], rest[MT];
+    Sums found[MT];
 #pragma unroll
-    for (int c = 0; c < WIDTH / 32; ++c) {
-        if ((SINGLE && !WIDE) || c == 0) {
+    for (int i = 0; i < MT; ++i) {
+        found[i].clear();
 #pragma unroll
-            for (int i = 0; i < MT; ++i) found[i].clear(), rest[i].clear();
-        }
-        multiply(found, SINGLE && WIDE ? rest : found, [&](int k, Left (&left)[MT], Right& right) {
-            right.load_rows<WIDTH>(tile, 32 * j, 2 * c + k);
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[i][first + t][e] = 0;
+    }
+#pragma unroll(AT_ONCE == 1 ? 1 : WIDTH)  // wide heads have no registers for pieces beside each other
+    for (int c = 0; c < FILLED / 16; c += AT_ONCE) {
+        multiply(found, min(AT_ONCE, FILLED / 16 - c), [&](int k, Left (&left)[MT], Right& right) {
+            right.load_rows<WIDTH>(tile, 32 * j, c + k);
 #pragma unroll
             for (int i = 0; i < MT; ++i)
-                if (OWN_HELD) left[i] = held[OWN_HELD ? 2 * c + k : 0][i];
-                else left[i].load<WIDTH>(own, own_row + 16 * i, 2 * c + k);
-        }, FILLED <= 32 * c + 16);
+                if (OWN_HELD) left[i] = held[OWN_HELD ? c + k : 0][i];
+                else left[i].load<WIDTH>(own, own_row + 16 * i, c + k);
+        });
+        if (!SINGLE && c + AT_ONCE < FILLED / 16) continue;
 #pragma unroll
-        for (int i = 0; i < MT; ++i)
+        for (int i = 0; i < MT; ++i) {
 #pragma unroll
             for (int t = 0; t < 4; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float& y = s[i][first + t][e];
-                    y = settled(y, found[i].v[t][e], rest[i].v[t][e], c);
+                    y = SINGLE ? y + found[i].v[t][e] : found[i].v[t][e];
                 }
+            if (SINGLE) found[i].clear();
+        }
     }
 }
 template <int WIDTH, int HELD>

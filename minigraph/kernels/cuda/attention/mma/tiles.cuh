@@ -16,11 +16,9 @@
 
 constexpr int PIECE = 16 / sizeof(T);
 constexpr bool SINGLE = sizeof(T) == 4, WIDE = HEAD + HEAD_V > 128;
-#ifdef KEY_GRAD  // sums of two gradients
-constexpr bool CROWDED = HEAD + HEAD_V > 64;
-#else
-constexpr bool CROWDED = WIDE;
-#endif
+// Pieces of 16 whose products tensor cores add up before float does. Forward and backward have the same number: what is
+// subtracted must be cut off as what it is subtracted from.
+constexpr int AT_ONCE = SINGLE && HEAD + HEAD_V > 64 ? 1 : 2;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 typedef unsigned char Byte;
 
@@ -183,9 +181,9 @@ struct Right {
             }
     }
 };
-// The products of big and small numbers, those of big ones, or both.
+// The products of small numbers with big ones, those of big ones, or both.
 template <bool SMALL, bool BIG, int N>
-__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Left (&a)[N], const Right& b) {
+__device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
@@ -197,8 +195,8 @@ __device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const L
 #pragma unroll
             for (int m = 0; m < N; ++m) {
                 if (SMALL) {
-                    mma_k8(rest[m].v[i], a[m].big + 4 * s, small_x, small_y);
-                    mma_k8(rest[m].v[i], a[m].small + 4 * s, big_x, big_y);
+                    mma_k8(to[m].v[i], a[m].big + 4 * s, small_x, small_y);
+                    mma_k8(to[m].v[i], a[m].small + 4 * s, big_x, big_y);
                 }
                 if (BIG) mma_k8(to[m].v[i], a[m].big + 4 * s, big_x, big_y);
             }
@@ -233,36 +231,35 @@ struct Right {
     }
 };
 template <bool, bool, int N>
-__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&)[N], const Left (&a)[N], const Right& b) {
+__device__ __forceinline__ void multiply(Sums (&to)[N], const Left (&a)[N], const Right& b) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int m = 0; m < N; ++m) mma_k16(to[m].v[i], a[m].v, b.v[i / 2][i % 2 * 2], b.v[i / 2][i % 2 * 2 + 1]);
 }
 #endif
-// Products over 32, of which load(k, left, right) brings each half, or over the first half alone. Those of small numbers
-// go to `rest`, which may be `to`; they come first: what tensor cores cut off of a sum is as small as the sum. Where
-// registers are few (CROWDED), they come first in each half.
+// Products over `pieces` of 16, at most AT_ONCE; load(k, left, right) brings each. Those of small numbers come first: what
+// tensor cores cut off of a sum is as small as the sum. In single pieces they come first in each half of 8.
 template <int N, class Load>
-__device__ __forceinline__ void multiply(Sums (&to)[N], Sums (&rest)[N], const Load& load, bool half = false) {
-    if (TERMS == 3 && !CROWDED && !half) {
+__device__ __forceinline__ void multiply(Sums (&to)[N], int pieces, const Load& load) {
+    if (TERMS == 3 && AT_ONCE == 2 && pieces == 2) {
         Left a[2][N];
         Right b[2];
         load(0, a[0], b[0]);
         load(1, a[1], b[1]);
-        multiply<true, false>(to, rest, a[0], b[0]);
-        multiply<true, false>(to, rest, a[1], b[1]);
-        multiply<false, true>(to, rest, a[0], b[0]);
-        multiply<false, true>(to, rest, a[1], b[1]);
+        multiply<true, false>(to, a[0], b[0]);
+        multiply<true, false>(to, a[1], b[1]);
+        multiply<false, true>(to, a[0], b[0]);
+        multiply<false, true>(to, a[1], b[1]);
         return;
     }
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-        if (half && k == 1) break;
+    for (int k = 0; k < AT_ONCE; ++k) {
+        if (k == pieces) break;
         Left a[N];
         Right b;
         load(k, a, b);
-        multiply<TERMS == 3, true>(to, rest, a, b);
+        multiply<TERMS == 3, true>(to, a, b);
     }
 }
 
