@@ -1,7 +1,8 @@
 """Matrix product with its epilogue: bias, activation, and what backward needs of it.
 
-Semantics of Paddle PR #39437 with its gaps closed: trans_x only at rank 2, the erf form of gelu
-kept apart from the tanh form, any N, partial gradients.
+Semantics of Paddle PR #39437 with its gaps closed: the erf form of gelu kept apart from the tanh form, any N, partial
+gradients. With trans_x the first axis of X is summed over, and all others are rows, as in Paddle 2.x; Paddle 3's types
+say otherwise at ranks above 2, its kernel does not.
 
 ReserveSpace, a typed part of the interface:
     relu   uint8[..., 16 * ceil(N / 128)]: bit j of a row, little-endian within its bytes, tells
@@ -12,6 +13,7 @@ ReserveSpace, a typed part of the interface:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,18 @@ from .elementwise import masked
 from .matmul import matmul, matmul_grad
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
+
+
+def as_matrix(shape: tuple[int, ...], trans_x: bool) -> tuple[int, ...]:
+    """The shape in which X is multiplied: [K, M] with trans_x, else its own."""
+    if not trans_x or len(shape) == 2:
+        return shape
+    return shape[0], -1 if -1 in shape[1:] else math.prod(shape[1:])
+
+
+def _as_rows(x: np.ndarray | None, trans_x: bool) -> np.ndarray | None:
+    """An array like Out as [M, N], where X is seen as a matrix."""
+    return x if x is None or not trans_x else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def mask_type(out: TensorType) -> TensorType:
@@ -55,36 +69,43 @@ def fused_gemm_epilogue(
 ):  # fmt: skip
     """activation(X @ Y + Bias) with activation none, relu or gelu.
 
-    X            [..., K] of rank 2 or more; [K, M] with trans_x, which takes rank 2 only
+    X            [..., K] of rank 2 or more; [K, ...] with trans_x
     Y            [K, N], or [N, K] with trans_y
-    Bias         [N]
+    Bias         [N] or [1, N]
     approximate  the tanh form of gelu
     Out          [..., N]; ReserveSpace (see the top of this file) only on demand and with an
                  activation
     """
     Out, reserve = out or (None, None)
     keep = "ReserveSpace" in needs
-    z = matmul(X, Y, trans_x=trans_x, trans_y=trans_y, out=[reserve if activation == "gelu" else Out])
-    np.add(z, Bias, out=z)
+    shape, to = (*(X.shape[1:] if trans_x else X.shape[:-1]), Bias.shape[-1]), reserve if activation == "gelu" else Out
+    x = X.reshape(as_matrix(X.shape, trans_x))
+    z = matmul(x, Y, trans_x=trans_x, trans_y=trans_y, out=[_as_rows(to, trans_x)]).reshape(shape)
+    np.add(z, Bias.reshape(-1), out=z)
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
     mask = pack_mask(z > 0) if activation == "relu" and keep else None
     return np.maximum(z, z.dtype.type(0), out=z) if activation == "relu" else z, mask
 
 
+def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) -> TensorType:
+    out = matmul.infer_function(X.with_shape(as_matrix(X.shape, trans_x)), Y, trans_x=trans_x, trans_y=trans_y)
+    return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
+
+
 @fused_gemm_epilogue.infer
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
     require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
-    require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
-    require(not trans_x or X.ndim == 2, f"trans_x takes X of rank 2 only, X is {X}")
+    row = Bias.ndim == 1 or (Bias.ndim == 2 and Bias.shape[0] in (1, -1))
+    require(row, f"Bias must be [N] or [1, N], is {Bias}")
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
     require(
         activation in ("none", "relu", "gelu"), f"activation {activation!r} is not none, relu or gelu", AttrError
     )
-    out = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
-    columns, bias = out.shape[-1], Bias.shape[0]
+    out = _product_type(X, Y, trans_x, trans_y)
+    columns, bias = out.shape[-1], Bias.shape[-1]
     require(columns == bias or -1 in (columns, bias), f"Bias has {bias} elements, Y has {columns} columns")
     return out, {"none": None, "relu": mask_type(out), "gelu": out}[activation]
 
@@ -101,7 +122,10 @@ def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, ReserveSpace_grad=None, *, tra
         if ReserveSpace_grad is not None:  # the pre-activation has readers of its own
             Out_grad = g.sum([Out_grad, ReserveSpace_grad])
     needs = g.among(X="DX", Y="DY", Bias="DBias")
-    return g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
+    DX, DY, DBias = g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
+    if DBias is not None and Bias.type.ndim == 2:
+        DBias = g.reshape(DBias, shape=[1, -1])
+    return DX, DY, DBias
 
 
 @fused_gemm_epilogue.samples
@@ -111,6 +135,9 @@ def _(rng):
             inputs = rng.normal(size=x), rng.normal(size=(x[-1], n)), rng.normal(size=n)
             yield inputs, {"activation": activation, "approximate": n == 5}
     yield (rng.normal(size=(8, 4)), rng.normal(size=(6, 8)), rng.normal(size=6)), {"trans_x": True, "trans_y": True}
+    for activation in ("relu", "gelu"):
+        inputs = rng.normal(size=(4, 2, 3, 5)), rng.normal(size=(4, 130)), rng.normal(size=(1, 130))
+        yield inputs, {"trans_x": True, "activation": activation}
 
 
 @op("DX?, DY?, DBias?", read_for={"X": "DY", "Y": "DX"}, gpu="matmul.gemm_epilogue")
@@ -127,7 +154,10 @@ def fused_gemm_epilogue_grad(
     product = {"trans_x": trans_x, "trans_y": trans_y}
     DX_out, DY_out, DBias_out = out or (None, None, None)
     wanted = [slot for slot, own in (("X_grad", "DX"), ("Y_grad", "DY")) if own in needs]
-    DX, DY = matmul_grad(X, Y, DOut, needs=wanted, out=(DX_out, DY_out), **product)
+    x = as_matrix(X.shape, trans_x)
+    outs = DX_out if DX_out is None else DX_out.reshape(x), DY_out
+    DX, DY = matmul_grad(X.reshape(x), Y, _as_rows(DOut, trans_x), needs=wanted, out=outs, **product)
+    DX = DX if DX is None else DX.reshape(X.shape)
     if DX is not None and activation_grad == "relu_grad":
         masked(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)
     elif DX is not None and activation_grad == "gelu_grad":
@@ -143,8 +173,7 @@ def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximat
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}")
-    require(not trans_x or X.ndim == 2, f"trans_x takes X of rank 2 only, X is {X}")
-    out = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
+    out = _product_type(X, Y, trans_x, trans_y)
     require(out.accepts(DOut) or DOut.accepts(out), f"DOut must be {out}, is {DOut}")
     known = ("none", "relu_grad", "gelu_grad")
     require(activation_grad in known, f"activation_grad {activation_grad!r} is not one of {known}", AttrError)
@@ -169,6 +198,8 @@ def _(rng):
     yield (normal(2, 3, 6), normal(2, 3, 8), normal(6, 8)), {"trans_y": True}
     yield (normal(4, 6), normal(8, 4), normal(8, 6)), {"trans_x": True}
     yield (normal(4, 6), normal(8, 4), normal(6, 8)), {"trans_x": True, "trans_y": True}
+    yield (normal(2, 3, 6), normal(4, 2, 3), normal(4, 6)), {"trans_x": True}
+    yield (normal(2, 3, 6), normal(4, 2, 3), normal(6, 4)), {"trans_x": True, "trans_y": True}
     yield (normal(0, 6), normal(0, 8), normal(8, 6)), {}
     mask = pack_mask(normal(4, 130) > 0)
     yield (normal(4, 6), normal(4, 130), normal(130, 6), mask), {"activation_grad": "relu_grad"}

@@ -34,10 +34,11 @@ class Linear(Rule):
         refuse_unless(X.type.dtype in FLOATS, "X must be a float, is {}", X.type)
         refuse_unless(rank >= 2, "X must have rank 2 or more, is {}", X.type)
         refuse_unless(Y.type.ndim == 2, "Y must be 2-D, is {}", Y.type)
-        refuse_unless(Bias.type.ndim == 1, "Bias must be 1-D, is {}", Bias.type)
+        row = Bias.type.ndim == 1 or (Bias.type.ndim == 2 and Bias.type.shape[0] == 1)
+        refuse_unless(row, "Bias must be [N] or [1, N], is {}", Bias.type)
         refuse_unless(axis in (-1, rank - 1), "Bias is added along axis {}, not the last one", axis)
         refuse_unless(not trans_x or rank == 2, "trans_x needs X of rank 2, is {}", X.type)
-        columns, given = Y.type.shape[0 if trans_y else 1], Bias.type.shape[0]
+        columns, given = Y.type.shape[0 if trans_y else 1], Bias.type.shape[-1]
         refuse_unless(
             given == columns != -1, "Bias must have one element per column of Y ({}), is {}", columns, Bias.type
         )

@@ -10,7 +10,7 @@ import pytest
 import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError, ShapeError
 from minigraph.opdef import OPS
-from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.ops.gemm_epilogue import fused_gemm_epilogue, fused_gemm_epilogue_grad, pack_mask, unpack_mask
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime.executor import Executor
@@ -141,8 +141,9 @@ def test_nan_passes_through_relu():
         (((2, 3), (4, 5), (5,)), {}, "inner sizes differ"),
         (((2, 3), (1, 3, 4), (4,)), {}, "Y must be 2-D"),
         (((3,), (3, 4), (4,)), {}, "X must have rank 2 or more"),
-        (((2, 3), (3, 4), (1, 4)), {}, "Bias must be 1-D"),
-        (((2, 3, 4), (3, 4), (4,)), {"trans_x": True}, "trans_x takes X of rank 2 only"),
+        (((2, 3), (3, 4), (2, 4)), {}, r"Bias must be \[N\] or \[1, N\]"),
+        (((2, 3), (3, 4), ()), {}, r"Bias must be \[N\] or \[1, N\]"),
+        (((2, 3, 4), (4, 4), (4,)), {"trans_x": True}, "inner sizes differ: X axis -2 is 2"),
         (((2, 3), (3, 4), (4,)), {"activation": "tanh"}, "is not none, relu or gelu"),
     ],
 )
@@ -167,3 +168,19 @@ def test_relu_gradient_in_the_epilogue_is_exact_for_infinite_values():
     inputs = np.array([[np.inf]]), np.ones((1, 3)), np.ones((3, 1)), mask
     DX, _, _ = OPS["fused_gemm_epilogue_grad"](*inputs, activation_grad="relu_grad", needs=("DX",))
     assert np.array_equal(DX, [[np.inf, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("trans_y", [False, True])
+def test_with_trans_x_all_axes_but_the_first_are_rows(trans_y, rng):
+    """Paddle's case MTM of its unit test of this operator: X [4, 2, 2, 8] gives [2, 2, 8, 128]."""
+    x, y, b = rng.normal(size=(4, 2, 2, 8)), rng.normal(size=(4, 128)), rng.normal(size=128)
+    arrays = {"X": x, "Y": y.T if trans_y else y, "Bias": b}
+    out, _ = fused_gemm_epilogue.reference(*arrays.values(), trans_x=True, trans_y=trans_y, activation="relu")
+    exact = np.maximum(np.einsum("kabc,kn->abcn", x, y) + b, 0)
+    np.testing.assert_allclose(out, exact, rtol=1e-12, atol=1e-12)
+    d = rng.normal(size=exact.shape)
+    dx, dy, db = fused_gemm_epilogue_grad.reference(d, x, arrays["Y"], trans_x=True, trans_y=trans_y)
+    np.testing.assert_allclose(dx, np.einsum("abcn,kn->kabc", d, y), rtol=1e-12, atol=1e-12)
+    exact = np.einsum("kabc,abcn->kn", x, d)
+    np.testing.assert_allclose(dy, exact.T if trans_y else exact, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(db, d.sum((0, 1, 2)), rtol=1e-12, atol=1e-12)

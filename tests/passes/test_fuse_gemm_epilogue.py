@@ -284,8 +284,8 @@ def test_erf_stays_erf_and_tanh_stays_tanh(net, approximate, training):
 
 @pytest.mark.parametrize(
     ("bias", "axis", "reason"),
-    [((2, 5), -1, "Bias must be 1-D"), ((1, 5), -1, "Bias must be 1-D"), ((1,), -1, "one element per column"),
-     ((), -1, "Bias must be 1-D"), ((5,), 0, "added along axis 0")],
+    [((2, 5), -1, "Bias must be [N] or"), ((1, 1), -1, "one element per column"), ((1,), -1, "one element per column"),
+     ((), -1, "Bias must be [N] or"), ((5,), 0, "added along axis 0")],
 )  # fmt: skip
 def test_what_is_no_bias_is_refused(net, bias, axis, reason):
     """A residual, a scalar, a column: decided by rank and axis, also where sizes happen to fit."""
@@ -293,6 +293,20 @@ def test_what_is_no_bias_is_refused(net, bias, axis, reason):
     z = net.g.matmul(net.data("x", rows, 4), net.param("w", 4, 5))
     counts, reasons = net.fuse(net.g.elementwise_add(z, net.param("b", *bias), axis=axis))
     assert "fused_gemm_epilogue" not in counts and reason in reasons[0]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_bias_may_be_a_row(net, activation):
+    """[1, N], whose gradient is one, too."""
+    h = net.g.elementwise_add(net.g.matmul(net.data("x", 3, 4), net.param("w", 4, 5)), net.param("b", 1, 5))
+    out = net.linear(getattr(net.g, activation)(h), 3, "2")
+    fetches = [out.name, *(g.name for g in train(net, out))]
+    counts, _ = net.fuse(*fetches)
+    assert counts["fused_gemm_epilogue"] == counts["fused_gemm_epilogue_grad"] == 2
+    off, on = results(net.program, fetches, fuse=False), results(net.program, fetches, fuse=True)
+    for a, b in zip(off, on, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+    assert (1, 5) in [a.shape for a in on]
 
 
 def test_bias_may_stand_first_or_be_computed(net):

@@ -35,7 +35,7 @@ def fused_gemm_epilogue(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -
     relu's mask is packed from Out: the library's (RELU_AUX) has a bit for z = 0 as well, where relu's
     derivative is 0 here, and takes longer (.405 against .369 ms at 8192 x 4096 x 4096 in bfloat16).
     """
-    x, y, out = ins["X"], ins["Y"], outs["Out"]
+    x, y, out = _as_matrix(ins["X"], attrs), ins["Y"], outs["Out"]
     if out.size == 0:
         return
     around = Epilogue(
@@ -56,6 +56,16 @@ def fused_gemm_epilogue(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -
     if around.activation in GELU and epilogue is None:
         why = "gelu is a kernel after the bias epilogue: " + _why_no_library_gelu(around.activation, out)
     _record(binder, whole, library, why)
+
+
+def _as_matrix(x: Buffer, attrs: Slots) -> Buffer:
+    """X as it is multiplied: [K, M] with trans_x."""
+    return x.view((x.shape[0], math.prod(x.shape[1:]))) if attrs["trans_x"] and x.ndim > 2 else x
+
+
+def _as_rows(d: Buffer, attrs: Slots) -> Buffer:
+    """DOut as [M, N], where X is seen as a matrix."""
+    return d.view((math.prod(d.shape[:-1]), d.shape[-1])) if attrs["trans_x"] and d.ndim > 2 else d
 
 
 def _activation(name: str, attrs: Slots) -> str:
@@ -95,7 +105,8 @@ def _forward_with_bias(binder: Binder, whole: Product) -> None:
 
 def _forward_by_kernels(binder: Binder, whole: Product) -> None:
     x, y, z = whole.a, whole.b, before_activation(whole)
-    product(binder, x, y, z, (x.shape, y.shape, whole.out.shape), whole.trans_a, whole.trans_b)
+    out = (whole.shape[0], whole.shape[1]) if whole.trans_a else whole.out.shape
+    product(binder, x, y, z, (x.shape, y.shape, out), whole.trans_a, whole.trans_b)
     assert whole.epilogue.bias is not None
     bind_pointwise(binder, {"Out": z}, {"X": z, "Bias": whole.epilogue.bias}, {"Out": "X + Bias"})
     activate(binder, whole)
@@ -135,7 +146,8 @@ def _input_gradient(
     whole = Product(d, y, dx, shape, False, not attrs["trans_y"], Epilogue(slope=slope, kept=kept))
 
     def by_kernels() -> None:
-        matmul_grad(binder, {"X": x, "Y": y, "Out_grad": d}, {"X_grad": dx}, attrs)
+        slots = {"X": _as_matrix(x, attrs), "Y": y, "Out_grad": _as_rows(d, attrs)}
+        matmul_grad(binder, slots, {"X_grad": _as_matrix(dx, attrs)}, attrs)
         apply_slope(binder, whole)
 
     def with_epilogue() -> None:
@@ -160,6 +172,7 @@ def _input_gradient(
 def _weight_gradient(binder: Binder, d: Buffer, x: Buffer, dy: Buffer, dbias: Buffer | None, attrs: Slots) -> None:
     """DY and DBias. BGRADA costs a large product more than a kernel that reads DOut once more."""
     rows, n = math.prod(d.shape[:-1]), d.shape[-1]
+    x, d = _as_matrix(x, attrs), _as_rows(d, attrs)
 
     def by_kernels() -> None:
         matmul_grad(binder, {"X": x, "Y": dy, "Out_grad": d}, {"Y_grad": dy}, attrs)
