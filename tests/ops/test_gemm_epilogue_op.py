@@ -10,7 +10,12 @@ import pytest
 import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError, ShapeError
 from minigraph.opdef import OPS
-from minigraph.ops.gemm_epilogue import fused_gemm_epilogue, fused_gemm_epilogue_grad, pack_mask, unpack_mask
+from minigraph.ops.gemm_epilogue import (
+    fused_gemm_epilogue,
+    fused_gemm_epilogue_grad,
+    pack_mask,
+    unpack_mask,
+)
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime.executor import Executor
