@@ -161,7 +161,7 @@ class Block(PartOfProgram):
                 types[slot] = each = []
                 for v in variables:
                     if not isinstance(v, Variable) or v.block is not self:
-                        self._check_own(slot, v)
+                        _check_own(self, slot, v)
                     each.append(v.type)
             bound = opdef.bind_attrs(attrs)
             inferred = opdef.infer_types(types, bound)
@@ -218,20 +218,10 @@ class Block(PartOfProgram):
             raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
         for v, t in zip(variables, types, strict=True):
             if not isinstance(v, Variable) or v.block is not self:
-                self._check_own(slot, v)
+                _check_own(self, slot, v)
             if not v.type.accepts(t):
                 raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
         return variables
-
-    def _check_own(self, slot: str, v: Any) -> None:
-        """`v` is a variable of this block."""
-        if not isinstance(v, Variable):
-            raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
-        if v.block is not self:
-            raise ProgramError(
-                f"{slot}={v.name} belongs to another program",
-                hint="build inside program_guard(main) of the program that owns the variable",
-            )
 
     def __str__(self) -> str:
         return str(self.program)
@@ -242,3 +232,14 @@ def _checked_name(name: Any) -> str:
         shown = shortened(repr(name))
         raise ProgramError(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
     return name
+
+
+def _check_own(block: Block, slot: str, v: Any) -> None:
+    """`v` is a variable of `block`."""
+    if not isinstance(v, Variable):
+        raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
+    if v.block is not block:
+        raise ProgramError(
+            f"{slot}={v.name} belongs to another program",
+            hint="build inside program_guard(main) of the program that owns the variable",
+        )

@@ -59,7 +59,7 @@ MAY_IMPORT = {
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
 FOREIGN = {
-    "networkx": "ir/graph.py",
+    "networkx": "ir/adjacency.py",
     "ml_dtypes": "types.py",
     "safetensors": "runtime/checkpoint/tensors.py",
     "numba": "kernels/cpu/compiled.py",

@@ -251,6 +251,12 @@ def part(x: np.ndarray, block: ScoreBlock, keys: slice) -> np.ndarray:
     return x[tuple(s if size > 1 else slice(None) for s, size in zip((b, h, group, i, keys), x.shape, strict=True))]
 
 
+def add_summed(target: np.ndarray, slopes: np.ndarray) -> None:
+    """Add gradients of scores to those of an array that broadcasts to them."""
+    axes = tuple(a for a, size in enumerate(target.shape) if size == 1 and slopes.shape[a] != 1)
+    target += slopes.sum(axis=axes, keepdims=True)
+
+
 def forward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None,
     CuSeqlensK: Any = None, Key: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
@@ -323,9 +329,7 @@ def backward(
                 call.drop(p, kept, keys)
                 to_v[b, h, :, keys] += call.product(p.swapaxes(-1, -2), d).sum(axis=2, keepdims=True)
             if to_bias is not None:
-                target = part(to_bias, block, keys)
-                axes = tuple(a for a, size in enumerate(target.shape) if size == 1 and slopes.shape[a] != 1)
-                target += slopes.sum(axis=axes, keepdims=True)
+                add_summed(part(to_bias, block, keys), slopes)
             slopes *= call.scale
             if to_q is not None:
                 to_q[b, h, :, i] += call.product(slopes, call.k[b, h, :, keys])
