@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .context import Setting
 from .errors import AttrError, DTypeError, ShapeError, require, shortened
 
 DType = np.dtype
@@ -32,8 +31,6 @@ SHORT_NAMES = {
 DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 FLOATS = frozenset({float64, float32, float16, bfloat16})
 INTS = frozenset({int64, int32, int16, int8, uint8})
-
-_default_dtype = Setting("default dtype", float32)
 
 
 def as_dtype(dtype: Any) -> DType:
@@ -94,25 +91,6 @@ def why_no_array(value: Any, problem: Exception) -> str:
     lists = isinstance(value, (list, tuple))
     why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
     return f"no array: {why}"
-
-
-def set_default_dtype(d: Any) -> None:
-    """The data type of parameters, and of `data` and `full` where none is given (float32 at first).
-
-    The main thread sets it for the process, another thread for itself.
-    """
-    found = as_dtype(d)
-    require(found in FLOATS, f"the default data type must be a float, not {found}", DTypeError)
-    _default_dtype.set(found)
-
-
-def get_default_dtype() -> str:
-    """The name of the default data type."""
-    return _default_dtype.get().name
-
-
-def default_dtype() -> DType:
-    return _default_dtype.get()
 
 
 @dataclass(frozen=True)

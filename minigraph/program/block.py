@@ -16,11 +16,12 @@ from minigraph.errors import (
     shortened,
 )
 from minigraph.opdef import get_op
-from minigraph.types import TensorType, default_dtype, normalize_shape, tensor_type
+from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .changes import Ops, Vars
 from .copies import PartOfProgram
+from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
 from .variable import Parameter, Variable
 
