@@ -49,7 +49,7 @@ Types = Mapping[str, Any]  # slot -> TensorType | list[TensorType] | None
 def _without_kernel(op_type: str, *_: Any) -> None:
     raise PlaceError(
         f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression'
-        ' in C++" (see ops/unary.py) or gpu=',
+        ' in C++" (see ops/elementwise/unary.py) or gpu=',
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError, ShapeError
 from minigraph.opdef import OPS
-from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.ops.matmul.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime.executor import Executor

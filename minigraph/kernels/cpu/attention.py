@@ -3,8 +3,8 @@
 A block of scores lives at a time. Forward keeps for each query the largest score so far and the sum of
 exponentials below it, and rescales when a larger one comes. Backward computes the scores again and the
 probabilities from LogSumExp; where a Bias puts all scores of a query far from 0, LogSumExp rounds away how many
-keys share them, so their sum of exponentials is computed again, too. The operators of ops/attention.py say what
-is computed.
+keys share them, so their sum of exponentials is computed again, too. The operators
+of ops/attention/ say what is computed.
 
 What a query sees by causal, window and packed sequences is an interval of keys, so blocks outside are
 never computed.
