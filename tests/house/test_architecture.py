@@ -65,7 +65,7 @@ FOREIGN = {
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
-    "cuda": "kernels/",  # NVIDIA's cuda.bindings
+    "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
 LATE_IMPORTS = (

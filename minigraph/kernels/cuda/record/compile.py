@@ -19,6 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from .bindings import nvrtc
+
 
 def _home() -> Path:
     try:
@@ -74,16 +76,14 @@ def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
 
 def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
-    import cuda.bindings.nvrtc as nvrtc
-
     if int(re.sub(r"\D", "", arch)) >= 90:
         source = KERNEL.sub(lambda m: m[0] + WAIT, source)
-    _, major, minor = nvrtc.nvrtcVersion()
+    _, major, minor = nvrtc().nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
     found = _found(CACHE, key)
     if found is None:
         folder = _writable(CACHE)
-        found = _found(folder, key) or _kept(folder, key, *_nvrtc(source, arch))
+        found = _found(folder, key) or _kept(folder, key, *_compiled(source, arch))
     return found
 
 
@@ -133,25 +133,25 @@ def compile_all(sources: Iterable[str], arch: str) -> None:
             pass
 
 
-def _nvrtc(source: str, arch: str) -> tuple[bytes, str]:
-    import cuda.bindings.nvrtc as nvrtc
-
+def _compiled(source: str, arch: str) -> tuple[bytes, str]:
+    """Machine code and the compiler's report."""
+    compiler = nvrtc()
     options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    _, program = compiler.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
+    (status,) = compiler.nvrtcCompileProgram(program, len(options), options)
+    _, size = compiler.nvrtcGetProgramLogSize(program)
     log = bytes(size)  # new memory; b" " * 1 would be the interpreter's own b" ", which NVRTC then overwrites
-    nvrtc.nvrtcGetProgramLog(program, log)
+    compiler.nvrtcGetProgramLog(program, log)
     report = log.decode(errors="replace").strip("\0 \n")
     if int(status) != 0:
         raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{report}")
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    _, size = compiler.nvrtcGetCUBINSize(program)
     code = bytes(size)
-    nvrtc.nvrtcGetCUBIN(program, code)
-    _, size = nvrtc.nvrtcGetPTXSize(program)
+    compiler.nvrtcGetCUBIN(program, code)
+    _, size = compiler.nvrtcGetPTXSize(program)
     ptx = bytes(size)
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
+    compiler.nvrtcGetPTX(program, ptx)
+    compiler.nvrtcDestroyProgram(program)
     return code, f"{report}\n{WAITS}" if waits_first(ptx.decode(errors="replace")) else report
 
 
