@@ -40,6 +40,7 @@ TRAITS = {
     "side_effect": "must run although nobody reads its outputs",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
+    "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 

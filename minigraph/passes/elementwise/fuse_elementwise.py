@@ -252,7 +252,7 @@ class _Emission:
     def _members(self, op: OpNode) -> list[Member]:
         """The member of an operator; then a cast to 16 bits of what is written and normalised inside, too.
 
-        The gradient of the layer norm reads what is written: its statistics must be those of the same numbers.
+        The gradient of a norm reads what is written: its statistics must be those of the same numbers.
         """
         member, cast = self._member(op), get_op("cast")
         found = [member]
@@ -265,9 +265,13 @@ class _Emission:
         return found
 
     def _is_normalised(self, v: VarNode) -> bool:
-        """Whether a layer norm inside whose statistics are written reads a value."""
-        norms = [op for op in v.consumers if op.type == "layer_norm" and op in self.inside and v in op.inputs["X"]]
-        return any(s in self.outputs for op in norms for slot in ("Mean", "Variance") for s in op.outputs.get(slot, ()))
+        """Whether statistics of a value, by an operator inside, are written."""
+        for op in self.inside.intersection(v.consumers):
+            statistics = op.opdef.rows.statistics if op.opdef.rows is not None else ()
+            written = any(s in self.outputs for slot in statistics for s in op.outputs.get(slot, ()))
+            if written and v in op.inputs[op.opdef.row_slot]:
+                return True
+        return False
 
     def _member(self, op: OpNode) -> Member:
         def read(v: VarNode) -> str:
