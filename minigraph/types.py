@@ -38,14 +38,14 @@ def as_dtype(dtype: Any) -> DType:
     try:
         if dtype is None:  # float64 to NumPy
             raise TypeError
-        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+        meant = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
-    if found not in SHORT_NAMES:
-        found = found.newbyteorder("=")
-        if found not in SHORT_NAMES:
-            raise DTypeError(f"data type {found} is not supported", hint=f"supported: {_known_dtypes()}")
-    return found
+    if meant not in SHORT_NAMES:
+        meant = meant.newbyteorder("=")
+        if meant not in SHORT_NAMES:
+            raise DTypeError(f"data type {meant} is not supported", hint=f"supported: {_known_dtypes()}")
+    return meant
 
 
 def same(a: Any, b: Any) -> bool:
@@ -193,9 +193,9 @@ def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """All axes for None, else each counted from the front; none may stand twice."""
     if axes is None:
         return tuple(range(ndim))
-    found = tuple(normalize_axis(a, ndim) for a in axes)
-    require(len(set(found)) == len(found), f"axes {list(axes)} name one axis twice")
-    return found
+    from_front = tuple(normalize_axis(a, ndim) for a in axes)
+    require(len(set(from_front)) == len(from_front), f"axes {list(axes)} name one axis twice")
+    return from_front
 
 
 def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last: int = -1) -> tuple[int, ...]:

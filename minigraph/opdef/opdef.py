@@ -224,16 +224,16 @@ class OpDef(Signature):
             first: Any = types[0][0] if isinstance(types[0], tuple) else types[0]
             return {s.name: [first] for s in self.outputs}
         key = self.infer_function, *types, *attrs.items()  # layers of one shape ask the same: what was found is kept
-        found = self._inferred.get(key)
-        if found is None:
-            found = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
-            found = found if isinstance(found, tuple) else (found,)
+        results = self._inferred.get(key)
+        if results is None:
+            results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
+            results = results if isinstance(results, tuple) else (results,)
             if len(self._inferred) >= INFERRED_KEPT:
                 self._inferred.clear()
-            self._inferred[key] = found
+            self._inferred[key] = results
         return {
             s.name: list(t) if s.variadic else [t]
-            for s, t in zip(self.outputs, found, strict=True)
+            for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
 
@@ -276,10 +276,10 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
 
 def get_op(op_type: str) -> OpDef:
     """The definition of an operator type; a ProgramError with the nearest name if there is none."""
-    found = OPS.get(op_type)
-    if found is None:
+    opdef = OPS.get(op_type)
+    if opdef is None:
         raise_unknown("operator type", op_type, OPS, ProgramError)
-    return found
+    return opdef
 
 
 def _cuda_module(name: str) -> Any:

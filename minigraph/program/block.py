@@ -49,10 +49,10 @@ class Block(PartOfProgram):
 
     def var(self, name: str) -> Variable:
         """The variable called `name`."""
-        found = self.vars.get(name)
-        if found is None:
+        variable = self.vars.get(name)
+        if variable is None:
             raise_unknown(f"variable of program {self.program.name}", name, self.vars, ProgramError)
-        return found
+        return variable
 
     def has_var(self, name: str) -> bool:
         return name in self.vars

@@ -28,13 +28,13 @@ LONGEST = 4096  # elements of a row that a kernel keeps in registers with all va
 
 def loss_groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """One group for each loss that meets its gradient."""
-    found, order = [], _Order(graph.ops)
+    groups, order = [], _Order(graph.ops)
     for op in filter(is_candidate, graph.ops_of(op_type for op_type, opdef in OPS.items() if "loss" in opdef.traits)):
         for grad in [grad for grad in op.grads if grad.type == f"{op.type}_grad"]:
             g = GraphBuilder(graph, op.rank, op, report.name)
             g.forward, ahead = None, Ahead(g)
             try:
-                found.append(_group(ahead, op, grad, order))
+                groups.append(_group(ahead, op, grad, order))
             except Refused as no:
                 ahead.undo()
                 report.refuse("Loss", grad.label(), f"the loss and its gradient stay apart: {no}", op.site)
@@ -42,7 +42,7 @@ def loss_groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
             for moved in ahead.moved:
                 unlink(graph, moved)  # its forward operator may stand behind it now
             break
-    return found
+    return groups
 
 
 class _Order:
@@ -53,12 +53,12 @@ class _Order:
 
     def written(self, op: OpNode, grad: OpNode, inside: Collection[OpNode], most: int) -> int:
         """Bytes that others write between both; looks no further than `most`."""
-        found = 0
+        total = 0
         for at in range(self.at[op] + 1, self.at[grad]):
-            found += sum(map(nbytes, self.ops[at].output_vars)) if self.ops[at] not in inside else 0
-            if found > most:
+            total += sum(map(nbytes, self.ops[at].output_vars)) if self.ops[at] not in inside else 0
+            if total > most:
                 break
-        return found
+        return total
 
 
 def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> FusionGroup:

@@ -33,10 +33,10 @@ def as_kernels(graph: int, function: Callable[[], int]) -> int:
     d = driver()
 
     def asked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        status, *found = call(*args)
+        status, *answer = call(*args)
         if int(status):
             raise RuntimeError(f"{call.__name__}: {status.name}")
-        return tuple(found)
+        return tuple(answer)
 
     connect = getattr(d, "cuGraphAddDependencies_v2", d.cuGraphAddDependencies)  # the name in CUDA 12
     whole, replaced = d.CUgraph(graph), 0

@@ -29,10 +29,10 @@ def loosen(graph: int, waiting: Collection[int]) -> int:
 
     def asked(name: str, *args: Any) -> tuple[Any, ...]:
         call: Callable[..., Any] = getattr(d, f"{name}_v2", None) or getattr(d, name)  # CUDA 12: with data of edges
-        status, *found = call(*args)
+        status, *answer = call(*args)
         if int(status):
             raise RuntimeError(f"{name}: {status.name}")
-        return tuple(found)
+        return tuple(answer)
 
     def function(node: Any) -> int:
         """The CUfunction of a node; 0 where it is no kernel."""

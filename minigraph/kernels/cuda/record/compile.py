@@ -80,11 +80,11 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
         source = KERNEL.sub(lambda m: m[0] + WAIT, source)
     _, major, minor = nvrtc().nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
-    found = _found(CACHE, key)
-    if found is None:
+    cubin = _found(CACHE, key)
+    if cubin is None:
         folder = _writable(CACHE)
-        found = _found(folder, key) or _kept(folder, key, *_compiled(source, arch))
-    return found
+        cubin = _found(folder, key) or _kept(folder, key, *_compiled(source, arch))
+    return cubin
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
