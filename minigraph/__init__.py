@@ -12,6 +12,7 @@ from . import base, cuda, nn, optimizer, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
 from .program import Variable
+from .program.default_dtype import get_default_dtype, set_default_dtype
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
     CPUPlace,
@@ -20,12 +21,10 @@ from .types import (
     float16,
     float32,
     float64,
-    get_default_dtype,
     int8,
     int16,
     int32,
     int64,
-    set_default_dtype,
     uint8,
 )
 from .types import bool_ as bool

@@ -9,8 +9,8 @@ import importlib
 from functools import cache
 from typing import Any
 
-from .context import Setting
 from .errors import AttrError, PlaceError, require
+from .program.context import Setting
 from .types import CUDAPlace
 
 OLDEST = 80  # compute capability, times ten

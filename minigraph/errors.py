@@ -168,8 +168,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """A hint `did you mean ...?` with the known name most like `name`, if one is near."""
     known = [str(k) for k in known]
     begun = [k for k in known if len(str(name)) > 2 and k.startswith(str(name))]
-    found = begun or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"did you mean {found[0]!r}?" if found else None
+    near = begun or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def raise_unknown(what: str, name: str, known: Iterable[str], error: type[MinigraphError]) -> NoReturn:

@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .context import Setting
 from .errors import AttrError, DTypeError, ShapeError, require, shortened
 
 DType = np.dtype
@@ -33,22 +32,20 @@ DTYPES = {short: dtype for dtype, short in SHORT_NAMES.items()}
 FLOATS = frozenset({float64, float32, float16, bfloat16})
 INTS = frozenset({int64, int32, int16, int8, uint8})
 
-_default_dtype = Setting("default dtype", float32)
-
 
 def as_dtype(dtype: Any) -> DType:
     """The supported data type that `dtype` (a name, a NumPy type or a dtype) stands for."""
     try:
         if dtype is None:  # float64 to NumPy
             raise TypeError
-        found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
+        meant = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
-    if found not in SHORT_NAMES:
-        found = found.newbyteorder("=")
-        if found not in SHORT_NAMES:
-            raise DTypeError(f"data type {found} is not supported", hint=f"supported: {_known_dtypes()}")
-    return found
+    if meant not in SHORT_NAMES:
+        meant = meant.newbyteorder("=")
+        if meant not in SHORT_NAMES:
+            raise DTypeError(f"data type {meant} is not supported", hint=f"supported: {_known_dtypes()}")
+    return meant
 
 
 def same(a: Any, b: Any) -> bool:
@@ -94,25 +91,6 @@ def why_no_array(value: Any, problem: Exception) -> str:
     lists = isinstance(value, (list, tuple))
     why = "lists in it differ in length" if lists else f"{type(value).__name__}: {shortened(str(problem))}"
     return f"no array: {why}"
-
-
-def set_default_dtype(d: Any) -> None:
-    """The data type of parameters, and of `data` and `full` where none is given (float32 at first).
-
-    The main thread sets it for the process, another thread for itself.
-    """
-    found = as_dtype(d)
-    require(found in FLOATS, f"the default data type must be a float, not {found}", DTypeError)
-    _default_dtype.set(found)
-
-
-def get_default_dtype() -> str:
-    """The name of the default data type."""
-    return _default_dtype.get().name
-
-
-def default_dtype() -> DType:
-    return _default_dtype.get()
 
 
 @dataclass(frozen=True)
@@ -215,9 +193,9 @@ def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """All axes for None, else each counted from the front; none may stand twice."""
     if axes is None:
         return tuple(range(ndim))
-    found = tuple(normalize_axis(a, ndim) for a in axes)
-    require(len(set(found)) == len(found), f"axes {list(axes)} name one axis twice")
-    return found
+    from_front = tuple(normalize_axis(a, ndim) for a in axes)
+    require(len(set(from_front)) == len(from_front), f"axes {list(axes)} name one axis twice")
+    return from_front
 
 
 def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last: int = -1) -> tuple[int, ...]:

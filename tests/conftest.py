@@ -12,8 +12,8 @@ import pytest
 from minigraph import cuda
 from minigraph.kernels.cpu import fused_blocks as blocks
 from minigraph.program import Program, program_guard, unique_name
+from minigraph.program.default_dtype import set_default_dtype
 from minigraph.program.scope import Scope, scope_guard
-from minigraph.types import set_default_dtype
 
 # numba keeps machine code by source, not by the options it was compiled with: a test must not meet an earlier run's
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers share what one of them compiled

@@ -8,8 +8,7 @@ show one order: a version is overwritten only after all its readers ran. `Graph.
 it. Operators have a `rank`, a tuple, and ranks in ascending order are
 always a valid schedule: new operators take the place of those they replace.
 
-The nodes of `graph.nx` are the OpNode and VarNode objects themselves. Nobody outside this file
-changes it.
+The nodes of `graph.nx` are the OpNode and VarNode objects themselves.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from minigraph.opdef import OpDef
 from minigraph.program import Variable, describe_call
 from minigraph.types import DType, TensorType
 
+from .adjacency import Adjacency, Edges
+
 Rank = tuple[int, ...]
-Position = tuple[str, int]  # slot, index in it
-Edges = dict[Position, dict[str, Any]]  # between two nodes; never changed, so that many may share one
-NOTHING: dict[str, Any] = {}  # the attributes of every node and edge
 _rank = attrgetter("rank")
 
 
@@ -146,33 +144,18 @@ class OpNode:
         return f"<OpNode {self.label()}>"
 
 
-class _Single(dict[Position, Edges]):
-    """The edge at a position, where it is the only one between two nodes: all of these share it."""
-
-    def __missing__(self, at: Position) -> Edges:
-        self[at] = {at: NOTHING}
-        return self[at]
-
-
-class Graph:
+class Graph(Adjacency):
     """Operators and variables of one program.
 
     fetched     names whose final values the run must give
     declared    names of the Program's variables, which new ones must not take
-    pred, succ  the adjacency of `nx`, {node: {neighbour: {(slot, position): {}}}}, read and written here directly:
-                its views and functions take several times longer. All nodes and edges share one empty dictionary
-                of attributes, and single edges of one position theirs
     changed     what was touched since `verify` looked last, operators and variables
     awaits_gradients  append_backward comes later, so new operators write what their gradients read
     """
 
     def __init__(self, name: str = "graph", fetched: Iterable[str] = (), declared: Iterable[str] = ()) -> None:
+        super().__init__()
         self.name, self.fetched, self.declared = name, frozenset(fetched), frozenset(declared)
-        import networkx as nx  # late: half of the time of `import minigraph`
-
-        self.nx = nx.MultiDiGraph()
-        self.pred: dict[Any, dict[Any, Any]] = self.nx._pred  # pyright: ignore[reportAttributeAccessIssue]
-        self.succ: dict[Any, dict[Any, Any]] = self.nx._succ  # pyright: ignore[reportAttributeAccessIssue]
         self.changed: dict[OpNode | VarNode, None] = {}
         self.awaits_gradients = False
         self.vars: dict[tuple[str, int], VarNode] = {}
@@ -180,8 +163,6 @@ class Graph:
         self._sorted: list[OpNode] | None = None
         self._ops: dict[OpNode, None] = {}
         self._by_type: defaultdict[str, dict[OpNode, None]] = defaultdict(dict)
-        self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
-        self._single = _Single()
         self._tickets = itertools.count()
 
     @property
@@ -206,7 +187,7 @@ class Graph:
         if version:
             v.previous_version = self.vars[name, version - 1]
             v.previous_version.next_version = v
-        self._nodes[v], self.pred[v], self.succ[v] = NOTHING, v.written_by, v.read_by
+        self._add_node(v, v.written_by, v.read_by)
         self.changed[v] = None
         return v
 
@@ -230,40 +211,16 @@ class Graph:
         """Put an operator in at its rank; its variables are in the graph already."""
         self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
-        self._nodes[op] = NOTHING
-        self.pred[op] = read = self._edges_of(op.inputs)
+        read, written = self._edges_of(op.inputs), self._edges_of(op.outputs)
+        self._add_node(op, read, written)
         for v, edges in read.items():
             v.read_by[op] = edges
-        self.succ[op] = written = self._edges_of(op.outputs)
         for v, edges in written.items():
             v.written_by[op] = edges
         if op.forward is not None:
             op.forward.grads.append(op)
         self._wrote(op, op.output_vars)
         return op
-
-    def _edges_of(self, slots: dict[str, list[VarNode]]) -> dict[VarNode, Edges]:
-        """The edges of one side of an operator."""
-        found: dict[VarNode, Edges] = {}
-        for slot, vs in slots.items():
-            for i, v in enumerate(vs):
-                at = slot, i
-                found[v] = self._single[at] if v not in found else {**found[v], at: NOTHING}
-        return found
-
-    def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
-        """Add an edge."""
-        at, others = (slot, index), self.succ[source].get(target)
-        edges = self._single[at] if others is None else {**others, at: NOTHING}
-        self.succ[source][target] = self.pred[target][source] = edges
-
-    def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
-        """Remove an edge."""
-        edges = {at: NOTHING for at in self.succ[source][target] if at != (slot, index)}
-        if edges:
-            self.succ[source][target] = self.pred[target][source] = edges
-        else:
-            del self.succ[source][target], self.pred[target][source]
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
         """Note `op`, the versions that it writes, and which operators must run before or after it."""
@@ -301,13 +258,6 @@ class Graph:
         self.changed.update(dict.fromkeys((*op.output_vars, *op.grads)))
         if op.forward is not None:
             op.forward.grads.remove(op)
-
-    def _remove_node(self, node: Any) -> None:
-        for source in self.pred.pop(node):
-            del self.succ[source][node]
-        for target in self.succ.pop(node):
-            del self.pred[target][node]
-        del self._nodes[node]
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which has no producer and no reader any more."""

@@ -155,10 +155,10 @@ class _Parser:
         if len(slots) != len(names):
             line.fail(f"{opdef.type} has {', '.join(opdef.output_names)} as outputs, here are {len(names)}", op_type,
                       f"name the slots: {', '.join(f'{s}=...' for s in opdef.output_names)}")  # fmt: skip
-        found: dict[str, list[Token]] = {}
+        names_of: dict[str, list[Token]] = {}
         for slot, name in zip(slots, names, strict=True):
-            found.setdefault(slot, []).append(name)
-        return found
+            names_of.setdefault(slot, []).append(name)
+        return names_of
 
     def sources(self, line: Line, opdef: OpDef, inputs: Slots) -> dict[str, list[Variable]]:
         for slot in inputs:
@@ -187,8 +187,8 @@ class _Parser:
         return known
 
     def variable(self, line: Line, name: Token) -> Variable:
-        found = self.program.vars.get(name.text)
-        return found if found is not None else line.unknown("variable", name, self.program.vars)
+        known = self.program.vars.get(name.text)
+        return known if known is not None else line.unknown("variable", name, self.program.vars)
 
     def link(self, line: Line) -> tuple[Operator, str | None]:
         """`out`, `out#1`, `X of out`: an operator before this line."""

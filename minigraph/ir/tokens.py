@@ -53,15 +53,15 @@ class Line:
         self.tokens: list[Token] = []
         column, spaced = 0, True
         while column < len(source) and not (spaced and source[column] == "#"):
-            found = TOKEN.match(source, column)
-            if found is None:
+            match = TOKEN.match(source, column)
+            if match is None:
                 if source[column] == '"':
                     self.fail("this string does not end", column)
                 self.fail(f"{source[column]!r} has no meaning here", column)
-            kind = str(found.lastgroup)
+            kind = str(match.lastgroup)
             if kind != "space":
-                self.tokens.append(Token(kind, found.group(), column))
-            spaced, column = kind == "space", found.end()
+                self.tokens.append(Token(kind, match.group(), column))
+            spaced, column = kind == "space", match.end()
         self.tokens.append(Token("end", "", column))
 
     def fail(self, fact: str, at: Token | int, hint: str | None = None) -> NoReturn:
@@ -90,10 +90,10 @@ class Line:
 
     def accept(self, text: str) -> bool:
         """Take the mark or keyword `text` if it comes next."""
-        found = self.next.kind in ("mark", "word") and self.next.text == text
-        if found:
+        comes = self.next.kind in ("mark", "word") and self.next.text == text
+        if comes:
             self.take()
-        return found
+        return comes
 
     def expect(self, text: str) -> None:
         if not self.accept(text):
@@ -126,18 +126,18 @@ class Line:
 
     def several(self, part: Callable[[], T]) -> list[T]:
         """One or more parts with commas between them."""
-        found = [part()]
+        parts = [part()]
         while self.accept(","):
-            found.append(part())
-        return found
+            parts.append(part())
+        return parts
 
     def names(self) -> list[Token]:
         """`name` or `[name, ...]`"""
         if not self.accept("["):
             return [self.name("a variable")]
-        found = self.several(lambda: self.name("a variable"))
+        tokens = self.several(lambda: self.name("a variable"))
         self.expect("]")
-        return found
+        return tokens
 
     def slots(self) -> dict[Token, list[Token]]:
         """`Slot=names, ...`"""
@@ -145,7 +145,7 @@ class Line:
 
     def assignments(self, what: str, right_side: Callable[[], T]) -> dict[Token, T]:
         """`name=..., name=...` with each name once."""
-        found: dict[Token, T] = {}
+        given: dict[Token, T] = {}
         seen: set[str] = set()
 
         def part() -> None:
@@ -154,10 +154,10 @@ class Line:
                 self.fail(f"{what} {name} is given twice", name)
             seen.add(name.text)
             self.expect("=")
-            found[name] = right_side()
+            given[name] = right_side()
 
         self.several(part)
-        return found
+        return given
 
     def type(self) -> TensorType:
         """`f32[4,-1]`"""
@@ -178,20 +178,20 @@ class Line:
         """`{name=value, ...}`, or nothing."""
         if not self.accept("{"):
             return {}
-        found = self.assignments("attribute", self.values)
+        given = self.assignments("attribute", self.values)
         self.expect("}")
-        for name in found:
+        for name in given:
             if name.text not in known:
                 self.unknown(f"attribute of {owner}", name, known)
-        return {name.text: value for name, value in found.items()}
+        return {name.text: value for name, value in given.items()}
 
     def values(self) -> Any:
         """A value or `[value, ...]`"""
         if not self.accept("["):
             return self.value()
-        found = [] if self.next.text == "]" else self.several(self.value)
+        listed = [] if self.next.text == "]" else self.several(self.value)
         self.expect("]")
-        return tuple(found)
+        return tuple(listed)
 
     def value(self) -> Any:
         """A number, a string, true, false, null or a data type."""

@@ -67,8 +67,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     Sources: cgroup v2, cpu.max: "quota period" or "max period"; v1, cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us.
     In a container /proc/self/cgroup may name folders of the host; then the mount itself is the process's own.
     """
-    found = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
-    return min(found, default=None)
+    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
 
 
 def _cgroup_folders(root: Path) -> Iterator[Path]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from minigraph.errors import ProgramError, call_site
 from minigraph.program import Parameter, Variable, unique_name
-from minigraph.types import as_dtype, default_dtype
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import as_dtype
 
 from .initializer import Initializer
 from .parameter import create_parameter

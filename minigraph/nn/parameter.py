@@ -6,7 +6,8 @@ from typing import Any
 
 from minigraph.errors import MinigraphError, ProgramError, call_site, require
 from minigraph.program import Parameter, default_main_program, default_startup_program, unique_name
-from minigraph.types import TensorType, default_dtype, tensor_type
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import TensorType, tensor_type
 
 from .initializer import Constant, Initializer, XavierUniform
 from .param_attr import ParamAttr

@@ -1,8 +1,9 @@
 """What an operator is: its reference function and the facts that hang on it."""
 
 from .attr import DTypeAttr, Floats, Ints, Number, Numbers, Texts
-from .opdef import INJECTED, OPS, Arrays, OpDef, Slot, get_op, op
+from .opdef import OPS, OpDef, get_op, op
 from .rows import Rows
+from .signature import INJECTED, Arrays, Slot
 
 __all__ = [
     "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",

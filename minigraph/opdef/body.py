@@ -104,37 +104,37 @@ def parse_body(lines: tuple[str, ...]) -> tuple[Member, ...]:
 
 
 def _parse_line(line: str) -> Member:
-    found = LINE.fullmatch(line)
-    require(found is not None, "expected `outputs = operator(Slot=name, ...) {attribute=value, ...}`", AttrError)
-    assert found is not None
-    opdef = get_op(found["type"])
+    match = LINE.fullmatch(line)
+    require(match is not None, "expected `outputs = operator(Slot=name, ...) {attribute=value, ...}`", AttrError)
+    assert match is not None
+    opdef = get_op(match["type"])
     inputs = {
         slot: [one] if one else [name for name in several.split(", ") if name]
-        for slot, one, several in _parts(ARG, found["args"], "arguments")
+        for slot, one, several in _parts(ARG, match["args"], "arguments")
     }
     opdef.check_inputs(inputs)
-    given = {name: _value(text) for name, text in _parts(ATTR, found["attrs"] or "", "attributes")}
-    names = found["outs"].split(", ")
+    given = {name: _value(text) for name, text in _parts(ATTR, match["attrs"] or "", "attributes")}
+    names = match["outs"].split(", ")
     require(
         len(names) == len(opdef.outputs) and not any(s.variadic for s in opdef.outputs),
         f"{opdef.type} has the outputs {', '.join(opdef.output_names)}", AttrError,
     )  # fmt: skip
     outputs = {slot: [name] for slot, name in zip(opdef.output_names, names, strict=True) if name != ABSENT}
-    return Member(opdef, inputs, outputs, opdef.bind_attrs(given), int(found["number"] or 0))
+    return Member(opdef, inputs, outputs, opdef.bind_attrs(given), int(match["number"] or 0))
 
 
 def _parts(pattern: re.Pattern[str], text: str, what: str) -> list[Any]:
     """All matches of `pattern`, which must cover `text`."""
-    found, at = [], 0
+    matches, at = [], 0
     while at < len(text):
         part = pattern.match(text, at)
         require(part is not None, f"cannot read the {what} {text[at:][:80]!r}", AttrError)
         assert part is not None
-        found.append(part.groups())
+        matches.append(part.groups())
         at = part.end()
-    names = [groups[0] for groups in found]
+    names = [groups[0] for groups in matches]
     require(len(set(names)) == len(names), f"one of the {what} is given twice", AttrError)
-    return found
+    return matches
 
 
 def _value(text: str) -> Any:

@@ -8,13 +8,8 @@
 The NumPy function is the operator's definition and the float64 oracle of every test. Its
 positional parameters are the input slots (a default of None makes a slot optional, the annotation
 `Arrays` makes it a list), its keyword-only parameters are the attributes with their types and
-defaults, its docstring is the documentation. All of it is written once and read from there.
-
-Some keyword-only names are no attributes. A function that lists such a name is given its value:
-    out    tuple with an array or None for each output slot, to be written in place
-    needs  frozenset of the output slots that somebody reads
-    rng    (seed, operator's number, step) for counter-based random numbers
-    lifted whether every float is computed in float64, as validation does
+defaults, its docstring is the documentation. All of it is written once and read from there, by
+`signature.py`.
 """
 
 from __future__ import annotations
@@ -23,28 +18,15 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from minigraph.errors import (
-    AttrError,
-    MinigraphError,
-    PlaceError,
-    ProgramError,
-    raise_unknown,
-    require,
-    shortened,
-)
+from minigraph.errors import PlaceError, ProgramError, raise_unknown
 from minigraph.types import TensorType
 
-from .attr import Attr, read_attr
 from .rows import Rows
-
-Arrays = Sequence[np.ndarray]  # annotation of a list slot
+from .signature import INJECTED, Signature
 
 OPS: dict[str, OpDef] = {}
-INJECTED = frozenset({"out", "needs", "rng", "lifted"})
 
 TRAITS = {
     "elementwise": "each output element depends on the input elements at its (broadcast) place",
@@ -58,32 +40,25 @@ TRAITS = {
     "side_effect": "must run although nobody reads its outputs",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
+    "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 
 Types = Mapping[str, Any]  # slot -> TensorType | list[TensorType] | None
 
 
-class Slot(NamedTuple):
-    """An input or output position. An optional one may be absent, a variadic one holds a list."""
-
-    name: str
-    optional: bool = False
-    variadic: bool = False
-
-
 def _without_kernel(op_type: str, *_: Any) -> None:
     raise PlaceError(
         f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression'
-        ' in C++" (see ops/unary.py) or gpu=',
+        ' in C++" (see ops/elementwise/unary.py) or gpu=',
     )  # fmt: skip
 
 
 INFERRED_KEPT = 256  # answers of type inference for each operator type
 
 
-class OpDef:
-    """The definition of one type of operator."""
+class OpDef(Signature):
+    """The definition of one type of operator: its signature, and the facts that hang on it."""
 
     def __init__(
         self,
@@ -103,9 +78,7 @@ class OpDef:
         joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
     ) -> None:
-        self.type = reference.__name__
-        self.reference = reference
-        self.outputs = tuple(_parse_slot(s) for s in outputs.split(","))
+        super().__init__(reference, outputs)
         self.traits = frozenset(traits)
         self.no_need_buffer = frozenset(no_need_buffer)
         self.read_for = dict(read_for or {})
@@ -113,7 +86,6 @@ class OpDef:
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins = shows, joins
-        self.inputs, self.attrs = _read_signature(reference)
         self.infer_function: Callable[..., Any] | None = None
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
         self.grad_function: Callable[..., Any] | None = None
@@ -181,18 +153,6 @@ class OpDef:
     # what others ask of it
 
     @cached_property
-    def _input_set(self) -> frozenset[str]:
-        return frozenset(self.input_names)
-
-    @cached_property
-    def input_names(self) -> tuple[str, ...]:
-        return tuple(s.name for s in self.inputs)
-
-    @cached_property
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(s.name for s in self.outputs)
-
-    @cached_property
     def row_slot(self) -> str:
         """The input slot whose rows an operator on rows works on."""
         return (self.rows.of if self.rows is not None else "") or self.input_names[0]
@@ -252,57 +212,6 @@ class OpDef:
         parameters = inspect.signature(self.grad_function).parameters.values()
         return frozenset(p.name for p in parameters if p.default is None)
 
-    def bind_inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, list[Any]]:
-        """{slot: variables} from a call's arguments; takes the slots out of `kwargs`."""
-        if len(args) > len(self.inputs):
-            raise ProgramError(f"{self.type} takes {len(self.inputs)} inputs, {len(args)} were given")
-        given = dict(zip(self.input_names, args, strict=False))
-        for slot in self.inputs:
-            if slot.name in kwargs:
-                require(slot.name not in given, f"input {slot.name} is given twice", ProgramError)
-                given[slot.name] = kwargs.pop(slot.name)
-        bound = {}
-        for slot in self.inputs:
-            value = given.get(slot.name)
-            if slot.variadic and value is not None:
-                bound[slot.name] = list(value)
-            elif value is not None:
-                bound[slot.name] = [value]
-        return bound
-
-    def check_inputs(self, bound: Mapping[str, Sequence[Any]]) -> None:
-        """Every slot that must be there is there, and no other."""
-        if not bound.keys() <= self._input_set:
-            unknown = next(name for name in bound if name not in self._input_set)
-            raise_unknown(f"input slot of {self.type}", unknown, self.input_names, ProgramError)
-        for name, optional, variadic in self.inputs:
-            number = len(bound.get(name, ()))
-            if number == 0 and not optional:
-                raise ProgramError(f"{name} is an empty list" if variadic else f"input {name} is missing")
-            if number > 1 and not variadic:
-                raise ProgramError(f"input {name} takes one variable")
-
-    def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All attributes in canonical form; unknown names and wrong types are refused."""
-        for name in given.keys() - self.attrs.keys():
-            raise_unknown(f"attribute of {self.type}", name, self.attrs, AttrError)
-        bound = {}
-        for name, attr in self.attrs.items():
-            if name in given:
-                try:
-                    bound[name] = attr.coerce(given[name])
-                except MinigraphError as problem:
-                    raise AttrError(f"attribute {name}: {problem.fact}", hint=problem.hint) from None
-                except (TypeError, OverflowError):
-                    shown = shortened(repr(given[name]))
-                    raise AttrError(f"attribute {name} must be {attr.words}, not {shown}") from None
-            else:
-                require(
-                    attr.default is not inspect.Parameter.empty, f"attribute {name} is missing", AttrError
-                )
-                bound[name] = attr.default
-        return bound
-
     def infer_types(
         self, inputs: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]
     ) -> dict[str, list[TensorType]]:
@@ -315,16 +224,16 @@ class OpDef:
             first: Any = types[0][0] if isinstance(types[0], tuple) else types[0]
             return {s.name: [first] for s in self.outputs}
         key = self.infer_function, *types, *attrs.items()  # layers of one shape ask the same: what was found is kept
-        found = self._inferred.get(key)
-        if found is None:
-            found = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
-            found = found if isinstance(found, tuple) else (found,)
+        results = self._inferred.get(key)
+        if results is None:
+            results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
+            results = results if isinstance(results, tuple) else (results,)
             if len(self._inferred) >= INFERRED_KEPT:
                 self._inferred.clear()
-            self._inferred[key] = found
+            self._inferred[key] = results
         return {
             s.name: list(t) if s.variadic else [t]
-            for s, t in zip(self.outputs, found, strict=True)
+            for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
 
@@ -367,10 +276,10 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
 
 def get_op(op_type: str) -> OpDef:
     """The definition of an operator type; a ProgramError with the nearest name if there is none."""
-    found = OPS.get(op_type)
-    if found is None:
+    opdef = OPS.get(op_type)
+    if opdef is None:
         raise_unknown("operator type", op_type, OPS, ProgramError)
-    return found
+    return opdef
 
 
 def _cuda_module(name: str) -> Any:
@@ -381,19 +290,3 @@ def _named(function: Callable[..., Any], opdef: OpDef, fact: str) -> Callable[..
     function.__name__ = fact
     function.__qualname__ = f"{opdef.type}.{fact}"
     return function
-
-
-def _parse_slot(text: str) -> Slot:
-    text = text.strip()
-    return Slot(text.rstrip("?*"), "?" in text, "*" in text)
-
-
-def _read_signature(reference: Callable[..., Any]) -> tuple[tuple[Slot, ...], dict[str, Attr]]:
-    inputs, attrs = [], {}
-    for p in inspect.signature(reference).parameters.values():
-        if p.kind == p.KEYWORD_ONLY:
-            if p.name not in INJECTED:
-                attrs[p.name] = read_attr(p)
-        else:
-            inputs.append(Slot(p.name, p.default is None, p.annotation == "Arrays"))
-    return tuple(inputs), attrs

@@ -16,6 +16,8 @@ class Rows(NamedTuple):
     sums    output slots that hold sums over all rows, one for each place in a row
     of      the slot whose last axes they are, where it is not the first input
     unless  {slot of `row`: attribute with which it holds whole rows}
+    statistics  output slots of `row` that a gradient uses with the rows: they must be those of the very numbers
+                that it reads
     """
 
     start: Callable[[Mapping[str, Any], int], int | None]
@@ -24,6 +26,7 @@ class Rows(NamedTuple):
     sums: frozenset[str] = frozenset()
     of: str = ""
     unless: Mapping[str, str] = MappingProxyType({})
+    statistics: frozenset[str] = frozenset()
 
     def kind(self, slot: str, attrs: Mapping[str, Any]) -> str:
         """`row`, `column`, `sum`, or `whole` for a slot that has the shape of the rows' input."""

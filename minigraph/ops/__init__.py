@@ -1,30 +1,7 @@
-"""Operators: one file per family, each operator with its reference, types, gradient and samples."""
+"""Operators: one folder per family, each operator with its reference, types, gradient and samples.
 
-from . import (  # noqa: F401
-    activation,
-    attention,
-    attention_grad,
-    compare,
-    creation,
-    elementwise,
-    embedding,
-    foreach,
-    fused_elementwise,
-    gemm_epilogue,
-    index,
-    join,
-    linear_cross_entropy,
-    loss,
-    matmul,
-    norm,
-    optimizer,
-    optimizer_adam,
-    print,
-    random,
-    random_key,
-    reduce,
-    shape,
-    softmax,
-    unary,
-)
+The families have the names of the folders of `kernels/cuda`.
+"""
+
+from . import attention, elementwise, fused_elementwise, matmul, movement, optimizer, print, rows  # noqa: F401
 from .calls import memory_efficient_attention  # noqa: F401

@@ -17,8 +17,7 @@ from minigraph.errors import MinigraphError
 from minigraph.opdef import Arrays, Texts, op
 from minigraph.opdef.body import Member, infer_body, output_names, parse_body
 from minigraph.opdef.reference import run_reference
-
-from .elementwise import draw
+from minigraph.ops.elementwise.elementwise import draw
 
 Env = dict[str, np.ndarray]
 

@@ -8,7 +8,6 @@ learning rate are persistable variables that the startup program fills.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -23,13 +22,13 @@ from minigraph.program import (
     Variable,
     default_main_program,
     default_startup_program,
-    unique_name,
 )
 from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
+from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
 from .settings import (
     LOW_PRECISION,
@@ -40,8 +39,7 @@ from .settings import (
     read_groups,
     regularizer,
 )
-
-ParamsGrads = list[tuple[Any, Any]]
+from .states import Rate, master_weight, persistable, rate_of
 
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
@@ -86,7 +84,7 @@ class Optimizer:
         self._auxiliary_vars: dict[str, Any] = {}
         self._flags: dict[str, Any] = {}  # slots that all updates get, while they are appended
         self.parameters, self._groups = read_groups(type(self).__name__, self.hyper, parameters)
-        self._rates: dict[int, _Rate] = {}  # by program id
+        self._rates: dict[int, Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
 
     def attrs(self, param: Parameter) -> dict[str, Any]:
@@ -106,7 +104,8 @@ class Optimizer:
         for slot, (name, beta) in self.powers.items():
             states[slot] = self.state(param, name, self.of(param, beta), number)
         if self.multi_precision and param.dtype in LOW_PRECISION:
-            states["MasterParam"] = self._master(param)
+            assert self._startup is not None
+            states["MasterParam"] = master_weight(param, self._startup)
         g.emit(
             self.op_type, param, grad, lr, **states, **self._flags, **self.attrs(param),
             out={"ParamOut": param, **{f"{slot}Out": v for slot, v in states.items()}},
@@ -153,14 +152,7 @@ class Optimizer:
         """Append the gradients only: [(parameter, gradient)], for `apply_gradients`."""
         chosen = self.parameters if parameters is None else distinct(as_list("parameters", parameters))
         if chosen is not None and isinstance(loss, Variable):
-            chosen = [p if isinstance(p, Variable) else loss.block.var(p) for p in chosen]
-            for p in chosen:
-                require(
-                    p.program is loss.program, f"parameter {p.name} belongs to program {p.program.name}, the loss to"
-                    f" {loss.program.name}", ProgramError, "a name stands for the parameter of the loss's program",
-                )  # fmt: skip
-                _check_parameter(p)
-            chosen = [p for p in chosen if not p.stop_gradient]
+            chosen = trainable(chosen, loss)
         return append_backward(loss, chosen, no_grad_set, callbacks)
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
@@ -183,25 +175,17 @@ class Optimizer:
                 raise
 
     def _apply(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
-        for p, _ in params_grads:
-            _check_parameter(p)
-        pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0].name)
-        require(pairs, "there is no gradient to apply", ProgramError)
+        pairs = given_gradients(params_grads)
         params = [p for p, _ in pairs]
-        for p, following in itertools.pairwise(params):
-            require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
         program = params[0].program
         self._check_first(program)
-        for p in params:
-            require(
-                p.program is program, f"parameters {params[0].name} and {p.name} belong to two programs, {program.name}"
-                f" and {p.program.name}", ProgramError,
-            )  # fmt: skip
         with program.emitting("optimize"):
             given = self._auxiliary_vars
             self._flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
-            pairs = [(p, self._regularized(p, grad)) for p, grad in self._clipped(self._scaled(pairs))]
-            rate = self._rates[program.id] = self._create_rate(program, params)
+            pairs = clipped(self._scaled(pairs), self._clip_of)
+            pairs = [(p, self._regularized(p, grad)) for p, grad in pairs]
+            assert self._startup is not None
+            rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._startup)
             g, first = Builder(program.global_block()), len(program.ops)
             for p, grad in pairs:
                 factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
@@ -218,26 +202,10 @@ class Optimizer:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
         if "GradScale" not in self._flags or not any(self._clip_of(p) or self._regularizer_of(p) for p, _ in pairs):
             return pairs
-        g = Builder(pairs[0][1].block)
-        scale = g.reshape(self._flags.pop("GradScale"), shape=())
-        typed = {scale.dtype: scale}
-        for _, grad in pairs:
-            if grad.dtype not in typed:
-                typed[grad.dtype] = g.cast(scale, dtype=grad.dtype)
-        return [(p, g.elementwise_mul(grad, typed[grad.dtype])) for p, grad in pairs]
+        return scaled(pairs, self._flags.pop("GradScale"))
 
     def _clip_of(self, param: Parameter) -> Any:
         return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)
-
-    def _clipped(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Gradients clipped by the optimizer's rule; groups with one of their own are clipped by themselves."""
-        rules = [self._clip_of(p) for p, _ in pairs]
-        clipped: dict[str, Any] = {}
-        for rule in dict.fromkeys(id(rule) for rule in rules):
-            part = [pair for pair, r in zip(pairs, rules, strict=True) if id(r) == rule]
-            clip = next(r for r in rules if id(r) == rule)
-            clipped |= {p.name: grad for p, grad in (clip(part) if clip is not None else part)}
-        return [(p, clipped[p.name]) for p, _ in pairs]
 
     def _regularizer_of(self, param: Parameter) -> Any:
         return getattr(param, "regularizer", None) or self.of(param, "regularization")
@@ -253,46 +221,14 @@ class Optimizer:
         if type is None:
             type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type
         middle = f"{self.name}_{what}" if self.name else what
-        return self._persistable(param.block, f"{param.name}_{middle}", value, type)[0]
-
-    def _master(self, param: Parameter) -> Variable:
-        """A float32 copy of `param`, which the startup program makes of its first value."""
         assert self._startup is not None
-        own = self._persistable(param.block, f"{param.name}_fp32_master", 0.0, param.type.with_dtype(float32))[0]
-        require(
-            self._startup.has_var(param.name), f"the startup program does not initialise {param.name}, so it cannot"
-            " initialise its float32 copy", ProgramError,
-        )  # fmt: skip
-        self._startup.ops.pop()  # instead of a constant
-        first, copy = self._startup.var(param.name), self._startup.var(own.name)
-        Builder(self._startup).cast(first, dtype=float32, out={"Out": copy})
-        return own
-
-    def _persistable(self, block: Block, key: str, value: float, type: TensorType) -> tuple[Variable, Operator]:
-        """A new persistable variable, and the startup operator that fills it."""
-        assert self._startup is not None
-        name = unique_name.generate(key)
-        while block.has_var(name) or self._startup.has_var(name):
-            name = unique_name.generate(key)
-        own, initial = (
-            b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, self._startup)
-        )
-        Builder(self._startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
-        return own, self._startup.ops[-1]
+        return persistable(param.block, self._startup, f"{param.name}_{middle}", value, type)[0]
 
     # the learning rate
 
-    def _create_rate(self, program: Program, params: Sequence[Parameter]) -> _Rate:
-        dtype = float64 if all(p.dtype == float64 for p in params) else float32
-        block = program.global_block()
-        variable, initial = self._persistable(block, "learning_rate", self.get_lr(), tensor_type((1,), dtype))
-        if isinstance(self.learning_rate, LRScheduler):
-            program.lr_schedulers.append((variable, self.learning_rate))
-        return _Rate(variable, initial)
-
     def get_lr(self) -> float:
         """The learning rate of the next run."""
-        return float(self.learning_rate()) if isinstance(self.learning_rate, LRScheduler) else self.learning_rate
+        return rate_of(self.learning_rate)
 
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""
@@ -303,26 +239,3 @@ class Optimizer:
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
-
-
-def _check_parameter(value: Any) -> None:
-    require(isinstance(value, Parameter), f"{value} is no parameter, an optimizer cannot update it", ProgramError)
-
-
-class _Rate:
-    """The learning rate variable of one program, and its multiples for parameters with a factor."""
-
-    def __init__(self, variable: Variable, initial: Operator) -> None:
-        self.variable, self.initial = variable, initial
-        self.scaled: dict[float, Variable] = {1.0: variable}
-
-    def times(self, g: Builder, factor: float) -> Variable:
-        factor = check_number("ParamAttr.learning_rate", factor)
-        if factor not in self.scaled:
-            self.scaled[factor] = g.scale(self.variable, scale=factor)
-        return self.scaled[factor]
-
-    def set(self, value: float, scope: Scope) -> None:
-        self.initial.attrs["value"] = value
-        if scope.has(self.variable.name):
-            scope.fill(self.variable.name, value)

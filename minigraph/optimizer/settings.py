@@ -76,10 +76,10 @@ def as_list(name: str, value: Any) -> list[Any]:
     fact = f"{name} must be a list of Parameters or names"
     if isinstance(value, (str, Variable, Mapping)) or not isinstance(value, Iterable):
         raise AttrError(f"{fact}, is {value!r}"[:200])
-    found = list(value)
-    for p in found:
+    listed = list(value)
+    for p in listed:
         require(isinstance(p, (str, Variable)), f"{fact}, holds {p!r}"[:200], AttrError)
-    return found
+    return listed
 
 
 GROUP_CHECKS: dict[str, Check] = {
@@ -103,7 +103,7 @@ def read_groups(
     decay = "coeff" if "coeff" in hyper else "regularization"
     checks["weight_decay"] = check_number if decay == "coeff" else lambda name, value: regularizer(value)
     names = {"learning_rate": "rate_factor", "weight_decay": decay}
-    found, groups = [], {}
+    params, groups = [], {}
     for group in listed:
         require("params" in group, f"a group of parameters has the key 'params', not {sorted(group)}", AttrError)
         settings = {}
@@ -112,6 +112,6 @@ def read_groups(
                 raise_unknown(f"{optimizer}: group setting", key, ["params", *checks], AttrError)
             settings[names.get(key, key)] = checks[key](key, group[key])
         members = as_list("params", group["params"])
-        found += members
+        params += members
         groups |= {p if isinstance(p, str) else p.name: settings for p in members}
-    return distinct(found), groups
+    return distinct(params), groups

@@ -40,17 +40,17 @@ SPREADS = {"reduce_sum_grad", "reduce_mean_grad"}  # Out_grad in X's shape
 def constant_folding(graph: Graph, report: PassReport) -> int:
     """Find the values of constants, write down those that are read, take out operators that are then unread."""
     known: dict[VarNode, np.ndarray] = {}
-    found: list[OpNode] = []
+    constants: list[OpNode] = []
     for op in graph.ops:
         if LEFT_ALONE & op.opdef.traits or not _is_constant(op, known):
             continue
         try:
             known.update(_evaluated(op, known))
-            found.append(op)
+            constants.append(op)
         except Refused as no:
             report.refuse(RULE, op.label(), str(no), op.site)
     freed: set[OpNode | None] = set()
-    for op in reversed(found):  # readers first: what only they read need not be written down
+    for op in reversed(constants):  # readers first: what only they read need not be written down
         sources = [v.producer for v in op.input_vars]
         if op in freed and not op.grads and is_unread(op):
             take_out(graph, op)

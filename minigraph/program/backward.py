@@ -194,11 +194,11 @@ class _Differentiation:
         needs = frozenset(s for s, vs in op.inputs.items() if any(id(v) in active for v in vs))
         with self.program.emitting("backward", forward=op, site=op.site):
             g = _GradBuilder(self.block, needs)
-            found = rule_gradients(
+            contributions = rule_gradients(
                 g, op, lambda name: self._kept(g, op, name, grads_of_outputs), lambda v: id(v) in active
             )
-        contributed = {id(grad) for _, grad in found}
-        for variable, grad in found:
+        contributed = {id(grad) for _, grad in contributions}
+        for variable, grad in contributions:
             self._contribute(variable, grad)
         for v in (v for new in g.emitted for v in new.output_vars):  # what the rule computed on the way
             if _is_new(v) and id(v) not in contributed:

@@ -16,11 +16,12 @@ from minigraph.errors import (
     shortened,
 )
 from minigraph.opdef import get_op
-from minigraph.types import TensorType, default_dtype, normalize_shape, tensor_type
+from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .changes import Ops, Vars
 from .copies import PartOfProgram
+from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
 from .variable import Parameter, Variable
 
@@ -48,10 +49,10 @@ class Block(PartOfProgram):
 
     def var(self, name: str) -> Variable:
         """The variable called `name`."""
-        found = self.vars.get(name)
-        if found is None:
+        variable = self.vars.get(name)
+        if variable is None:
             raise_unknown(f"variable of program {self.program.name}", name, self.vars, ProgramError)
-        return found
+        return variable
 
     def has_var(self, name: str) -> bool:
         return name in self.vars
@@ -161,7 +162,7 @@ class Block(PartOfProgram):
                 types[slot] = each = []
                 for v in variables:
                     if not isinstance(v, Variable) or v.block is not self:
-                        self._check_own(slot, v)
+                        _check_own(self, slot, v)
                     each.append(v.type)
             bound = opdef.bind_attrs(attrs)
             inferred = opdef.infer_types(types, bound)
@@ -218,20 +219,10 @@ class Block(PartOfProgram):
             raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
         for v, t in zip(variables, types, strict=True):
             if not isinstance(v, Variable) or v.block is not self:
-                self._check_own(slot, v)
+                _check_own(self, slot, v)
             if not v.type.accepts(t):
                 raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
         return variables
-
-    def _check_own(self, slot: str, v: Any) -> None:
-        """`v` is a variable of this block."""
-        if not isinstance(v, Variable):
-            raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
-        if v.block is not self:
-            raise ProgramError(
-                f"{slot}={v.name} belongs to another program",
-                hint="build inside program_guard(main) of the program that owns the variable",
-            )
 
     def __str__(self) -> str:
         return str(self.program)
@@ -242,3 +233,14 @@ def _checked_name(name: Any) -> str:
         shown = shortened(repr(name))
         raise ProgramError(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
     return name
+
+
+def _check_own(block: Block, slot: str, v: Any) -> None:
+    """`v` is a variable of `block`."""
+    if not isinstance(v, Variable):
+        raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
+    if v.block is not block:
+        raise ProgramError(
+            f"{slot}={v.name} belongs to another program",
+            hint="build inside program_guard(main) of the program that owns the variable",
+        )

@@ -131,7 +131,7 @@ def rule_gradients(
     g     emits operators of a Program or a Graph
     keep  gives what the rule keeps for backward, by the names of its parameters
     """
-    opdef, found = op.opdef, []
+    opdef, gradients = op.opdef, []
     assert opdef.grad_function is not None
     result = opdef.grad_function(g, *[keep(name) for name in opdef.grad_parameters], **op.attrs)
     written = {id(v): (new, output) for new in g.emitted for output, vs in new.outputs.items() for v in vs}
@@ -146,8 +146,8 @@ def rule_gradients(
                 writer.type != f"{writer.forward.type}_grad" or gradient_slot(output) != slot.name
             ):
                 writer.grad_slot = slot.name
-            found.append((v, grad))
-    return found
+            gradients.append((v, grad))
+    return gradients
 
 
 def gradient_slot(output: str) -> str:

@@ -132,8 +132,8 @@ def unnamed_outputs(opdef: OpDef, number: int) -> list[str]:
 
 def updates(opdef: OpDef, inputs: Mapping[str, list[Variable]]) -> dict[str, list[Variable]]:
     """The outputs that a line without them stands for: updates in place of persistable inputs."""
-    found = {s.name: inputs[opdef.inplace[s.name]] for s in opdef.outputs if opdef.inplace.get(s.name) in inputs}
-    return found if all(v.persistable for vs in found.values() for v in vs) else {}
+    updated = {s.name: inputs[opdef.inplace[s.name]] for s in opdef.outputs if opdef.inplace.get(s.name) in inputs}
+    return updated if all(v.persistable for vs in updated.values() for v in vs) else {}
 
 
 def first_output(op: Operator) -> str:
@@ -161,13 +161,13 @@ def _declarations(program: Program) -> list[tuple[Variable, str]]:
         early.update(v.name for v in op.input_vars if v.name not in frozen)
         for v in op.output_vars:
             frozen.setdefault(v.name, born_frozen(op.opdef, op.role))
-    found = []
+    declared = []
     for v in program.vars.values():
         if v.is_data or v.persistable:
-            found.append((v, "data" if v.is_data else "param" if hasattr(v, "optimize_attr") else "state"))
+            declared.append((v, "data" if v.is_data else "param" if hasattr(v, "optimize_attr") else "state"))
         elif v.name in early or v.name not in frozen or v.stop_gradient != frozen[v.name]:
-            found.append((v, "var"))
-    return found
+            declared.append((v, "var"))
+    return declared
 
 
 def _facts(v: Any) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.context import Guards
 from minigraph.errors import (
     CallSite,
     DTypeError,
@@ -30,6 +29,7 @@ from minigraph.errors import (
 from minigraph.types import NO_ARRAY, as_numpy, why_no_array
 
 from .block import Block
+from .context import Guards
 from .copies import NotPickled
 from .dump import dump
 from .operator import ROLES, Operator, Slots, describe_call

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.context import Guards
 from minigraph.errors import (
     DTypeError,
     MinigraphError,
@@ -21,6 +20,7 @@ from minigraph.errors import (
 )
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
+from .context import Guards
 from .copies import NotPickled
 
 FAULTS_KEPT = 16

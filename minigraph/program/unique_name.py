@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from minigraph.context import Guards
+from .context import Guards
 
 
 @dataclass

@@ -23,14 +23,14 @@ DEFAULTS = {"FLAGS_check_nan_inf": False}
 
 def _from_environment() -> dict[str, bool]:
     """The flags that this process starts with."""
-    found = dict(DEFAULTS)
+    flags = dict(DEFAULTS)
     for name in DEFAULTS:
         word = os.environ.get(name)
         if word is not None:
             known = word.lower() in WORDS
             require(known, f"environment variable {name} must be 0, 1, true or false, is {word!r}", AttrError)
-            found[name] = WORDS[word.lower()]
-    return found
+            flags[name] = WORDS[word.lower()]
+    return flags
 
 
 values = _from_environment()  # another dict after each change: whoever keeps one can see whether it still holds

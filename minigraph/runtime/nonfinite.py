@@ -88,10 +88,10 @@ def _infinities(value: Any) -> int:
         return (PLUS if re.search(r"(?<!-)\bInfinity\b", value) else 0) | (MINUS if "-Infinity" in value else 0)
     if isinstance(value, float) and math.isinf(value):
         return PLUS if value > 0 else MINUS
-    found = 0
+    kinds = 0
     for one in value if isinstance(value, (list, tuple)) else ():
-        found |= _infinities(one)
-    return found
+        kinds |= _infinities(one)
+    return kinds
 
 
 class Finding(NamedTuple):
@@ -112,10 +112,10 @@ class Finding(NamedTuple):
 def judged(step: Step, seen: dict[int, Seen], results: dict[int, Seen], run: int) -> Finding | None:
     """Whether a step is refused: `seen` is what its inputs hold, `results` what it wrote."""
     source, given = None, 0
-    for i, found in seen.items():
-        if found.kinds and (source is None or (found.kinds & NAN and not given & NAN)):
-            source = i, found
-        given |= found.kinds
+    for i, state in seen.items():
+        if state.kinds and (source is None or (state.kinds & NAN and not given & NAN)):
+            source = i, state
+        given |= state.kinds
     excuses = excused(step.op)
     from_inputs = given & INFINITE if inputs_excuse(step.op) else 0
     for slot, i in outputs(step):
@@ -156,12 +156,12 @@ def error(
     members = members_of(step.op, value.name, program)
     if members:
         fact += "; made of " + ", ".join(f"{op.type} {op.output_arg_names[0]} ({op.site})" for op in members[-SHOWN:])
-    found = NonFiniteError(
+    problem = NonFiniteError(
         fact, call=schedule.call(step), site=step.op.site, hint=hint or _hint(schedule, step, finding)
     )
-    found.operator, found.variable, found.index, found.step = opdef.type, value.name, index, finding.run
-    found.what = f"{what}; {facts}"
-    return found
+    problem.operator, problem.variable, problem.index, problem.step = opdef.type, value.name, index, finding.run
+    problem.what = f"{what}; {facts}"
+    return problem
 
 
 def _of_inputs(schedule: Schedule, step: Step, finding: Finding) -> str:
@@ -191,18 +191,18 @@ def members_of(op: Operator, name: str, program: Program) -> list[Operator]:
         return []
     known = {v.name for other in program.ops for v in (*other.input_vars, *other.output_vars) if other is not op}
     known |= set(op.input_arg_names)
-    found = _back(before.ops, name, known)
-    same = len(found) == 1 and found[0].type == op.type
-    return [] if same else found
+    members = _back(before.ops, name, known)
+    same = len(members) == 1 and members[0].type == op.type
+    return [] if same else members
 
 
 def _back(ops: Sequence[Operator], name: str, known: Collection[str]) -> list[Operator]:
     """The operators that compute `name`, back to values that are `known`."""
-    wanted, found = {name}, []
+    wanted, above = {name}, []
     for op in reversed(ops):
         if wanted.isdisjoint(op.output_arg_names):
             continue
         wanted.difference_update(op.output_arg_names)
         wanted.update(n for n in op.input_arg_names if n not in known)
-        found.append(op)
-    return found[::-1]
+        above.append(op)
+    return above[::-1]

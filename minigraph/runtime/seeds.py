@@ -12,8 +12,8 @@ import threading
 import weakref
 from typing import Any
 
-from minigraph.context import Setting
 from minigraph.program import Program, as_seed
+from minigraph.program.context import Setting
 from minigraph.program.scope import Scope
 
 _global = Setting[int | None]("seed", None)

@@ -11,7 +11,8 @@ from minigraph.nn.initializer import Initializer
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.nn.parameter import create_parameter as make_parameter
 from minigraph.program import Parameter, Variable, default_main_program, unique_name
-from minigraph.types import as_dtype, default_dtype, normalize_shape, tensor_type
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import as_dtype, normalize_shape, tensor_type
 
 
 def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variable:

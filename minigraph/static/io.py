@@ -125,8 +125,8 @@ def set_program_state(program: Program, state_dict: Mapping[str, Any], scope: Sc
 
 def _persistables(program: Program) -> tuple[list[Variable], list[Variable]]:
     """Parameters, and the other persistable variables."""
-    found = [v for v in program.list_vars() if v.persistable]
-    return [v for v in found if isinstance(v, Parameter)], [v for v in found if not isinstance(v, Parameter)]
+    variables = [v for v in program.list_vars() if v.persistable]
+    return [v for v in variables if isinstance(v, Parameter)], [v for v in variables if not isinstance(v, Parameter)]
 
 
 def _values(

@@ -13,12 +13,11 @@ from minigraph.errors import (
     call_site,
     raise_unknown,
 )
+from minigraph.nn.functional import activation as activations
 from minigraph.nn.parameter import create_parameter
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import variable
-
-ACTIVATIONS = ("relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "leaky_relu", "softplus")
 
 
 @whole
@@ -31,10 +30,11 @@ def fc(
     x                 [..., in] or a list of such, whose products are added
     num_flatten_dims  this many leading axes of x stay, the others are made one
     bias_attr         False leaves the bias out
+    activation        the name of a function of nn/functional/activation.py
     The result has the leading axes of x and `size`.
     """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise_unknown("activation of fc", activation, ACTIVATIONS, AttrError)
+    if activation is not None and activation not in activations.__all__:
+        raise_unknown("activation of fc", activation, activations.__all__, AttrError)
     inputs = [variable(v, "fc") for v in x] if isinstance(x, (list, tuple)) else [variable(x, "fc")]
     if not inputs:
         raise ProgramError("x is an empty list", call="fc", site=call_site())

@@ -17,7 +17,8 @@ import numpy as np
 from minigraph.errors import DTypeError, ProgramError, call_site, shortened
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import builder_of
-from minigraph.types import FLOATS, INTS, bool_, default_dtype, int64
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import FLOATS, INTS, bool_, int64
 
 FIRST, LAST = -(2**63), 2**63 - 1
 MAX_CONSTANT = 4096  # elements of an array that is written into the program as a constant

@@ -9,7 +9,8 @@ import numpy as np
 from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
-from minigraph.types import as_dtype, default_dtype
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import as_dtype
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
 

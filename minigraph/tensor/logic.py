@@ -7,7 +7,7 @@ from typing import Any
 from minigraph.errors import ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import default_dtype
+from minigraph.program.default_dtype import default_dtype
 
 from .arguments import Operand, constant, emit, operands, output_prefix, plain, value_of, variable
 

@@ -8,7 +8,8 @@ from typing import Any
 from minigraph.errors import ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import FLOATS, bool_, default_dtype, uint8
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import FLOATS, bool_, uint8
 
 from .arguments import (
     Operand,

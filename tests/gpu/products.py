@@ -16,7 +16,7 @@ from minigraph import cuda
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.record.binder import Binder
-from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.ops.matmul.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import as_dtype, float16
 from tests.gpu.check import (
     DTYPES,

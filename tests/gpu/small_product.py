@@ -13,7 +13,7 @@ import numpy as np
 from minigraph import cuda
 from minigraph.kernels.cuda.matmul import hopper_tf32, small_product
 from minigraph.kernels.cuda.record.binder import Binder
-from minigraph.ops.gemm_epilogue import pack_mask
+from minigraph.ops.matmul.gemm_epilogue import pack_mask
 from minigraph.types import float32
 from tests.gpu.check import LAYOUTS, Check, each, repeated, turned
 from tests.support import opcheck

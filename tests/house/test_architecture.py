@@ -19,9 +19,8 @@ PACKAGE = Path(__file__).parents[2] / "minigraph"
 # lies in it. A row of a folder inside another one holds for it instead of the outer row.
 MAY_IMPORT = {
     "version": "",
-    "context": "",
     "errors": "",
-    "types": "errors context",
+    "types": "errors",
     "opdef": "errors types",
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
@@ -38,13 +37,13 @@ MAY_IMPORT = {
     "kernels.cuda.attention": "errors types kernels.cpu kernels.cuda.record kernels.cuda.elementwise"
         " kernels.cuda.movement kernels.cuda.tensor_cores",
     "ops": "errors types opdef kernels",
-    "program": "errors context types opdef",
+    "program": "errors types opdef",
     # passes know the graph, never a kernel or a run
     "ir": "errors types opdef program",
     "passes": "errors types opdef program ir kernels.updates kernels.trace kernels.chunks",
     # running knows programs and kernels, never a graph or a pass
-    "cuda": "errors context types kernels",
-    "runtime": "version errors context types opdef kernels program cuda",
+    "cuda": "errors types kernels program.context",
+    "runtime": "version errors types opdef kernels program cuda",
     "compiler": "errors types opdef program ir passes runtime",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
@@ -59,14 +58,14 @@ MAY_IMPORT = {
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
 FOREIGN = {
-    "networkx": "ir/graph.py",
+    "networkx": "ir/adjacency.py",
     "ml_dtypes": "types.py",
     "safetensors": "runtime/checkpoint/tensors.py",
     "numba": "kernels/cpu/compiled.py",
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
-    "cuda": "kernels/",  # NVIDIA's cuda.bindings
+    "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
 LATE_IMPORTS = (

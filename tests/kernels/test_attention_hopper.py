@@ -14,7 +14,7 @@ from minigraph.kernels.cuda.record.binder import Binder, Device, i32
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap
-from minigraph.ops.attention import memory_efficient_attention, seen_positions
+from minigraph.ops.attention.attention import memory_efficient_attention, seen_positions
 from minigraph.types import as_dtype
 from tests.kernels.test_cuda_compile import require_clean
 from tests.support import cuda_host

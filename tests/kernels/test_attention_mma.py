@@ -13,8 +13,8 @@ from minigraph.kernels.cuda.attention.mma import kernel
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
-from minigraph.ops.attention import memory_efficient_attention as forward
-from minigraph.ops.attention_grad import memory_efficient_attention_grad as backward
+from minigraph.ops.attention.attention import memory_efficient_attention as forward
+from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
 from tests.kernels.test_cuda_attention import ONE, both, bound, qkv
 from tests.support.cuda_host import COMPILER

@@ -14,8 +14,8 @@ from minigraph.kernels.cuda.attention import attention
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.ops.attention import memory_efficient_attention as forward
-from minigraph.ops.attention_grad import memory_efficient_attention_grad as backward
+from minigraph.ops.attention.attention import memory_efficient_attention as forward
+from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import TensorType, bfloat16, float16, float32, float64
 from tests.support.cuda_host import COMPILER, run_bind
 from tests.support.opcheck import type_of

@@ -13,8 +13,8 @@ SOURCE = 'extern "C" __global__ void nothing() {}'
 @pytest.fixture
 def compiled(monkeypatch):
     """The sources that NVRTC was asked for."""
-    asked, own = [], compile._nvrtc
-    monkeypatch.setattr(compile, "_nvrtc", lambda source, arch: asked.append(source) or own(source, arch))
+    asked, own = [], compile._compiled
+    monkeypatch.setattr(compile, "_compiled", lambda source, arch: asked.append(source) or own(source, arch))
     return asked
 
 

@@ -16,7 +16,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice
 from minigraph.kernels.cuda.record.compile import compile_source
-from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.ops.matmul.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, uint8
 from tests.kernels import test_gemm_variants
 from tests.kernels.test_gemm_variants import assert_all_variants, numbers

@@ -18,8 +18,8 @@ from minigraph.ir.text import parse
 from minigraph.kernels import philox
 from minigraph.kernels.cpu import attention as kernel
 from minigraph.opdef import OPS
-from minigraph.ops.attention import memory_efficient_attention as forward
-from minigraph.ops.attention_grad import memory_efficient_attention_grad as backward
+from minigraph.ops.attention.attention import memory_efficient_attention as forward
+from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.program.builder import Builder
 from minigraph.runtime.schedule import Schedule
 from minigraph.types import bfloat16, float16, float32

@@ -12,7 +12,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.ir.text import parse
-from minigraph.ops.attention import memory_efficient_attention as forward
+from minigraph.ops.attention.attention import memory_efficient_attention as forward
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope

@@ -10,7 +10,7 @@ import pytest
 import minigraph.ops  # noqa: F401
 from minigraph.errors import MinigraphError, ShapeError
 from minigraph.opdef import OPS
-from minigraph.ops.gemm_epilogue import (
+from minigraph.ops.matmul.gemm_epilogue import (
     fused_gemm_epilogue,
     fused_gemm_epilogue_grad,
     pack_mask,

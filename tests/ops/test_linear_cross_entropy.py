@@ -12,7 +12,7 @@ import minigraph as mg
 from minigraph.errors import MinigraphError
 from minigraph.kernels.chunks import chunk_rows
 from minigraph.kernels.cpu import linear_cross_entropy as kernels
-from minigraph.ops import linear_cross_entropy as ops
+from minigraph.ops.rows import linear_cross_entropy as ops
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.support.linear_heads import (

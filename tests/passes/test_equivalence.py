@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minigraph.ir.graph import Graph, OpNode
-from minigraph.ops.gemm_epilogue import fused_gemm_epilogue
+from minigraph.ops.matmul.gemm_epilogue import fused_gemm_epilogue
 from minigraph.passes import common_subexpression_elimination as common
 from minigraph.passes import constant_folding as constants
 from minigraph.passes import dead_code_elimination as dead_code

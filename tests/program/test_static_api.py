@@ -16,6 +16,7 @@ import minigraph as mg
 from minigraph import nn, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError, UninitializedError
 from minigraph.nn import functional as F
+from minigraph.opdef import get_op
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
@@ -172,6 +173,20 @@ def test_fc_of_several_inputs() -> None:
     feed = {"a": np.ones((2, 3)), "b": np.full((2, 2), 3.0)}
     value, w, v = exe.run(feed=feed, fetch_list=[out, "both.w_0", "both.w_1"])
     np.testing.assert_allclose(value, feed["a"] @ w + feed["b"] @ v, rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", mg.nn.functional.activation.__all__)
+def test_fc_takes_each_activation(name: str) -> None:
+    """By the operator of that name and its defaults, as in Paddle: leaky_relu's slope is 0.02 here."""
+    x = static.data("x", [None, 3])
+    out = static.nn.fc(x, 4, activation=name)
+    op = static.default_main_program().global_block().ops[-1]
+    assert (op.type, op.outputs["Out"]) == (name, [out])
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    got, z = exe.run(feed={"x": np.float32([[1, -2, 3]])}, fetch_list=[out, op.inputs["X"][0]])
+    expected = get_op(name)(z.astype(float), **op.attrs)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_errors_of_fc() -> None:

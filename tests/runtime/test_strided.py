@@ -13,7 +13,7 @@ from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.views import reshaped, unfit
 from minigraph.nn.functional.attention import attend
 from minigraph.opdef import OPS
-from minigraph.ops.attention import memory_efficient_attention
+from minigraph.ops.attention.attention import memory_efficient_attention
 from minigraph.program import Program
 from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder

@@ -23,8 +23,8 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Run, RunnableCall, Segment
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled, settling
-from minigraph.ops.activation import gelu, gelu_slope
-from minigraph.ops.gemm_epilogue import pack_mask, unpack_mask
+from minigraph.ops.elementwise.activation import gelu, gelu_slope
+from minigraph.ops.matmul.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, float64
 from tests.support import cuda_host
 

@@ -3,8 +3,8 @@
 A block of scores lives at a time. Forward keeps for each query the largest score so far and the sum of
 exponentials below it, and rescales when a larger one comes. Backward computes the scores again and the
 probabilities from LogSumExp; where a Bias puts all scores of a query far from 0, LogSumExp rounds away how many
-keys share them, so their sum of exponentials is computed again, too. The operators of ops/attention.py say what
-is computed.
+keys share them, so their sum of exponentials is computed again, too. The operators
+of ops/attention/ say what is computed.
 
 What a query sees by causal, window and packed sequences is an interval of keys, so blocks outside are
 never computed.
@@ -251,6 +251,12 @@ def part(x: np.ndarray, block: ScoreBlock, keys: slice) -> np.ndarray:
     return x[tuple(s if size > 1 else slice(None) for s, size in zip((b, h, group, i, keys), x.shape, strict=True))]
 
 
+def add_summed(target: np.ndarray, slopes: np.ndarray) -> None:
+    """Add gradients of scores to those of an array that broadcasts to them."""
+    axes = tuple(a for a, size in enumerate(target.shape) if size == 1 and slopes.shape[a] != 1)
+    target += slopes.sum(axis=axes, keepdims=True)
+
+
 def forward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None,
     CuSeqlensK: Any = None, Key: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
@@ -323,9 +329,7 @@ def backward(
                 call.drop(p, kept, keys)
                 to_v[b, h, :, keys] += call.product(p.swapaxes(-1, -2), d).sum(axis=2, keepdims=True)
             if to_bias is not None:
-                target = part(to_bias, block, keys)
-                axes = tuple(a for a, size in enumerate(target.shape) if size == 1 and slopes.shape[a] != 1)
-                target += slopes.sum(axis=axes, keepdims=True)
+                add_summed(part(to_bias, block, keys), slopes)
             slopes *= call.scale
             if to_q is not None:
                 to_q[b, h, :, i] += call.product(slopes, call.k[b, h, :, keys])

@@ -63,13 +63,13 @@ class Recipe:
     blocks   none where cutting is not worth it
     """
 
-    def __init__(self, found: FusedBody) -> None:
-        assert isinstance(found.layout, BodyLayout)
-        self.found, self.layout = found, found.layout
-        self.scratch = scratch_of(found)
-        self.calls = [_call(m, {*found.outputs, *self.scratch}, self.layout) for m in found.members]
-        self.arrays = {number: found.types[name].dtype for name, number in self.scratch.items()}
-        self.blocks = blocks_of(found, len(self.arrays))
+    def __init__(self, fused: FusedBody) -> None:
+        assert isinstance(fused.layout, BodyLayout)
+        self.fused, self.layout = fused, fused.layout
+        self.scratch = scratch_of(fused)
+        self.calls = [_call(m, {*fused.outputs, *self.scratch}, self.layout) for m in fused.members]
+        self.arrays = {number: fused.types[name].dtype for name, number in self.scratch.items()}
+        self.blocks = blocks_of(fused, len(self.arrays))
         self.local = threading.local()
 
     def memory(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -90,8 +90,8 @@ class Recipe:
 @lru_cache(maxsize=256)
 def recipe(body: tuple[str, ...], x: tuple[TensorType, ...], like: tuple[TensorType, ...]) -> Recipe | None:
     """The Recipe for inputs of these types; None where the values have no layout in common."""
-    found = fused_body(body, x, like, lifted=True)
-    return Recipe(found) if isinstance(found.layout, BodyLayout) else None
+    fused = fused_body(body, x, like, lifted=True)
+    return Recipe(fused) if isinstance(fused.layout, BodyLayout) else None
 
 
 def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 0), out=None) -> list[np.ndarray]:
@@ -99,12 +99,12 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     known = recipe(tuple(body), tuple(map(_type, X)), tuple(map(_type, Like or ())))
     if known is None or len(known.blocks) < 2:
         return get_op("fused_elementwise").reference(X, Like, body=body, rng=rng)
-    found, layout, blocks = known.found, known.layout, known.blocks
-    planned = out[0] if out and out[0] is not None else [None] * len(found.outputs)
+    fused, layout, blocks = known.fused, known.layout, known.blocks
+    planned = out[0] if out and out[0] is not None else [None] * len(fused.outputs)
     results: Env = {}
-    sums: dict[str, list[Any]] = {name: [None] * len(blocks) for name in found.outputs if layout.kinds[name] == "sum"}
-    for name, given in zip(found.outputs, planned, strict=True):
-        t = found.types[name]
+    sums: dict[str, list[Any]] = {name: [None] * len(blocks) for name in fused.outputs if layout.kinds[name] == "sum"}
+    for name, given in zip(fused.outputs, planned, strict=True):
+        t = fused.types[name]
         results[name] = given if given is not None else np.empty(t.shape, t.dtype)
     env = {f"x{i}": computed(x) for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
     read = [(name, _cut(layout, name, array)) for name, array in env.items()]
@@ -130,7 +130,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
         raise
     for name, parts in sums.items():
         np.copyto(results[name], np.sum(parts, axis=0))
-    return [results[name] for name in found.outputs]
+    return [results[name] for name in fused.outputs]
 
 
 def _evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
@@ -166,10 +166,10 @@ def _call(m: Member, given: set[str], layout: BodyLayout) -> MemberCall:
     )  # fmt: skip
 
 
-def scratch_of(found: FusedBody) -> dict[str, int]:
+def scratch_of(fused: FusedBody) -> dict[str, int]:
     """Arrays for whole values inside that their kernel can write into, shared where lives do not overlap."""
-    assert isinstance(found.layout, BodyLayout)
-    shape, members = found.layout.shape, found.members
+    assert isinstance(fused.layout, BodyLayout)
+    shape, members = fused.layout.shape, fused.members
     last = {name: i for i, m in enumerate(members) for name in m.read}
     chosen: dict[str, int] = {}
     taken: dict[str, int] = {}  # names whose arrays went on to another
@@ -178,11 +178,11 @@ def scratch_of(found: FusedBody) -> dict[str, int]:
     for i, m in enumerate(members):
         if "out" in m.opdef.injected_by_reference:
             for name in m.written:
-                dtype = found.types[name].dtype
-                if name in found.outputs or found.types[name].shape != shape or dtype in LOW_PRECISION:
+                dtype = fused.types[name].dtype
+                if name in fused.outputs or fused.types[name].shape != shape or dtype in LOW_PRECISION:
                     continue
                 over = _overwritten(m, name)
-                if over in chosen and last[over] == i and found.types[over].dtype == dtype and m.read.count(over) == 1:
+                if over in chosen and last[over] == i and fused.types[over].dtype == dtype and m.read.count(over) == 1:
                     chosen[name] = chosen.pop(over)
                     taken[over] = chosen[name]
                     continue
@@ -193,7 +193,7 @@ def scratch_of(found: FusedBody) -> dict[str, int]:
                     count += 1
                 chosen[name] = fitting[0] if fitting is not None else count - 1
         dead = {n for n in (*m.read, *m.written) if n in chosen and last.get(n, i) == i}
-        free += [(chosen[n], found.types[n].dtype) for n in sorted(dead)]
+        free += [(chosen[n], fused.types[n].dtype) for n in sorted(dead)]
     return chosen | taken
 
 
@@ -203,13 +203,13 @@ def _overwritten(m: Member, name: str) -> str | None:
     return next(iter(m.inputs.get(m.opdef.inplace.get(slot, ""), ())), None)
 
 
-def blocks_of(found: FusedBody, scratch: int) -> list[BodyBlock]:
+def blocks_of(fused: FusedBody, scratch: int) -> list[BodyBlock]:
     """The blocks into which a body's shape is cut; none where that is not worth it."""
-    layout = found.layout
+    layout = fused.layout
     assert isinstance(layout, BodyLayout)
     shape, size = layout.shape, math.prod(layout.shape)
-    widest = max(t.dtype.itemsize for t in found.types.values())
-    streams = sum(t.shape == shape for name, t in found.types.items() if name[0] == "x" or name in found.outputs)
+    widest = max(t.dtype.itemsize for t in fused.types.values())
+    streams = sum(t.shape == shape for name, t in fused.types.items() if name[0] == "x" or name in fused.outputs)
     wanted = max(CACHED_BYTES // (widest * max(1, scratch + streams)), SMALLEST)
     if size < 2 * wanted:
         return []
@@ -248,8 +248,8 @@ def _cut(layout: BodyLayout, name: str, array: np.ndarray) -> Callable[[BodyBloc
     flat, ones = ndim == 1, (1,) * max(0, ndim - layout.row)
 
     def part(block: BodyBlock) -> np.ndarray:
-        found = _whole_part(by_row, 0, block)
-        return found.reshape(-1) if flat else found.reshape(found.shape + ones)
+        whole = _whole_part(by_row, 0, block)
+        return whole.reshape(-1) if flat else whole.reshape(whole.shape + ones)
 
     return part
 

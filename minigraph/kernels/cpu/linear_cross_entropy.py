@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,51 +52,24 @@ def _chunked(
     softcap: float | None, accumulate_dtype: Any, chunk_bytes: int,
 ) -> Parts:  # fmt: skip
     """The outputs that are needed, each written chunk by chunk."""
-    leading = X.shape[:-1]
-    rows = math.prod(leading)
+    rows = math.prod(X.shape[:-1])
     x, w, labels = X.reshape(rows, X.shape[-1]), W.T if trans_w else W, Label.reshape(rows)
     classes = w.shape[1]
-    kept = _kept(labels, classes, ignore_index)
-    numbers = np.where(kept, labels, 0).astype(np.intp)
-    total = np.dtype(accumulate_dtype or X.dtype)
-    types = {"Loss": X.dtype, "ZLoss": X.dtype, "Prediction": np.int64, "DX": X.dtype, "DW": total, "DBias": total}
-    shapes = dict.fromkeys(("Loss", "ZLoss", "Prediction"), (*leading, 1))
-    shapes |= {"DX": X.shape, "DW": W.shape, "DBias": (classes,)}
-    made = {name: _array(out.get(name), shapes[name], types[name]) for name in shapes if name in needs}
+    made = _outputs(X, W, classes, np.dtype(accumulate_dtype or X.dtype), needs, out)
     flat = {n: made[n].reshape(rows, made[n].shape[-1]) for n in ("Loss", "ZLoss", "Prediction", "DX") if n in made}
-    trains = bool({"DX", "DW", "DBias"} & made.keys())
+    loss = _RowLoss(
+        _kept(labels, classes, ignore_index), labels, Bias, None if DLoss is None else DLoss.reshape(rows), flat,
+        bool({"DX", "DW", "DBias"} & made.keys()), label_smoothing, z_loss, softcap,
+    )  # fmt: skip
     step = chunk_rows(rows, classes, X.itemsize, chunk_bytes)
     few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
-
-    def finish(z: np.ndarray, at: slice) -> None:
-        """What is wanted of a few rows, whose scores become their gradients."""
-        if Bias is not None:
-            z += Bias
-        slope = _cap(z, softcap, trains) if softcap is not None else None
-        if "Prediction" in flat:
-            flat["Prediction"][at, 0] = z.argmax(axis=1)
-        loss, square, lse, total_exp = _losses(z, numbers[at], kept[at], label_smoothing, z_loss)
-        if "Loss" in flat:
-            flat["Loss"][at, 0] = loss
-        if "ZLoss" in flat:
-            flat["ZLoss"][at, 0] = square
-        if not trains:
-            return
-        seed = np.where(kept[at], 1 if DLoss is None else DLoss.reshape(rows)[at], 0).astype(X.dtype)
-        z *= (seed * (1 + 2 * z_loss * lse) / total_exp)[:, None]
-        if label_smoothing:
-            z -= (seed * (label_smoothing / classes))[:, None]
-        z[np.arange(len(z)), numbers[at]] -= seed * (1 - label_smoothing)
-        if slope is not None:
-            z *= slope
-        z[~kept[at]] = 0  # also where a score is infinite
 
     for start in range(0, rows, step):
         at = slice(start, start + step)
         z = product(x[at], w)
         for first in range(0, len(z), few):  # as many as stay in a cache from one step to the next
             part = z[first : first + few]
-            finish(part, slice(start + first, start + first + len(part)))
+            loss.finish(part, slice(start + first, start + first + len(part)))
         if "DX" in flat:
             product(z, w.T, flat["DX"][at])
         if "DW" in made:
@@ -108,8 +82,61 @@ def _chunked(
     return made
 
 
-def _array(out: np.ndarray | None, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    return np.empty(shape, dtype) if out is None else out
+def _outputs(
+    X: np.ndarray, W: np.ndarray, classes: int, total: Any, needs: Collection[str], out: Parts
+) -> Parts:
+    """Arrays for the outputs that are needed: those in `out`, new ones for the others."""
+    types = {"Loss": X.dtype, "ZLoss": X.dtype, "Prediction": np.int64, "DX": X.dtype, "DW": total, "DBias": total}
+    shapes = dict.fromkeys(("Loss", "ZLoss", "Prediction"), (*X.shape[:-1], 1))
+    shapes |= {"DX": X.shape, "DW": W.shape, "DBias": (classes,)}
+    wanted = [name for name in shapes if name in needs]
+    return {n: np.empty(shapes[n], types[n]) if out.get(n) is None else out[n] for n in wanted}
+
+
+@dataclass
+class _RowLoss:
+    """The loss of some rows at a time and its gradient, from their scores.
+
+    kept, labels  of all rows: whether they count, and their classes
+    DLoss         gradients of the losses of all rows, None for 1
+    flat          where Loss, ZLoss and Prediction of all rows are written; those that are needed
+    trains        whether gradients are needed
+    """
+
+    kept: np.ndarray
+    labels: np.ndarray
+    Bias: np.ndarray | None
+    DLoss: np.ndarray | None
+    flat: Parts
+    trains: bool
+    smoothing: float
+    z_loss: float
+    softcap: float | None
+
+    def finish(self, z: np.ndarray, at: slice) -> None:
+        """What is wanted of the rows `at`, whose scores `z` become their gradients."""
+        kept, flat = self.kept[at], self.flat
+        numbers = np.where(kept, self.labels[at], 0).astype(np.intp)
+        if self.Bias is not None:
+            z += self.Bias
+        slope = _cap(z, self.softcap, self.trains) if self.softcap is not None else None
+        if "Prediction" in flat:
+            flat["Prediction"][at, 0] = z.argmax(axis=1)
+        loss, square, lse, total_exp = _losses(z, numbers, kept, self.smoothing, self.z_loss)
+        if "Loss" in flat:
+            flat["Loss"][at, 0] = loss
+        if "ZLoss" in flat:
+            flat["ZLoss"][at, 0] = square
+        if not self.trains:
+            return
+        seed = np.where(kept, 1 if self.DLoss is None else self.DLoss[at], 0).astype(z.dtype)
+        z *= (seed * (1 + 2 * self.z_loss * lse) / total_exp)[:, None]
+        if self.smoothing:
+            z -= (seed * (self.smoothing / z.shape[1]))[:, None]
+        z[np.arange(len(z)), numbers] -= seed * (1 - self.smoothing)
+        if slope is not None:
+            z *= slope
+        z[~kept] = 0  # also where a score is infinite
 
 
 def _kept(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:

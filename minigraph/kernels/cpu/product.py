@@ -107,9 +107,9 @@ def one_thread_in_blas() -> Iterator[None]:
 @cache
 def _libraries() -> tuple[list[Any], list[Any]]:
     """The BLAS libraries that are loaded, those with one number of threads for all and those with one for each."""
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    own = [library for library in found if getattr(library, "threading_layer", "") == "openmp"]
-    return [library for library in found if library not in own], own
+    loaded = ThreadpoolController().select(user_api="blas").lib_controllers
+    own = [library for library in loaded if getattr(library, "threading_layer", "") == "openmp"]
+    return [library for library in loaded if library not in own], own
 
 
 def _set_to_one(libraries: list[Any]) -> list[tuple[Any, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.default_dtype import default_dtype
 from minigraph.tensor.arguments import emit, output_prefix, variable
-from minigraph.types import default_dtype
 
 
 @whole

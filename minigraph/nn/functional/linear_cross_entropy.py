@@ -8,6 +8,7 @@ from minigraph.errors import require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, output_prefix, variable
+from minigraph.types import DType
 
 from .loss import check_reduction, kept_labels, mean_over, reduced
 
@@ -54,27 +55,40 @@ def fused_linear_cross_entropy(
         kept = g.unsqueeze(kept, axes=[-1])
     classes = w.shape[0 if transpose_weight else 1]
     factors = _factors(g, loss, label, kept, class_weight, token_weight, label_smoothing, classes)
-    rows = factors if factors is not None else kept
-
-    def result(each: Variable) -> Variable:
-        if factors is not None:
-            each = g.elementwise_mul(each, factors)
-        if reduction == "mean" and rows is not None:
-            return mean_over(g, each, rows)
-        return g.squeeze(each, axes=[-1]) if reduction == "none" and label.ndim < x.ndim else reduced(each, reduction)
-
-    results = [result(loss)]
+    results = [loss]
     if return_z_loss:
         square.stop_gradient = True
-        results.append(result(square))
+        results.append(square)
+    results = [_over_rows(g, each, factors, kept, reduction, label.ndim) for each in results]
     if return_accuracy:
-        numbers = label if label.ndim == x.ndim else g.unsqueeze(label, axes=[-1])
-        right = as_type(g.equal(prediction, as_type(numbers, prediction.dtype)), loss.dtype)
-        counted = right if kept is None else g.elementwise_mul(right, as_type(kept, loss.dtype))
-        accuracy = reduced(counted, "mean") if kept is None else mean_over(g, counted, kept)
-        accuracy.stop_gradient = True
-        results.append(accuracy)
+        results.append(_accuracy(g, prediction, label, kept, loss.dtype))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _over_rows(
+    g: Builder, each: Variable, factors: Variable | None, kept: Variable | None, reduction: str, label_ndim: int
+) -> Variable:
+    """A value of each row, [..., 1], times the factors of the rows, reduced or in label's shape."""
+    if factors is not None:
+        each = g.elementwise_mul(each, factors)
+    rows = factors if factors is not None else kept
+    if reduction == "mean" and rows is not None:
+        return mean_over(g, each, rows)
+    if reduction == "none" and label_ndim < each.ndim:
+        return g.squeeze(each, axes=[-1])
+    return reduced(each, reduction)
+
+
+def _accuracy(
+    g: Builder, prediction: Variable, label: Variable, kept: Variable | None, dtype: DType
+) -> Variable:
+    """The share of the kept rows whose prediction is their label."""
+    numbers = label if label.ndim == prediction.ndim else g.unsqueeze(label, axes=[-1])
+    right = as_type(g.equal(prediction, as_type(numbers, prediction.dtype)), dtype)
+    counted = right if kept is None else g.elementwise_mul(right, as_type(kept, dtype))
+    accuracy = reduced(counted, "mean") if kept is None else mean_over(g, counted, kept)
+    accuracy.stop_gradient = True
+    return accuracy
 
 
 def _factors(

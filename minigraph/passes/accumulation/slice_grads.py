@@ -86,13 +86,13 @@ def _check(add: OpNode, parts: list[OpNode]) -> None:
 def _piece(part: OpNode) -> GradSlice:
     shape, attrs = next(part.output_vars).type.shape, part.attrs
     axes, steps = normalize_axes(attrs["axes"], len(shape)), attrs["steps"] or (1,) * len(attrs["axes"])
-    dropped, found = set(normalize_axes(attrs["decrease_axes"], len(shape))), []
+    dropped, cuts = set(normalize_axes(attrs["decrease_axes"], len(shape))), []
     for axis, start, end, step in zip(axes, attrs["starts"], attrs["ends"], steps, strict=True):
         refuse_unless(shape[axis] >= 0, f"the size of axis {axis} of {part.label()} is known only at run time")
         places = range(shape[axis])[start:end:step]
         if places != range(shape[axis]) or axis in dropped:
             refuse_unless(len(places) == 1 or (places.step == 1 and len(places) > 1), "{} takes no run of places", part)
-            found.append((axis, places[0], places[-1] + 1))
-    refuse_unless(len(found) == 1, "{} does not cut along one axis", part)
-    ((axis, start, stop),) = found
+            cuts.append((axis, places[0], places[-1] + 1))
+    refuse_unless(len(cuts) == 1, "{} does not cut along one axis", part)
+    ((axis, start, stop),) = cuts
     return GradSlice(start, stop, axis, bool(dropped), part.inputs["Out_grad"][0])

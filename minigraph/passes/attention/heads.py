@@ -7,13 +7,13 @@ from minigraph.ir.graph import OpNode, VarNode
 from .found import Attention
 
 
-def before_repeat(found: Attention, op: OpNode, heads: int) -> VarNode | None:
+def before_repeat(attention: Attention, op: OpNode, heads: int) -> VarNode | None:
     """K or V with its own heads, where `op` makes the last step of repeating each of them along axis `heads`."""
     out = next(op.output_vars).type.shape
     if op.type in ("expand", "tile"):  # of a single head
         x = op.inputs["X"][0]
         if x.type.ndim == 4 and x.type.shape[heads] == 1 and _same_but(x.type.shape, out, heads):
-            return found.take(op)
+            return attention.take(op)
         return None
     if op.type not in ("reshape", "flatten"):
         return None
@@ -33,11 +33,11 @@ def before_repeat(found: Attention, op: OpNode, heads: int) -> VarNode | None:
     if source != kept or not known:
         return None
     chain = (op, spread, split)
-    found.ops.update(dict.fromkeys(chain))
-    if all(found.is_inside(v) for v in (wide, narrow)):
+    attention.ops.update(dict.fromkeys(chain))
+    if all(attention.is_inside(v) for v in (wide, narrow)):
         return split.inputs["X"][0]
     for each in chain:
-        del found.ops[each]
+        del attention.ops[each]
     return None
 
 

@@ -95,8 +95,8 @@ MOVES = {"squeeze", "unsqueeze", "reshape", "flatten", "transpose", "slice"}  # 
 
 def constant_of(v: VarNode) -> float | None:
     """The number that every element of `v` is, None where that is not known."""
-    found = value_of(v)
-    return found.constant if isinstance(found, StepFunction) else None
+    value = value_of(v)
+    return value.constant if isinstance(value, StepFunction) else None
 
 
 def value_of(v: VarNode) -> Value:

@@ -41,12 +41,12 @@ class Position(NamedTuple):
     fill: float
 
 
-def position_of(modifier: Modifier, found: Attention) -> Position | None:
+def position_of(modifier: Modifier, attention: Attention) -> Position | None:
     """The positions that a modifier hides by position alone; None if it is no such mask of the scores."""
-    steps, sizes = modifier.steps, sizes_of(found)
+    steps, sizes = modifier.steps, sizes_of(attention)
     if steps is None or modifier.source.type.shape[-2:] != sizes or steps.constant is not None:
         return None
-    if -1 in sizes and not has_shape_of(modifier.source, found.path):
+    if -1 in sizes and not has_shape_of(modifier.source, attention.path):
         return None
     hides = {steps.inside: False, steps.outside: False}
     if modifier.kind == "add":
@@ -64,10 +64,10 @@ def position_of(modifier: Modifier, found: Attention) -> Position | None:
     return next((Position(form.bounds, fill) for form in seen), None)
 
 
-def sizes_of(found: Attention) -> tuple[int, int]:
+def sizes_of(attention: Attention) -> tuple[int, int]:
     """How many queries and keys the scores have; -1 for a number that is known only at run time."""
-    assert found.scores is not None
-    queries, keys = found.scores.type.shape[-2:]
+    assert attention.scores is not None
+    queries, keys = attention.scores.type.shape[-2:]
     return queries, keys
 
 
@@ -101,10 +101,10 @@ def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
     return all(max(0, i + bounds[0]) <= min(keys - 1, i + bounds[1]) for i in rows)
 
 
-def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
+def split(attention: Attention) -> tuple[dict[str, Any], list[Modifier]]:
     """Attributes for the positions that are hidden, and the modifiers that stay arrays."""
-    sizes = sizes_of(found)
-    masks = [(m, position_of(m, found)) for m in found.modifiers if m.kind != "times"]
+    sizes = sizes_of(attention)
+    masks = [(m, position_of(m, attention)) for m in attention.modifiers if m.kind != "times"]
     alone = all(p is not None for _, p in masks)
     exact: list[tuple[Modifier, Position]] = []
     outer_fill = False
@@ -116,7 +116,7 @@ def split(found: Attention) -> tuple[dict[str, Any], list[Modifier]]:
     attrs = attributes_of(bounds, sizes) if bounds != EVERYWHERE else {}
     if attrs is None or (finite and not sees_a_key(bounds, sizes)):
         attrs, exact = {}, []
-    check_times(found, exact)
+    check_times(attention, exact)
     taken = [m for m, _ in exact]
     return attrs, [m for m, _ in masks if not any(m is x for x in taken)]
 
@@ -129,26 +129,27 @@ def common(positions: Iterable[Position]) -> Bounds:
     return bounds
 
 
-def check_times(found: Attention, exact: list[tuple[Modifier, Position]]) -> None:
+def check_times(attention: Attention, exact: list[tuple[Modifier, Position]]) -> None:
     """Refuse scores times a mask of 1 and 0 unless a later mask by position hides what became 0."""
-    for n, m in enumerate(found.modifiers):
+    for n, m in enumerate(attention.modifiers):
         if m.kind == "times" and m.steps is not None:
-            low, high = common(p for x, p in exact if any(x is later for later in found.modifiers[:n]))
+            low, high = common(p for x, p in exact if any(x is later for later in attention.modifiers[:n]))
             kept = [form.bounds for form in m.steps.forms() if form.inside == 1]
             hidden = any(bounds[0] <= low and high <= bounds[1] for bounds in kept)
             refuse_unless(
-                hidden and m.source.type.shape[-2:] == sizes_of(found), f"the scores are multiplied by {m.source.name}"
+                hidden and m.source.type.shape[-2:] == sizes_of(attention),
+                f"the scores are multiplied by {m.source.name}",
             )
 
 
 class AttentionMatch(Match):
     """A match by attention_scores; `problem` tells why it is refused."""
 
-    def __init__(self, found: Attention, problem: str | None) -> None:
+    def __init__(self, attention: Attention, problem: str | None) -> None:
         super().__init__()
-        self.ops = {op: op for op in found.ops}  # pyright: ignore[reportAttributeAccessIssue]
-        self.kept = [found.out]
-        self.attrs = {"found": found, "problem": problem}
+        self.ops = {op: op for op in attention.ops}  # pyright: ignore[reportAttributeAccessIssue]
+        self.kept = [attention.out]
+        self.attrs = {"attention": attention, "problem": problem}
 
 
 class AttentionPattern:
@@ -160,23 +161,23 @@ class AttentionPattern:
         """As Pattern.match, with the product with V at `anchor`."""
         misses = []
         for from_right in (False, True):
-            found = Attention(from_right=from_right)
+            attention = Attention(from_right=from_right)
             try:
-                return [self.read(anchor, found, probabilities(anchor, found))], len(found.ops), ""
+                return [self.read(anchor, attention, probabilities(anchor, attention))], len(attention.ops), ""
             except (Mismatch, Refused) as why:
-                misses.append((len(found.ops), str(why)))
+                misses.append((len(attention.ops), str(why)))
         return [], *max(misses, key=lambda miss: miss[0])
 
-    def read(self, anchor: OpNode, found: Attention, scores: VarNode) -> Match:
+    def read(self, anchor: OpNode, attention: Attention, scores: VarNode) -> Match:
         """The match whose softmax reads `scores`."""
-        found.out, problem = anchor.outputs["Out"][0], None
+        attention.out, problem = anchor.outputs["Out"][0], None
         try:
-            walk(found, anchor, scores)
-            _, arrays = split(found)
-            take_constants(found, [m.source for m in found.modifiers if m not in arrays])
+            walk(attention, anchor, scores)
+            _, arrays = split(attention)
+            take_constants(attention, [m.source for m in attention.modifiers if m not in arrays])
         except Refused as why:
             problem = str(why)
-        return AttentionMatch(found, problem)
+        return AttentionMatch(attention, problem)
 
 
 class WrittenOut(Rule):
@@ -184,43 +185,43 @@ class WrittenOut(Rule):
 
     compiled = AttentionPattern()  # pyright: ignore[reportAssignmentType]
 
-    def check(self, *, found: Attention, problem: str | None, **_) -> None:
+    def check(self, *, attention: Attention, problem: str | None, **_) -> None:
         refuse_unless(problem is None, problem or "")
-        refuse_unless(math.isfinite(found.scale), f"the scale is {found.scale}")
-        if found.dropout is not None and not found.dropout.attrs["is_test"]:
-            p, mode = found.dropout.attrs["p"], found.dropout.attrs["mode"]
-            refuse_unless(p < 1, f"{found.dropout.label()} drops everything")
-            refuse_unless(mode == "upscale_in_train" or p == 0, f"{found.dropout.label()} has mode {mode}")
-        elif found.dropout is not None:
-            mode = found.dropout.attrs["mode"]
-            refuse_unless(mode == "upscale_in_train", f"{found.dropout.label()} has mode {mode}")
+        refuse_unless(math.isfinite(attention.scale), f"the scale is {attention.scale}")
+        if attention.dropout is not None and not attention.dropout.attrs["is_test"]:
+            p, mode = attention.dropout.attrs["p"], attention.dropout.attrs["mode"]
+            refuse_unless(p < 1, f"{attention.dropout.label()} drops everything")
+            refuse_unless(mode == "upscale_in_train" or p == 0, f"{attention.dropout.label()} has mode {mode}")
+        elif attention.dropout is not None:
+            mode = attention.dropout.attrs["mode"]
+            refuse_unless(mode == "upscale_in_train", f"{attention.dropout.label()} has mode {mode}")
 
-    def rewrite(self, g: GraphBuilder, *, found: Attention, problem: str | None, **_) -> Any:
-        layout = layout_of(found)
-        q, k, v = (arranged(g, x, layout, found.split) for x in (found.q, found.k, found.v))
-        attrs, arrays = split(found)
-        arrays = [regrouped(g, m, found.split) for m in arrays]
+    def rewrite(self, g: GraphBuilder, *, attention: Attention, problem: str | None, **_) -> Any:
+        layout = layout_of(attention)
+        q, k, v = (arranged(g, x, layout, attention.split) for x in (attention.q, attention.k, attention.v))
+        attrs, arrays = split(attention)
+        arrays = [regrouped(g, m, attention.split) for m in arrays]
         bias = bias_of(g, q.type.ndim, [m for m in arrays if m.kind == "add"])
         mask, masked_score = mask_of(g, arrays)
         if masked_score is not None:
             attrs["masked_score"] = masked_score
-        key, dropout = None, found.dropout
+        key, dropout = None, attention.dropout
         if dropout is not None and dropout.attrs["p"] > 0 and not dropout.attrs["is_test"]:
             key = g.random_key(seed=dropout.attrs["seed"])
             g.emitted[-1].number = dropout.number  # the same random numbers as before
             attrs["dropout"] = dropout.attrs["p"]
-        if found.scale != 1 / math.sqrt(q.type.shape[-1] if q.type.shape[-1] > 0 else 1):
-            attrs["scale"] = found.scale
+        if attention.scale != 1 / math.sqrt(q.type.shape[-1] if q.type.shape[-1] > 0 else 1):
+            attrs["scale"] = attention.scale
         out = g.memory_efficient_attention(
             q, k, v, bias, mask, None, None, key, layout=layout, needs=["LogSumExp"] if g.training else (), **attrs
         )[0]
-        if q.type.ndim == 4 and (layout == "bshd") != found.out_moved:
+        if q.type.ndim == 4 and (layout == "bshd") != attention.out_moved:
             out = g.transpose(out, perm=HEADS_MOVED)
-        assert found.out is not None
-        shape = turned(found.out.type.shape) if found.out_turned else found.out.type.shape
+        assert attention.out is not None
+        shape = turned(attention.out.type.shape) if attention.out_turned else attention.out.type.shape
         if out.type.ndim != len(shape):
             out = g.reshape(out, shape=shape)
-        return g.transpose(out, perm=turned(range(len(shape)))) if found.out_turned else out
+        return g.transpose(out, perm=turned(range(len(shape)))) if attention.out_turned else out
 
 
 def turned(axes: Sequence[int]) -> tuple[int, ...]:
@@ -228,13 +229,13 @@ def turned(axes: Sequence[int]) -> tuple[int, ...]:
     return (*axes[:-2], axes[-1], axes[-2])
 
 
-def layout_of(found: Attention) -> str:
+def layout_of(attention: Attention) -> str:
     """The layout in which fewer arrays need a transpose."""
-    operands = [x for x in (found.q, found.k, found.v) if x is not None]
-    if len(operands[0].perm) == 3 and found.split is None:
+    operands = [x for x in (attention.q, attention.k, attention.v) if x is not None]
+    if len(operands[0].perm) == 3 and attention.split is None:
         return "bshd"
-    moved = sum(x.perm == HEADS_MOVED for x in operands) + found.out_moved
-    straight = sum(x.perm == tuple(range(len(x.perm))) for x in operands) + (not found.out_moved)
+    moved = sum(x.perm == HEADS_MOVED for x in operands) + attention.out_moved
+    straight = sum(x.perm == tuple(range(len(x.perm))) for x in operands) + (not attention.out_moved)
     return "bshd" if moved > straight else "bhsd"
 
 

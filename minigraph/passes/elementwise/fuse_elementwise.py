@@ -128,18 +128,18 @@ def _is_ones(v: VarNode) -> bool:
 
 def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """The groups of the graph, in order of their first operators."""
-    found = {op: group for group in loss_groups(graph, report) for op in group.ops}
+    group_of = {op: group for group in loss_groups(graph, report) for op in group.ops}
     for op in filter(is_candidate, graph.ops):
-        group = found.get(op)
+        group = group_of.get(op)
         inside = group.inside if group is not None else ()
-        others = [other for other in neighbours(op) if other in found and other not in inside]
+        others = [other for other in neighbours(op) if other in group_of and other not in inside]
         try:
             group = group or start_group(op)
         except Refused as no:
             if others:
                 report.refuse("Group", op.label(), str(no), op.site)
             continue
-        waiting, members = [found[other] for other in others], 0
+        waiting, members = [group_of[other] for other in others], 0
         while len(group.ops) > members:  # one that stood between may have joined: ask the others again
             members, refused = len(group.ops), []
             for near in waiting:
@@ -151,8 +151,8 @@ def _groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
                     report.missed("Group", len(near.ops), no, op.site)
                     refused.append(near)
             waiting = refused
-        found.update(dict.fromkeys(group.ops, group))
-    return list({id(g): g for g in found.values()}.values())
+        group_of.update(dict.fromkeys(group.ops, group))
+    return list({id(g): g for g in group_of.values()}.values())
 
 
 class _Emission:
@@ -252,22 +252,26 @@ class _Emission:
     def _members(self, op: OpNode) -> list[Member]:
         """The member of an operator; then a cast to 16 bits of what is written and normalised inside, too.
 
-        The gradient of the layer norm reads what is written: its statistics must be those of the same numbers.
+        The gradient of a norm reads what is written: its statistics must be those of the same numbers.
         """
         member, cast = self._member(op), get_op("cast")
-        found = [member]
+        members = [member]
         for slot, (v, *_) in op.outputs.items():
             if v.dtype in (float16, bfloat16) and v in self.outputs and self._is_normalised(v):
                 name = self.names[v]
                 member.outputs[slot] = [f"u{name[1:]}"]
                 attrs = cast.bind_attrs({"dtype": v.dtype})
-                found.append(Member(cast, {"X": member.outputs[slot]}, {"Out": [name]}, attrs))
-        return found
+                members.append(Member(cast, {"X": member.outputs[slot]}, {"Out": [name]}, attrs))
+        return members
 
     def _is_normalised(self, v: VarNode) -> bool:
-        """Whether a layer norm inside whose statistics are written reads a value."""
-        norms = [op for op in v.consumers if op.type == "layer_norm" and op in self.inside and v in op.inputs["X"]]
-        return any(s in self.outputs for op in norms for slot in ("Mean", "Variance") for s in op.outputs.get(slot, ()))
+        """Whether statistics of a value, by an operator inside, are written."""
+        for op in self.inside.intersection(v.consumers):
+            statistics = op.opdef.rows.statistics if op.opdef.rows is not None else ()
+            written = any(s in self.outputs for slot in statistics for s in op.outputs.get(slot, ()))
+            if written and v in op.inputs[op.opdef.row_slot]:
+                return True
+        return False
 
     def _member(self, op: OpNode) -> Member:
         def read(v: VarNode) -> str:

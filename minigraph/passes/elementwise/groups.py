@@ -54,12 +54,12 @@ class FusionGroup:
     @cached_property
     def reads(self) -> list[VarNode]:
         """The values from outside that members read, in the order of their first use."""
-        found: dict[VarNode, None] = {}
+        values: dict[VarNode, None] = {}
         for op in self.ops:
             for v in op.input_vars:
-                if v not in found and v.producer not in self.inside and op.reads_values_of(v):
-                    found[v] = None
-        return list(found)
+                if v not in values and v.producer not in self.inside and op.reads_values_of(v):
+                    values[v] = None
+        return list(values)
 
     @cached_property
     def written(self) -> list[VarNode]:
@@ -229,16 +229,16 @@ def _nbytes(t: TensorType) -> int:
 
 def neighbours(op: OpNode) -> list[OpNode]:
     """Operators before `op` that write its operands, or read them too; the largest values first."""
-    found: dict[OpNode, None] = {}
+    others: dict[OpNode, None] = {}
     for v in sorted({*op.input_vars}, key=lambda v: (-nbytes(v), v.name)):
         if not op.reads_values_of(v):
             continue
         if v.producer is not None:
-            found[v.producer] = None
+            others[v.producer] = None
         readers = v.graph.readers(v)
         if len(readers) <= MOST_READERS:
-            found.update(dict.fromkeys(c for c in readers if c.rank < op.rank))
-    return list(found)
+            others.update(dict.fromkeys(c for c in readers if c.rank < op.rank))
+    return list(others)
 
 
 class SameShapes:

@@ -1,7 +1,7 @@
 """A loss and its gradient as the beginning of one group: scores are read once, probabilities are never written.
 
-    Softmax, Loss = softmax_with_cross_entropy(Logits, Label)
-    Logits_grad = softmax_with_cross_entropy_grad(Label, Softmax, Loss_grad)
+    Softmax, Loss = loss(Logits, Label)
+    Logits_grad = loss_grad(Label, Softmax, Loss_grad)
 
 Between them in the schedule stand the readers of Loss and the operators that compute Loss_grad. That is 1 / count, a
 weight or a loss scale, and mostly does not depend on the loss. So it is computed ahead of the loss (engine/ahead.py),
@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.opdef import OPS
 from minigraph.passes.engine.ahead import Ahead
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.redirect import unlink
@@ -22,19 +23,18 @@ from minigraph.passes.engine.rule import GraphBuilder, Refused, refuse_unless
 
 from .groups import FusionGroup, is_candidate, joined, moved_bytes, nbytes, start_group
 
-LOSSES = {"softmax_with_cross_entropy": "Loss_grad"}  # with the slot of their grad operators
 LONGEST = 4096  # elements of a row that a kernel keeps in registers with all values computed from it
 
 
 def loss_groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
     """One group for each loss that meets its gradient."""
-    found, order = [], _Order(graph.ops)
-    for op in filter(is_candidate, graph.ops_of(LOSSES)):
+    groups, order = [], _Order(graph.ops)
+    for op in filter(is_candidate, graph.ops_of(op_type for op_type, opdef in OPS.items() if "loss" in opdef.traits)):
         for grad in [grad for grad in op.grads if grad.type == f"{op.type}_grad"]:
             g = GraphBuilder(graph, op.rank, op, report.name)
             g.forward, ahead = None, Ahead(g)
             try:
-                found.append(_group(ahead, op, grad, order))
+                groups.append(_group(ahead, op, grad, order))
             except Refused as no:
                 ahead.undo()
                 report.refuse("Loss", grad.label(), f"the loss and its gradient stay apart: {no}", op.site)
@@ -42,7 +42,7 @@ def loss_groups(graph: Graph, report: PassReport) -> list[FusionGroup]:
             for moved in ahead.moved:
                 unlink(graph, moved)  # its forward operator may stand behind it now
             break
-    return found
+    return groups
 
 
 class _Order:
@@ -53,12 +53,12 @@ class _Order:
 
     def written(self, op: OpNode, grad: OpNode, inside: Collection[OpNode], most: int) -> int:
         """Bytes that others write between both; looks no further than `most`."""
-        found = 0
+        total = 0
         for at in range(self.at[op] + 1, self.at[grad]):
-            found += sum(map(nbytes, self.ops[at].output_vars)) if self.ops[at] not in inside else 0
-            if found > most:
+            total += sum(map(nbytes, self.ops[at].output_vars)) if self.ops[at] not in inside else 0
+            if total > most:
                 break
-        return found
+        return total
 
 
 def _group(ahead: Ahead, op: OpNode, grad: OpNode, order: _Order) -> FusionGroup:
@@ -106,7 +106,7 @@ def _between(op: OpNode, grad: OpNode, own: set[VarNode]) -> tuple[list[OpNode],
     shape = op.outputs["Loss"][0].type.shape
     members: dict[OpNode, None] = {}
     outer: dict[VarNode, None] = {}
-    waiting = [grad.inputs[LOSSES[op.type]][0]]
+    waiting = [grad.inputs["Loss_grad"][0]]
     while waiting:
         v = waiting.pop()
         maker = v.producer

@@ -212,7 +212,7 @@ class _Rewrite:
 
     def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
         """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
-        inside, found = {*self.old, *self.grads}, []
+        inside, stand_ins = {*self.old, *self.grads}, []
         for v in inner:
             for reader in v.consumers:
                 if reader in inside:
@@ -223,13 +223,13 @@ class _Rewrite:
                     f"{reader.label()} needs the shape of {v.name}",
                 )
                 assert kept is not None
-                found += [
+                stand_ins += [
                     (reader, slot, i, kept)
                     for slot, vs in reader.inputs.items()
                     for i, x in enumerate(vs)
                     if x is v
                 ]
-        return found
+        return stand_ins
 
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""

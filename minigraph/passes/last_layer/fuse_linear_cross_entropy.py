@@ -44,11 +44,11 @@ class ClassWeightsPattern:
             return [], 0, ""
         for target, weight in (("X", "Y"), ("Y", "X")):
             try:
-                found = smoothed_one_hot(product.inputs[target][0])
+                one_hot = smoothed_one_hot(product.inputs[target][0])
             except Mismatch:
                 continue
             match.ops = {PatternVar("sum"): anchor, PatternVar("product"): product}  # type: ignore[dict-item]
-            match.attrs = {"found": found, "Weight": product.inputs[weight][0], "anchor": anchor}
+            match.attrs = {"one_hot": one_hot, "Weight": product.inputs[weight][0], "anchor": anchor}
             match.kept = [anchor.outputs["Out"][0]]
             return [match], 2, ""
         return [], 1, f"{product.label()} does not weigh a one_hot"
@@ -59,14 +59,14 @@ class ClassWeights(Rule):
 
     compiled = ClassWeightsPattern()  # type: ignore[assignment]
 
-    def check(self, found: Any, Weight: VarNode, anchor: OpNode) -> None:
-        depth, rank = found[0][0].attrs["depth"], anchor.inputs["X"][0].type.ndim
+    def check(self, one_hot: Any, Weight: VarNode, anchor: OpNode) -> None:
+        depth, rank = one_hot[0][0].attrs["depth"], anchor.inputs["X"][0].type.ndim
         refuse_unless(Weight.type.shape == (depth,), f"{Weight} does not have one element per class ({depth})")
         axis = anchor.attrs["axis"]
         refuse_unless(axis is not None and [a % rank for a in axis] == [rank - 1], f"the sum goes over axes {axis}")
 
-    def rewrite(self, g: GraphBuilder, found: Any, Weight: VarNode, anchor: OpNode) -> VarNode:
-        _, numbers, scale, bias = found
+    def rewrite(self, g: GraphBuilder, one_hot: Any, Weight: VarNode, anchor: OpNode) -> VarNode:
+        _, numbers, scale, bias = one_hot
         weights = g.embedding(numbers, g.unsqueeze(Weight, axes=(1,)))
         if scale != 1:
             weights = g.scale(weights, scale=scale)
@@ -217,7 +217,7 @@ def fuse_linear_cross_entropy(
     """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
     chunk_bytes = linear_cross_entropy_chunk_bytes
     head = LinearCrossEntropy(chunk_bytes, fuse_grad_accumulation)
-    found = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, head, report)
+    applied = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, head, report)
     for op in graph.ops_of([FUSED]):
-        found += join(graph, op, report)
-    return found
+        applied += join(graph, op, report)
+    return applied

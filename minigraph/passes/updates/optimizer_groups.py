@@ -76,21 +76,21 @@ def find_groups(graph: Graph, report: PassReport, rule: str, only: str | None = 
     updates = [op for op in graph.ops if is_update(op) and only in (None, op.type)]
     keyed = [(_key(op, source), op, source) for op, source in ((op, _source(op, report, rule)) for op in updates)]
     alike = Counter(key for key, _, _ in keyed)
-    found: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
+    by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]] = {}
     for key, op, source in keyed:
         if alike[key] == 1:  # a factor or a decay of its own must not keep it out of a group
             source = Source(op.inputs["Grad"][0])
             key = _key(op, source)
-        found.setdefault(key, []).append((op, source))
+        by_key.setdefault(key, []).append((op, source))
     groups = []
-    for key, members in found.items():
+    for key, members in by_key.items():
         members = _movable(members, report, rule)
         if len(members) > 1:
             ops, sources = [op for op, _ in members], [source for _, source in members]
             groups.append(UpdateGroup(ops, sources, ops[-1].rank))
         else:
             for op, _ in members:
-                report.refuse(rule, op.label(), f"alone: {_difference(key, op, found)}", op.site)
+                report.refuse(rule, op.label(), f"alone: {_difference(key, op, by_key)}", op.site)
     return groups
 
 
@@ -106,15 +106,15 @@ WORDS = ("type", "data type", "attributes", "learning rate or flags", "slots", "
 
 
 def _difference(
-    key: tuple[object, ...], op: OpNode, found: dict[tuple[object, ...], list[tuple[OpNode, Source]]]
+    key: tuple[object, ...], op: OpNode, by_key: dict[tuple[object, ...], list[tuple[OpNode, Source]]]
 ) -> str:
     """The difference between an update and the group that is most like it."""
-    others = [k for k in found if k != key]
+    others = [k for k in by_key if k != key]
     if not others:
         return "there is no other update"
     nearest = max(others, key=lambda k: sum(a == b for a, b in zip(k, key, strict=True)))
     words = [word for word, a, b in zip(WORDS, key, nearest, strict=True) if a != b]
-    other = found[nearest][0][0]
+    other = by_key[nearest][0][0]
     if "attributes" in words and key[0] == nearest[0]:
         names = [n for n, v in op.attrs.items() if other.attrs.get(n) != v]
         words[words.index("attributes")] = "attributes " + ", ".join(

@@ -47,9 +47,9 @@ class Manifest:
 def parsed(path: str, content: bytes) -> Manifest:
     """The manifest in a file at `path`; refused unless it is one, whole and as it was written."""
     try:
-        found = json.loads(content, object_pairs_hook=_without_twins)
-        _require(isinstance(found, dict) and SCHEMA_KEY in found, "it is none of minigraph's")
-        schema = found[SCHEMA_KEY]
+        document = json.loads(content, object_pairs_hook=_without_twins)
+        _require(isinstance(document, dict) and SCHEMA_KEY in document, "it is none of minigraph's")
+        schema = document[SCHEMA_KEY]
         _require(_is_size(schema), "its schema is no number")
         if schema > SCHEMA:
             raise ProgramError(
@@ -57,9 +57,9 @@ def parsed(path: str, content: bytes) -> Manifest:
                 hint="read it with a newer minigraph",
             )
         _require(schema == SCHEMA, f"there is no schema {schema}")
-        _require(found.keys() == {SCHEMA_KEY, "sha256", "state"}, "its parts are others")
-        state = found["state"]
-        _require(found["sha256"] == _hash(state), "its hash is not that of its content")
+        _require(document.keys() == {SCHEMA_KEY, "sha256", "state"}, "its parts are others")
+        state = document["state"]
+        _require(document["sha256"] == _hash(state), "its hash is not that of its content")
         _check(state)
     except ProgramError:
         raise
@@ -117,9 +117,9 @@ def _hash(state: Any) -> str:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    _require(len(found) == len(pairs), "a name stands twice in it")
-    return found
+    fields = dict(pairs)
+    _require(len(fields) == len(pairs), "a name stands twice in it")
+    return fields
 
 
 __all__ = ["LIMIT", "Manifest", "parsed"]

@@ -40,8 +40,8 @@ def token_of(path: str, name: str) -> str | None:
 def former_saver(path: str, name: str) -> int | None:
     """The process that wrote `mlp.pdparams.4711.partial`, as minigraph called files before there were manifests."""
     kinds = "|".join(KINDS)
-    found = re.fullmatch(rf"{re.escape(os.path.basename(path))}\.(?:{kinds})\.([0-9]{{1,9}})\.partial", name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"{re.escape(os.path.basename(path))}\.(?:{kinds})\.([0-9]{{1,9}})\.partial", name)
+    return int(match[1]) if match else None
 
 
 def checked_path(model_path: Any) -> str:

@@ -146,10 +146,10 @@ def _header(path: str, content: bytes) -> dict[str, Any]:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a name stands twice in its header")
-    return found
+    return fields
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -34,7 +34,7 @@ class CheckedPlan(Plan):
         self.run_number = scope.steps[self.program.origin]
         return super().run(feeds, scope, return_numpy)
 
-    def _lasting(self, bound: Any, env: Any, found: Any) -> None:
+    def _lasting(self, bound: Any, env: Any, facts: Any) -> None:
         """Every step is looked at in every run."""
 
     def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
@@ -60,20 +60,20 @@ class CheckedPlan(Plan):
 
     def _error(self, step: Step, finding: Finding, given: Any) -> NonFiniteError:
         """The error; of a fused operator it names the member, found by running the members one by one."""
-        found = error(self.schedule, step, finding, self.program)
+        problem = error(self.schedule, step, finding, self.program)
         name = self.values[finding.value].name
         members = members_of(step.op, name, self.program)
         if not members:
-            return found
+            return problem
         inner = self._of_members(step, name, given)
-        found.site = members[-1].site or found.site
+        problem.site = members[-1].site or problem.site
         if isinstance(inner, NonFiniteError):
-            found.site = inner.site or found.site
-            found.fact += f"; of these the first that fails is {inner.call}: {inner.what}"
-            found.hint = inner.hint
+            problem.site = inner.site or problem.site
+            problem.fact += f"; of these the first that fails is {inner.call}: {inner.what}"
+            problem.hint = inner.hint
         elif inner is None:
-            found.fact += "; computed one by one they are finite"
-        return found
+            problem.fact += "; computed one by one they are finite"
+        return problem
 
     def _of_members(self, step: Step, name: str, given: Any) -> Exception | None:
         """What the user's own operators say to the inputs of a fused one; None where they compute `name` well."""

@@ -43,7 +43,7 @@ class BoundStep:
 
 
 @dataclass
-class Found:
+class ScopeFacts:
     """What is known of a Scope until a name gets another array there.
 
     env      persistables in the places of their values, and in those of what lasting calls make of them
@@ -76,7 +76,7 @@ class Plan:
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
         self.large = any(v.type.size >= SMALL for v in self.values)  # or BLAS makes no threads
-        self.found_in: weakref.WeakKeyDictionary[Scope, Found] = weakref.WeakKeyDictionary()
+        self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
@@ -112,12 +112,12 @@ class Plan:
         if scope.torn:
             check_whole(scope, self.schedule.persistables)
         scope.separate()
-        found = self.found_in.get(scope)
-        if found is None or found.version != scope.version:
+        facts = self.facts_in.get(scope)
+        if facts is None or facts.version != scope.version:
             persistables = {i: self._placed(scope, name, i) for name, i in self.schedule.persistables.items()}
-            found = Found(scope.version, [persistables.get(i) for i in range(len(self.values))])
-            self.found_in[scope] = found
-        env = found.env.copy()
+            facts = ScopeFacts(scope.version, [persistables.get(i) for i in range(len(self.values))])
+            self.facts_in[scope] = facts
+        env = facts.env.copy()
         for name, index in self.schedule.feeds.items():
             env[index] = feeds[name]
         origin = self.program.origin
@@ -127,26 +127,26 @@ class Plan:
                 for number, bound in enumerate(self.steps):
                     if number in self.undo.kept:
                         self.undo.keep(number, scope, old)
-                    if found.steady and number not in found.lasting:
-                        found.lasting[number] = self._lasting(bound, env, found)
-                    lasting = found.lasting.get(number)
+                    if facts.steady and number not in facts.lasting:
+                        facts.lasting[number] = self._lasting(bound, env, facts)
+                    lasting = facts.lasting.get(number)
                     if lasting is None or any(env[i] is not array for i, array in lasting[1]):
                         self._run_step(bound, env, scope, (self.seed, bound.step.op.number, step_number))
                     else:
                         self._call(bound.step, lasting[0])
             scope.steps[origin] = step_number + 1  # a run that failed can be repeated with the same numbers
         except BaseException as problem:
-            found.steady = False
+            facts.steady = False
             self.undo.after_failure(number, scope, old, problem, self.program.name)
             raise
         if scope.torn:
             self.undo.after_run(scope)
-        found.steady = scope.version == found.version
+        facts.steady = scope.version == facts.version
         self.checked = True
         return [self._fetch(env, i) for i in self.fetched]
 
-    def _lasting(self, bound: BoundStep, env: list[Any], found: Found) -> Any:
-        """What `Found.lasting` holds for a step; a kernel that knows how to use it has a function `for_arrays`."""
+    def _lasting(self, bound: BoundStep, env: list[Any], facts: ScopeFacts) -> Any:
+        """What `ScopeFacts.lasting` holds for a step; a kernel that knows how to use it has a function `for_arrays`."""
         step, prepare = bound.step, getattr(bound.kernel, "for_arrays", None)
         read = [(i, self.values[i]) for i in step.read]
         known = all(v.buffer is not None or (v.persistable and v.producer < 0) for _, v in read)
@@ -156,7 +156,7 @@ class Plan:
         if call is None:
             return None
         for output, source in zip(flat(step.outputs), flat(step.in_place), strict=True):
-            env[output] = found.env[output] = env[source]
+            env[output] = facts.env[output] = env[source]
         return call, [(i, env[i]) for i, v in read if v.buffer is not None]
 
     def _call(self, step: Step, kernel: Callable[[], Any]) -> Any:
@@ -183,10 +183,10 @@ class Plan:
                     env[i] = r
         if not self.checked:
             self._check_results(step, env, args)
-        found = scope.arrays.get
+        array_of = scope.arrays.get
         for index, name in step.stored:
             array = env[index]
-            if array is not found(name):
+            if array is not array_of(name):
                 owned = array.base is None and array.flags.writeable and not _is_input(array, args)
                 scope.take(name, array if owned else array.copy())
                 env[index] = scope.arrays[name]

@@ -31,9 +31,9 @@ class Faults:
     def check(self) -> None:
         """Wait for all runs so far; an error where one had a fault."""
         with self.runtime.turn:
-            found = self.runtime.fetch(self.record, as_numpy=True)
+            record = self.runtime.fetch(self.record, as_numpy=True)
             self.runtime.stream.synchronize()
-            self.judge(found, "a run before this call had it; runs without fetches do not wait for the GPU")
+            self.judge(record, "a run before this call had it; runs without fetches do not wait for the GPU")
 
     def judge(self, record: np.ndarray, hint: str | None = None) -> None:
         """Turn what a kernel reported into an error that names its operator, the first one of the program."""

@@ -111,24 +111,24 @@ class Feeding:
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
-        found, known = [], self.known
+        offsets, known = [], self.known
         for name, movable in self.movable.items():
             array = feeds[name]
             if not movable or type(array) is np.ndarray:
-                found.append(0)
+                offsets.append(0)
                 continue
             place = known.get(id(array))
             if place is None or place[0]() is not array:
                 place = self._look(array)
-            found.append(place[1])
-        return tuple(found)
+            offsets.append(place[1])
+        return tuple(offsets)
 
     def _look(self, array: Any) -> tuple[weakref.ref[Any], int]:
         """Where an array lies, which it does as long as it lives."""
         if len(self.known) >= PLACES_SEEN:
             self.known.clear()
-        found = self.known[id(array)] = weakref.ref(array), self.runtime.lies_at(array)
-        return found
+        entry = self.known[id(array)] = weakref.ref(array), self.runtime.lies_at(array)
+        return entry
 
     def route(self, places: Places) -> Route:
         """How feeds reach calls that are bound for these places."""

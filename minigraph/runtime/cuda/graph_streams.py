@@ -40,25 +40,25 @@ def assign_streams(
 def followers(order: Sequence[int], before: Sequence[set[int]], work: Mapping[int, int]) -> dict[int, int]:
     """For each call that others need, the one of these with the longest way to the end: most work in a row."""
     way: dict[int, int] = {}  # from the beginning of a call on
-    found: dict[int, int] = {}
+    follower: dict[int, int] = {}
     for i in reversed(order):
-        way[i] = work[i] + (way[found[i]] if i in found else 0)
+        way[i] = work[i] + (way[follower[i]] if i in follower else 0)
         for w in before[i]:
-            if w not in found or way[i] >= way[found[w]]:
-                found[w] = i
-    return found
+            if w not in follower or way[i] >= way[follower[w]]:
+                follower[w] = i
+    return follower
 
 
 def waits(order: Sequence[int], units: Sequence[Unit], places: Mapping[int, tuple[int, int]]) -> dict[int, set[int]]:
     """For each call those before it that must have ended; not those that follow from these."""
     before = dependencies(units)
-    found = {i: set(before[i]) for i in order}
+    awaited = {i: set(before[i]) for i in order}
     memory = _Memory()
     for i in order:
         for block in units[i].blocks & places.keys():
-            found[i] |= memory.touch(i, block, places[block], block in units[i].writes)
-        found[i].discard(i)
-    return found
+            awaited[i] |= memory.touch(i, block, places[block], block in units[i].writes)
+        awaited[i].discard(i)
+    return awaited
 
 
 class _Memory:

@@ -27,7 +27,7 @@ class Joins:
 
 def joins(calls: Sequence[Call], triples: Sequence[tuple[int, int, int]], units: list[Unit]) -> Joins:
     """What of `triples`, which `candidates` found, becomes one launch; `units` become those of what then runs."""
-    found = Joins()
+    joined = Joins()
     named = frozenset[int]().union(*(unit.after for unit in units))  # others have to wait for these besides
     for first, at, last in triples:
         made = None
@@ -35,11 +35,11 @@ def joins(calls: Sequence[Call], triples: Sequence[tuple[int, int, int]], units:
         if not placed and _movable(units, first, at) and _movable(units, last, at):
             made = head(*(single(calls[i]) for i in (first, at, last)))
         if made is not None:
-            found.launches[at] = made
+            joined.launches[at] = made
             for i in (first, last):
-                found.taken[i] = at
+                joined.taken[i] = at
                 _unite(units, i, at)
-    return found
+    return joined
 
 
 def candidates(calls: Sequence[Call], once: frozenset[int]) -> list[tuple[int, int, int]]:

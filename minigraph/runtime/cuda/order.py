@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -62,6 +62,24 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
     return before
 
 
+def _waiting(before: Sequence[set[int]], order: Iterable[int]) -> list[list[int]]:
+    """For each unit those of `order` that wait for it: the reverse of `dependencies`."""
+    after: list[list[int]] = [[] for _ in before]
+    for i in order:
+        for j in before[i]:
+            after[j].append(i)
+    return after
+
+
+def _touching(units: Sequence[Unit], order: Iterable[int]) -> dict[int, list[int]]:
+    """For each block the units that read or write it, as they stand in `order`."""
+    touching: dict[int, list[int]] = {}
+    for i in order:
+        for b in units[i].blocks:
+            touching.setdefault(b, []).append(i)
+    return touching
+
+
 def greedy(
     units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
@@ -71,19 +89,12 @@ def greedy(
     sizes   bytes of the blocks that matter
     given   those that hold something before the first unit;  kept: those that are needed after the last
     """
-    accessors: dict[int, set[int]] = {}
-    for i, unit in enumerate(units):
-        for b in unit.blocks:
-            accessors.setdefault(b, set()).add(i)
+    accessors = {b: set(own) for b, own in _touching(units, range(len(units))).items()}
+    after = _waiting(before, range(len(units)))
     live = set(given)
-    after: list[list[int]] = [[] for _ in units]
     missing = [len(b) for b in before]
-    for i, wanted in enumerate(before):
-        for j in wanted:
-            after[j].append(i)
     done = [False] * len(units)
-    ready = [i for i, n in enumerate(missing) if n == 0]
-    heapq.heapify(ready)
+    ready = [i for i, n in enumerate(missing) if n == 0]  # it ascends, so it is a heap
     urgent: list[tuple[int, int]] = []
 
     def growth(i: int) -> int:
@@ -127,15 +138,9 @@ def as_late_as_possible(
 ) -> list[int]:
     """Scheduling as late as possible: what takes memory and frees none runs just before the first that waits for it."""
     place = {i: at for at, i in enumerate(order)}
-    accessors: dict[int, list[int]] = {}
-    for i in order:
-        for b in units[i].blocks & sizes.keys():
-            accessors.setdefault(b, []).append(i)
+    accessors = {b: own for b, own in _touching(units, order).items() if b in sizes}
     first = {b: own[0] for b, own in accessors.items()}
-    after: list[list[int]] = [[] for _ in units]
-    for i in order:
-        for j in before[i]:
-            after[j].append(i)
+    after = _waiting(before, order)
     last = {b: len(units) if b in kept else max(place[i] for i in own[1:]) if len(own) > 1 else -1
             for b, own in accessors.items()}  # fmt: skip
     for i in reversed(order):

@@ -66,21 +66,21 @@ class Views:
                 self._join(schedule.steps, step)
 
     def _taken(self, schedule: Schedule) -> dict[int, int]:
-        found = {i: self.values[i].type.size for i in self.direct}
-        for step in reversed(schedule.steps) if found else ():
-            elements = sum(found.get(i, 0) for i in step.written) if step.op.opdef.shows is not None else 0
+        elements_of = {i: self.values[i].type.size for i in self.direct}
+        for step in reversed(schedule.steps) if elements_of else ():
+            elements = sum(elements_of.get(i, 0) for i in step.written) if step.op.opdef.shows is not None else 0
             for source in step.read if elements else ():
-                found[source] = min(found.get(source, 0) + elements, self.values[source].type.size)
-        return found
+                elements_of[source] = min(elements_of.get(source, 0) + elements, self.values[source].type.size)
+        return elements_of
 
     def _apart(self, schedule: Schedule) -> dict[int, str]:
-        found = dict.fromkeys(schedule.fetched, "it is fetched")
-        found |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
+        reasons = dict.fromkeys(schedule.fetched, "it is fetched")
+        reasons |= {i: "the Scope keeps it" for i in self.taken if self.values[i].persistable}
         for step in schedule.steps if self.taken else ():
             if step.op.opdef.shows is None:
                 others = Counter(step.read) - Counter(by_strides(step))  # Q may be the Bias, too
-                found |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
-        return found
+                reasons |= dict.fromkeys(others.keys() & self.taken.keys(), f"{step.op.type} reads it, too")
+        return reasons
 
     def _show(self, position: int, step: Step, shows: Shows) -> None:
         (source,) = step.read

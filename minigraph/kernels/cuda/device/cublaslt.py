@@ -147,13 +147,13 @@ class LtPlan:
         """Algorithms whose sums have one fixed order, with their workspaces, the best one first, then as proposed."""
         call = self.call
         room = call.workspace.nbytes if call.workspace else 0
-        found: dict[bytes, Any] = {}
+        offered: dict[bytes, Any] = {}
         for one in self._heuristic(room):
-            found.setdefault(one["algorithm"].tobytes(), one)
-        if not found:
+            offered.setdefault(one["algorithm"].tobytes(), one)
+        if not offered:
             raise Unsupported(f"cuBLASLt has no {call.epilogue} for {call.m} x {call.n} x {call.k}")
-        better = next((a for a, one in found.items() if self._overlaps(a, float(one["waves"]))), None)
-        return {a: int(found[a]["workspace"]) for a in sorted(found, key=lambda a: a != better)}
+        better = next((a for a, one in offered.items() if self._overlaps(a, float(one["waves"]))), None)
+        return {a: int(offered[a]["workspace"]) for a in sorted(offered, key=lambda a: a != better)}
 
     def _overlaps(self, algorithm: bytes, rounds: float) -> bool:
         """Whether an algorithm has tiles of 128 x 160, and they promise more than those that the heuristic puts first.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.kernels.cuda.record.binder import blocks_for
+from minigraph.kernels.cuda.record.bindings import driver
 from minigraph.kernels.cuda.record.compile import full_source
 
 SMALL = 1 << 16  # bytes; the driver's own fill is faster for many
@@ -29,13 +30,13 @@ def as_kernels(graph: int, function: Callable[[], int]) -> int:
     function  gives the CUfunction of `kernel`; asked where there is such a node
     A RuntimeError tells which call of the driver failed.
     """
-    import cuda.bindings.driver as d
+    d = driver()
 
     def asked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        status, *found = call(*args)
+        status, *answer = call(*args)
         if int(status):
             raise RuntimeError(f"{call.__name__}: {status.name}")
-        return tuple(found)
+        return tuple(answer)
 
     connect = getattr(d, "cuGraphAddDependencies_v2", d.cuGraphAddDependencies)  # the name in CUDA 12
     whole, replaced = d.CUgraph(graph), 0

@@ -70,9 +70,9 @@ class Products:
         out = memory.empty((call.m, call.n), call.c.dtype)
         plan.probe(bias.data.ptr, out.data.ptr, memory.stream.ptr)
         rows = Buffer((min(call.m, PROBED_ROWS), call.n), call.c.dtype, out.data.ptr)
-        found = memory.fetch(rows, as_numpy=True)
+        results = memory.fetch(rows, as_numpy=True)
         memory.stream.synchronize()
-        return bool(np.isnan(found).all())
+        return bool(np.isnan(results).all())
 
 
 def question(call: Gemm) -> tuple[Any, ...]:

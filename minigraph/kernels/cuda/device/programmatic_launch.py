@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from minigraph.kernels.cuda.record.bindings import driver
+
 DRIVER = 12030  # the version from which edges have data
 
 
@@ -23,14 +25,14 @@ def loosen(graph: int, waiting: Collection[int]) -> int:
     waiting   the CUfunctions that wait by themselves; other nodes, and kernels of libraries, are held back as before
     A RuntimeError tells which call of the driver failed.
     """
-    import cuda.bindings.driver as d
+    d = driver()
 
     def asked(name: str, *args: Any) -> tuple[Any, ...]:
         call: Callable[..., Any] = getattr(d, f"{name}_v2", None) or getattr(d, name)  # CUDA 12: with data of edges
-        status, *found = call(*args)
+        status, *answer = call(*args)
         if int(status):
             raise RuntimeError(f"{name}: {status.name}")
-        return tuple(found)
+        return tuple(answer)
 
     def function(node: Any) -> int:
         """The CUfunction of a node; 0 where it is no kernel."""

@@ -44,8 +44,8 @@ def bind_expression(
 
 def expressions_of(form: Form, outputs: Iterable[str], attrs: Mapping[str, Any]) -> dict[str, str]:
     """{output slot: C++ expression} of an operator's fact `cuda`."""
-    found = form(attrs) if callable(form) else form
-    return {slot: found if isinstance(found, str) else found[slot] for slot in outputs}
+    text = form(attrs) if callable(form) else form
+    return {slot: text if isinstance(text, str) else text[slot] for slot in outputs}
 
 
 def _names(expressions: Mapping[str, str]) -> set[str]:

@@ -195,7 +195,7 @@ def walk_arguments(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> 
     """The numbers for `walk_parameters`."""
     own = list(zip(walks(extents, strides), strides, strict=True))
     sizes = extents[1:] if any(walk != FLAT for walk, _ in own) else ()
-    steps = [s for walk, found in own if walk != FLAT for s, c in zip(found, walk, strict=True) if c == "n"]
+    steps = [s for walk, steps_of in own if walk != FLAT for s, c in zip(steps_of, walk, strict=True) if c == "n"]
     return [i64(n) for n in (*sizes, *steps)]
 
 

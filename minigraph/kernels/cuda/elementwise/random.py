@@ -1,4 +1,4 @@
-"""Random values: bind functions of minigraph/ops/random.py. The numbers are those of the CPU, see philox.py."""
+"""Random values: bind functions of ops/elementwise/random.py. The numbers are those of the CPU, see philox.py."""
 
 from __future__ import annotations
 

@@ -85,27 +85,27 @@ def tile_columns(outer: int, m: int, inner: int, width: int, multiprocessors: in
 
 def runs(shape: Shape, axes: Sequence[int]) -> list[tuple[int, bool]]:
     """(extent, whether it is reduced) of the fewest runs of axes; axes of size 1 are left out."""
-    found: list[tuple[int, bool]] = []
+    merged: list[tuple[int, bool]] = []
     for axis, extent in enumerate(shape):
         reduced = axis in axes
         if extent == 1:
             continue
-        if found and found[-1][1] == reduced:
-            found[-1] = found[-1][0] * extent, reduced
+        if merged and merged[-1][1] == reduced:
+            merged[-1] = merged[-1][0] * extent, reduced
         else:
-            found.append((extent, reduced))
-    return found
+            merged.append((extent, reduced))
+    return merged
 
 
 def stages(shape: Shape, axes: Sequence[int]) -> list[Shape]:
     """(outer, m, inner) of the passes that reduce `axes` run by run, the longest run first."""
-    parts, found = runs(shape, axes), []
+    parts, passes = runs(shape, axes), []
     while any(reduced for _, reduced in parts):
         _, longest = max((extent, i) for i, (extent, reduced) in enumerate(parts) if reduced)
         sizes = [extent for extent, _ in parts]
-        found.append((math.prod(sizes[:longest]), sizes[longest], math.prod(sizes[longest + 1 :])))
+        passes.append((math.prod(sizes[:longest]), sizes[longest], math.prod(sizes[longest + 1 :])))
         del parts[longest]
-    return found
+    return passes
 
 
 def accumulator(kind: str, dtype: np.dtype) -> np.dtype:

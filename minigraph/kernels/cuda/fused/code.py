@@ -133,20 +133,20 @@ def _add_dropout(code: Code, member: Any, binder: Binder, array: bool) -> None:
     _add_block(code, member, [f"{v}[i] = {values[slot]};" for slot, v in outs.items()], True)
 
 
-def read_names(found: Any, buffers: Mapping[str, Buffer]) -> list[str]:
+def read_names(fused: Any, buffers: Mapping[str, Buffer]) -> list[str]:
     """The inputs whose values a member reads."""
-    read = {n for m in found.members for s, ns in m.inputs.items() if s not in m.opdef.unread(m.outputs) for n in ns}
+    read = {n for m in fused.members for s, ns in m.inputs.items() if s not in m.opdef.unread(m.outputs) for n in ns}
     return [n for n in buffers if n in read and n[0] == "x"]
 
 
 def operand_parameters(inputs: Sequence[str], outputs: Sequence[str], buffers: Mapping[str, Buffer]) -> list[str]:
     """Declarations of the kernel's pointers; an operand that is updated in place must not be read ahead."""
     updated = {id(buffers[n]) for n in outputs}
-    found = []
+    declared = []
     for n in inputs:
         restrict = "" if id(buffers[n]) in updated else " __restrict__"
-        found.append(f"const {CUDA_TYPES[buffers[n].dtype]}*{restrict} p_{n}")
-    return found + [f"{CUDA_TYPES[buffers[n].dtype]}* p_{n}" for n in outputs]
+        declared.append(f"const {CUDA_TYPES[buffers[n].dtype]}*{restrict} p_{n}")
+    return declared + [f"{CUDA_TYPES[buffers[n].dtype]}* p_{n}" for n in outputs]
 
 
 def kernel_source(

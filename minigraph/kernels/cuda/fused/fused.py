@@ -35,21 +35,21 @@ Slots = Mapping[str, Any]
 def fused_elementwise(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Outputs of a body, by one kernel where that can be."""
     x, like, out = ins["X"], ins.get("Like") or [], outs["Out"]
-    found = fused_body(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
+    fused = fused_body(attrs["body"], tuple(map(_type, x)), tuple(map(_type, like)))
     buffers = {f"x{i}": b for i, b in enumerate(x)} | {f"s{i}": b for i, b in enumerate(like)}
     buffers |= {f"y{i}": b for i, b in enumerate(out)}
     calls = len(binder.calls)
     try:
-        if isinstance(found.layout, str):
-            raise TooMuch(found.layout)
-        if math.prod(found.layout.shape) == 0:
+        if isinstance(fused.layout, str):
+            raise TooMuch(fused.layout)
+        if math.prod(fused.layout.shape) == 0:
             raise TooMuch("there are no elements")
-        bind = _bind_whole if found.layout.row is None else bind_rows
-        bind(binder, found, _apart(binder, buffers, found.layout))
+        bind = _bind_whole if fused.layout.row is None else bind_rows
+        bind(binder, fused, _apart(binder, buffers, fused.layout))
     except TooMuch as why:
         del binder.calls[calls:]
         binder.note(f"runs member by member: {why}")
-        _bind_members(binder, found, _apart(binder, buffers, None))
+        _bind_members(binder, fused, _apart(binder, buffers, None))
 
 
 def _apart(binder: Binder, buffers: Mapping[str, Buffer], layout: Any) -> dict[str, Buffer]:
@@ -72,13 +72,13 @@ def _type(buffer: Buffer) -> TensorType:
     return TensorType(buffer.shape, buffer.dtype)
 
 
-def _bind_members(binder: Binder, found: Any, buffers: dict[str, Buffer]) -> None:
+def _bind_members(binder: Binder, fused: Any, buffers: dict[str, Buffer]) -> None:
     """Each member by its own kernel, with values between them in scratch memory."""
     own = binder.number
-    for m in found.members:
+    for m in fused.members:
         for name in m.written:
             if name not in buffers:
-                buffers[name] = binder.scratch(found.types[name].shape, found.types[name].dtype)
+                buffers[name] = binder.scratch(fused.types[name].shape, fused.types[name].dtype)
         binder.number, binder.member = m.number, m.opdef.type
         m.opdef.gpu_bind(
             binder, _slots(m.opdef.inputs, m.inputs, buffers), _slots(m.opdef.outputs, m.outputs, buffers), m.attrs
@@ -87,23 +87,23 @@ def _bind_members(binder: Binder, found: Any, buffers: dict[str, Buffer]) -> Non
 
 
 def _slots(slots: Sequence[Any], names: Mapping[str, Sequence[str]], buffers: Mapping[str, Buffer]) -> dict[str, Any]:
-    found = {s.name: [buffers[n] for n in names.get(s.name, ())] for s in slots}
-    return {s.name: found[s.name] if s.variadic else (found[s.name] or [None])[0] for s in slots}
+    given = {s.name: [buffers[n] for n in names.get(s.name, ())] for s in slots}
+    return {s.name: given[s.name] if s.variadic else (given[s.name] or [None])[0] for s in slots}
 
 
 # the kernel of a body without rows
 
 
-def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+def _bind_whole(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None:
     """One thread for each pack of WIDTH elements."""
-    shape = found.layout.shape
-    inputs = read_names(found, buffers)
-    names = [*inputs, *found.outputs]
+    shape = fused.layout.shape
+    inputs = read_names(fused, buffers)
+    names = [*inputs, *fused.outputs]
     operands = [buffers[n] for n in names]
     extents, strides = merged_axes(shape, [b.shape for b in operands])
     pack = pack_size(operands, extents, strides)
     steps = dict(zip(names, walks(extents, strides), strict=True))
-    code = Code(found.types, found.layout.kinds)
+    code = Code(fused.types, fused.layout.kinds)
     for n in inputs:
         b, whole = buffers[n], steps[n][-1] != "0"
         packed = pack > 1 and whole
@@ -113,9 +113,9 @@ def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> No
             code.lines.append(f"const Pack<{t}, {pack}> q_{n} = *(const Pack<{t}, {pack}>*)({source});")
         value = f"q_{n}.v[i]" if packed else f"*({source})"
         code.lines.append(f"{'ALL ' * (n in code.arrays)}{variable}{'[i]' * (n in code.arrays)} = up({value});")
-    for m in found.members:
+    for m in fused.members:
         add_pointwise(code, m, binder)
-    for n in found.outputs:
+    for n in fused.outputs:
         t = CUDA_TYPES[buffers[n].dtype]
         code.lines += [
             f"Pack<{t}, {pack}> r_{n};", f"ALL r_{n}.v[i] = down<{t}>({code.at(n)});",
@@ -123,7 +123,7 @@ def _bind_whole(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> No
         ]  # fmt: skip
     size = math.prod(shape)
     index = "u64" if size >= 2**31 else "u32"
-    parameters = [*operand_parameters(inputs, found.outputs, buffers), *code.parameters, "i64 packs"]
+    parameters = [*operand_parameters(inputs, fused.outputs, buffers), *code.parameters, "i64 packs"]
     parameters += walk_parameters(steps)
     body = [
         "const u64 at = u64(blockIdx.x) * blockDim.x + threadIdx.x;", "if (at >= packs) return;",

@@ -28,17 +28,17 @@ RESIDENT = ((1024, 64), (768, 84), (512, 128))  # threads of a multiprocessor, a
 BESIDE, BESIDE_DRAWS, BESIDE_DOUBLES = 20, 28, 64  # registers beside those of values
 
 
-def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None:
+def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None:
     """A body with rows as one kernel, and one more for all sums over rows."""
-    layout, types = found.layout, found.types
+    layout, types = fused.layout, fused.types
     rows, n = math.prod(layout.shape[: layout.row]), math.prod(layout.shape[layout.row :])
-    inputs = read_names(found, buffers)
-    sums = [name for name in found.outputs if layout.kinds[name] == "sum"]
-    written = [name for name in found.outputs if name not in sums]
+    inputs = read_names(fused, buffers)
+    sums = [name for name in fused.outputs if layout.kinds[name] == "sum"]
+    written = [name for name in fused.outputs if name not in sums]
     leading = _row_strides(layout, inputs, buffers)
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
-    words = _live_words(found, inputs)
+    words = _live_words(fused, inputs)
     lanes, per_lane = _lanes(packs, width, words)
     threads = max(lanes, SUM_THREADS if sums else THREADS)
     code = Code(types, layout.kinds)
@@ -47,8 +47,8 @@ def bind_rows(binder: Binder, found: Any, buffers: Mapping[str, Buffer]) -> None
     totals = [line.replace(";", " = {};") for line in code.lines]
     code.lines.clear()
     columns, loads = _add_inputs(code, layout, inputs, buffers, width)
-    shelves = _add_members(code, found.members, binder, n)
-    groups, resident = threads // lanes, max(1, _threads_at_once(found, words * per_lane * width) // threads)
+    shelves = _add_members(code, fused.members, binder, n)
+    groups, resident = threads // lanes, max(1, _threads_at_once(fused, words * per_lane * width) // threads)
     blocks = blocks_for(rows, groups)
     if sums:
         blocks = min(blocks, binder.device.multiprocessors * resident)
@@ -100,10 +100,10 @@ def _add_members(code: Code, members: Sequence[Any], binder: Binder, n: int) -> 
     return shelves
 
 
-def _threads_at_once(found: Any, words: int) -> int:
+def _threads_at_once(fused: Any, words: int) -> int:
     """Threads of a multiprocessor that have registers for values of so many words, and for what stands beside them."""
-    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in found.members) else BESIDE
-    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in found.types.values()) else beside
+    beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in fused.members) else BESIDE
+    beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in fused.types.values()) else beside
     return next((threads for threads, registers in RESIDENT if words + beside <= registers), RESIDENT[-1][0])
 
 
@@ -167,19 +167,19 @@ def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buff
     return width
 
 
-def _live_words(found: Any, inputs: Sequence[str]) -> int:
+def _live_words(fused: Any, inputs: Sequence[str]) -> int:
     """Registers for one element of all values that live at once, at most."""
-    layout, last = found.layout, {}
-    for i, m in enumerate(found.members):
+    layout, last = fused.layout, {}
+    for i, m in enumerate(fused.members):
         last.update(dict.fromkeys(m.read, i))
-    last.update(dict.fromkeys(found.outputs, len(found.members)))
+    last.update(dict.fromkeys(fused.outputs, len(fused.members)))
 
     def words(names: Sequence[str]) -> int:
-        return sum(2 if found.types[name].dtype == float64 else 1 for name in names if layout.kinds[name] != "row")
+        return sum(2 if fused.types[name].dtype == float64 else 1 for name in names if layout.kinds[name] != "row")
 
-    live = {*inputs, *(name for name in found.outputs if layout.kinds[name] == "sum")}
+    live = {*inputs, *(name for name in fused.outputs if layout.kinds[name] == "sum")}
     most = words([*live])
-    for i, m in enumerate(found.members):
+    for i, m in enumerate(fused.members):
         live.update(m.written)
         most = max(most, words([*live]))
         live = {name for name in live if last.get(name, i) > i}

@@ -59,8 +59,8 @@ def ways(binder: Binder, product: Product, library: Ways) -> Ways:
     return first | library | dict(reversed(last.items()))
 
 
-def record(binder: Binder, found: Ways) -> None:
+def record(binder: Binder, offered: Ways) -> None:
     """Record these ways; one of them runs."""
-    if len(found) > 1:
-        return binder.choose(found)
-    next(iter(found.values()))()
+    if len(offered) > 1:
+        return binder.choose(offered)
+    next(iter(offered.values()))()

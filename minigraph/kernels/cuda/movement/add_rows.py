@@ -64,24 +64,24 @@ def bind_add_rows(
         return bind_bins(binder, index, rows, table, low, padding)
     outer, size, width = math.prod(out.shape[:axis]), out.shape[axis], math.prod(out.shape[axis + 1 :])
     pack = pack_size([rows, out], [width], [[1], [1]])
-    found = bind_sort(binder, index, out.view((outer, size, width)), pack, low, padding)
+    bins = bind_sort(binder, index, out.view((outer, size, width)), pack, low, padding)
     kind = float32 if out.dtype in (float16, bfloat16) else out.dtype
     tiles = binder.scratch((outer, n // TILE, width), kind)
     lanes = lanes_for(width // pack)
     pieces = blocks_for(width, lanes * pack)
     parts = blocks_for(outer * pieces, THREADS // lanes * RUN // TILE)  # what blocks take at once, of a tile
     defines = {
-        "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": found.kind, "V": pack, "LANES": lanes,
-        "RUN": RUN, "AHEAD": 4 if pack == WIDE else 8, "BLOCKS": 3 if found.kind == "u64" else 5 if pack == WIDE else 4,
+        "T": CUDA_TYPES[out.dtype], "C": compute_type(out.dtype), "I": bins.kind, "V": pack, "LANES": lanes,
+        "RUN": RUN, "AHEAD": 4 if pack == WIDE else 8, "BLOCKS": 3 if bins.kind == "u64" else 5 if pack == WIDE else 4,
     }  # fmt: skip
     sizes = i64(outer), i64(n), i64(size), i64(width), i64(pieces)
     binder.launch(
-        "movement/add_rows.cu", "row_sums", blocks_for(n, TILE) * parts, THREADS, found.items, rows, tiles, out, *sizes,
+        "movement/add_rows.cu", "row_sums", blocks_for(n, TILE) * parts, THREADS, bins.items, rows, tiles, out, *sizes,
         np.uint32(parts), defines=defines,
     )  # fmt: skip
     binder.launch(
         "movement/add_rows.cu", "long_sums", (min(n // TILE, LONG_BLOCKS), min(outer * pieces, LONG_PARTS)), THREADS,
-        found.items, rows, tiles, out, *sizes, defines=defines,
+        bins.items, rows, tiles, out, *sizes, defines=defines,
     )  # fmt: skip
 
 

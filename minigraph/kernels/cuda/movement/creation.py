@@ -1,4 +1,4 @@
-"""Constants, copies and sums: bind functions of minigraph/ops/creation.py."""
+"""Constants, copies and sums: bind functions of minigraph/ops/movement/creation.py."""
 
 from __future__ import annotations
 

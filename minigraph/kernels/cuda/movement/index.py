@@ -1,4 +1,4 @@
-"""Elements by position: bind functions of minigraph/ops/index.py and embedding.py (slices: movement.py)."""
+"""Elements by position: bind functions of minigraph/ops/movement/index.py and embedding.py (slices: movement.py)."""
 
 from __future__ import annotations
 

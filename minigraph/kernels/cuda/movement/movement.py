@@ -68,16 +68,16 @@ def bind_copy(
 
 def merged(axes: Sequence[Axis]) -> list[Axis]:
     """The fewest axes that visit the same places in the same order."""
-    found: list[Axis] = []
+    fewest: list[Axis] = []
     for axis in axes:
         if axis.extent == 1:
             continue
-        outer = found[-1] if found else None
+        outer = fewest[-1] if fewest else None
         if outer and outer[1:] == (axis.extent * axis.source, axis.extent * axis.destination):
-            found[-1] = Axis(outer.extent * axis.extent, axis.source, axis.destination)
+            fewest[-1] = Axis(outer.extent * axis.extent, axis.source, axis.destination)
         else:
-            found.append(axis)
-    return found or [Axis(1, 1, 1)]
+            fewest.append(axis)
+    return fewest or [Axis(1, 1, 1)]
 
 
 def word_bytes(itemsize: int, axes: Sequence[Axis], offsets: Sequence[int], alignment: int) -> int:

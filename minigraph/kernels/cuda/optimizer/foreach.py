@@ -1,4 +1,4 @@
-"""Elementary operations on lists of arrays on a GPU: one launch for a list (ops/foreach.py)."""
+"""Elementary operations on lists of arrays on a GPU: one launch for a list (ops/optimizer/foreach.py)."""
 
 from __future__ import annotations
 

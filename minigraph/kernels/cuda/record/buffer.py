@@ -205,11 +205,11 @@ class Table:
 
     def parts(self) -> list[Buffer]:
         """The words, then each array, as buffers."""
-        found, at = [self.buffer.view((len(self.words.words),), int64)], self.words.nbytes
+        buffers, at = [self.buffer.view((len(self.words.words),), int64)], self.words.nbytes
         for a in self.arrays:
-            found.append(self.buffer.view((a.size,), a.dtype, at))
+            buffers.append(self.buffer.view((a.size,), a.dtype, at))
             at += -(-a.nbytes // 8) * 8
-        return found
+        return buffers
 
     def write(self, runtime: Any) -> None:
         """Put all into new memory of the runtime; what was bound to the memory before goes on reading that."""

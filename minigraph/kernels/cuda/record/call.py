@@ -186,13 +186,13 @@ def within(values: Iterable[Any]) -> Iterator[Buffer]:
 def moved(value: Any, places: Places) -> Any:
     """A value of a call's field with other buffers, see Call.moved."""
     if isinstance(value, Buffer):
-        found = places.get(id(value))
-        if found is not None or isinstance(value, ConstantTable):
-            return found or value
-        assert value.owner is not None, f"{value} has no place"
-        found = places[id(value)] = Buffer(value.shape, value.dtype, alignment=value.alignment)
-        found.owner, found.offset, found.steps = moved(value.owner, places), value.offset, value.steps
-        return found
+        buffer = places.get(id(value))
+        if buffer is not None or isinstance(value, ConstantTable):
+            return buffer or value
+        assert value.owner is not None, f"{value} has no buffer"
+        buffer = places[id(value)] = Buffer(value.shape, value.dtype, alignment=value.alignment)
+        buffer.owner, buffer.offset, buffer.steps = moved(value.owner, places), value.offset, value.steps
+        return buffer
     if isinstance(value, Words):
         return value.elsewhere(lambda buffer: moved(buffer, places))
     if isinstance(value, (list, tuple)):

@@ -235,14 +235,14 @@ class Choice(Call):
         said, missing = len(runtime.notes), None
         for name in runtime.wanted(list(self.variants)):
             try:
-                found = [one for call in self.variants[name] for one in call.runnable(runtime)]
+                calls = [one for call in self.variants[name] for one in call.runnable(runtime)]
             except Unsupported as why:
                 del runtime.notes[said:]
                 missing = missing or why
                 continue
             if missing is not None:
                 runtime.notes.append((self.step, f"{name}: {missing}"))
-            return found
+            return calls
         raise missing or Unsupported("no way to compute this is known")
 
 

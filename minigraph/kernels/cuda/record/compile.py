@@ -19,6 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from .bindings import nvrtc
+
 
 def _home() -> Path:
     try:
@@ -74,16 +76,14 @@ def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
 
 def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
-    import cuda.bindings.nvrtc as nvrtc
-
     source = _waiting(source, arch)
-    _, major, minor = nvrtc.nvrtcVersion()
+    _, major, minor = nvrtc().nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
-    found = _found(CACHE, key)
-    if found is None:
+    cubin = _found(CACHE, key)
+    if cubin is None:
         folder = _writable(CACHE)
-        found = _found(folder, key) or _made(folder, key, source, arch)
-    return found
+        cubin = _found(folder, key) or _made(folder, key, source, arch)
+    return cubin
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
@@ -97,7 +97,7 @@ def _found(folder: Path, key: str) -> Cubin | None:
 
 
 def _made(folder: Path, key: str, source: str, arch: str) -> Cubin:
-    code, ptx, report = _nvrtc(source, arch)
+    code, ptx, report = _compiled(source, arch)
     return _kept(folder, key, code, f"{report}\n{WAITS}" if waits_first(ptx) else report)
 
 
@@ -139,7 +139,7 @@ def compile_all(sources: Iterable[str], arch: str) -> None:
 
 def ptx_of(source: str, arch: str = "sm_90a") -> str:
     """The PTX of `source` as `compile_source` compiles it; a RuntimeError holds NVRTC's log."""
-    return _nvrtc(_waiting(source, arch), arch)[1]
+    return _compiled(_waiting(source, arch), arch)[1]
 
 
 def _waiting(source: str, arch: str) -> str:
@@ -147,26 +147,25 @@ def _waiting(source: str, arch: str) -> str:
     return KERNEL.sub(lambda m: m[0] + WAIT, source) if int(re.sub(r"\D", "", arch)) >= 90 else source
 
 
-def _nvrtc(source: str, arch: str) -> tuple[bytes, str, str]:
+def _compiled(source: str, arch: str) -> tuple[bytes, str, str]:
     """(cubin, PTX, NVRTC's log)"""
-    import cuda.bindings.nvrtc as nvrtc
-
+    compiler = nvrtc()
     options = [o.encode() for o in (*OPTIONS, f"-arch={arch}", "--ptxas-options=-v")]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    _, program = compiler.nvrtcCreateProgram(source.encode(), b"minigraph.cu", 0, [], [])
+    (status,) = compiler.nvrtcCompileProgram(program, len(options), options)
+    _, size = compiler.nvrtcGetProgramLogSize(program)
     log = bytes(size)  # new memory; b" " * 1 would be the interpreter's own b" ", which NVRTC then overwrites
-    nvrtc.nvrtcGetProgramLog(program, log)
+    compiler.nvrtcGetProgramLog(program, log)
     report = log.decode(errors="replace").strip("\0 \n")
     if int(status) != 0:
         raise RuntimeError(f"NVRTC cannot compile for {arch}:\n{report}")
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    _, size = compiler.nvrtcGetCUBINSize(program)
     code = bytes(size)
-    nvrtc.nvrtcGetCUBIN(program, code)
-    _, size = nvrtc.nvrtcGetPTXSize(program)
+    compiler.nvrtcGetCUBIN(program, code)
+    _, size = compiler.nvrtcGetPTXSize(program)
     ptx = bytes(size)
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
+    compiler.nvrtcGetPTX(program, ptx)
+    compiler.nvrtcDestroyProgram(program)
     return code, ptx.decode(errors="replace").rstrip("\0"), report
 
 

@@ -80,12 +80,12 @@ class Repeats:
 
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        found = self.known.get(key)
-        if found is None:
+        known = self.known.get(key)
+        if known is None:
             return None
-        places = {id(old): new for old, new in zip(found.given, given, strict=True)}
+        places = {id(old): new for old, new in zip(known.given, given, strict=True)}
         places[id(self.binder.fault)] = self.binder.fault
-        places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in found.scratch}
-        for text in found.notes:
+        places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
+        for text in known.notes:
             self.binder.note(text)
-        return [call.moved(places, self.binder.step) for call in found.calls]
+        return [call.moved(places, self.binder.step) for call in known.calls]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minigraph.kernels.cuda.record.bindings import driver
 from minigraph.kernels.cuda.record.buffer import Buffer, Words
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.types import bfloat16, float16, float32
@@ -46,8 +47,7 @@ class TensorMap(Words):
 
     def packed(self) -> np.ndarray:
         """The 128 bytes that the driver makes of it, as 16 words."""
-        import cuda.bindings.driver as d
-
+        d = driver()
         kinds, size = d.CUtensorMapDataType, self.buffer.dtype.itemsize
         kind = {
             bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

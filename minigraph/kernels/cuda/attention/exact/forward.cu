@@ -6,7 +6,7 @@
 // and the parts are joined by `join`, in order: results do not depend on timing.
 
 // LSE of a row from its sum of exponentials below the largest score; +inf where Mask hides all keys, see
-// minigraph/ops/attention.py.
+// minigraph/ops/attention/attention.py.
 __device__ __forceinline__ C log_sum(C total, C largest, bool masked, C masked_score) {
     if (total == 0) return -infinity<C>();
     if (masked && masked_score <= C(HIDDEN_WHOLE) && largest == masked_score) return infinity<C>();

@@ -65,9 +65,9 @@ def call_of(ins: Slots, attrs: Slots) -> AttentionSizes:
 def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     """Why these kernels cannot compute this call; empty if they can."""
     c = call_of(ins, attrs)
-    found = [f"head dimension {n} exceeds {MOST}" for n in (c.d, c.dv) if n > MOST]
+    limits = [f"head dimension {n} exceeds {MOST}" for n in (c.d, c.dv) if n > MOST]
     rows = max(c.queries, c.keys) * c.batch * c.heads
-    return found + [f"{rows} rows are more than 2^31"] * (rows >= 2**31)
+    return limits + [f"{rows} rows are more than 2^31"] * (rows >= 2**31)
 
 
 class ExactTiling(NamedTuple):

@@ -52,23 +52,23 @@ def reasons(ins: Mapping[str, Any], attrs: Mapping[str, Any], arch: str) -> list
     """Why these kernels cannot compute this call; empty if they can."""
     Q, V = ins["Q"], ins["V"]
     shape = shape_of(Q, ins["K"], attrs)
-    found = []
+    limits = []
     if not arch.startswith("sm_90"):
-        found.append(f"wgmma needs sm_90, this is {arch}")
+        limits.append(f"wgmma needs sm_90, this is {arch}")
     if Q.dtype not in (float16, bfloat16):
-        found.append(f"the tensor cores take 16-bit floats, Q is {Q.dtype}")
+        limits.append(f"the tensor cores take 16-bit floats, Q is {Q.dtype}")
     if shape.width > WIDEST or shape.width % 8 or V.shape[-1] != shape.width:
-        found.append(f"head dimensions {shape.width} and {V.shape[-1]} are not one multiple of 8 up to {WIDEST}")
-    found += [f"{slot} is given" for slot in ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK") if ins.get(slot) is not None]
+        limits.append(f"head dimensions {shape.width} and {V.shape[-1]} are not one multiple of 8 up to {WIDEST}")
+    limits += [f"{slot} is given" for slot in ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK") if ins.get(slot) is not None]
     if attrs["dropout"] > 0 and not attrs["is_test"]:
-        found.append("probabilities are dropped")
+        limits.append("probabilities are dropped")
     if scale_of(attrs, shape) <= 0:
-        found.append("scale is not positive")
+        limits.append("scale is not positive")
     if min(shape.batch, shape.heads, shape.queries, shape.keys, shape.width) == 0:
-        found.append("a size is 0")
+        limits.append("a size is 0")
     if max(shape.queries, shape.keys) >= UNBOUNDED or max(shape.batch, shape.heads) >= 1 << 16:
-        found.append("a size exceeds a grid's")
-    return found
+        limits.append("a size exceeds a grid's")
+    return limits
 
 
 def shape_of(Q: Buffer, K: Buffer, attrs: Mapping[str, Any]) -> Shape:

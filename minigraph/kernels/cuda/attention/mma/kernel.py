@@ -85,13 +85,13 @@ class Cut(NamedTuple):
 
 def cut_of(binder: Binder, choices: Sequence[MmaTiling], rows: int, heads: int, others: int, times: int = 1) -> Cut:
     """The cut of least time of `rows` own rows of each of `heads`; each meets `others` rows `times` over."""
-    multiprocessors, found = binder.device.multiprocessors, []
+    multiprocessors, timed = binder.device.multiprocessors, []
     clusters = CLUSTER_SIZES if _capability(binder.device.arch) >= CLUSTERS and len(choices) > 1 else (1,)
     for t in choices:
         blocks, steps = blocks_for(rows, t.rows) * heads, blocks_for(others, t.other) * times
         for size in (n for n in clusters if n <= steps):
-            found.append((_time(t, blocks, size, blocks_for(steps, size), multiprocessors), Cut(t, blocks, size)))
-    cut = min(found, key=lambda pair: pair[0])[1]
+            timed.append((_time(t, blocks, size, blocks_for(steps, size), multiprocessors), Cut(t, blocks, size)))
+    cut = min(timed, key=lambda pair: pair[0])[1]
     steps = blocks_for(others, cut.tiles.other) * times
     if len(clusters) > 1 and (2 * max(clusters) * cut.blocks > multiprocessors or steps < LONG):
         return cut
@@ -179,21 +179,21 @@ def reasons(ins: Slots, attrs: Slots, arch: str) -> list[str]:
     capability, widest = _capability(arch), max(c.d, c.dv)
     if c.dtype not in (float32, float16, bfloat16):
         return [f"the tensor cores take float32 and 16-bit floats, Q is {c.dtype}"]
-    found = [f"mma.sync needs sm_80, this is {arch}"] * (capability < 80)
+    limits = [f"mma.sync needs sm_80, this is {arch}"] * (capability < 80)
     if 0 in (c.rows, c.keys, c.dv):
-        return [*found, "a size is 0"]
+        return [*limits, "a size is 0"]
     most = 128 if c.dtype == float32 else 256
     if is_general(c, ins, attrs):
         most = 96 if c.dtype == float32 else 160
     if widest > most:
-        found.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
+        limits.append(f"head dimension {widest} exceeds {most}, which is what fits into registers")
     needed, shared = backward_shared(c, backward_tiles(c, True, False)[0]), SHARED.get(capability, LEAST_SHARED)
     if needed > shared:
-        found.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
+        limits.append(f"backward needs {needed} bytes of shared memory, this device has {shared}")
     rows = max(c.heads * widest, *(strides_of(ins[slot], attrs["layout"])[2] for slot in "QKV"))
     if max(c.queries, c.keys) >= LONGEST or c.rows >= 2**31 or rows >= WIDEST_ROW:
-        found.append("a size exceeds 32 bits")
-    return found
+        limits.append("a size exceeds 32 bits")
+    return limits
 
 
 def source_of(binder: Binder, file: str, c: AttentionSizes, cut: Cut, ins: Slots, attrs: Slots, **more: Any) -> str:

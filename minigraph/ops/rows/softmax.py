@@ -12,9 +12,9 @@ from minigraph.types import TensorType, normalize_axis
 def require_scores(name: str, X: TensorType, axis: int) -> int:
     """X is a float array with something along `axis`, which is returned counted from the front."""
     require(X.is_float, f"{name} must be a float, is {X.dtype}", DTypeError)
-    found = normalize_axis(axis, X.ndim)
-    require(X.shape[found] != 0, f"{name} axis {found} has size 0, there is nothing to normalise")
-    return found
+    place = normalize_axis(axis, X.ndim)
+    require(X.shape[place] != 0, f"{name} axis {place} has size 0, there is nothing to normalise")
+    return place
 
 
 def last_axis(attrs, ndim):

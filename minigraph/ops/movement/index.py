@@ -23,10 +23,10 @@ def sections(
         AttrError,
     )
     require(0 not in steps, f"steps {list(steps)} has a 0", AttrError)
-    found: list[Any] = [np.s_[:]] * ndim
+    slices: list[Any] = [np.s_[:]] * ndim
     for axis, start, end, step in zip(normalize_axes(axes, ndim), starts, ends, steps, strict=True):
-        found[axis] = np.s_[start:end:step]
-    return tuple(found)
+        slices[axis] = np.s_[start:end:step]
+    return tuple(slices)
 
 
 def without(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:

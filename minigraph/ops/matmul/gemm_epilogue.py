@@ -20,10 +20,10 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
 from minigraph.opdef import op
+from minigraph.ops.elementwise.activation import gelu, gelu_slope
+from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .activation import gelu, gelu_slope
-from .elementwise import masked
 from .matmul import matmul, matmul_grad
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this

@@ -125,10 +125,10 @@ def assign_value(*, values: Numbers, shape: Ints, dtype: DTypeAttr):
 
 @assign_value.infer
 def _(*, values, shape, dtype):
-    found = TensorType(normalize_shape(shape), dtype)
-    require(found.is_static, f"every size must be known, got {list(shape)}")
-    require(found.size == len(values), f"{len(values)} values do not fill shape {list(shape)}")
-    return found
+    type = TensorType(normalize_shape(shape), dtype)
+    require(type.is_static, f"every size must be known, got {list(shape)}")
+    require(type.size == len(values), f"{len(values)} values do not fill shape {list(shape)}")
+    return type
 
 
 @assign_value.samples

@@ -9,9 +9,8 @@ import numpy as np
 from minigraph.errors import require
 from minigraph.kernels.cuda.record.views import transposed, turned_back, whole
 from minigraph.opdef import Ints, op
+from minigraph.ops.elementwise.elementwise import sum_to
 from minigraph.types import normalize_axes, normalize_axis, normalize_shape
-
-from .elementwise import sum_to
 
 
 def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

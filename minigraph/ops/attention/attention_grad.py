@@ -27,9 +27,9 @@ from minigraph.kernels.cpu.attention import (
     weighted,
 )
 from minigraph.opdef import Ints, op
+from minigraph.ops.elementwise.elementwise import sum_to
 
 from .attention import calls, dense, memory_efficient_attention
-from .elementwise import sum_to
 
 
 @op(

@@ -1,7 +1,7 @@
 """Parameter updates without moments of Adam's kind, and the squared norms that gradient clipping needs.
 
 The references are the plain formulas and return new arrays; the kernels update the arrays of the
-Scope in place. `update` (ops/update.py) adds the slots that all updates share, and the fused forms.
+Scope in place. `update` (update.py) adds the slots that all updates share, and the fused forms.
 """
 
 from __future__ import annotations

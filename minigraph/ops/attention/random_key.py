@@ -6,9 +6,8 @@ import numpy as np
 
 from minigraph.errors import AttrError, require
 from minigraph.opdef import op
+from minigraph.ops.elementwise.random import keyed
 from minigraph.types import TensorType, int64
-
-from .random import keyed
 
 
 @op("Key", traits={"random", "nondifferentiable"}, gpu="attention.attention")

@@ -59,7 +59,7 @@ def kept_rows(numbers: np.ndarray, classes: int, ignore_index: int) -> np.ndarra
     return kept
 
 
-@op("Softmax, Loss", traits={"reports"}, inplace={"Softmax": "Logits"}, gpu="rows.loss",
+@op("Softmax, Loss", traits={"reports", "loss"}, inplace={"Softmax": "Logits"}, gpu="rows.loss",
     rows=Rows(last_axis, BY_ROW, unless=SOFT))  # fmt: skip
 def softmax_with_cross_entropy(
     Logits, Label, *, soft_label: bool = False, ignore_index: int = -100, axis: int = -1, out=None

@@ -1,0 +1,3 @@
+"""Attention and its gradient."""
+
+from . import attention, attention_grad, random_key  # noqa: F401

@@ -1,0 +1,3 @@
+"""Products of matrices."""
+
+from . import gemm_epilogue, matmul  # noqa: F401

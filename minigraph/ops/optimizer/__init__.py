@@ -1,0 +1,3 @@
+"""Updates of parameters."""
+
+from . import adam, foreach, optimizer, update  # noqa: F401

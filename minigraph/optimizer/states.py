@@ -1,0 +1,79 @@
+"""What an optimizer keeps between runs: persistable variables, which the startup program fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minigraph.errors import ProgramError, require
+from minigraph.program import Block, Operator, Parameter, Variable, unique_name
+from minigraph.program.builder import Builder
+from minigraph.program.scope import Scope
+from minigraph.types import TensorType, float32, float64, tensor_type
+
+from .lr import LRScheduler
+from .settings import check_number
+
+
+def persistable(
+    block: Block, startup: Block, key: str, value: float, type: TensorType
+) -> tuple[Variable, Operator]:
+    """A new persistable variable, and the startup operator that fills it."""
+    name = unique_name.generate(key)
+    while block.has_var(name) or startup.has_var(name):
+        name = unique_name.generate(key)
+    own, initial = (b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup))
+    Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
+    return own, startup.ops[-1]
+
+
+def master_weight(param: Parameter, startup: Block) -> Variable:
+    """A float32 copy of `param`, which the startup program makes of its first value."""
+    type = param.type.with_dtype(float32)
+    own = persistable(param.block, startup, f"{param.name}_fp32_master", 0.0, type)[0]
+    require(
+        startup.has_var(param.name), f"the startup program does not initialise {param.name}, so it cannot"
+        " initialise its float32 copy", ProgramError,
+    )  # fmt: skip
+    startup.ops.pop()  # instead of a constant
+    first, copy = startup.var(param.name), startup.var(own.name)
+    Builder(startup).cast(first, dtype=float32, out={"Out": copy})
+    return own
+
+
+def rate_of(learning_rate: Any) -> float:
+    """The learning rate of the next run, of a number or an LRScheduler."""
+    return float(learning_rate()) if isinstance(learning_rate, LRScheduler) else learning_rate
+
+
+class Rate:
+    """The learning rate variable of one program, and its multiples for parameters with a factor."""
+
+    def __init__(self, variable: Variable, initial: Operator) -> None:
+        self.variable, self.initial = variable, initial
+        self.scaled: dict[float, Variable] = {1.0: variable}
+
+    @classmethod
+    def of(cls, params: Sequence[Parameter], learning_rate: Any, startup: Block) -> Rate:
+        """A new one for the program of `params`; a scheduler's value is written before each run."""
+        dtype = float64 if all(p.dtype == float64 for p in params) else float32
+        program, type = params[0].program, tensor_type((1,), dtype)
+        variable, initial = persistable(
+            program.global_block(), startup, "learning_rate", rate_of(learning_rate), type
+        )
+        if isinstance(learning_rate, LRScheduler):
+            program.lr_schedulers.append((variable, learning_rate))
+        return cls(variable, initial)
+
+    def times(self, g: Builder, factor: float) -> Variable:
+        """The learning rate times a factor."""
+        factor = check_number("ParamAttr.learning_rate", factor)
+        if factor not in self.scaled:
+            self.scaled[factor] = g.scale(self.variable, scale=factor)
+        return self.scaled[factor]
+
+    def set(self, value: float, scope: Scope) -> None:
+        """Write another value into `scope` and the startup program."""
+        self.initial.attrs["value"] = value
+        if scope.has(self.variable.name):
+            scope.fill(self.variable.name, value)
