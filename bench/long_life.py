@@ -83,7 +83,8 @@ def main() -> None:
     report = {
         "bench": "long_life", "title": title,
         "command": command, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(), "versions": versions(), "MiB": memory, "import_seconds": {"median": seconds[4], "raw": seconds},
+        "machine": machine(), "versions": versions(), "MiB": memory,
+        "import_seconds": {"median": seconds[4], "raw": seconds},
     }  # fmt: skip
     for arm, found in memory.items():
         print(f"{arm:14} " + " ".join(f"{m:7.1f}" for m in found))
