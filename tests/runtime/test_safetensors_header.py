@@ -13,6 +13,7 @@ import pytest
 from safetensors import SafetensorError, deserialize
 
 from minigraph.errors import ProgramError
+from minigraph.runtime.checkpoint import storage
 from minigraph.runtime.checkpoint.header import DTYPES, parsed
 from minigraph.runtime.checkpoint.tensors import read
 
@@ -23,6 +24,9 @@ ENTRY = '"dtype":"U8","shape":[4],"data_offsets":'
 def made(entries: Any, data: bytes, padding: bytes = b"") -> bytes:
     header = json.dumps(entries).encode() + padding
     return len(header).to_bytes(8, "little") + header + data
+
+
+FILE = made({"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}, bytes(range(24)))
 
 
 def own(path: Path, content: bytes) -> dict[str, bytes] | str:
@@ -133,3 +137,15 @@ def test_every_byte_belongs_to_one_tensor(first: list[int], second: list[int], s
     header = f'{{"a":{{{ENTRY}{first}}},"b":{{{ENTRY}{second}}}}}'.encode()
     with pytest.raises(ValueError, match=r"overlap|its header says"):
         parsed(header, 8 + len(header) + size)
+
+
+def test_a_system_that_reads_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "PIECE", 3)
+    assert own(tmp_path / "w", FILE) == theirs(FILE) != {}
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made up for what is not there."""
+    monkeypatch.setattr(storage, "size_of", lambda descriptor: len(FILE))
+    with pytest.raises(OSError, match="while it was read"):
+        own(tmp_path / "w", FILE[:-1])
