@@ -1,6 +1,6 @@
 """Memory of a process that builds, compiles, runs and drops thousands of programs; and what `import minigraph` takes.
 
-    python -m bench.long_life [--programs 5000]     writes bench/results/long_life.json
+    python -m bench.long_life [--programs 5000] [--only ARM]     writes bench/results/long_life.json
 
 Each arm is a process of its own: one Executor and Scope for all programs, or fresh ones for each; with the passes or
 without. MiB of resident memory are noted at ten places on the way; flat is the second half against the first.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import importlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from .harness import RESULTS, machine, versions
 
 ARMS = ("shared", "shared fused", "fresh", "fresh fused")
 IMPORT = "import time; t = time.perf_counter(); import minigraph; print(time.perf_counter() - t)"
+FILE = RESULTS / "long_life.json"
 PAGES = 10  # notes on the way
 
 
@@ -58,6 +60,7 @@ def life(arm: str, programs: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=5000)
+    parser.add_argument("--only", choices=ARMS, help="this one; the file keeps others that it has of as many programs")
     parser.add_argument("--arm", choices=ARMS, help="run this one here, and print what it found")
     options = parser.parse_args()
     if options.arm:
@@ -68,18 +71,25 @@ def main() -> None:
     def said(*command: str) -> str:
         return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True).stdout
 
-    memory = {arm: json.loads(said(*own, str(options.programs), "--arm", arm)) for arm in ARMS}
+    arms = (options.only,) if options.only else ARMS
+    importlib.import_module("minigraph")  # its version is asked for below
+    title = f"MiB of a process on its way through {options.programs} programs"
+    memory = {arm: json.loads(said(*own, str(options.programs), "--arm", arm)) for arm in arms}
+    before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    command = " ".join(["python -m bench.long_life", *sys.argv[1:]])
+    if options.only and before.get("title") == title:
+        memory, command = before["MiB"] | memory, f"{before['command']}; {command}"
     seconds = sorted(float(said(sys.executable, "-c", IMPORT)) for _ in range(9))
     report = {
-        "bench": "long_life", "title": f"MiB of a process on its way through {options.programs} programs",
-        "command": " ".join(["python -m bench.long_life", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
-        "versions": versions(), "MiB": memory, "import_seconds": {"median": seconds[4], "raw": seconds},
+        "bench": "long_life", "title": title,
+        "command": command, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(), "versions": versions(), "MiB": memory,
+        "import_seconds": {"median": seconds[4], "raw": seconds},
     }  # fmt: skip
     for arm, found in memory.items():
         print(f"{arm:14} " + " ".join(f"{m:7.1f}" for m in found))
     print(f"import minigraph: {seconds[4]:.3f} s")
-    (RESULTS / "long_life.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from typing import TypeVar
 
 from .cores import cores
 
+T = TypeVar("T")
 Body = Callable[[int, int], None]
 Work = Callable[[int], int]
 
@@ -31,22 +33,31 @@ def for_blocks(size: int, block: int, body: Body) -> None:
     run in any order on any thread, so `body` writes only between start and stop. After an exception no new block
     begins; it is raised here when all threads have stopped.
     """
-    starts, ended, failures = range(0, size, block), [], []
-    left = iter(starts)
+    for_each(range(0, size, block), lambda start: body(start, min(start + block, size)))
+
+
+def for_each(items: Sequence[T], body: Callable[[T], object], cost: Callable[[T], int] = lambda _: 1) -> None:
+    """body(item) for all items, in any order on any thread, as `for_blocks` does it.
+
+    cost  how much work an item is beside others, at least 1
+    """
+    ended, failures = [], []
+    left = iter(items)
 
     def work(_: int) -> int:
-        count = 0
-        for start in left:  # an iterator hands out each block once, whichever thread asks
+        own = 0
+        for item in left:  # an iterator hands out each item once, whichever thread asks
             try:
                 if not failures:
-                    body(start, min(start + block, size))
+                    body(item)
             except BaseException as problem:
                 failures.append(problem)
-            count += 1
-            ended.append(start)
-        return count
+            own += cost(item)
+            ended.append(item)
+        return own
 
-    together(min(cores(), len(starts)), work, len(starts), lambda: len(ended))
+    total = sum(map(cost, items))
+    together(min(cores(), len(items)), work, total, lambda: total if len(ended) == len(items) else 0)
     if failures:
         raise failures.pop(0)
 

@@ -290,3 +290,42 @@ def run(net: Forward, names: list[str]) -> dict[str, np.ndarray]:
 
 def test_rules_are_what_rewrite_takes():
     assert issubclass(LinearGelu, Rule)
+
+
+# Where a stop is taken out
+
+
+def written_twice(read: bool = True) -> tuple[Program, Any]:
+    """A value with a stop that is written over; `read` before, too."""
+    main = static.Program("main")
+    with static.program_guard(main, static.Program()), unique_name.guard():
+        x, w = static.data("x", [3]), static.create_parameter([3], name="w")
+        value = mg.tanh(x)
+        value.stop_gradient = True
+        factor = value + 1.0 if read else w
+        mg.assign(w * 3.0, value)
+        return main, mg.sum(factor * value)
+
+
+def test_a_stop_leaves_no_operator_behind():
+    for main in (written_twice()[0], Net().main):
+        text, operators = str(main), list(main.ops)
+        rewrite(main, [])
+        assert str(main) == text and list(main.ops) == operators
+
+
+@pytest.mark.parametrize(("read", "rank"), [(True, (0,)), (False, (-1,))], ids=["its reader", "its writer"])
+def test_a_stop_stays_behind_what_has_to_do_with_the_older_value(read, rank):
+    """A pass may move the writer of the newer one up: it has a name of its own while passes run."""
+    main, out = written_twice(read)
+
+    def up(graph, report):
+        (assign,) = graph.ops_of(["assign"])
+        graph.move_op(next(iter(assign.input_vars)).producer, (*rank, 0))
+        graph.move_op(assign, (*rank, 1))
+
+    static.global_scope().write("w", np.asarray([4, 5, 6], "f4"))
+    before = static.Executor().run(main, {"x": np.asarray([1, 2, 3], "f4")}, [out])[0]
+    rewrite(main, [up])
+    assert [op.type for op in main.ops][read : read + 2] == ["scale", "assign"]
+    np.testing.assert_array_equal(static.Executor().run(main, {"x": np.asarray([1, 2, 3], "f4")}, [out])[0], before)

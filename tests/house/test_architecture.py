@@ -60,7 +60,6 @@ MAY_IMPORT = {
 FOREIGN = {
     "networkx": "ir/adjacency.py",
     "ml_dtypes": "types.py",
-    "safetensors": "runtime/checkpoint/tensors.py",
     "numba": "kernels/cpu/compiled.py",
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
@@ -260,7 +259,7 @@ def test_import_loads_few_modules():
     loaded = run_python("import numpy, sys; old = set(sys.modules); import minigraph; print(*set(sys.modules) - old)")
     tops = [name.split(".")[0] for name in loaded.split()]
     others = set(tops) - set(sys.stdlib_module_names) - {"minigraph"}
-    assert {name.strip("_") for name in others} <= {"ml_dtypes", "safetensors", "threadpoolctl", "numpy"}
+    assert {name.strip("_") for name in others} <= {"ml_dtypes", "threadpoolctl", "numpy"}
     assert len(tops) - tops.count("minigraph") < MOST_FOREIGN_MODULES
     assert tops.count("minigraph") <= len(FILES)
 

@@ -187,3 +187,51 @@ def test_blas_is_set_back_when_the_last_of_several_threads_leaves():
     finally:
         for library in product._libraries()[0]:
             product._set([(library, 1)])
+
+
+class OpenMP:
+    """A BLAS library that knows one number of threads for each thread."""
+
+    num_threads = 3
+
+    def set_num_threads(self, number):
+        self.num_threads = number
+
+
+def test_a_library_with_a_number_for_each_thread_is_set_back_too(monkeypatch):
+    library = OpenMP()
+    monkeypatch.setattr(product, "_libraries", lambda: ([], [library]))
+    for _ in range(2):
+        with product.one_thread_in_blas():
+            with product.one_thread_in_blas():
+                assert library.num_threads == 1
+            assert library.num_threads == 1
+        assert library.num_threads == 3
+
+
+FORKS = """
+import os
+from minigraph.kernels.cpu import product
+class Library:
+    num_threads = 3
+    def set_num_threads(self, number):
+        self.num_threads = number
+library = Library()
+product._libraries = lambda: ([library], [])
+with product.one_thread_in_blas():
+    child = os.fork()
+    if not child:
+        before = library.num_threads
+        with product.one_thread_in_blas():
+            inside = library.num_threads
+        os._exit(100 * before + 10 * inside + library.num_threads == 313 or 7)
+    assert library.num_threads == 1
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), library.num_threads)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_inside_has_the_threads_of_before():
+    """The thread that would set them back is not in it."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 3\n"

@@ -344,6 +344,23 @@ def test_an_exception_in_a_block_is_raised_once_all_threads_stopped(some_cores):
     assert sum(done) == 1000
 
 
+def test_no_block_begins_after_an_exception(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 1)
+    began = []
+    with pytest.raises(ZeroDivisionError):
+        parallel.for_each([3, 0, 1, 0], lambda item: began.append(item) or 1 // item)
+    assert began == [3, 0]
+
+
+def test_items_count_by_their_cost(monkeypatch):
+    """What a thread did is compared with all there is, so a large item is not taken for one of many."""
+    told = []
+    monkeypatch.setattr(parallel, "cores", lambda: 2)
+    monkeypatch.setattr(parallel, "together", lambda threads, work, total, done: told.extend((work(0), total, done())))
+    parallel.for_each(["a", "bbbb"], len, cost=len)
+    assert told == [5, 5, 5]
+
+
 def test_error_state_of_the_caller_holds_in_every_thread(monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: 4)
     with np.errstate(all="raise"), pytest.raises(FloatingPointError):

@@ -18,7 +18,7 @@ from minigraph.errors import ProgramError
 from . import storage
 from .manifest import LIMIT, Manifest, parsed
 from .paths import MANIFEST, OPT, PARAMS, fresh, plain, shown
-from .tensors import HOW_TO_GO_ON, unpacked
+from .tensors import HOW_TO_GO_ON, read
 
 TRIES = 100  # a save would have to end within each
 
@@ -49,10 +49,9 @@ class Checkpoint:
             raise ProgramError(f"cannot read {shown(path)}: the state that was saved has none")
         record = self.manifest.files.get(kind) if self.manifest is not None and self.verify else None
         try:
-            content = storage.read_whole(self._files[kind])
+            arrays, self._marks[path] = read(path, self._files[kind], record)
         except OSError as problem:
             raise storage.problem_with("read", path, problem) from None
-        arrays, self._marks[path] = unpacked(path, content, record)
         if self.verify and len(set(self._marks.values())) > 1:
             names = " and ".join(map(shown, self._marks))
             raise ProgramError(f"{names} come from different saves", hint=HOW_TO_GO_ON)

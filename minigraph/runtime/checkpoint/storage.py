@@ -34,16 +34,28 @@ def open_file(path: str) -> int:
     return descriptor
 
 
-def read_whole(descriptor: int, limit: int | None = None) -> bytes:
+def size_of(descriptor: int) -> int:
+    """Bytes of an open file."""
+    return os.fstat(descriptor).st_size
+
+
+def read_at(descriptor: int, at: int, into: memoryview) -> None:
+    """Fill `into` with the bytes of an open file from `at` on."""
+    while into:
+        count = os.preadv(descriptor, [into[:PIECE]], at)
+        if not count:
+            raise OSError(errno.EIO, f"it ended at byte {at}, while it was read")
+        at, into = at + count, into[count:]
+
+
+def read_whole(descriptor: int, limit: int) -> bytes:
     """All bytes of an open file, which must not be more than `limit`."""
-    size = os.fstat(descriptor).st_size
-    if limit is not None and size > limit:
+    size = size_of(descriptor)
+    if size > limit:
         raise OSError(errno.EFBIG, f"{size} bytes are more than the {limit} that such a file may have")
-    with open(descriptor, "rb", buffering=0, closefd=False) as file:
-        content = file.readall()
-    if len(content) != size:
-        raise OSError(errno.EIO, f"it has {size} bytes, and {len(content)} were read")
-    return content
+    content = bytearray(size)
+    read_at(descriptor, 0, memoryview(content))
+    return bytes(content)
 
 
 def write_new(path: str, parts: Iterable[bytes | memoryview]) -> None:

@@ -1,45 +1,26 @@
 """Arrays as the bytes of a safetensors file and back, with a hash of each.
 
-Format: https://huggingface.co/docs/safetensors, a length of 8 bytes, a header in JSON, the tensors one
-after the other. The header is written here, so that tensors go to the disk from where they lie; files
-are read by the safetensors package, which refuses holes, overlaps and whatever else is no such file.
+Tensors go to the disk from where they lie, and come from it to where they stay: each byte is copied
+once and hashed once. header.py says what a file holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, deserialize
 
 from minigraph.errors import ProgramError
-from minigraph.types import (
-    bfloat16,
-    bool_,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-)
+from minigraph.kernels.parallel import for_each
 
+from . import storage
+from .header import HEADER_LIMIT, LENGTH, METADATA, NAMES, Layout, header_of, parsed
 from .paths import shown
 
-DTYPES = {
-    "F64": float64, "F32": float32, "F16": float16, "BF16": bfloat16, "I64": int64, "I32": int32, "I16": int16,
-    "I8": int8, "U8": uint8, "BOOL": bool_,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-METADATA = "__metadata__"
-MARK = "minigraph_save"  # files of one save carry the same one
-HEADER_LIMIT = 100_000_000  # bytes, as the safetensors package has it
+HOW_TO_GO_ON = "take the file from a backup; verify=False reads it as it is"
 
 
 @dataclass
@@ -59,11 +40,12 @@ class Packed:
 
     def record(self) -> dict[str, Any]:
         """What the manifest says of this file: every byte of it is in one of the hashes."""
+        hashes = _hashes(self.tensors)
         return {
             "size": self.nbytes,
             "head": {"size": len(self.head), "sha256": _sha256(self.head)},
             "tensors": {
-                name: {"sha256": _sha256(_bytes_of(a)), "dtype": NAMES[a.dtype], "shape": list(a.shape)}
+                name: {"sha256": hashes[name], "dtype": NAMES[a.dtype], "shape": list(a.shape)}
                 for name, a in self.tensors.items()
             },
         }
@@ -75,44 +57,53 @@ def packed(arrays: Mapping[str, np.ndarray], mark: str) -> Packed:
         raise ProgramError(f"a file of weights cannot hold a variable called {METADATA}", hint="give it another name")
     names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     tensors = {name: np.require(arrays[name], requirements=["C", "A"]) for name in names}
-    entries: dict[str, Any] = {METADATA: {MARK: mark}}
-    at = 0
-    for name, a in tensors.items():
-        entries[name] = {"dtype": NAMES[a.dtype], "shape": list(a.shape), "data_offsets": [at, at + a.nbytes]}
-        at += a.nbytes
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    if len(header) > HEADER_LIMIT:
-        raise ProgramError(f"a header of {len(header)} bytes is more than the {HEADER_LIMIT} of a file of weights")
-    return Packed(len(header).to_bytes(8, "little") + header, tensors)
+    head = header_of(tensors, mark)
+    if len(head) > LENGTH + HEADER_LIMIT:
+        raise ProgramError(f"a header of {len(head)} bytes is more than the {HEADER_LIMIT} of a file of weights")
+    return Packed(head, tensors)
 
 
-def unpacked(path: str, content: bytes, record: Mapping[str, Any] | None) -> tuple[dict[str, np.ndarray], Any]:
-    """The arrays of a file, and the mark of the save that wrote it.
+def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[dict[str, np.ndarray], Any]:
+    """The arrays of an open file, and the mark of the save that wrote it.
 
     record  what the manifest says of the file: it is refused unless it is the one that was written
+    Errors: ProgramError, OSError where the system cannot read.
     """
+    size = storage.size_of(descriptor)
     if record is not None:
-        _check_head(path, content, record)
-    header = _header(path, content)
+        _check_head(path, descriptor, size, record)
     try:
-        read = deserialize(content)
-        arrays = {name: np.frombuffer(t["data"], DTYPES[t["dtype"]]).reshape(t["shape"]) for name, t in read}
-    except (SafetensorError, KeyError, ValueError) as problem:
+        layout = _layout(descriptor, size)
+        arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
+    except ValueError as problem:
         raise ProgramError(f"{shown(path)} is no file of weights: {problem}") from None
+    for name, (_, _, at) in layout.tensors.items():
+        storage.read_at(descriptor, at, _bytes_of(arrays[name]))
     if record is not None:
         _check_tensors(path, arrays, record["tensors"])
-    metadata = header.get(METADATA, {})
-    return arrays, metadata.get(MARK) if isinstance(metadata, dict) else None
+    return arrays, layout.mark
 
 
-def _check_head(path: str, content: bytes, record: Mapping[str, Any]) -> None:
-    if len(content) != record["size"]:
-        raise ProgramError(
-            f"{shown(path)} has {len(content)} bytes, the manifest says {record['size']}", hint=HOW_TO_GO_ON
-        )
+def _layout(descriptor: int, size: int) -> Layout:
+    """What the header of an open file says; a ValueError where it is no file of weights."""
+    length = _content(descriptor, 0, min(LENGTH, size))
+    header_size = int.from_bytes(length, "little")
+    if size < LENGTH or header_size > min(size - LENGTH, HEADER_LIMIT):
+        raise ValueError("it is shorter than its header")
+    return parsed(_content(descriptor, LENGTH, header_size), size)
+
+
+def _content(descriptor: int, at: int, size: int) -> bytes:
+    into = bytearray(size)
+    storage.read_at(descriptor, at, memoryview(into))
+    return bytes(into)
+
+
+def _check_head(path: str, descriptor: int, size: int, record: Mapping[str, Any]) -> None:
+    if size != record["size"]:
+        raise ProgramError(f"{shown(path)} has {size} bytes, the manifest says {record['size']}", hint=HOW_TO_GO_ON)
     head = record["head"]
-    if _sha256(memoryview(content)[: head["size"]]) != head["sha256"]:
+    if head["size"] > size or _sha256(_content(descriptor, 0, head["size"])) != head["sha256"]:
         raise ProgramError(f"the header of {shown(path)} is not the one that was saved", hint=HOW_TO_GO_ON)
 
 
@@ -121,35 +112,25 @@ def _check_tensors(path: str, arrays: Mapping[str, np.ndarray], records: Mapping
         if name not in arrays or name not in records:
             there, not_there = ("manifest", "file") if name in records else ("file", "manifest")
             raise ProgramError(f"{shown(path)}: {name} is in the {there}, not in the {not_there}", hint=HOW_TO_GO_ON)
+    hashes = _hashes(arrays)
     for name, a in arrays.items():
         record = records[name]
         same = record["dtype"] == NAMES[a.dtype] and record["shape"] == list(a.shape)
-        if not same or record["sha256"] != _sha256(_bytes_of(a)):
+        if not same or record["sha256"] != hashes[name]:
             raise ProgramError(f"{name} in {shown(path)} is not what was saved", hint=HOW_TO_GO_ON)
 
 
 HOW_TO_GO_ON = "take the file from a backup; verify=False reads it as it is"
 
 
-def _header(path: str, content: bytes) -> dict[str, Any]:
-    """The header of a file, in which no name stands twice."""
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > min(len(content) - 8, HEADER_LIMIT):
-        raise ProgramError(f"{shown(path)} is no file of weights: it is shorter than its header")
-    try:
-        header = json.loads(content[8 : 8 + size], object_pairs_hook=_without_twins)
-    except (ValueError, RecursionError) as problem:
-        raise ProgramError(f"{shown(path)} is no file of weights: {problem}") from None
-    if not isinstance(header, dict):
-        raise ProgramError(f"{shown(path)} is no file of weights: its header is no object")
-    return header
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("a name stands twice in its header")
-    return fields
+def _hashes(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The SHA-256 of each array; threads share them."""
+    hashes: dict[str, str] = {}
+    for_each(
+        list(arrays), lambda name: hashes.update({name: _sha256(_bytes_of(arrays[name]))}),
+        cost=lambda name: 1 + arrays[name].nbytes,
+    )  # fmt: skip
+    return hashes
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
