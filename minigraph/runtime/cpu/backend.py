@@ -60,7 +60,9 @@ class CPUBackend:
         nbytes = sum(rounded(b.nbytes) for b in plan.buffers) + most_live(allocated)
         return PlannedMemory(residents, nbytes, lambda at: (steps[at].op,) if 0 <= at < len(steps) else ())
 
-    def kernels(self, *_: Any) -> KernelList:
+    def kernels(
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
+    ) -> KernelList:
         """There are none."""
         raise PlaceError("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
 
