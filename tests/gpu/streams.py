@@ -127,6 +127,22 @@ def streams_that_are_gone() -> None:
     assert sums.right()
 
 
+def a_stream_in_use_stays_current() -> None:
+    """`stream.use()` holds through first runs, which take memory, as through later ones."""
+    cupy = importlib.import_module("cupy")
+    before, mine = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
+    try:
+        mine.use()
+        sums = Sums()
+        x = cupy.zeros(SIZE, np.float32)
+        for i in range(ROUNDS):
+            sums.run(x, i)
+            assert cupy.cuda.get_current_stream() is mine, f"run {i} left another stream current"
+        assert sums.right()
+    finally:
+        before.use()
+
+
 def values_that_stay_on_the_gpu_are_the_callers() -> None:
     """What is made of a fetched value is right, though its memory serves the next run at once."""
     sums = Sums()
@@ -234,7 +250,8 @@ def _twin(case: Case, scope: Scope) -> Scope:
 
 
 CASES = [
-    callers_of_all_kinds_in_turns, a_missing_wait_is_noticed, callers_in_threads, streams_that_are_gone,
+    callers_of_all_kinds_in_turns, a_missing_wait_is_noticed, callers_in_threads, a_stream_in_use_stays_current,
+    streams_that_are_gone,
     values_that_stay_on_the_gpu_are_the_callers, memory_of_fetched_values_goes_back_to_its_stream,
     memory_that_is_freed_in_the_order_of_a_stream, the_second_gpu_while_the_first_is_current,
 ]  # fmt: skip

@@ -31,6 +31,9 @@ class Model:
             def wait_event(self, event):
                 self.seen.update(event.seen)
 
+            def use(self):
+                model.current[model.thread, model.device] = self
+
         class Stream(Any_):
             made = 100
 
@@ -167,6 +170,18 @@ def test_a_stream_that_others_destroy_is_not_kept(model, kind):
     model.current[0, 0] = model.Stream()
     with turn:
         assert turn.stream is turn.own, "no stream is kept any more"
+
+
+def test_the_stream_that_a_caller_uses_stays_current(model):
+    """Also where an error ends the block."""
+    turn, mine = model.StreamTurn(0), model.Stream()
+    mine.use()
+    with turn.own_is_current():
+        assert model.cuda.get_current_stream(0) is turn.own
+    assert model.cuda.get_current_stream(0) is mine
+    with pytest.raises(ZeroDivisionError), turn.own_is_current():
+        raise ZeroDivisionError
+    assert model.cuda.get_current_stream(0) is mine
 
 
 def test_a_turn_that_fails_to_begin_lets_others_begin(model, monkeypatch):

@@ -44,7 +44,7 @@ class Memory:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """An array of this GPU with undefined content; MemoryError where there is no room."""
-        with cupy.cuda.Device(self.device.index), self.turn.own:
+        with cupy.cuda.Device(self.device.index), self.turn.own_is_current():
             made = _array(shape, dtype)
         if isinstance(made.data.mem, cupy.cuda.memory.MemoryAsync):  # freed in the order of that stream alone
             self.turn.stay()

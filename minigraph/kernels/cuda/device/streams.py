@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import cupy
@@ -61,6 +63,19 @@ class StreamTurn:
                 self._after(guest, self.stream)
         finally:
             self._put_back(device)
+
+    @contextmanager
+    def own_is_current(self) -> Iterator[None]:
+        """`own` is CuPy's current stream inside the block; this turn's device must be the current one.
+
+        After `with self.own:` that of the `with` around it would be current, not the one that the caller's use() chose.
+        """
+        before = current_stream(self.index)
+        self.own.use()
+        try:
+            yield
+        finally:
+            before.use()
 
     def _put_back(self, device: int) -> None:
         try:
