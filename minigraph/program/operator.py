@@ -149,7 +149,8 @@ class _SealedOperator(Operator):
         if name == "attrs":
             changes.attrs_of(self).become(value)
         else:
-            kept = name in ("inputs", "outputs", "block", "opdef")
+            derived = isinstance(getattr(type(self), name, None), property)
+            kept = derived or name in ("inputs", "outputs", "block", "opdef")
             require(
                 not kept, f"{name} of an operator cannot be set", ProgramError, "remove it and append another one"
             )

@@ -26,7 +26,7 @@ from minigraph.errors import (
     require,
     shortened,
 )
-from minigraph.types import NO_ARRAY, as_numpy, why_no_array
+from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .block import Block
 from .context import Guards
@@ -225,7 +225,7 @@ class Program(NotPickled):
                 raise_unknown("persistable variable", name, known, ProgramError)
             v = self.vars[name]
             try:
-                array = as_numpy(value)
+                array = in_one_piece(np.array(as_numpy(value), order="C"))
             except NO_ARRAY as problem:
                 raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
             require(v.persistable, f"{name} is not persistable", ProgramError)
@@ -233,7 +233,7 @@ class Program(NotPickled):
                 array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
                 f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
             )
-            checked[name] = np.array(array, order="C")
+            checked[name] = array
         scope = scope if scope is not None else global_scope()
         with scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():

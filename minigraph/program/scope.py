@@ -182,7 +182,7 @@ class Scope(NotPickled):
             array = self.arrays[name]
             if name in self.waiting:
                 return np.full(array.shape, self.waiting[name], array.dtype)
-            return np.array(array, order="C") if isinstance(array, np.ndarray) else in_one_piece(_fetched(array))
+            return in_one_piece(_fetched(array)) if _is_of_gpu(array) else _copied(name, array)
 
     def on_host(self, name: str) -> np.ndarray | None:
         """The array itself, fetched from the GPU first if a program ran there; None without a value."""
@@ -196,10 +196,7 @@ class Scope(NotPickled):
     def write(self, name: str, array: Any) -> None:
         """Set a value to that of an array, of the host or of a GPU; the Scope keeps a copy of its own."""
         on_gpu = hasattr(array, "__cuda_array_interface__") and hasattr(array, "copy")
-        try:
-            self.take(name, array.copy() if on_gpu else np.array(as_numpy(array), order="C"))
-        except NO_ARRAY as problem:
-            raise DTypeError(f"value of {name} is {why_no_array(array, problem)}") from None
+        self.take(name, array.copy() if on_gpu else _copied(name, array))
 
     def take(self, name: str, array: Any) -> None:
         """Set a value; `array` belongs to nobody else, and is the Scope's from now on.
@@ -239,8 +236,8 @@ class Scope(NotPickled):
             return
         torn = dict(self.torn)
         for name, array in list(self.arrays.items()):
-            if isinstance(array, np.ndarray) and not _is_kept(array):
-                self.take(name, array.copy("C"))
+            if not _is_of_gpu(array) and not _is_kept(array):
+                self.write(name, array)
         reach = 0
         for start, end, name in sorted((*_span(a), name) for name, a in self.arrays.items()):
             if start < min(reach, end):
@@ -270,7 +267,19 @@ class Scope(NotPickled):
         return list(self.arrays)
 
 
-def _is_kept(array: np.ndarray) -> bool:
+def _is_of_gpu(array: Any) -> bool:
+    return not isinstance(array, np.ndarray) and hasattr(array, "get")
+
+
+def _copied(name: str, value: Any) -> np.ndarray:
+    """A copy of a value of the host, in C order and native byte order."""
+    try:
+        return in_one_piece(np.array(as_numpy(value), order="C"))
+    except NO_ARRAY as problem:
+        raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
+
+
+def _is_kept(array: Any) -> bool:
     """Whether an array is as `take` leaves one."""
     return type(array) is np.ndarray and array.flags.carray and array.dtype.isnative
 

@@ -139,8 +139,16 @@ def _values(
             raise UninitializedError(
                 f"{v} has no value in the scope", call="save", hint="run the startup program first"
             )
-    parameters, others = ({v.name: scope.read(v.name) for v in vs if copy} for vs in both)
+    parameters, others = ({v.name: _copy(v, scope) for v in vs if copy} for vs in both)
     return parameters, others
+
+
+def _copy(v: Variable, scope: Scope) -> np.ndarray:
+    """A copy of a value; one that `load` would refuse is refused, and the state before stays."""
+    array = scope.read(v.name)
+    if array.dtype != v.dtype or not v.type.accepts(v.type.with_shape(array.shape)):
+        raise ProgramError(f"{v} is {array.dtype}{list(array.shape)} in the scope", call="save")
+    return array
 
 
 def _goes_on(checkpoint: Checkpoint, others: list[Variable]) -> bool:

@@ -204,6 +204,13 @@ def test_inputs_and_outputs_change_by_renaming_only():
     np.testing.assert_allclose(net.run(net.scaled), np.tanh(0.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["type", "inputs", "opdef", "input_vars"])
+def test_what_an_operator_is_stays(name):
+    op = Net().main.ops[0]
+    with says(ProgramError, f"{name} of an operator cannot be set"):
+        setattr(op, name, getattr(op, name))
+
+
 def test_a_list_that_was_returned_is_the_users():
     x = static.data("x", [4, 3])
     parts = mg.split(x, 2)

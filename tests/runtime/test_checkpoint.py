@@ -65,8 +65,6 @@ def test_layouts_of_states(tmp_path: Path, layout: str, writer: str) -> None:
     main, given = static.default_main_program(), LAYOUTS[layout](VALUES)
     expected = np.array(given).astype("f4").tolist()
     static.Executor().run(static.default_startup_program())
-    if "big-endian" in layout and writer.startswith("set_"):
-        given = given.astype("f4", order="K")
     WRITERS[writer](main, given)
     own = static.global_scope().arrays["w"]
     assert type(own) is np.ndarray and own.dtype.isnative
@@ -79,6 +77,45 @@ def test_layouts_of_states(tmp_path: Path, layout: str, writer: str) -> None:
     assert read_safetensors((tmp_path / "m.pdparams").read_bytes())["w"].tolist() == expected
     static.load(main, tmp_path / "m", verify=False)
     assert static.global_scope().read("w").tolist() == expected
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "list"])
+def test_layouts_of_what_was_put_into_a_scope_by_hand(tmp_path: Path, layout: str) -> None:
+    static.create_parameter([3, 4], dtype="float64", name="w")
+    given: Any = VALUES.astype("f8").tolist() if layout == "list" else LAYOUTS[layout](VALUES.astype("f8"))
+    static.global_scope().arrays["w"] = given
+    static.save(static.default_main_program(), tmp_path / "m")
+    read = static.load_program_state(tmp_path / "m")["w"]
+    assert read.tolist() == np.array(given).tolist() and read.dtype.isnative
+    fetched = static.Executor().run(static.default_main_program(), fetch_list=["w"])[0]
+    assert fetched.tolist() == np.array(given).tolist()
+
+
+@pytest.mark.parametrize("value", [[[1, 2], [3]], "text", object(), np.ma.ones((3, 4), "f4")], ids=range(4))
+def test_what_is_no_array_and_was_put_into_a_scope_by_hand(tmp_path: Path, value: Any) -> None:
+    static.create_parameter([3, 4], name="w")
+    static.global_scope().arrays["w"] = value
+    main = static.default_main_program()
+    for action in (lambda: static.Executor().run(main, fetch_list=["w"]), lambda: static.save(main, tmp_path / "m")):
+        with pytest.raises(MinigraphError, match=r"value of w is no array|in the scope"):
+            action()
+
+
+WRONG = {"type": VALUES.astype("f8"), "no type of a file": VALUES.astype("c8"), "shape": VALUES.T, "rank": VALUES[0]}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_value_that_load_would_refuse_is_not_saved(tmp_path: Path, wrong: str) -> None:
+    """It would take the place of a state that can be loaded."""
+    static.create_parameter([3, 4], name="w")
+    main, scope = static.default_main_program(), static.global_scope()
+    scope.write("w", VALUES)
+    static.save(main, str(tmp_path / "m"))
+    scope.write("w", WRONG[wrong])
+    with pytest.raises(ProgramError, match=r"save: w: f32\[3,4\] is .* in the scope"):
+        static.save(main, str(tmp_path / "m"))
+    static.load(main, str(tmp_path / "m"))
+    assert scope.read("w").tolist() == VALUES.tolist()
 
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name != "Scope.write"])
