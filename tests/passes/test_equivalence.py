@@ -53,7 +53,7 @@ def test_passes_change_no_result():
     fired = Outcome()
     for seed in range(PROGRAMS):
         try:
-            outcome = check(random_program(seed))
+            outcome = check(known_program(seed))
         except Different as problem:
             pytest.fail(f"seed {seed}: {problem}; `python -m tests.fuzz 1 --seed {seed}` shows the program")
         fired.applied.update(set(outcome.applied))
