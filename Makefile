@@ -26,9 +26,10 @@ help:
 demo: $(EXAMPLES)
 	$(BIN)/python examples/train_mlp.py
 
-# Two processes share the machine: one BLAS thread for each.
+# Two processes share the machine: one BLAS thread for each. Each begins with its half of the tests in their order, so
+# what a test keeps serves the next. Bytecode is kept for the processes that tests start.
 test: $(DEV)
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph.
 kernels: $(DEV)

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz N [--seed S] [--flags FLAG ...]
 
-Each program runs without passes and with three choices of flags: all, one, and some at random. Prints
+Each program runs without passes and with four choices of flags: all, one, some at random, and an ordered pair. Prints
 how often each rule applied and each refusal was given. A program whose results differ is shrunk to
 the layers that matter; its seed, flags and text are printed, and the exit status is 1.
 """
@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ STEPS = 3
 Flags = tuple[str, ...]
 STEPS_OF = {step.flag: step for step in PASSES}
 FLAGS: Flags = tuple(STEPS_OF)  # in the order of the pipeline
+ORDERED: list[Flags] = list(permutations(FLAGS, 2))
 
 REASONS = {
     "fetched": r"is fetched, the fused operator would not produce it",
@@ -119,6 +121,11 @@ def choices(seed: int) -> list[Flags]:
     some = [f for f in FLAGS if random.Random(seed * 31 + len(f) + ord(f[-1])).random() < 0.5]
     some = [f for f in some if not STEPS_OF[f].conflicts.keys() & set(some)]
     return [together, (FLAGS[seed % len(FLAGS)],), tuple(some)]
+
+
+def pair(seed: int) -> Flags:
+    """Two flags in an order that the next program does not have, also in one that the table does not use."""
+    return ORDERED[seed % len(ORDERED)]
 
 
 def check(case: Case, chosen: Sequence[Flags] | None = None) -> Outcome:
@@ -245,9 +252,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
     parser.add_argument("--flags", nargs="*", choices=FLAGS, help="only these, together")
     options = parser.parse_args()
-    chosen = None if options.flags is None else [tuple(f for f in FLAGS if f in options.flags)]
+    given = None if options.flags is None else [tuple(f for f in FLAGS if f in options.flags)]
     start, total, fused = time.perf_counter(), Outcome(), 0
     for seed in range(options.seed, options.seed + options.count):
+        chosen = [*choices(seed), pair(seed)] if given is None else given
         try:
             outcome = check(random_program(seed), chosen)
         except Exception:  # the shrunk program and its seed say more than a traceback

@@ -16,7 +16,7 @@ import numpy as np
 import minigraph as mg
 from minigraph.errors import KernelError, NonFiniteError
 from minigraph.opdef import OPS
-from minigraph.program import Program, program_guard
+from minigraph.program import Program, Variable, program_guard
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.program.unique_name import guard
@@ -70,25 +70,44 @@ def checking(on: bool = True) -> Iterator[None]:
 def planted(op_type: str, make: Make) -> None:
     """NaN and both infinities in each float input of the samples: refused just as its results deserve."""
     each(
-        (f"{call} {dtype} {place} {value}", partial(_planted, call.for_gpu(dtype), place, value, make))
+        (f"{call} {dtype} {place} {value}", partial(_planted, one, place, value))
         for dtype in ("float32", "bfloat16")
         for call in _calls(op_type)
+        for one in [_One(call.for_gpu(dtype), make())]
         for place in [None, *call.float_places]
         for value in (PLANTED if place is not None and dtype == "float32" else PLANTED[:1])
     )
 
 
-def _planted(call: Call, place: tuple[str, int] | None, value: float, make: Make) -> None:
-    call = call.with_inputs(np.array)
+class _One:
+    """A program of one call, which is run with other inputs as often as wanted."""
+
+    def __init__(self, call: Call, exe: Executor) -> None:
+        with guard():
+            self.program, _, self.outputs = opcheck.built(call)
+        self.program.random_seed = 5
+        self.call, self.exe = call, exe
+
+    def run(self, call: Call) -> dict[str, np.ndarray] | NonFiniteError:
+        names = [v.name for vs in self.outputs.values() for v in vs]
+        try:
+            found = self.exe.run(self.program, opcheck.feed_of(call), names, scope=Scope())
+        except NonFiniteError as problem:
+            return problem
+        return dict(zip(names, found, strict=True))
+
+
+def _planted(one: _One, place: tuple[str, int] | None, value: float) -> None:
+    call = one.call.with_inputs(np.array)
     if place is not None:
         x = call.inputs[place[0]][place[1]]
         x.reshape(-1)[-1:] = value
     with checking(False), np.errstate(all="ignore"):
-        plain = _run(call, make)
+        plain = one.run(call)
     assert isinstance(plain, dict)
-    wanted = _wanted(call, plain)
+    wanted = _wanted(call, one.outputs, plain)
     with checking():
-        found = _run(call, make)
+        found = one.run(call)
     if wanted is None:
         assert isinstance(found, dict), f"refused: {found}"
         same = all(
@@ -101,24 +120,13 @@ def _planted(call: Call, place: tuple[str, int] | None, value: float, make: Make
     assert told == (call.opdef.type, *wanted, 0), f"{told}, not {wanted}"
 
 
-def _run(call: Call, make: Make) -> dict[str, np.ndarray] | NonFiniteError:
-    with guard():
-        program, _, outputs = opcheck.built(call)
-    program.random_seed = 5
-    names = [v.name for vs in outputs.values() for v in vs]
-    try:
-        return dict(zip(names, make().run(program, opcheck.feed_of(call), names, scope=Scope()), strict=True))
-    except NonFiniteError as problem:
-        return problem
-
-
-def _wanted(call: Call, results: dict[str, np.ndarray]) -> tuple[str, tuple[int, ...]] | None:
+def _wanted(
+    call: Call, outputs: dict[str, list[Variable]], results: dict[str, np.ndarray]
+) -> tuple[str, tuple[int, ...]] | None:
     """(output, index) that must be named, from the results themselves."""
     unread = call.opdef.unread(call.opdef.output_names)
     read = [x for slot, xs in call.inputs.items() if slot not in unread for x in xs if x.dtype in FLOATS]
     words = {n: repr(v) for n, v in call.attrs.items() if v != call.opdef.attrs[n].default}
-    with guard():
-        _, _, outputs = opcheck.built(call)
     for slot, variables in outputs.items():
         for v in variables:
             x = results[v.name]

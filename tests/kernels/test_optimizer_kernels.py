@@ -23,6 +23,7 @@ from minigraph.opdef import OPS
 from minigraph.program.builder import Builder
 
 UPDATES = (*updates.PLAIN, "squared_l2_norm")
+CORES = 1, 2, 5
 SIZES = (0, 1, 3, 65535, 65536, 65537, kernels.BLOCK, kernels.BLOCK + 1, 2**20 + 1)
 
 
@@ -71,34 +72,45 @@ def two_threads(monkeypatch):
     monkeypatch.setattr(parallel._Rest, "until", 0.0)
 
 
-@pytest.fixture(params=[1, 2, 5])
-def some_cores(request, monkeypatch):
-    monkeypatch.setattr(parallel, "cores", lambda: request.param)
-    monkeypatch.setattr(parallel, "REST", 0)
-    monkeypatch.setattr(parallel._Rest, "until", 0.0)
+def have_cores(patch, count):
+    patch.setattr(parallel, "cores", lambda: count)
+    patch.setattr(parallel, "REST", 0)
+    patch.setattr(parallel._Rest, "until", 0.0)
     if "numba" in sys.modules:
-        monkeypatch.setattr("minigraph.kernels.cpu.compiled.cores", lambda: request.param)
+        patch.setattr("minigraph.kernels.cpu.compiled.cores", lambda: count)
+
+
+@pytest.fixture(params=CORES)
+def some_cores(request, monkeypatch):
+    have_cores(monkeypatch, request.param)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", UPDATES)
-def test_kernel_equals_reference(name, size, some_cores):
+def test_kernel_equals_reference(name, size, monkeypatch):
+    """On 1, 2 and 5 cores, whose results have the same bits."""
     inputs = inputs_of(name, (size,))
     kept = [a.copy() for a in inputs]
     expected = tuple_of(OPS[name].reference(*inputs, **attrs_of(name)))
-    found = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name)))
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
-        assert a.dtype == b.dtype
-        assert a.shape == np.shape(b)
-    for a, b in zip(inputs, kept, strict=True):
-        np.testing.assert_array_equal(a, b)  # without out nothing is written
-    if name != "squared_l2_norm":
-        out = out_of(name, inputs)
-        results = tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name), out=out))
-        for result, own, b in zip(results, tuple_of(out), found, strict=True):
-            assert result is own
-            np.testing.assert_array_equal(result, b)
+    results = []
+    for count in CORES:
+        have_cores(monkeypatch, count)
+        results.append(found := tuple_of(OPS[name].cpu_kernel(*inputs, **attrs_of(name))))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+            assert a.dtype == b.dtype
+            assert a.shape == np.shape(b)
+        for a, b in zip(inputs, kept, strict=True):
+            np.testing.assert_array_equal(a, b)  # without out nothing is written
+        for a, b in zip(found, results[0], strict=True):
+            np.testing.assert_array_equal(a, b)
+        if name != "squared_l2_norm":
+            own = [a.copy() for a in inputs]
+            out = out_of(name, own)
+            written = tuple_of(OPS[name].cpu_kernel(*own, **attrs_of(name), out=out))
+            for result, target, b in zip(written, tuple_of(out), found, strict=True):
+                assert result is target
+                np.testing.assert_array_equal(result, b)
 
 
 @pytest.mark.parametrize("name", UPDATES)

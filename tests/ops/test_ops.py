@@ -23,8 +23,33 @@ LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "wher
 NO_GRADIENT_RULE = dict.fromkeys(["fused_elementwise", *(f"foreach_{name}" for name in LISTS)], MADE)
 
 
-def of_every_call(calls=CALLS):
-    return pytest.mark.parametrize("call", calls, ids=str)
+def of_every_call(cases=CALLS):
+    """A check of one case as a test of each operator, which names all cases that fail.
+
+    cases  calls, or tuples of a call and what else the check is given
+    """
+    of_op = {}
+    for case in cases:
+        case = case if isinstance(case, tuple) else (case,)
+        of_op.setdefault(case[0].opdef.type, []).append(case)
+
+    def decorate(check):
+        @pytest.mark.parametrize("op_type", of_op)
+        def test(op_type):
+            problems = []
+            for case in of_op[op_type]:
+                try:
+                    check(*case)
+                except Exception as problem:  # one bad case must not hide the others
+                    problem.add_note("-".join(map(str, case)))
+                    problems.append(problem)
+            if problems:
+                raise ExceptionGroup(f"{len(problems)} of {len(of_op[op_type])} cases", problems)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
 
 
 def is_random(call: Call) -> bool:
@@ -94,10 +119,8 @@ def test_unknown_sizes_are_accepted(call):
 # Values
 
 
-@pytest.mark.parametrize(
-    ("call", "dtype"),
-    [pytest.param(c, "float64", id=f"{c}-float64") for c in CALLS]
-    + [pytest.param(c, d, id=f"{c}-{d}") for c in MODEL_CALLS if c.float_places for d in DTYPES[1:]],
+@of_every_call(
+    [(c, "float64") for c in CALLS] + [(c, d) for c in MODEL_CALLS if c.float_places for d in DTYPES[1:]]
 )
 def test_program_computes_the_reference(call, dtype):
     call = call.as_dtype(dtype)
@@ -184,10 +207,10 @@ def in_place_calls():
         for output, source in call.opdef.inplace.items():
             same = source in call.inputs and types.get(output) == [opcheck.type_of(call.inputs[source][0])]
             if same:
-                yield pytest.param(call, output, source, id=f"{call}-{output}")
+                yield call, output, source
 
 
-@pytest.mark.parametrize(("call", "output", "source"), list(in_place_calls()))
+@of_every_call(in_place_calls())
 def test_in_place_result_is_the_same(call, output, source):
     plain = opcheck.apply(call.opdef.cpu_kernel, call)
     types = opcheck.inferred_types(call)
@@ -225,7 +248,7 @@ def same_shape_calls():
                 yield call
 
 
-@of_every_call(list(same_shape_calls()))
+@of_every_call(same_shape_calls())
 def test_elementwise_means_each_element_alone(call):
     plain = opcheck.apply(call.opdef.cpu_kernel, call)
     slot, i = call.places[0]

@@ -27,6 +27,13 @@ from tests.support.random_programs import Case
 
 FLAG = "memory_efficient_attention"
 PROGRAMS, CHUNK, WITHIN = 1200, 100, 250
+SHOWN = {  # where to look first for a planted defect: it saves time, no more
+    "division_is_multiplication": 11, "causal_by_one": 69, "diagonal_is_ignored": 23, "bottom_right_is_forgotten": 123,
+    "window_is_forgotten": 99, "finite_fill_becomes_infinite": 34, "any_number_hides": 52, "downscale_is_upscale": 42,
+    "late_bias_is_early": 75, "capping_is_overlooked": 32, "comparisons_swap_sides": 97,
+    "what_is_multiplied_by_0_is_hidden": 79, "slices_stay_where_they_are": 119, "negated_conditions_are_not": 226,
+    "heads_come_before_batches": 223,
+}  # fmt: skip
 TOLERANCE = 1e-10
 REASONS = {
     "fetched": 5, "other reader": 5, "shape reader": 1, "go through tanh": 5, "has mode downscale": 5,
@@ -263,9 +270,9 @@ PLANTED = [
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
-    for seed in range(WITHIN):
+    for i in range(WITHIN):
         try:
-            check(seed)
+            check((SHOWN.get(plant.__name__, 0) + i) % WITHIN)
         except Exception:  # whatever breaks is a finding
             return
     pytest.fail(f"{WITHIN} programs did not show it")

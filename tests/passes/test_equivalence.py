@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +31,17 @@ from tests.fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, failure
 from tests.support.random_programs import known_program, random_program
 
 GEMM: Flags = ("fuse_gemm_epilogue",)
-PROGRAMS, CHUNK = 1000, 500  # `make fuzz` goes on from there
+PROGRAMS = 500  # `make fuzz` goes on from there
 WITHIN = 300  # programs in which a planted defect must be seen
-SHARES = {  # of CHUNK programs each rule must change at least so many
+SHOWN = {  # where to look first: it saves time, no more
+    "axis_is_ignored": 130, "residual_is_a_bias": 130, "trans_x_is_forgotten_where_both_fit": 14,
+    "second_gradient_is_ignored": 164, "constants_lose_minus_zero": 177, "constants_are_all_alike": 120,
+    "versions_are_not_told_apart": 153, "attributes_are_not_compared": 19, "every_operator_is_commutative": 134,
+    "fetched_repetitions_are_removed": 50, "every_type_holds_every_value": 38, "casts_keep_the_type_between": 38,
+    "updates_between_a_pair_are_ignored": 46, "transposes_are_set_not_toggled": 140, "any_axes_may_move": 62,
+    "relu_is_forgotten_below_a_product": 99, "mask_of_what_is_not_positive": 99,
+}  # fmt: skip
+SHARES = {  # of PROGRAMS each rule must change at least so many
     "LinearBias": 250, "LinearRelu": 175, "LinearGelu": 150, "ReluGradLinearGrad": 60, "GeluGradLinearGrad": 60,
     "DeadCode": 75, "Constant": 150, "CommonSubexpression": 40, "Transposes": 25, "Casts": 10, "TransposedY": 10,
     "ReluGradMatmulGrad": 5, "GradAccumulation": 50, "LinearCrossEntropy": 10, "Group": 250, "JoinNorms": 20,
@@ -41,20 +49,19 @@ SHARES = {  # of CHUNK programs each rule must change at least so many
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
-def test_passes_change_no_result(first):
+def test_passes_change_no_result():
     fired = Outcome()
-    for seed in range(first, first + CHUNK):
+    for seed in range(PROGRAMS):
         try:
-            outcome = check(random_program(seed))
+            outcome = check(known_program(seed))
         except Different as problem:
             pytest.fail(f"seed {seed}: {problem}; `python -m tests.fuzz 1 --seed {seed}` shows the program")
         fired.applied.update(set(outcome.applied))
         fired.refused += outcome.refused
     for rule, share in SHARES.items():
-        assert fired.applied[rule] >= share, f"{rule} fired in {fired.applied[rule]} of {CHUNK} programs"
+        assert fired.applied[rule] >= share, f"{rule} fired in {fired.applied[rule]} of {PROGRAMS} programs"
     assert fired.refused.keys() <= REASONS.keys(), "new reasons: add them"
-    assert first or fired.refused.keys() == REASONS.keys(), "a refusal does not occur"
+    assert fired.refused.keys() == REASONS.keys(), "a refusal does not occur"
 
 
 # planted defects: each is a rewrite rule or engine that somebody could have written
@@ -266,7 +273,7 @@ PLANTED = [
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
-    assert next(_failures(GEMM), None) is not None, f"{WITHIN} programs did not show it"
+    assert _is_seen(plant.__name__, GEMM), f"{WITHIN} programs did not show it"
 
 
 def test_a_failing_program_is_shrunk(monkeypatch):
@@ -450,11 +457,7 @@ SMALL = [
 @pytest.mark.parametrize(("flag", "plant"), SMALL, ids=lambda x: getattr(x, "__name__", ""))
 def test_planted_defect_of_a_small_rewrite_is_seen(flag, plant, monkeypatch):
     plant(monkeypatch)
-    for chosen in ((flag,), FLAGS):
-        found = next(_failures(chosen), None)
-        if found is not None:
-            return
-    pytest.fail(f"{WITHIN} programs did not show it")
+    assert _is_seen(plant.__name__, (flag,), FLAGS), f"{WITHIN} programs did not show it"
 
 
 def test_programs_depend_on_the_seed_only():
@@ -464,9 +467,13 @@ def test_programs_depend_on_the_seed_only():
     assert all((again.feeds[name] == array).all() for name, array in first.feeds.items())
 
 
-def _failures(flags: Flags) -> Iterator[str]:
-    for seed in range(WITHIN):
-        try:
-            check(known_program(seed), [flags])
-        except Different as problem:
-            yield f"seed {seed}: {problem}"
+def _is_seen(plant: str, *choices: Flags) -> bool:
+    """Whether one of WITHIN programs shows a defect with one of these flags, from the one in SHOWN on."""
+    for i in range(WITHIN):
+        case = known_program((SHOWN.get(plant, 0) + i) % WITHIN)
+        for flags in choices:
+            try:
+                check(case, [flags])
+            except Different:
+                return True
+    return False

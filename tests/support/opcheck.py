@@ -6,6 +6,7 @@ import inspect
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def apply(function: Callable[..., Any], call: Call, **injected: Any) -> Slots:
     for slot in call.opdef.inputs:
         xs = call.inputs.get(slot.name)
         args.append(None if xs is None else xs if slot.variadic else xs[0])
-    parameters = inspect.signature(function).parameters
+    parameters = _parameters(function)
     if "needs" in parameters:
         injected["needs"] = frozenset(call.opdef.output_names)
     if "rng" in parameters:
@@ -121,6 +122,11 @@ def apply(function: Callable[..., Any], call: Call, **injected: Any) -> Slots:
         if result is not None:
             outputs[slot.name] = list(result) if slot.variadic else [result]
     return outputs
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def reference(call: Call) -> Slots:
