@@ -3,7 +3,8 @@
     python -m bench.busy_cpu                     writes bench/results/busy_cpu.json
     python -m bench.busy_cpu --old ../old-tree   with an arm that runs the package and the bench of another checkout
 
-For each condition the arms are worker processes that take turns (harness.py): medians of interleaved turns. `one` has
+For each condition the arms are worker processes that take turns (harness.py): medians of interleaved turns, each behind
+a pause in which the threads of the arm before go to sleep, and behind a step that is not counted. `one` has
 OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1, `default` and `old` have neither. Quotas are those of a cgroup, of version
 2 or 1, that is made for each condition and removed after it; where this process may not make one, they are left out.
 """
