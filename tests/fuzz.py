@@ -61,7 +61,7 @@ REASONS = {
     "X rank": r"X must have rank 2 or more",
     "few classes": r"classes are no larger than X",
     "Y rank": r"Y must be 2-D",
-    "Bias rank": r"Bias must be 1-D",
+    "Bias rank": r"Bias must be \[N\] or \[1, N\]",
     "Bias axis": r"added along axis",
     "trans_x": r"trans_x needs X of rank 2",
     "Bias size": r"one element per column",

@@ -24,7 +24,7 @@ def linear(p, X, Y, Bias, trans_x, trans_y, axis):
     return p.elementwise_add(p.matmul(X, Y, trans_x=trans_x, trans_y=trans_y), Bias, axis=axis)
 
 
-class Linear(Rule):
+class LinearEpilogue(Rule):
     """activation(linear(X, Y, Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "none"
@@ -51,14 +51,14 @@ class Linear(Rule):
         )[0]  # fmt: skip
 
 
-class LinearBias(Linear):
+class LinearBias(LinearEpilogue):
     """elementwise_add(matmul(X, Y), Bias) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     def pattern(self, p, X, Y, Bias, *, trans_x, trans_y, axis):
         return linear(p, X, Y, Bias, trans_x, trans_y, axis)
 
 
-class LinearRelu(Linear):
+class LinearRelu(LinearEpilogue):
     """relu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "relu"
@@ -67,7 +67,7 @@ class LinearRelu(Linear):
         return p.relu(linear(p, X, Y, Bias, trans_x, trans_y, axis))
 
 
-class LinearGelu(Linear):
+class LinearGelu(LinearEpilogue):
     """gelu(elementwise_add(matmul(X, Y), Bias)) -> fused_gemm_epilogue(X, Y, Bias)"""
 
     activation = "gelu"

@@ -21,10 +21,11 @@ from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.rule import GraphBuilder
 from minigraph.passes.fuse_activation_grad import ReluGradMatmulGrad
 from minigraph.passes.fuse_gemm_epilogue import (
+    ActivationGrad,
     LinearBias,
+    LinearEpilogue,
     LinearGelu,
     LinearRelu,
-    ReluGradLinearGrad,
 )
 from minigraph.passes.fuse_matmul_transpose import TransposedX
 from tests.fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, failure, shrink
@@ -105,7 +106,7 @@ def residual_is_a_bias(patch):
         engine.refuse_unless(X.type.ndim >= 2 and X.type.is_float, "X")
         engine.refuse_unless(Y.type.ndim == 2 and not (trans_x and X.type.ndim > 2), "Y")
 
-    patch.setattr(LinearBias, "check", check)
+    patch.setattr(LinearEpilogue, "check", check)
     infer = fused_gemm_epilogue.infer_function
 
     def flat(X, Y, Bias, **attrs):
@@ -132,7 +133,7 @@ def trans_y_is_swapped_where_both_fit(patch):
         y = bound["Y"].type.shape
         bound["trans_y"] ^= y[0] == y[1]
 
-    _rewrite(patch, (LinearBias,), change)
+    _rewrite(patch, (LinearEpilogue,), change)
 
 
 def trans_x_is_forgotten_where_both_fit(patch):
@@ -140,7 +141,7 @@ def trans_x_is_forgotten_where_both_fit(patch):
         x = bound["X"].type.shape
         bound["trans_x"] &= x[0] != x[-1]
 
-    _rewrite(patch, (LinearBias,), change)
+    _rewrite(patch, (LinearEpilogue,), change)
 
 
 def erf_becomes_tanh(patch):
@@ -155,7 +156,7 @@ def gelu_slope_takes_the_other_form(patch):
         if "approximate" in bound:
             bound["approximate"] ^= True
 
-    _rewrite(patch, (ReluGradLinearGrad,), change)
+    _rewrite(patch, (ActivationGrad,), change)
 
 
 def bias_of_another_layer(patch):
@@ -168,7 +169,7 @@ def bias_of_another_layer(patch):
         if other is not None and other.graph is bias.graph and other.producer is None:
             bound["Bias"] = other
 
-    _rewrite(patch, (LinearBias,), change)
+    _rewrite(patch, (LinearEpilogue,), change)
 
 
 def reserve_space_of_another_layer(patch):

@@ -41,7 +41,7 @@ LENGTH = 8  # bytes before the header that say how long it is
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """What a header says: the mark of the save, and of each tensor its type, shape and first byte in the file."""
 
     mark: Any
@@ -60,7 +60,7 @@ def header_of(tensors: Mapping[str, np.ndarray], mark: str) -> bytes:
     return len(header).to_bytes(LENGTH, "little") + header
 
 
-def parsed(header: bytes, size: int) -> Layout:
+def parsed(header: bytes, size: int) -> FileLayout:
     """What `header` says of a file of `size` bytes; a ValueError unless each byte after it belongs to one tensor."""
     try:
         entries = json.loads(header.decode(), object_pairs_hook=_without_twins)
@@ -88,7 +88,7 @@ def parsed(header: bytes, size: int) -> Layout:
         _require(begin == at, "its tensors overlap, or bytes between them belong to none")
         at = end
     _require(start + at == size, f"it has {size} bytes, its header says {start + at}")
-    return Layout(metadata.get(MARK), tensors)
+    return FileLayout(metadata.get(MARK), tensors)
 
 
 def _are_sizes(values: Any) -> bool:

@@ -17,7 +17,7 @@ from minigraph.errors import ProgramError
 from minigraph.kernels.parallel import for_each
 
 from . import storage
-from .header import HEADER_LIMIT, LENGTH, METADATA, NAMES, Layout, header_of, parsed
+from .header import HEADER_LIMIT, LENGTH, METADATA, NAMES, FileLayout, header_of, parsed
 from .paths import shown
 
 HOW_TO_GO_ON = "take the file from a backup; verify=False reads it as it is"
@@ -84,7 +84,7 @@ def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[
     return arrays, layout.mark
 
 
-def _layout(descriptor: int, size: int) -> Layout:
+def _layout(descriptor: int, size: int) -> FileLayout:
     """What the header of an open file says; a ValueError where it is no file of weights."""
     length = _content(descriptor, 0, min(LENGTH, size))
     header_size = int.from_bytes(length, "little")
