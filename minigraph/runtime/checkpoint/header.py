@@ -101,6 +101,6 @@ def _require(condition: bool, fact: str) -> None:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    _require(len(found) == len(pairs), "a name stands twice in its header")
-    return found
+    fields = dict(pairs)
+    _require(len(fields) == len(pairs), "a name stands twice in its header")
+    return fields
