@@ -234,6 +234,8 @@ class Gpu:
 
     def captured(self, calls: Sequence[Callable[[], Any]], repeats: int) -> Callable[[], None]:
         """A CUDA graph of the calls in turns, `repeats` in all."""
+        with self.runtime.turn:
+            assert self.runtime.stream is self.stream, "calls would go to another stream, and the graph be empty"
         self.stream.begin_capture()
         for i in range(repeats):
             calls[i % len(calls)]()

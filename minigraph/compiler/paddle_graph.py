@@ -5,8 +5,6 @@ Paddle's own tests of passes count nodes by name there. Passes work on minigraph
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from minigraph.program import Program
 
 
@@ -57,11 +55,8 @@ class PaddleGraph:
     def nodes(self) -> list[PaddleNode]:
         return list(self._nodes)
 
-    def _of(self, wanted: Callable[[PaddleNode], bool]) -> list[PaddleNode]:
-        return [node for node in self._nodes if wanted(node)]
-
     def all_op_nodes(self) -> list[PaddleNode]:
-        return self._of(PaddleNode.is_op)
+        return [node for node in self._nodes if node.is_op()]
 
     def all_var_nodes(self) -> list[PaddleNode]:
-        return self._of(PaddleNode.is_var)
+        return [node for node in self._nodes if node.is_var()]

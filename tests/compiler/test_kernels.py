@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import minigraph as mg
 from minigraph.errors import FeedError, KernelError, PlaceError
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Launch
+from minigraph.runtime.cuda.kernels import _kernel
 from minigraph.static import BuildStrategy, CompiledProgram
 
 SHAPES = {"x": [256, 784], "y": [256, 1]}
@@ -49,6 +53,7 @@ def test_a_kernel_says_where_it_comes_from(mlp):
     assert f" {fused.name}(" in fused.source and "__global__" in fused.source
     product = kernels[0]
     assert product.name == "product 256x1024x784 bias" and product.grid is None
+    assert product.nbytes == 4 * (256 * 784 + 784 * 1024 + 256 * 1024 + 1024)  # its workspace is no traffic
     with pytest.raises(KernelError, match="product 256x1024x784 bias has no source of ours"):
         product.ptx()
     lines = str(kernels).splitlines()
@@ -92,3 +97,12 @@ def test_data_parallel_runs_at_one_place_and_names_the_others(mlp):
         again = program.with_data_parallel(loss_name=loss.name, places=places)
     assert again.before is main
     program.with_data_parallel(loss_name=loss.name, places=places[:1])  # without a warning
+
+
+def test_bytes_of_parts_of_one_array():
+    """Each part that a call touches counts, and one that it is given twice counts once."""
+    whole = Buffer([2048, 64], np.dtype(np.float32))
+    left, right = whole.view([1024, 64]), whole.view([1024, 64], offset=whole.nbytes // 2)
+    part = whole.nbytes // 2
+    for args, parts in (([left, right], 2), ([left, left], 1), ([left.view([1024 * 64]), left, right], 2)):
+        assert _kernel(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part

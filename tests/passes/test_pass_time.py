@@ -23,7 +23,7 @@ from minigraph.program import unique_name
 from tests.fuzz import STEPS_OF
 from tests.support.counted_work import check_proportion, lines
 
-FEW, FACTOR = 8, 4  # blocks of the small program, and how many times as many the large one has
+FEW, FACTOR = 12, 4  # blocks of the small program, and how many times as many the large one has
 
 
 def program(blocks: int) -> tuple[mg.static.Program, str]:

@@ -24,7 +24,7 @@ from minigraph.ops.elementwise.activation import gelu, gelu_slope
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
-from .matmul import matmul, matmul_grad
+from .matmul import as_rows, matmul, matmul_grad
 
 MASK_BITS = 128  # columns of a mask row are padded to a multiple of this
 
@@ -34,11 +34,6 @@ def as_matrix(shape: tuple[int, ...], trans_x: bool) -> tuple[int, ...]:
     if not trans_x or len(shape) == 2:
         return shape
     return shape[0], -1 if -1 in shape[1:] else math.prod(shape[1:])
-
-
-def _as_rows(x: np.ndarray | None, trans_x: bool) -> np.ndarray | None:
-    """An array like Out as [M, N], where X is seen as a matrix."""
-    return x if x is None or not trans_x else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def mask_type(out: TensorType) -> TensorType:
@@ -80,7 +75,8 @@ def fused_gemm_epilogue(
     keep = "ReserveSpace" in needs
     shape, to = (*(X.shape[1:] if trans_x else X.shape[:-1]), Bias.shape[-1]), reserve if activation == "gelu" else Out
     x = X.reshape(as_matrix(X.shape, trans_x))
-    z = matmul(x, Y, trans_x=trans_x, trans_y=trans_y, out=[_as_rows(to, trans_x)]).reshape(shape)
+    rows = as_rows(to) if trans_x and to is not None else to
+    z = matmul(x, Y, trans_x=trans_x, trans_y=trans_y, out=[rows]).reshape(shape)
     np.add(z, Bias.reshape(-1), out=z)
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
@@ -156,7 +152,7 @@ def fused_gemm_epilogue_grad(
     wanted = [slot for slot, own in (("X_grad", "DX"), ("Y_grad", "DY")) if own in needs]
     x = as_matrix(X.shape, trans_x)
     outs = DX_out if DX_out is None else DX_out.reshape(x), DY_out
-    DX, DY = matmul_grad(X.reshape(x), Y, _as_rows(DOut, trans_x), needs=wanted, out=outs, **product)
+    DX, DY = matmul_grad(X.reshape(x), Y, as_rows(DOut) if trans_x else DOut, needs=wanted, out=outs, **product)
     DX = DX if DX is None else DX.reshape(X.shape)
     if DX is not None and activation_grad == "relu_grad":
         masked(DX, unpack_mask(ReserveSpace, X.shape[-1]), out=DX)

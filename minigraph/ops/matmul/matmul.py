@@ -17,7 +17,7 @@ def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
     return np.swapaxes(x, -1, -2) if transpose and x.ndim > 1 else x
 
 
-def _as_rows(x: np.ndarray) -> np.ndarray:
+def as_rows(x: np.ndarray) -> np.ndarray:
     """All leading axes as one."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
@@ -33,8 +33,8 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
     if out_dtype is not None and out_dtype != X.dtype:
         return product(x, y).astype(out_dtype)
     if x.ndim > 2 and y.ndim == 2 and x.flags.c_contiguous:  # one product over all rows, not a batch of them
-        rows = None if result is None else _as_rows(result)
-        return product(_as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
+        rows = None if result is None else as_rows(result)
+        return product(as_rows(x), y, out=rows).reshape(*x.shape[:-1], y.shape[-1])
     return product(x, y, out=result)
 
 
@@ -104,7 +104,7 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
             X_grad = _product(d, np.swapaxes(y, -1, -2), X.shape, x_out)
     if "Y_grad" in needs:
         if y.ndim == 2 and x.ndim > 2:  # one product over all rows instead of a batch and a sum
-            x, d = _as_rows(x), _as_rows(d)
+            x, d = as_rows(x), as_rows(d)
         if trans_y and Y.ndim > 1:
             Y_grad = _product(np.swapaxes(d, -1, -2), x, Y.shape, y_out)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.buffer import root_and_offset
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.opdef.body import parse_body
 from minigraph.program import Operator
@@ -33,7 +33,8 @@ def _first(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _kernel(call: Call, op: Operator | None, arch: str) -> Kernel:
-    nbytes = sum(b.nbytes for b in {id(owner(b)): b for b in call.buffers()}.values())
+    parts = {(id(root), offset, b.nbytes) for b in call.operands for root, offset in [root_and_offset(b)]}
+    nbytes = sum(size for _, _, size in parts)
     source = next((source for source, _ in call.kernels()), "")
     return Kernel(
         call.title(), getattr(call, "grid", None), getattr(call, "block", None), nbytes, op, _members(op), source, arch

@@ -81,6 +81,11 @@ class Call:
         """All that it, or a variant of it, is given."""
         return list(within([getattr(self, name) for name in names_of(type(self))]))
 
+    @property
+    def operands(self) -> list[Buffer]:
+        """What it reads and writes for its operator, without room to work in."""
+        return self.buffers()
+
     def moved(self, places: Places, step: int | None = None) -> Any:
         """The call with other buffers: `places` has one for the id of each owner, and gets those that show them.
 

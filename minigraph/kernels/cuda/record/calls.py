@@ -153,7 +153,6 @@ class Gemm(Call):
 
     @property
     def operands(self) -> list[Buffer]:
-        """What it is given besides its workspace."""
         return [b for b in (self.a, self.b, self.c, self.bias, self.aux) if b is not None]
 
     def facts(self) -> Any:
