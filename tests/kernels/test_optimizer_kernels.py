@@ -64,6 +64,12 @@ def out_of(name, inputs):
     return tuple(given.get(slot) for slot in slots_of(name).updated)
 
 
+@pytest.fixture(autouse=True)
+def machine_code_for_all(monkeypatch):
+    """For the smallest arrays, too, and from the first run on."""
+    monkeypatch.setattr(kernels, "FEW", 0)
+
+
 @pytest.fixture
 def two_threads(monkeypatch):
     """Helpers are asked whatever it has cost before."""
@@ -222,6 +228,24 @@ def test_machine_code_without_a_folder_for_it(compiled, monkeypatch):
     njit = compiled.njit
     monkeypatch.setattr(compiled, "njit", lambda *a, cache=False, **how: fail() if cache else njit(*a, **how))
     np.testing.assert_array_equal(run(twice, np.arange(5.0)), 2 * np.arange(5.0))
+
+
+def test_few_elements_become_machine_code_when_they_come_often(compiled, monkeypatch):
+    """With the same bits as from the beginning."""
+    monkeypatch.setattr(kernels, "OFTEN", 3)
+    made, bound = [], compiled.bound
+    monkeypatch.setattr(compiled, "bound", lambda loop, columns: made.append(loop) or bound(loop, columns))
+    found = []
+    for few, expected in ((1000, [0, 0, 1, 1]), (999, [1, 1, 1, 1])):
+        monkeypatch.setattr(kernels, "FEW", few)
+        made.clear()
+        inputs = inputs_of("adamw", (999,), "float32")
+        step = OPS["adamw"].cpu_kernel.for_arrays(*inputs, out=out_of("adamw", inputs), **attrs_of("adamw"))
+        counts = [step() or len(made) for _ in range(4)]
+        assert counts == expected
+        found.append(inputs)
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_without_numba_numpy_computes(monkeypatch):

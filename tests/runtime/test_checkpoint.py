@@ -405,9 +405,8 @@ def test_a_path_of_undecodable_bytes(tmp_path: Path) -> None:
     str(caught.value).encode()
 
 
-def test_what_is_loaded_can_be_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_loaded_can_be_trained_on(tmp_path: Path) -> None:
     """Arrays out of a file can be written, and share no memory."""
-    monkeypatch.setattr("minigraph.kernels.cpu.optimizer._compiled", lambda: None)
     trained, path = Trained(), tmp_path / "m"
     trained.save(path, 3)
     state = static.load_program_state(path)

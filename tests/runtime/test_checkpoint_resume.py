@@ -46,12 +46,6 @@ SCHEDULES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer to compile than these tests."""
-    monkeypatch.setattr("minigraph.kernels.cpu.optimizer._compiled", lambda: None)
-
-
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a new process does not know: the seed that was drawn, and ids of programs."""
     monkeypatch.setattr(seeds._global, "everywhere", None)

@@ -1,11 +1,10 @@
 """Parameter updates on a CPU: in place, block by block, all parameters of an operator spread over the cores at once.
 
 A kernel gets the arrays of the Scope as `out` and updates them; where `out` is absent it updates
-copies. The loops are machine code where numba is installed (`kernels/cpu/compiled.py`), which gets the
-addresses of all arrays in one call. NumPy runs one pass per elementary operation, so a block is small
-enough to stay in cache between them, and large enough that threads seldom wait for the interpreter
-lock. Each element is computed by the same operations wherever blocks end, so results do not depend on
-the number of cores.
+copies. The loops are machine code where numba is installed and there is enough to do (`kernels/cpu/compiled.py`), which
+gets the addresses of all arrays in one call. NumPy runs one pass per elementary operation, so a block is small enough
+to stay in cache between them, and large enough that threads seldom wait for the interpreter lock. Each element is
+computed by the same operations, by NumPy or not, wherever blocks end, so results do not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from minigraph.kernels.parallel import for_blocks
 from minigraph.kernels.updates import PLAIN, SHARED, Loop, Update, slots_of, update_of
 
 BLOCK = 196608  # elements
+FEW, OFTEN = 65536, 1000  # elements, and runs with them until machine code, 1 to 2 s of work once, is worth its time
 NORM_BLOCK = 8192  # elements that BLAS sums in the array's type: of longer ones it makes threads, whose sums differ
 UNCHANGED = 1.0, 0.0
 
@@ -148,6 +148,20 @@ def _compiled() -> Any:
 
 def _bound(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:
     """`loop(*arrays, *numbers)` on all elements of contiguous arrays, each with its numbers."""
+    if sum(a.size for a in columns[0]) >= FEW:
+        return _in_machine_code(loop, columns)
+    way, runs = _in_numpy(loop, columns), itertools.count(1)
+
+    def run(numbers: Numbers, change: Change) -> None:
+        nonlocal way
+        if next(runs) == OFTEN:
+            way = _in_machine_code(loop, columns)
+        way(numbers, change)
+
+    return run
+
+
+def _in_machine_code(loop: Loop, columns: Sequence[Arrays]) -> Callable[[Numbers, Change], None]:
     compiled = _compiled()
     return compiled.bound(loop, columns) if compiled is not None else _in_numpy(loop, columns)
 
