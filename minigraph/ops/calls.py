@@ -30,7 +30,7 @@ def memory_efficient_attention(
     window       (left, right): of these i - left <= j <= i + right
     cu_seqlens_q, cu_seqlens_k   int [N + 1], cumulative lengths of N sequences packed into B = 1
     deterministic  all kernels repeat their bits, whether this is asked for or not; their order takes -4 to 4 % of
-                 backward's time on an H200, up to 24 % where heads are few (bench/results/gpu_attention_order.json)
+                 backward's time on an H200, up to 24 % where heads are few (bench/results/studies/attention_order.json)
     return_lse   also return the logarithm of sum(exp(scores)) of each query, [B, H, Sq] or [B, Sq], as xFormers'
                  forward does; float64 for float64, else float32; gradients flow through it
     A query that sees no key gives zeros. The order of the first arguments is that of xFormers.

@@ -1,4 +1,4 @@
-"""Matrix products through cuBLASLt: which calls an operator becomes.
+"""Matrix products: which calls an operator becomes, cuBLASLt's or those of the kernels in registry.py.
 
 Everything is row-major here; device/cublaslt.py swaps operands for the column-major library. Products whose
 second operand is a matrix are one GEMM over all rows; batches that step evenly are one strided

@@ -2,7 +2,7 @@
 
 KERNELS is best first. Those that were measured to be faster for a product come before the library's ways,
 the others behind them; the first that can run does, unless `autotune` takes times. A new kernel is a file with
-these four functions and a row here.
+the functions of a ProductKernel and a row here.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def ready_first(sizes: Sequence[int]) -> list[range]:
 
     Their gradients are there first, so they are updated beside the products of the layers before. Larger updates, whose
     tensors the L2 cache does not hold, stay whole: they would take bandwidth from products that need it
-    (bench/results/gpu_grouped_updates.json).
+    (bench/results/studies/grouped_updates.json).
     """
     if sum(sizes) > GROUPED:
         return [range(len(sizes))]

@@ -7,7 +7,8 @@
     bound                      a function that hands it to the GPU, made of what a Primitives offers
 
 A new kind is a dataclass that derives from Call and says how it is `bound`; the other answers follow from its fields.
-Nothing else has to know it. The kinds that operators record are in calls.py.
+Nothing else has to know it, as long as it is made of what Primitives has. The kinds that operators record are in
+calls.py.
 """
 
 from __future__ import annotations
