@@ -24,7 +24,7 @@ THREADS = 384
 STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
 ALIGNED = 16  # bytes: of addresses and rows
 LEAST = 1 << 35  # multiply-adds from which it is tried, and comes first
-LEAST_ERF = 1 << 32  # from which it is tried with gelu's erf form, for which the library needs a kernel besides
+ERF = 8  # it is tried from an eighth on with gelu's erf form, for which the library needs a kernel besides
 SLICES, SPREAD = (16, 8), 3
 FILES = "matmul/hopper_product.cuh", "matmul/hopper_product.cu"
 
@@ -60,7 +60,7 @@ def offered(binder: Binder, product: Product) -> bool:
     around = product.epilogue
     suits = not around.add and around.sums is None and "relu" not in (around.activation, around.slope)
     hopper = binder.device.arch.startswith("sm_90")
-    least = LEAST_ERF if _gelu(product) == "gelu" else LEAST
+    least = LEAST // ERF if _gelu(product) == "gelu" else LEAST
     return suits and hopper and product.a.dtype in (float16, bfloat16) and product.work >= least
 
 
