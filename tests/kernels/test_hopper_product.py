@@ -16,7 +16,7 @@ from tests.support.products import product_of, ways_of
 
 LARGE = 8192, 4096, 4096
 SHORT, LONG = (712, 1096, 584), (712, 1096, 1096)
-KINDS = "product", "bias", "gelu", "erf", "slope", "slope of erf"
+KINDS = "product", "bias", "gelu", "erf", "erf alone", "slope", "slope of erf"
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -33,7 +33,8 @@ def around(kind, shape, dtype=bfloat16):
     return {
         "product": {}, "bias": {"bias": row}, "relu": {"bias": row, "activation": "relu", "kept": mask},
         "gelu": {"bias": row, "activation": "gelu_tanh", "kept": full},
-        "erf": {"bias": row, "activation": "gelu"}, "where": {"slope": "relu", "kept": mask},
+        "erf": {"bias": row, "activation": "gelu", "kept": full}, "erf alone": {"bias": row, "activation": "gelu"},
+        "where": {"slope": "relu", "kept": mask},
         "slope": {"slope": "gelu_tanh", "kept": full}, "slope of erf": {"slope": "gelu", "kept": full},
         "sums": {"sums": row},
     }[kind]  # fmt: skip
@@ -90,7 +91,7 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert offered((1024, 4096, 8192))[0] == ["library", NAME]  # its tiles do not fill the GPU
     assert offered((65536, 1024, 512))[0] == ["library", NAME]  # few steps
     found = {kind: offered(kind=kind, dtype=float16, trans_a=True)[0] for kind in (*KINDS, "relu", "where", "sums")}
-    assert {kind for kind, names in found.items() if names[0] == NAME} == {"gelu", "erf", "slope", "slope of erf"}
+    assert {kind for kind, names in found.items() if names[0] == NAME} == {*KINDS} - {"product", "bias"}
     assert {kind for kind, names in found.items() if NAME not in names} == {"relu", "where", "sums"}
 
 
