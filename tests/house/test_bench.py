@@ -111,3 +111,11 @@ def test_an_arm_takes_the_kernels_for_products_that_it_names_and_no_others(make)
     with product_kernels.only(case.kernels["library"]):
         assert hopper_product.NAME not in first_ways(case, "library")
     assert before == (registry.KERNELS, hopper_product.LEAST)
+
+
+def test_an_arm_without_a_kernel_takes_what_would_run_without_it():
+    case = gpu_gelu.forward(gpu_gelu.LARGE, "bfloat16", False)
+    assert first_ways(case, "default") == [hopper_product.NAME]
+    with product_kernels.without(["hopper_product"]):
+        assert first_ways(case, "default") == ["epilogue of bias"]
+    assert first_ways(case, "default") == [hopper_product.NAME]
