@@ -11,6 +11,8 @@ from typing import Any
 from . import (
     gpu_attention,
     gpu_fusion,
+    gpu_gelu,
+    gpu_gelu_steps,
     gpu_gemm,
     gpu_kernels,
     gpu_linear_cross_entropy,
@@ -27,8 +29,8 @@ from .harness import Bench, compare, not_installed
 BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
-        mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
-        gpu_steps_run, gpu_attention, gpu_packed_attention, optimizer_cpu,
+        mlp_cpu, gpu_gemm, gpu_gelu, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy,
+        gpu_optimizers, gpu_steps_run, gpu_gelu_steps, gpu_attention, gpu_packed_attention, optimizer_cpu,
     )
 }
 

@@ -63,6 +63,7 @@ class Row:
     wrt: tuple[str, ...] = ()
     flops: float = 0.0
     masters: bool = False  # whether peers keep float32 parameters beside those of `dtype`
+    without: Sequence[str] = ()  # kernels for products (product_kernels.py) that an arm of ours goes without
     note: str = field(default="")
 
     def parameters(self) -> list[np.ndarray]:
@@ -132,27 +133,27 @@ def wide_batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {name: np.concatenate([np.roll(block, 7 * i + k, axis=1) for i in range(8)]) for k, name in enumerate("xy")}
 
 
-def wide_static(mg: Any, v: Mapping[str, Any], drop: float) -> Any:
+def wide_static(mg: Any, v: Mapping[str, Any], drop: float, approximate: bool = True) -> Any:
     h = v["x"]
     for i, (a, b) in enumerate(itertools.pairwise(WIDE)):
         h = mg.nn.Linear(a, b)(h)
-        h = mg.nn.functional.gelu(h, approximate=True) if i < 3 else h
+        h = mg.nn.functional.gelu(h, approximate=approximate) if i < 3 else h
     return mg.mean(mg.square(h - v["y"]))
 
 
-def wide_torch(torch: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> Any:
+def wide_torch(torch: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float, approximate: str = "tanh") -> Any:
     h = v["x"]
     for i in range(4):
         h = torch.addmm(p[2 * i + 1].to(h.dtype), h, p[2 * i].to(h.dtype))
-        h = torch.nn.functional.gelu(h, approximate="tanh") if i < 3 else h
+        h = torch.nn.functional.gelu(h, approximate=approximate) if i < 3 else h
     return torch.nn.functional.mse_loss(h, v["y"])
 
 
-def wide_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> Any:
+def wide_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float, approximate: bool = True) -> Any:
     h = v["x"]
     for i in range(4):
         h = h @ p[2 * i].astype(h.dtype) + p[2 * i + 1].astype(h.dtype)
-        h = jax.nn.gelu(h, approximate=True) if i < 3 else h
+        h = jax.nn.gelu(h, approximate=approximate) if i < 3 else h
     return jax.numpy.mean(jax.numpy.square(h - v["y"]).astype("float32"))
 
 
@@ -196,35 +197,36 @@ def fc_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> Any
 
 # feed-forward half of a transformer layer
 
-WIDTH, INNER = 1024, 4096
+WIDTH = 1024  # four times as wide between its layers
 
 
-def ffn_batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    return {k: rng.normal(size=(8, 1024, WIDTH)).astype(np.float32) for k in ("x", "d")}
+def ffn_batch(rng: np.random.Generator, rows: int = 8, width: int = WIDTH) -> dict[str, np.ndarray]:
+    return {k: rng.normal(size=(rows, 1024, width)).astype(np.float32) for k in ("x", "d")}
 
 
-def ffn_static(mg: Any, v: Mapping[str, Any], drop: float) -> Any:
-    norm, up, down = mg.nn.LayerNorm(WIDTH), mg.nn.Linear(WIDTH, INNER), mg.nn.Linear(INNER, WIDTH)
-    h = down(mg.nn.functional.gelu(up(norm(v["x"])), approximate=True))
+def ffn_static(mg: Any, v: Mapping[str, Any], drop: float, approximate: bool = True) -> Any:
+    width = v["x"].shape[-1]
+    norm, up, down = mg.nn.LayerNorm(width), mg.nn.Linear(width, 4 * width), mg.nn.Linear(4 * width, width)
+    h = down(mg.nn.functional.gelu(up(norm(v["x"])), approximate=approximate))
     h = mg.nn.functional.dropout(h, drop) if drop else h
     return mg.sum((h + v["x"]) * v["d"])
 
 
-def ffn_torch(torch: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> Any:
+def ffn_torch(torch: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float, approximate: str = "tanh") -> Any:
     F = torch.nn.functional
-    h = F.layer_norm(v["x"], (WIDTH,), p[0], p[1])
-    h = F.linear(F.gelu(F.linear(h, p[2].T, p[3]), approximate="tanh"), p[4].T, p[5])
+    h = F.layer_norm(v["x"], v["x"].shape[-1:], p[0], p[1])
+    h = F.linear(F.gelu(F.linear(h, p[2].T, p[3]), approximate=approximate), p[4].T, p[5])
     h = F.dropout(h, drop) if drop else h
     return ((h + v["x"]) * v["d"]).sum()
 
 
-def ffn_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> Any:
+def ffn_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float, approximate: bool = True) -> Any:
     jnp, x = jax.numpy, v["x"]
     wide = x.astype("float32")
     centred = wide - wide.mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
     h = (normal * p[0].astype("float32") + p[1].astype("float32")).astype(x.dtype)
-    h = jax.nn.gelu(h @ p[2] + p[3], approximate=True) @ p[4] + p[5]
+    h = jax.nn.gelu(h @ p[2] + p[3], approximate=approximate) @ p[4] + p[5]
     if drop:
         kept = jax.random.bernoulli(v["key"], 1 - drop, h.shape)
         h = jnp.where(kept, h / (1 - drop), 0).astype(h.dtype)
@@ -232,7 +234,11 @@ def ffn_jax(jax: Any, p: Sequence[Any], v: Mapping[str, Any], drop: float) -> An
 
 
 FC = linears((HIDDEN,) * 4)
-FFN = [("scale", (WIDTH,)), ("shift", (WIDTH,)), *linears((WIDTH, INNER)), *linears((INNER, WIDTH))]
+
+
+def ffn_weights(width: int = WIDTH) -> list[tuple[str, tuple[int, ...]]]:
+    return [("scale", (width,)), ("shift", (width,)), *linears((width, 4 * width)), *linears((4 * width, width))]
+
 
 ROWS = (
     Row(
@@ -254,7 +260,7 @@ ROWS = (
     ),
     Row(
         "ffn", "layer norm, 1024-4096-1024, GELU(tanh), dropout .1, residual; 8 x 1024 rows, fwd + bwd, bfloat16",
-        "bfloat16", FFN, ffn_batch, ffn_static, ffn_torch, ffn_jax, trains=False, tolerance=2e-2, drop=0.1,
-        wrt=("x",), flops=6 * 2 * 8192 * WIDTH * INNER,
+        "bfloat16", ffn_weights(), ffn_batch, ffn_static, ffn_torch, ffn_jax, trains=False, tolerance=2e-2, drop=0.1,
+        wrt=("x",), flops=6 * 2 * 8192 * 4 * WIDTH**2,
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import product_kernels
 from .gpu_steps import BETAS, DECAY, EPSILON, RATE, Row
 
 ONE_BY_ONE = 8  # steps of tens of launches that fit into the GPU's queue
@@ -131,6 +132,22 @@ class Minigraph(Arm):
         for _ in range(3):  # the third one is a launch of the graph
             found = self.exe.run(self.program, self.batches[0], self.grads, scope=self.scope)
         return [norm(g.astype(np.float64)) for g in found]
+
+
+class Without(Minigraph):
+    """minigraph without some of its kernels for products; the plans of `step` and `result` are made without them."""
+
+    def __init__(self, row: Row, drop: float) -> None:
+        self.names = row.without
+        super().__init__(row, drop, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        with product_kernels.without(self.names):
+            super().step()
+
+    def result(self) -> list[float]:
+        with product_kernels.without(self.names):
+            return super().result()
 
 
 class Torch(Arm):
@@ -318,6 +335,8 @@ def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callabl
     yield "plain captured", lambda: Minigraph(row, drop, None)
     yield "plain", lambda: Minigraph(row, drop, {"all": False, "allow_cuda_graph_capture": False})
     yield "captured, host feeds", lambda: Minigraph(row, drop, {}, on_host=True)
+    if row.without:
+        yield f"captured, without {', '.join(row.without)}", lambda: Without(row, drop)
     if "torch" in peers:
         for mode in ("eager", "graph", "compile", "reduce-overhead"):
             yield f"torch {mode}", lambda mode=mode: Torch(row, drop, mode, row.masters)

@@ -32,18 +32,20 @@ REPEATS = 20  # of one call, when its time inside a graph is measured
 
 
 class GpuSteps:
-    """The bench `gpu_steps`."""
+    """A bench of whole steps: the rows of one file of results."""
 
-    name = "gpu_steps"
-    title = "Whole steps, ms; minigraph captured first"
     peers = ("torch", "jax")
+
+    def __init__(self, name: str, title: str, rows: Sequence[Row], cold: bool = False) -> None:
+        self.name, self.title, self.rows = name, title, rows
+        self.cold = cold  # whether first steps of new processes are timed, too
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
         return no_gpu()
 
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
-        """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/gpu_steps.json."""
+        """Measure the rows whose name begins with one of `only` (comma), print, write bench/results/<name>.json."""
         wanted = tuple(only.split(",")) if only else ("",)
         report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command,
@@ -56,18 +58,18 @@ class GpuSteps:
             RESULTS.mkdir(exist_ok=True)
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-        for row in ROWS:
+        for row in self.rows:
             if row.name.startswith(wanted):
                 report["rows"].append(measured(row, list(peers), rounds))
                 keep()
-        if "cold".startswith(wanted) or not only:
+        if self.cold and ("cold".startswith(wanted) or not only):
             report["first_step_seconds"] = cold_steps(list(peers))
             keep()
         print(table(report))
         print(f"written to {path}")
 
 
-BENCH = GpuSteps()
+BENCH = GpuSteps("gpu_steps", "Whole steps, ms; minigraph captured first", ROWS, cold=True)
 
 
 def measured(row: Row, peers: list[str], rounds: int) -> dict[str, Any]:

@@ -14,12 +14,14 @@ import datetime
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from . import product_kernels
 from .gpu_jax import Jax, JaxArm
 from .harness import RESULTS, no_gpu, summarized, versions
 from .turns import in_turns, without_rest
@@ -74,6 +76,7 @@ class Case:
     unchecked arms that do less work, as a bound
     rewritten arms whose program goes through the pass of `flag`
     tuned     arms whose products are chosen by their times (BuildStrategy.autotune)
+    kernels   {arm: which of our kernels for products it takes, see product_kernels.py}; others choose by themselves
     tf32      float32 products may round their operands to TF32
     captured  arms run inside a CUDA graph, so often: for work that is shorter than its launch; no peers
     """
@@ -89,6 +92,7 @@ class Case:
     rewritten: frozenset[str] = frozenset()
     jax: Callable[..., Sequence[Any]] | None = None
     tuned: frozenset[str] = frozenset()
+    kernels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     tf32: bool = False
     captured: int = 0
     flag: str = "fuse_gemm_epilogue"
@@ -194,7 +198,8 @@ class Gpu:
             program = compiled.program_for(outputs)
         scope = self.mg.static.Scope()
         scope.arrays.update(arrays)
-        plan = self.plan(program, outputs, arm in case.tuned, case.tf32)
+        with product_kernels.only(case.kernels[arm]) if arm in case.kernels else nullcontext():
+            plan = self.plan(program, outputs, arm in case.tuned, case.tf32)
         return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
 
     def plan(

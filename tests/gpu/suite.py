@@ -39,6 +39,7 @@ from tests.gpu import checkpoint, gradients, nan
 from tests.gpu import edges as gpu_edges
 from tests.gpu import faults as gpu_faults
 from tests.gpu import fusion as gpu_fusion
+from tests.gpu import gelu as gpu_gelu
 from tests.gpu import hopper_product as gpu_hopper_product
 from tests.gpu import huge as gpu_huge
 from tests.gpu import joined as gpu_joined
@@ -63,9 +64,9 @@ def all_checks() -> list[Check]:
     checks = [
         c
         for m in (
-            gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_programs,
-            gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates, gpu_faults,
-            nan, gpu_edges, gpu_streams, gradients, checkpoint,
+            gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_gelu,
+            gpu_programs, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates,
+            gpu_faults, nan, gpu_edges, gpu_streams, gradients, checkpoint,
         )
         for c in m.checks()
     ]

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import harness
+from bench import gpu_gelu, harness, product_kernels
+from minigraph.kernels.cuda.matmul import hopper_product, registry
+from minigraph.program import Program
+from minigraph.program.builder import Builder
+from minigraph.runtime.cuda.bind import bind_program
 
 
 class Recorded:
@@ -86,3 +90,32 @@ def test_a_reader_of_the_list_may_stop_early():
     )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def first_ways(case: Any, arm: str) -> list[str]:
+    """What runs of each choice of an arm of a Case, by name."""
+    block = Program(case.title).global_block()
+    given = {n: block.create_var(n, i.shape, i.dtype, persistable=True) for n, i in case.inputs.items()}
+    fetched = [v.name for v in case.programs[arm](Builder(block), given)]
+    calls = bind_program(block.program, {}, fetched, tf32=case.tf32).binder.calls
+    return [next(iter(c.variants)) for c in calls if hasattr(c, "variants")]
+
+
+@pytest.mark.parametrize("make", [gpu_gelu.forward, gpu_gelu.input_gradient])
+def test_an_arm_takes_the_kernels_for_products_that_it_names_and_no_others(make):
+    before = registry.KERNELS, hopper_product.LEAST
+    case = make((1024, 1024, 512), "bfloat16", False)
+    assert hopper_product.NAME not in first_ways(case, "default")
+    with product_kernels.only(case.kernels["ours"]):
+        assert first_ways(case, "ours") == [hopper_product.NAME]
+    with product_kernels.only(case.kernels["library"]):
+        assert hopper_product.NAME not in first_ways(case, "library")
+    assert before == (registry.KERNELS, hopper_product.LEAST)
+
+
+def test_an_arm_without_a_kernel_takes_what_would_run_without_it():
+    case = gpu_gelu.forward(gpu_gelu.LARGE, "bfloat16", False)
+    assert first_ways(case, "default") == [hopper_product.NAME]
+    with product_kernels.without(["hopper_product"]):
+        assert first_ways(case, "default") == ["epilogue of bias"]
+    assert first_ways(case, "default") == [hopper_product.NAME]

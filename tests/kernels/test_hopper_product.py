@@ -16,7 +16,7 @@ from tests.support.products import product_of, ways_of
 
 LARGE = 8192, 4096, 4096
 SHORT, LONG = (712, 1096, 584), (712, 1096, 1096)
-KINDS = "product", "bias", "gelu", "erf", "slope", "slope of erf"
+KINDS = "product", "bias", "gelu", "erf", "erf alone", "slope", "slope of erf"
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -33,7 +33,8 @@ def around(kind, shape, dtype=bfloat16):
     return {
         "product": {}, "bias": {"bias": row}, "relu": {"bias": row, "activation": "relu", "kept": mask},
         "gelu": {"bias": row, "activation": "gelu_tanh", "kept": full},
-        "erf": {"bias": row, "activation": "gelu"}, "where": {"slope": "relu", "kept": mask},
+        "erf": {"bias": row, "activation": "gelu", "kept": full}, "erf alone": {"bias": row, "activation": "gelu"},
+        "where": {"slope": "relu", "kept": mask},
         "slope": {"slope": "gelu_tanh", "kept": full}, "slope of erf": {"slope": "gelu", "kept": full},
         "sums": {"sums": row},
     }[kind]  # fmt: skip
@@ -90,45 +91,57 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert offered((1024, 4096, 8192))[0] == ["library", NAME]  # its tiles do not fill the GPU
     assert offered((65536, 1024, 512))[0] == ["library", NAME]  # few steps
     found = {kind: offered(kind=kind, dtype=float16, trans_a=True)[0] for kind in (*KINDS, "relu", "where", "sums")}
-    assert {kind for kind, names in found.items() if names[0] == NAME} == {"gelu", "slope"}
+    assert {kind for kind, names in found.items() if names[0] == NAME} == {*KINDS} - {"product", "bias"}
     assert {kind for kind, names in found.items() if NAME not in names} == {"relu", "where", "sums"}
 
 
-def gelu_layer(autotune):
-    m, n, _ = LARGE
-    x, w, out = buffers(LARGE)
+def test_the_erf_form_is_tried_for_smaller_products_than_others():
+    """The library's ways to it take a kernel more."""
+    for kinds, names in ((("erf", "slope of erf"), ["library", NAME]), (("gelu", "slope", "bias"), ["library"])):
+        for kind in kinds:
+            assert offered((8192, 3072, 768), kind=kind) == (names, [])
+            assert offered((1024, 1024, 1024), kind=kind) == (["library"], [])
+
+
+def gelu_layer(autotune=False, approximate=True, shape=LARGE):
+    m, n, _ = shape
+    x, w, out = buffers(shape)
     binder = binder_of()
     binder.autotune = autotune
-    attrs = {"trans_x": False, "trans_y": False, "activation": "gelu", "approximate": True}
+    attrs = {"trans_x": False, "trans_y": False, "activation": "gelu", "approximate": approximate}
     outs = {"Out": out, "ReserveSpace": Buffer((m, n), bfloat16)}
     gemm_epilogue.fused_gemm_epilogue(binder, {"X": x, "Y": w, "Bias": Buffer((n,), bfloat16)}, outs, attrs)
     return binder
 
 
 def test_a_remark_names_the_kernel_that_runs_but_where_times_will_tell():
-    assert gelu_layer(autotune=False).notes == [(0, f"by the {NAME}")]
+    for approximate in (False, True):
+        assert gelu_layer(approximate=approximate).notes == [(0, f"by the {NAME}")]
     assert gelu_layer(autotune=True).notes == []
+    ((_, why),) = gelu_layer(approximate=False, shape=(8192, 3072, 768)).notes
+    assert why == "gelu is a kernel after the bias epilogue: cuBLASLt has its tanh form only"
 
 
 def launches(calls):
     return [c for c in every_call(calls) if isinstance(c, Launch) and c.function == "product"]
 
 
-def test_products_and_operators_offer_it():
+@pytest.mark.parametrize("approximate", [False, True])
+def test_products_and_operators_offer_it(approximate):
     m, n, k = LARGE
     x, w, out = buffers(LARGE)
     z, bias = Buffer((m, n), bfloat16), Buffer((n,), bfloat16)
     binder = binder_of()
     gemm.matmul(binder, {"X": x, "Y": w}, {"Out": out}, {"trans_x": False, "trans_y": False})
     assert isinstance(binder.calls[0], Choice) and NAME in binder.calls[0].variants
-    attrs = {"trans_x": False, "trans_y": False, "activation": "gelu", "approximate": True}
+    attrs = {"trans_x": False, "trans_y": False, "activation": "gelu", "approximate": approximate}
     binder = binder_of()
     ins = {"X": x, "Y": w, "Bias": bias}
     gemm_epilogue.fused_gemm_epilogue(binder, ins, {"Out": out, "ReserveSpace": z}, attrs)
     assert next(iter(binder.calls[0].variants)) == NAME
     assert len(launches(binder.calls[0].variants[NAME])) == 1
     binder = binder_of()
-    attrs = {"trans_x": False, "trans_y": False, "activation_grad": "gelu_grad", "approximate": True}
+    attrs = {"trans_x": False, "trans_y": False, "activation_grad": "gelu_grad", "approximate": approximate}
     grads = {"DX": Buffer((m, k), bfloat16), "DY": Buffer((k, n), bfloat16), "DBias": bias}
     ins = {"DOut": out, "X": x, "Y": w, "ReserveSpace": Buffer((m, k), bfloat16)}
     gemm_epilogue.fused_gemm_epilogue_grad(binder, ins, grads, attrs)

@@ -144,6 +144,24 @@ def test_a_layer_and_its_gradient_are_one_kernel_for_each_product():
     assert [c.function for c in launches] == ["product", "product", "join"]
 
 
+@pytest.mark.parametrize(("form", "why"), [("gelu", "tanh form only"), ("gelu_tanh", "exact to 16 bits only")])
+def test_gelu_and_its_slope_are_part_of_the_kernel_where_tf32_is_allowed(form, why):
+    m, n, k = LAYER
+    x, y, z, out, bias = floats(m, k), floats(k, n), floats(m, n), floats(m, n), floats(n)
+    approximate = {"approximate": form == "gelu_tanh"}
+    for tf32, calls in ((True, ["product"]), (False, ["BIAS", "pointwise"])):
+        binder, attrs = binder_of(tf32), FORWARD | approximate | {"activation": "gelu"}
+        fused_gemm_epilogue(binder, {"X": x, "Y": y, "Bias": bias}, {"Out": out, "ReserveSpace": z}, attrs)
+        assert [getattr(c, "epilogue", None) or c.function for c in chosen_first(binder.calls)] == calls
+        assert tf32 or why in binder.notes[0][1]
+    for tf32, calls in ((True, ["product"]), (False, ["DEFAULT", "pointwise"])):
+        binder, attrs = binder_of(tf32), BACKWARD | approximate | {"activation_grad": "gelu_grad"}
+        ins = {"DOut": out, "X": floats(m, k), "Y": y, "ReserveSpace": floats(m, k)}
+        fused_gemm_epilogue_grad(binder, ins, {"DX": floats(m, k)}, attrs)
+        assert [getattr(c, "epilogue", None) or c.function for c in chosen_first(binder.calls)] == calls
+        assert tf32 or why in binder.notes[0][1]
+
+
 def test_what_is_added_to_is_no_reason_for_a_copy():
     binder, (x, y, out) = binder_of(), operands(LAYER, trans_b=True)
     matrix_product(binder, x, y, out, (x.shape, y.shape, out.shape), False, True, beta=1.0)
@@ -195,6 +213,7 @@ KINDS = {
     "plain": {}, "relu": {"bias": floats(512), "activation": "relu", "kept": Buffer((512, 64), uint8)},
     "mask": {"slope": "relu", "kept": Buffer((512, 64), uint8)}, "add": {"add": True}, "sums": {"sums": floats(512)},
     "gelu": {"bias": floats(512), "activation": "gelu", "kept": floats(512, 512)},
+    "gelu of tanh": {"bias": floats(512), "activation": "gelu_tanh", "kept": floats(512, 512)},
     "slope": {"slope": "gelu", "kept": floats(512, 512)},
     "slope of tanh": {"slope": "gelu_tanh", "kept": floats(512, 512)},
 }  # fmt: skip

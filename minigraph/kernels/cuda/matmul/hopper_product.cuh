@@ -29,6 +29,7 @@ __device__ __forceinline__ float slope(float x, float s) {
     return fmaf(x * fmaf(-s, s, s), fmaf(x * x, TWICE * 3 * 0.044715f, TWICE), s);
 }
 __device__ __forceinline__ void slopes(float x, float y, float& p, float& q) {
+    x = min_nan(x, -LEAST), y = min_nan(y, -LEAST);  // 1 - s is only rounding there, which x^3 would magnify
     logistics(x, y, p, q);
     p = slope(x, p), q = slope(y, q);
 }
