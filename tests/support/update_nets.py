@@ -14,7 +14,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.types import as_dtype
 
-MODES = ("auto", "table", "struct4k", "struct32k", "arena", "unified")
+MODES = ("auto", "table", "struct4k", "struct32k", "arena", "unified", "paged")
 LEVELS = (None, "foreach_optimizer_ops", "fuse_all_optimizer_ops")
 OPTIMIZERS = {
     "SGD": lambda **o: opt.SGD(0.1, **o), "Momentum": lambda **o: opt.Momentum(0.1, use_nesterov=True, **o),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import cupy
 import numpy as np
 
+from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.binder import Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 
 from .streams import StreamTurn
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, ANY = 1, 2, 3, 4  # cudaMemcpyKind; ANY: the addresses say it
+SPARE = 1 << 28  # bytes of the host that no state takes
 LARGE_ARGUMENTS = 12010  # the version of the driver from which kernels take 32764 bytes of arguments
+
+
+class PagedMemory(cupy.cuda.PinnedMemory):
+    """Pinned memory of the host for a state; the GPU has done all its work before it is given back."""
+
+    def __init__(self, nbytes: int, index: int) -> None:
+        self.index = index
+        super().__init__(max(nbytes, 1), cupy.cuda.runtime.hostAllocPortable)
+
+    def __del__(self) -> None:
+        try:
+            with cupy.cuda.Device(self.index):
+                cupy.cuda.runtime.deviceSynchronize()
+        finally:
+            super().__del__()
 
 
 class Memory:
@@ -71,6 +89,34 @@ class Memory:
         self.gather([source], copy, [0])
         return copy
 
+    def paged(self, array: Any) -> cupy.ndarray:
+        """The array in pinned memory of the host, where kernels can reach it too, itself if it lies there.
+
+        MemoryError where the host has no room: pinned pages cannot be swapped out, so it is asked before.
+        """
+        if self.holds(array) and self.lies_on_host(array):
+            return array
+        free = host_memory.available()
+        if free is not None and array.nbytes > free - SPARE:
+            raise MemoryError(f"{array.nbytes} bytes of pinned memory are wanted, the host has {free} left")
+        try:
+            memory = PagedMemory(array.nbytes, self.device.index)
+        except cupy.cuda.runtime.CUDARuntimeError as problem:
+            raise MemoryError(str(problem)) from None
+        shown = cupy.cuda.UnownedMemory(memory.ptr, memory.size, memory, self.device.index)
+        copy = cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(shown, 0))
+        if isinstance(array, np.ndarray):
+            ctypes.memmove(memory.ptr, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        elif array.nbytes:
+            source = array if self.holds(array) else self.to_device(array)
+            cupy.cuda.runtime.memcpyAsync(memory.ptr, source.data.ptr, array.nbytes, ANY, self.stream.ptr)
+            self.stream.synchronize()
+        return copy
+
+    def lies_on_host(self, array: Any) -> bool:
+        """Whether it is one of `paged`."""
+        return isinstance(array, cupy.ndarray) and isinstance(getattr(array.data.mem, "_owner", None), PagedMemory)
+
     def gather(
         self, arrays: Sequence[cupy.ndarray], memory: cupy.ndarray, offsets: Sequence[int]
     ) -> list[cupy.ndarray]:
@@ -80,13 +126,15 @@ class Memory:
         for array, offset in zip(arrays, offsets, strict=True):
             views.append(cupy.ndarray(array.shape, array.dtype, memory.data + offset))
             if array.nbytes:
-                copy(views[-1].data.ptr, array.data.ptr, array.nbytes, DEVICE_TO_DEVICE, self.stream.ptr)
+                copy(views[-1].data.ptr, array.data.ptr, array.nbytes, ANY, self.stream.ptr)
         self.stream.synchronize()  # before somebody frees the originals
         return views
 
     def write(self, array: cupy.ndarray, host: np.ndarray) -> None:
         """Put a host array's values into an array of this GPU, in the order of the stream."""
         self._copy_in(np.ascontiguousarray(host), array.data.ptr)
+        if self.lies_on_host(array):  # nothing was staged
+            self.stream.synchronize()
 
     def holds(self, array: Any) -> bool:
         """Whether this is an array of this GPU as kernels want it: rows one after the other, on a multiple of 16."""
@@ -137,7 +185,7 @@ class Memory:
         """A buffer's bytes into a host array; complete after the stream is synchronised."""
         if buffer.nbytes:
             cupy.cuda.runtime.memcpyAsync(
-                host.ctypes.data, buffer.address, buffer.nbytes, DEVICE_TO_HOST, self.stream.ptr
+                host.ctypes.data, buffer.address, buffer.nbytes, ANY, self.stream.ptr
             )
 
     def fetch(self, buffer: Buffer, as_numpy: bool) -> Any:
@@ -150,7 +198,7 @@ class Memory:
             copy = _array(buffer.shape, buffer.dtype)
         if buffer.nbytes:
             cupy.cuda.runtime.memcpyAsync(
-                copy.data.ptr, buffer.address, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
+                copy.data.ptr, buffer.address, buffer.nbytes, ANY, self.stream.ptr
             )
         return copy
 
