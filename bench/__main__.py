@@ -17,6 +17,7 @@ from . import (
     gpu_mlp_gemm,
     gpu_optimizers,
     gpu_packed_attention,
+    gpu_paged,
     gpu_steps_run,
     gpu_tf32,
     mlp_cpu,
@@ -28,7 +29,8 @@ BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
         mlp_cpu, gpu_gemm, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy, gpu_optimizers,
-        gpu_steps_run, gpu_attention, gpu_packed_attention, optimizer_cpu,
+        gpu_steps_run, gpu_attention, gpu_packed_attention, gpu_paged,
+        optimizer_cpu,
     )
 }
 
