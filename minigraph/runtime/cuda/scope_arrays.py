@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import OutOfMemoryError, UninitializedError
+from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
 
@@ -18,6 +19,7 @@ from .bind import BoundProgram
 from .memory import PlanMemory
 from .values import SMALL
 
+SPARE = 256 << 20  # bytes of the host that paged states leave
 SETS_KEPT = 4  # sets of addresses whose bound calls are kept
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 
@@ -131,8 +133,16 @@ class ScopeArrays:
         return array
 
     def _paged(self, array: Any, name: str) -> Any:
-        """A state in pinned memory of the host; an error where that has no room."""
+        """A state in pinned memory of the host; an error where that has no room.
+
+        Pinned pages cannot be swapped out, and Linux kills a process rather than refuse them: so this looks before.
+        """
+        if self.runtime.lies_on_host(array):
+            return array
         try:
+            left = host_memory.available()
+            if left is not None and array.nbytes > left - SPARE:
+                raise MemoryError(f"the host has {left / 2**20:.0f} MiB left")
             return self.runtime.paged(array)
         except MemoryError as problem:
             raise OutOfMemoryError(

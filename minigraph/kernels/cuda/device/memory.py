@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import cupy
 import numpy as np
 
-from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.binder import Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 
 from .streams import StreamTurn
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, ANY = 1, 2, 3, 4  # cudaMemcpyKind; ANY: the addresses say it
-SPARE = 1 << 28  # bytes of the host that no state takes
 LARGE_ARGUMENTS = 12010  # the version of the driver from which kernels take 32764 bytes of arguments
 
 
@@ -28,11 +26,10 @@ class PagedMemory(cupy.cuda.PinnedMemory):
         super().__init__(max(nbytes, 1), cupy.cuda.runtime.hostAllocPortable)
 
     def __del__(self) -> None:
-        try:
+        if not sys.is_finalizing():
             with cupy.cuda.Device(self.index):
                 cupy.cuda.runtime.deviceSynchronize()
-        finally:
-            super().__del__()
+        super().__del__()
 
 
 class Memory:
@@ -92,13 +89,10 @@ class Memory:
     def paged(self, array: Any) -> cupy.ndarray:
         """The array in pinned memory of the host, where kernels can reach it too, itself if it lies there.
 
-        MemoryError where the host has no room: pinned pages cannot be swapped out, so it is asked before.
+        MemoryError where the driver finds no room; where the host has none it may kill this process, so ask before.
         """
         if self.holds(array) and self.lies_on_host(array):
             return array
-        free = host_memory.available()
-        if free is not None and array.nbytes > free - SPARE:
-            raise MemoryError(f"{array.nbytes} bytes of pinned memory are wanted, the host has {free} left")
         try:
             memory = PagedMemory(array.nbytes, self.device.index)
         except cupy.cuda.runtime.CUDARuntimeError as problem:
@@ -106,7 +100,8 @@ class Memory:
         shown = cupy.cuda.UnownedMemory(memory.ptr, memory.size, memory, self.device.index)
         copy = cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(shown, 0))
         if isinstance(array, np.ndarray):
-            ctypes.memmove(memory.ptr, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+            seen = np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, array.nbytes)
+            np.copyto(seen.view(array.dtype).reshape(array.shape), array)
         elif array.nbytes:
             source = array if self.holds(array) else self.to_device(array)
             cupy.cuda.runtime.memcpyAsync(memory.ptr, source.data.ptr, array.nbytes, ANY, self.stream.ptr)
