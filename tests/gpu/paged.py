@@ -42,7 +42,7 @@ def checks() -> Iterator[Check]:
         for level in LEVELS:
             yield Check(f"paged/{name}/{level or 'for-loop'}", partial(same_bits, name, level), name == "AdamW")
     for run in (
-        masters, float64_agrees, clipped, found_inf, as_on_the_card, many_steps_in_flight, scopes_take_turns,
+        each_its_own_step, masters, float64_agrees, clipped, found_inf, as_on_the_card, many_steps_in_flight, scopes_take_turns,
         places_and_modes_change, saved_and_loaded, faults_change_nothing, nan_is_found, no_room_on_the_host,
     ):  # fmt: skip
         yield Check(f"paged/{run.__name__}", run)
@@ -79,6 +79,21 @@ def same_bits(name: str, level: str | None) -> None:
         found = trained(made, compiled(made, level))
     same(found, on_cpu(made, steps=STEPS), 2e-6 if name == "Lamb" else 0.0)
     assert name == "SGD" or len(on_host(found)) >= 7, on_host(found)
+
+
+def each_its_own_step() -> None:
+    """Parameters whose powers of beta differ: every piece is updated with the numbers of its own tensor."""
+    made = net(OPTIMIZERS["AdamW"](), SHAPES)
+    scope, expected, exe = started(made), started(made), Executor()
+    powers = [n for n in scope.list_names() if "beta1_pow" in n]
+    for i, name in enumerate(powers):
+        for one in (scope, expected):
+            one.write(name, np.full(one.arrays[name].shape, 0.9 ** (i + 1)))
+    for _ in range(STEPS):
+        exe.run(made[0], steps_feed(made), [], scope=expected)
+    assert len(powers) == len(SHAPES)
+    with blocks_of_bytes(BYTES):
+        same(trained(made, compiled(made), scope=scope), expected)
 
 
 def masters() -> None:
