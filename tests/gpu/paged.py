@@ -42,8 +42,9 @@ def checks() -> Iterator[Check]:
         for level in LEVELS:
             yield Check(f"paged/{name}/{level or 'for-loop'}", partial(same_bits, name, level), name == "AdamW")
     for run in (
-        each_its_own_step, masters, float64_agrees, clipped, found_inf, as_on_the_card, many_steps_in_flight, scopes_take_turns,
-        places_and_modes_change, saved_and_loaded, faults_change_nothing, nan_is_found, no_room_on_the_host,
+        each_its_own_step, masters, float64_agrees, clipped, found_inf, as_on_the_card, many_steps_in_flight,
+        scopes_take_turns, places_and_modes_change, saved_and_loaded, faults_change_nothing, nan_is_found,
+        no_room_on_the_host,
     ):  # fmt: skip
         yield Check(f"paged/{run.__name__}", run)
 

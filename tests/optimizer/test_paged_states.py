@@ -71,8 +71,8 @@ def test_every_update_has_the_bits_of_the_cpu(stub, name, level, ahead):
 @pytest.mark.parametrize(
     "run",
     [checks.each_its_own_step, checks.masters, checks.float64_agrees, checks.clipped, checks.found_inf,
-     checks.scopes_take_turns, checks.places_and_modes_change, checks.saved_and_loaded, checks.faults_change_nothing, checks.nan_is_found,
-     checks.no_room_on_the_host],
+     checks.scopes_take_turns, checks.places_and_modes_change, checks.saved_and_loaded,
+     checks.faults_change_nothing, checks.nan_is_found, checks.no_room_on_the_host],
     ids=lambda run: run.__name__,
 )  # fmt: skip
 def test_checks_of_the_gpu(stub, run):
