@@ -74,10 +74,15 @@ CASES = (
 
 
 class Update:
-    """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns."""
+    """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns.
 
-    def __init__(self, gpu: Gpu, case: UpdateCase, values: Values, flag: str | None, mode: str = "auto") -> None:
-        mg = gpu.mg
+    on_host   states begin on the host
+    """
+
+    def __init__(
+        self, gpu: Gpu, case: UpdateCase, values: Values, flag: str | None, mode: str = "auto", on_host: bool = False
+    ) -> None:  # fmt: skip
+        mg, self.on_host = gpu.mg, on_host
         self.gpu, self.program, self.scope = gpu, mg.static.Program(case.title), mg.static.Scope()
         strategy = mg.static.BuildStrategy(multi_tensor_mode=mode, **({flag: True} if flag else {}))
         self._append(case, values)
@@ -99,13 +104,14 @@ class Update:
         arrays = self.scope.arrays
 
         def variable(name: str, array: Any) -> Any:
-            arrays[name] = cupy.array(array)
+            arrays[name] = array
             return block.create_var(name, array.shape, array.dtype, persistable=True)
 
+        zeros = np.zeros if self.on_host else cupy.zeros
         rate, self.params = variable("rate", np.array([1e-3], np.float32)), []
         for i, (p, g_) in enumerate(values):
-            own = {"Param": variable(f"p{i}", p), "Grad": variable(f"g{i}", g_)}
-            states = {s: variable(f"{s}{i}", cupy.zeros(p.shape, np.float32)) for s in updates.states}
+            own = {"Param": variable(f"p{i}", cupy.array(p)), "Grad": variable(f"g{i}", cupy.array(g_))}
+            states = {s: variable(f"{s}{i}", zeros(p.shape, np.float32)) for s in updates.states}
             betas = dict(zip(updates.powers, (0.9, 0.999), strict=False))
             states |= {s: variable(f"{s}{i}", np.array([beta])) for s, beta in betas.items()}
             out = {"ParamOut": own["Param"], **{f"{s}Out": v for s, v in states.items()}}

@@ -158,7 +158,7 @@ ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle
 
 CHOICES = {  # values of fields that are words
     "verify": ("off", "structure", "each_pass"),
-    "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified"),
+    "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified", "paged"),
     "attention_kernel": ("auto", "wgmma", "mma", "exact"),
 }
 
@@ -199,7 +199,8 @@ class BuildStrategy(NotPickled):
                               the clearly fastest is kept, and remembered on disk
     multi_tensor_mode         how a GPU kernel over many tensors learns where they lie: a "table" in device memory,
                               "struct4k" or "struct32k" by value, in "arena"s, a table and "unified" memory of states;
-                              "auto" takes struct32k where one launch is enough, else a table
+                              "auto" takes struct32k where one launch is enough, else a table; "paged" does, too, and
+                              keeps large states in pinned memory of the host (docs/paged_states.md)
     attention_kernel          which kernel must compute attention on a GPU: "wgmma", "mma" or "exact"; an error where
                               it cannot. "auto" takes the best
     check_nan_inf             each float result is looked at: the first operator that gives NaN or an infinity is an
@@ -315,6 +316,11 @@ class BuildStrategy(NotPickled):
                     not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError,
                     f"set one of them to False; BuildStrategy.all() sets {step.flag if step.in_all else other}",
                 )  # fmt: skip
+        require(
+            not (self.foreach_optimizer_ops and self.multi_tensor_mode == "paged"), "foreach_optimizer_ops and"
+            " multi_tensor_mode='paged' cannot be on together: elementary operations do not know what states are",
+            AttrError, "set foreach_optimizer_ops to False; fuse_all_optimizer_ops pages states",
+        )  # fmt: skip
         self.__dict__["_compiled"] = True
 
     def run_options(self) -> RunOptions:

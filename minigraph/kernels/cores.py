@@ -65,22 +65,24 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
     root  where /proc and /sys lie
     Sources: cgroup v2, cpu.max: "quota period" or "max period"; v1, cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us.
-    In a container /proc/self/cgroup may name folders of the host; then the mount itself is the process's own.
     """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in cgroup_folders(root, "cpu") if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
-def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """Folders of the cgroups of this process that may limit its CPU time, and of those around them."""
-    mounts, text = root / "sys/fs/cgroup", _text(root / "proc/self/cgroup")
+def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the cgroups of this process that may limit its "cpu" time or its "memory", and of those around them.
+
+    In a container /proc/self/cgroup may name folders of the host; then the mount itself is the process's own.
+    """
+    mounts, text = root / "sys/fs/cgroup", text_of(root / "proc/self/cgroup")
     for line in text.splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         own = path.strip("/")
         if not controllers:
             tops = [mounts, mounts / "unified"]
-        elif "cpu" in controllers.split(","):
-            tops = [mounts / controllers, mounts / "cpu"]
+        elif controller in controllers.split(","):
+            tops = [mounts / controllers, mounts / controller]
         else:
             continue
         for top in tops:
@@ -90,8 +92,8 @@ def _cgroup_folders(root: Path) -> Iterator[Path]:
 
 def _quota(folder: Path) -> float | None:
     """The limit that one folder sets."""
-    words = _text(folder / "cpu.max").split() or [
-        _text(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")
+    words = text_of(folder / "cpu.max").split() or [
+        text_of(folder / f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")
     ]
     with suppress(ValueError, ZeroDivisionError):
         quota, period = map(int, words)
@@ -99,7 +101,8 @@ def _quota(folder: Path) -> float | None:
     return None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file says; nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

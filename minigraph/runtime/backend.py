@@ -52,11 +52,15 @@ class Resident:
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """The blocks of a plan, the bytes that it takes, and the operators that run at a step (on a GPU at a call)."""
+    """The blocks of a plan, the bytes that it takes, and the operators that run at a step (on a GPU at a call).
+
+    on_host   bytes of persistables that a GPU's plan keeps in pinned memory of the host
+    """
 
     residents: list[Resident]
     nbytes: int
     running: Callable[[int], tuple[Operator, ...]]
+    on_host: int = 0
 
 
 class Backend(Protocol):

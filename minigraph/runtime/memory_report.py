@@ -31,7 +31,9 @@ class MemoryReport:
 
     planned       what the Plan takes;  live: what is needed at one time at the most, so no plan takes less
     apart         what it would be if no two values shared memory
-    persistable   parameters and states, which the Scope holds besides;  fed: feeds, part of `planned`
+    persistable   parameters and states, which the Scope holds besides;  on_host: of them paged states, in pinned memory
+                  of the host
+    fed           feeds, part of `planned`
     residents     all blocks, largest first;  at: the step of the peak, in which `running` runs
     """
 
@@ -46,6 +48,7 @@ class MemoryReport:
     residents: tuple[Resident, ...]
     at: int
     running: tuple[Operator, ...]
+    on_host: int = 0
 
     @property
     def saved(self) -> int:
@@ -71,7 +74,7 @@ class MemoryReport:
             f"  planned             {_mib(self.planned)}, of them feeds {self.fed / MIB:.2f}",
             f"  live at the most    {_mib(self.live)}",
             f"  without sharing     {_mib(self.apart)}, sharing saves {self.saved / MIB:.2f}",
-            f"  kept in the Scope   {_mib(self.persistable)}",
+            f"  kept in the Scope   {_mib(self.persistable)}" + self._paged(),
         ]
         lines += [f"  the peak is in      {op.type}    {op.site or ''}".rstrip() for op in self.running]
         peak = self.at_peak()
@@ -81,6 +84,10 @@ class MemoryReport:
         lines.append("  at the peak, by operator")
         lines += [f"    {_mib(nbytes)}  {who}" for who, nbytes in list(self.by_operator().items())[:SHOWN]]
         return "\n".join(lines)
+
+    def _paged(self) -> str:
+        rest = self.persistable - self.on_host
+        return f", on the GPU {rest / MIB:.2f}, paged on the host {self.on_host / MIB:.2f}" if self.on_host else ""
 
 
 def _mib(nbytes: int) -> str:
@@ -142,5 +149,5 @@ def memory_report(
     return MemoryReport(
         program.name, place, feeds, memory.nbytes, most_live(lives), apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
-        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at),
+        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
     )  # fmt: skip

@@ -243,13 +243,13 @@ def test_gradients_that_share_memory_go_through_a_table():
     ]
 
 
-def test_states_are_paged_in_unified_mode_only():
+def test_states_are_managed_in_unified_mode_only():
     made = net(opt.AdamW(0.1))
     scope, _ = on_stub(made, "unified")
-    paged = {n for n, a in scope.arrays.items() if isinstance(a, Managed)}
-    assert paged == {f"p{i}_moment{m}_0" for i in range(6) for m in (1, 2)}
+    managed = {n for n, a in scope.arrays.items() if isinstance(a, Managed)}
+    assert managed == {f"p{i}_moment{m}_0" for i in range(6) for m in (1, 2)}
 
 
 def test_modes_are_checked():
-    with pytest.raises(AttrError, match="must be auto, table, struct4k, struct32k, arena or unified, is 'x'"):
+    with pytest.raises(AttrError, match="must be auto, table, struct4k, struct32k, arena, unified or paged, is 'x'"):
         BuildStrategy(multi_tensor_mode="x")

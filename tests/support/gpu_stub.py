@@ -58,7 +58,11 @@ class Stream:
 
 
 class Managed(StubArray):
-    """An array in paged memory."""
+    """An array in managed memory."""
+
+
+class Paged(StubArray):
+    """An array in pinned memory of the host."""
 
 
 class Event:
@@ -93,12 +97,36 @@ class StubLauncher(cuda_host.Host):
 
         return run
 
+    def beside(self, parts: Sequence[Segment]) -> Run:
+        return partial(run_ahead, parts, self.runtime.lane_ahead)
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         return names[min(self.variant, len(names) - 1) :][:1]
 
 
+def run_ahead(parts: Sequence[Segment], ahead: int = -1) -> None:
+    """Run parts in an order that their waits allow, one lane as far ahead of the others as it may: what does not wait
+    for what it needs shows. Negative: the last lane, then the one before it."""
+    lanes = sorted({part.lane for part in parts}, key=lambda lane: (lane != ahead, -lane))
+    left = [[i for i, part in enumerate(parts) if part.lane == lane] for lane in lanes]
+    done = set[int]()
+    while any(left):
+        lane = next((lane for lane in left if lane and done.issuperset(parts[lane[0]].waits)), None)
+        assert lane is not None, "every lane waits for another"
+        for step in parts[lane[0]].calls:
+            step()
+        done.add(lane.pop(0))
+
+
 class StubRuntime:
-    """The methods of kernels/cuda/device/runtime.py's Runtime."""
+    """The methods of kernels/cuda/device/runtime.py's Runtime.
+
+    lane_ahead    which lane of a Pipeline runs as far ahead as it may, see run_ahead
+    pinned_limit  bytes of pinned memory that the "host" has left
+    """
+
+    lane_ahead = -1
+    pinned_limit = LIMIT
 
     device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
     stream = Stream()
@@ -142,29 +170,30 @@ class StubRuntime:
         return made
 
     def captured(self, parts: list[Segment], loosened: bool = False) -> Callable[[], None]:
-        """A graph that runs its last lane as far ahead as it may: what does not wait for what it needs shows."""
+        """A graph that runs its last lane as far ahead as it may."""
         self.captures.append(parts)
-        lanes = [[i for i, part in enumerate(parts) if part.lane == lane] for lane in range(8)]
-
-        def launch() -> None:
-            left, done = [list(lane) for lane in lanes], set[int]()
-            while any(left):
-                lane = next(lane for lane in reversed(left) if lane and done.issuperset(parts[lane[0]].waits))
-                for step in parts[lane[0]].calls:
-                    step()
-                done.add(lane.pop(0))
-
-        return launch
+        return partial(run_ahead, parts)
 
     def to_device(self, array: Any) -> StubArray:
         copy = self.empty(array.shape, array.dtype)
-        copy.host[...] = array
+        copy.host[...] = array.host if self.holds(array) else array
         return copy
 
     def managed(self, array: Any) -> StubArray:
         if isinstance(array, Managed):
             return array
         return Managed((array if self.holds(array) else self.to_device(array)).host)
+
+    def paged(self, array: Any) -> StubArray:
+        if isinstance(array, Paged):
+            return array
+        if array.nbytes > self.pinned_limit:
+            raise MemoryError(f"the stub's host has {self.pinned_limit} bytes left")
+        self.pinned_limit -= array.nbytes
+        return Paged(self.to_device(array).host)
+
+    def lies_on_host(self, array: Any) -> bool:
+        return isinstance(array, Paged)
 
     def gather(
         self, arrays: list[StubArray], memory: StubArray, offsets: list[int]

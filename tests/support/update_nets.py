@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 import minigraph.optimizer as opt
+from minigraph.kernels.cuda.optimizer import paged
 from minigraph.nn import clip
 from minigraph.program import Program, program_guard, unique_name
 from minigraph.program.builder import Builder
@@ -14,7 +17,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.types import as_dtype
 
-MODES = ("auto", "table", "struct4k", "struct32k", "arena", "unified")
+MODES = ("auto", "table", "struct4k", "struct32k", "arena", "unified", "paged")
 LEVELS = (None, "foreach_optimizer_ops", "fuse_all_optimizer_ops")
 OPTIMIZERS = {
     "SGD": lambda **o: opt.SGD(0.1, **o), "Momentum": lambda **o: opt.Momentum(0.1, use_nesterov=True, **o),
@@ -53,6 +56,17 @@ def net(optimizer: Any, shapes: Any = SHAPES, dtype: str = "float32", found: boo
             feed["found"] = np.array([found])
         optimizer.minimize(g.sum(total), startup)
     return main, startup, feed
+
+
+@contextmanager
+def blocks_of_bytes(nbytes: int) -> Iterator[None]:
+    """Every state is paged, in blocks of so many bytes, so that small tests have many."""
+    before = paged.SMALL, paged.BLOCK
+    paged.SMALL, paged.BLOCK = 1, nbytes
+    try:
+        yield
+    finally:
+        paged.SMALL, paged.BLOCK = before
 
 
 def started(made: Net) -> Scope:

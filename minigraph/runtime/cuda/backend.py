@@ -94,4 +94,5 @@ def planned_memory(bound: BoundProgram) -> PlannedMemory:
             return ()
         return tuple(step.op for step, span in zip(steps, bound.spans, strict=True) if bound.order[at] in span)
 
-    return PlannedMemory(residents, bound.arena_bytes + bound.staging.nbytes + bound.constant_bytes, running)
+    nbytes = bound.arena_bytes + bound.staging.nbytes + bound.constant_bytes
+    return PlannedMemory(residents, nbytes, running, bound.paged_bytes)

@@ -74,6 +74,11 @@ class BoundProgram:
         """The calls in order with their streams of a CUDA graph."""
         return streams_of(self.order, self.units, self.offsets)
 
+    @property
+    def paged_bytes(self) -> int:
+        """Bytes of states that lie in pinned memory of the host."""
+        return sum({id(b): b.nbytes for b in self.binder.paged}.values())
+
     def not_captured(self) -> tuple[int, str] | None:
         """(step, reason) where the calls cannot become a CUDA graph."""
         for position, span in enumerate(self.spans):

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from minigraph.kernels.cuda.record.binder import i64
+from minigraph.kernels.cuda.record.call import every_call
+from minigraph.kernels.cuda.record.calls import Launch
 
 from .recording import Recorded
 
@@ -46,6 +48,8 @@ def tell_guards(recorded: Recorded) -> None:
     before = max((p for p in recorded.binder.wrong if p <= recorded.last), default=0)
     if any(b.size for b, _ in recorded.values.results):
         before = len(recorded.spans)
+    fault = recorded.binder.fault
     for position in range(before):
-        for call in guards(recorded, position).values():
-            call.args = *call.args[:-1], i64(0)
+        for call in every_call(guards(recorded, position).values()):
+            if isinstance(call, Launch) and call.looks_at(fault):
+                call.args = *call.args[:-1], i64(0)

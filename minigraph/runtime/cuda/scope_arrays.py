@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import UninitializedError
+from minigraph.errors import OutOfMemoryError, UninitializedError
+from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
 
@@ -18,6 +19,7 @@ from .bind import BoundProgram
 from .memory import PlanMemory
 from .values import SMALL
 
+SPARE = 256 << 20  # bytes of the host that paged states leave
 SETS_KEPT = 4  # sets of addresses whose bound calls are kept
 _gathered: weakref.WeakKeyDictionary[Scope, dict[str, Any]] = weakref.WeakKeyDictionary()  # memory by first member
 
@@ -33,7 +35,7 @@ class ScopeArrays:
         self.scope: Callable[[], Scope | None] = lambda: None
         self.version = self.number = -1
         self.numbers: OrderedDict[tuple[int, ...], int] = OrderedDict()
-        self.paged = frozenset(id(b) for b in bound.binder.paged)
+        self.managed, self.paged = (frozenset(map(id, own)) for own in (bound.binder.managed, bound.binder.paged))
         self.hosts: dict[tuple[tuple[int, ...], np.dtype], tuple[np.ndarray, int]] = {}
 
     def fill(self, scope: Scope) -> None:
@@ -116,10 +118,12 @@ class ScopeArrays:
                 )  # fmt: skip
             array = self.memory.allocated(partial(self.runtime.empty, buffer.shape, buffer.dtype), name, buffer.nbytes)
             scope.take(name, array)
-        elif id(buffer) in self.paged:
+        elif id(buffer) in self.managed:
             array = self.memory.allocated(partial(self.runtime.managed, array), name, buffer.nbytes)
             scope.arrays[name] = array
-        elif not self.runtime.holds(array):
+        elif id(buffer) in self.paged:
+            array = scope.arrays[name] = self._paged(array, name)
+        elif not self.runtime.holds(array) or self.runtime.lies_on_host(array):
             array = self.memory.allocated(partial(self.runtime.to_device, array), name, buffer.nbytes)
             scope.arrays[name] = array
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
@@ -127,3 +131,22 @@ class ScopeArrays:
             here = f"{array.dtype}{list(array.shape)} in the scope"
             raise UninitializedError(f"{v} is {here}, and {buffer.dtype}{list(buffer.shape)} in this run", site=v.site)
         return array
+
+    def _paged(self, array: Any, name: str) -> Any:
+        """A state in pinned memory of the host; an error where that has no room.
+
+        Pinned pages cannot be swapped out, and Linux kills a process rather than refuse them: so this looks before.
+        """
+        if self.runtime.lies_on_host(array):
+            return array
+        try:
+            left = host_memory.available()
+            if left is not None and array.nbytes > left - SPARE:
+                raise MemoryError(f"the host has {left / 2**20:.0f} MiB left")
+            return self.runtime.paged(array)
+        except MemoryError as problem:
+            raise OutOfMemoryError(
+                f"no pinned memory of the host for {name} of {array.nbytes / 2**20:.0f} MiB; the paged states of this"
+                f" program take {self.bound.paged_bytes / 2**20:.0f} MiB ({problem})",
+                hint="an optimizer with fewer states, or multi_tensor_mode='auto', which keeps them on the card",
+            ) from None

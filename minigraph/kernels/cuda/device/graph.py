@@ -11,6 +11,7 @@ import cupy
 from minigraph.kernels.cuda.record.call import Segment
 
 from . import fills, programmatic_launch
+from .lanes import run_in_lanes
 
 graph_launch, instantiate = cupy.cuda.runtime.graphLaunch, cupy.cuda.runtime.graphInstantiate
 
@@ -37,7 +38,8 @@ class CapturedGraph:
         lanes[0].begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         problem: Exception | None = None
         try:
-            _capture(parts, target, lanes)
+            target.ptr = lanes[0].ptr
+            run_in_lanes(parts, target, lanes[1:])
         except Exception as error:  # capture must end before anything else can be done with the stream
             problem = error
         finally:
@@ -56,30 +58,6 @@ class CapturedGraph:
     def __call__(self) -> None:
         """Run all calls in the order of the target's stream; does not wait."""
         graph_launch(self.executable, self.target.ptr)
-
-
-def _capture(parts: Sequence[Segment], target: Any, lanes: Sequence[Any]) -> None:
-    start, begun = lanes[0].record(_event()), {0}
-    awaited = {number for part in parts for number in part.waits}
-    ends: dict[int, Any] = {}
-    for number, part in enumerate(parts):
-        lane = lanes[part.lane]
-        if part.lane not in begun:
-            begun.add(part.lane)
-            lane.wait_event(start)
-        for other in part.waits:
-            lane.wait_event(ends[other])
-        target.ptr = lane.ptr
-        for call in part.calls:
-            call()
-        if number in awaited:
-            ends[number] = lane.record(_event())
-    for side in begun - {0}:
-        lanes[0].wait_event(lanes[side].record(_event()))
-
-
-def _event() -> Any:
-    return cupy.cuda.Event(disable_timing=True)
 
 
 def _ended(stream: Any, problem: Exception | None) -> Any:

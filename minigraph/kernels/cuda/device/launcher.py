@@ -9,10 +9,11 @@ from typing import Any
 import cupy
 
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.kernels.cuda.record.call import Grid, Run
+from minigraph.kernels.cuda.record.call import Grid, Run, Segment
 from minigraph.kernels.cuda.record.calls import Gemm
 
-from .memory import DEVICE_TO_DEVICE
+from .lanes import run_in_lanes
+from .memory import ANY
 
 
 class Launcher:
@@ -36,9 +37,9 @@ class Launcher:
         return partial(loaded, grid, block, args, shared_mem=shared, stream=self.target)
 
     def copy(self, destination: int, source: int, nbytes: int) -> Run:
-        """Bytes from one address to another."""
+        """Bytes from one address to another; either may be one of pinned memory of the host."""
         copy, target = cupy.cuda.runtime.memcpyAsync, self.target
-        return lambda: copy(destination, source, nbytes, DEVICE_TO_DEVICE, target.ptr)
+        return lambda: copy(destination, source, nbytes, ANY, target.ptr)
 
     def fill(self, destination: int, value: int, nbytes: int) -> Run:
         """Bytes at an address set to one value."""
@@ -59,6 +60,10 @@ class Launcher:
         runs, *arrays = [self.runtime.fetch(b, as_numpy=True) for b in inputs]
         self.runtime.stream.synchronize()
         function(int(runs[0]), *arrays)
+
+    def beside(self, parts: Sequence[Segment]) -> Run:
+        """Bound calls on several lanes."""
+        return partial(run_in_lanes, parts, self.target, self.runtime.sides(max(part.lane for part in parts)))
 
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """The variants as they were recorded, best first."""

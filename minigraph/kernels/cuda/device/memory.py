@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,22 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 
 from .streams import StreamTurn
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, ANY = 1, 2, 3, 4  # cudaMemcpyKind; ANY: the addresses say it
 LARGE_ARGUMENTS = 12010  # the version of the driver from which kernels take 32764 bytes of arguments
+
+
+class PagedMemory(cupy.cuda.PinnedMemory):
+    """Pinned memory of the host for a state; the GPU has done all its work before it is given back."""
+
+    def __init__(self, nbytes: int, index: int) -> None:
+        self.index = index
+        super().__init__(max(nbytes, 1), cupy.cuda.runtime.hostAllocPortable)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with cupy.cuda.Device(self.index):
+                cupy.cuda.runtime.deviceSynchronize()
+        super().__del__()
 
 
 class Memory:
@@ -71,6 +86,32 @@ class Memory:
         self.gather([source], copy, [0])
         return copy
 
+    def paged(self, array: Any) -> cupy.ndarray:
+        """The array in pinned memory of the host, where kernels can reach it too, itself if it lies there.
+
+        MemoryError where the driver finds no room; where the host has none it may kill this process, so ask before.
+        """
+        if self.holds(array) and self.lies_on_host(array):
+            return array
+        try:
+            memory = PagedMemory(array.nbytes, self.device.index)
+        except cupy.cuda.runtime.CUDARuntimeError as problem:
+            raise MemoryError(str(problem)) from None
+        shown = cupy.cuda.UnownedMemory(memory.ptr, memory.size, memory, self.device.index)
+        copy = cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(shown, 0))
+        if isinstance(array, np.ndarray):
+            seen = np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, array.nbytes)
+            np.copyto(seen.view(array.dtype).reshape(array.shape), array)
+        elif array.nbytes:
+            source = array if self.holds(array) else self.to_device(array)
+            cupy.cuda.runtime.memcpyAsync(memory.ptr, source.data.ptr, array.nbytes, ANY, self.stream.ptr)
+            self.stream.synchronize()
+        return copy
+
+    def lies_on_host(self, array: Any) -> bool:
+        """Whether it is one of `paged`."""
+        return isinstance(array, cupy.ndarray) and isinstance(getattr(array.data.mem, "_owner", None), PagedMemory)
+
     def gather(
         self, arrays: Sequence[cupy.ndarray], memory: cupy.ndarray, offsets: Sequence[int]
     ) -> list[cupy.ndarray]:
@@ -80,13 +121,15 @@ class Memory:
         for array, offset in zip(arrays, offsets, strict=True):
             views.append(cupy.ndarray(array.shape, array.dtype, memory.data + offset))
             if array.nbytes:
-                copy(views[-1].data.ptr, array.data.ptr, array.nbytes, DEVICE_TO_DEVICE, self.stream.ptr)
+                copy(views[-1].data.ptr, array.data.ptr, array.nbytes, ANY, self.stream.ptr)
         self.stream.synchronize()  # before somebody frees the originals
         return views
 
     def write(self, array: cupy.ndarray, host: np.ndarray) -> None:
         """Put a host array's values into an array of this GPU, in the order of the stream."""
         self._copy_in(np.ascontiguousarray(host), array.data.ptr)
+        if self.lies_on_host(array):  # nothing was staged
+            self.stream.synchronize()
 
     def holds(self, array: Any) -> bool:
         """Whether this is an array of this GPU as kernels want it: rows one after the other, on a multiple of 16."""
@@ -137,7 +180,7 @@ class Memory:
         """A buffer's bytes into a host array; complete after the stream is synchronised."""
         if buffer.nbytes:
             cupy.cuda.runtime.memcpyAsync(
-                host.ctypes.data, buffer.address, buffer.nbytes, DEVICE_TO_HOST, self.stream.ptr
+                host.ctypes.data, buffer.address, buffer.nbytes, ANY, self.stream.ptr
             )
 
     def fetch(self, buffer: Buffer, as_numpy: bool) -> Any:
@@ -150,7 +193,7 @@ class Memory:
             copy = _array(buffer.shape, buffer.dtype)
         if buffer.nbytes:
             cupy.cuda.runtime.memcpyAsync(
-                copy.data.ptr, buffer.address, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
+                copy.data.ptr, buffer.address, buffer.nbytes, ANY, self.stream.ptr
             )
         return copy
 

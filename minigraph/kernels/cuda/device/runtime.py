@@ -34,6 +34,7 @@ class Runtime(Memory):
         self.modules = Modules(self.device.arch)
         with cupy.cuda.Device(index):
             self.lanes = [cupy.cuda.Stream(non_blocking=True)]
+            self._sides: list[cupy.cuda.Stream] = []
             self.products = Products(self)
 
     def settling(self, tf32: bool, autotune: bool = False) -> Settling:
@@ -70,6 +71,13 @@ class Runtime(Memory):
             made += runnable
         binder.notes += [note for note in dict.fromkeys(launcher.notes) if note not in binder.notes]
         return made
+
+    def sides(self, count: int) -> Sequence[cupy.cuda.Stream]:
+        """Streams besides the one that calls go to, for calls that take several: the same ones for all of them."""
+        with cupy.cuda.Device(self.device.index):
+            while len(self._sides) < count:
+                self._sides.append(cupy.cuda.Stream(non_blocking=True))
+        return self._sides[:count]
 
     def captured(self, parts: Sequence[Segment], loosened: bool = False) -> Callable[[], None] | str:
         """A function that launches the graph of these parts, or why there is none; programmatic_launch.py: loosened."""

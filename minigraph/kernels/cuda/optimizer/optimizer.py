@@ -28,7 +28,7 @@ def norm_types(tensors: Tensors) -> dict[str, Any]:
 def squares(binder: Binder, tensors: Tensors, mode: str) -> tuple[Buffer, np.ndarray]:
     """(sums of squares of each block and column, the first block of each tensor and the number of all)"""
     blocks = tensors.blocks(NORM_CHUNK)
-    mode = chosen_mode(binder, len(tensors.sizes), len(tensors.columns)) if mode == "auto" else mode
+    mode = chosen_mode(binder, len(tensors.sizes), len(tensors.columns)) if mode in ("auto", "paged") else mode
     starts = np.concatenate(([0], np.cumsum(blocks))).astype(np.int64)
     sums = binder.scratch((max(1, int(starts[-1])), len(tensors.columns)), float64)
     defines = {**norm_types(tensors), "L": "float", "R": "float"}

@@ -27,10 +27,11 @@ from minigraph.kernels.cuda.record.tensors import (
     tensor_source,
 )
 from minigraph.kernels.trace import Symbol, leading_to, trace_loop, trace_numbers
-from minigraph.kernels.updates import PLAIN, Update, slots_of, update_of
+from minigraph.kernels.updates import PLAIN, SHARED, Update, slots_of, update_of
 from minigraph.types import bool_, float64
 
 from .optimizer import NORM_CHUNK, norm_types, squares
+from .paged import paged_and_others, record_paged
 
 CHUNK = ARENA_CHUNK  # elements of a block: one access of 16 bytes for each thread and column
 STEP_BYTES = 16
@@ -55,7 +56,13 @@ def _bind(op_type: str, binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -
             ]
             for b, to in zip(given[slot], results[slot], strict=True):
                 binder.copy(to, b)
-    _Step(binder, op_type, update, given, results, attrs).record()
+    for part in paged_and_others(binder, update, given, results):
+        _Step(binder, op_type, update, _picked(given, part), _picked(results, part), attrs).record()
+
+
+def _picked(lists: Lists, part: Sequence[int]) -> Lists:
+    """What these parameters have in each slot."""
+    return {slot: own if slot in SHARED else [own[i] for i in part] for slot, own in lists.items()}
 
 
 class _Step:
@@ -86,12 +93,14 @@ class _Step:
         sizes = [p.size for p in self.params]
         states = [self.results[s] for s in self.update.states]
         if self.mode == "unified":
-            self.binder.paged += [b for column in states for b in column]
+            self.binder.managed += [b for column in states for b in column]
         master = [self.results["MasterParam"]] if "MasterParam" in self.results else []
         known = self._prepare() if self.update.powers else None
         adapted = self.update.finish is not None
         scratch = [[self.binder.scratch(p.shape, self.real) for p in self.params]] if adapted else []
         columns = [self.results["Param"], self.given["Grad"], *states, *scratch, *master]
+        on_host = {id(b) for b in self.binder.paged}
+        self.paged = [number for number, column in enumerate(columns) if id(column[0]) in on_host]
         count = len(self.places) - adapted
         self._launch(self.update.loop, Tensors(columns, sizes), known, count, scratch_last=adapted)
         if adapted:
@@ -191,10 +200,18 @@ class _Step:
         defines |= guard
         skip = self._skip()
         args += [skip, self.scale or self.rate, self.real.type(decay), *fault]
-        launch_over(
-            self.binder, "optimizer/update.cu", "update", tensors, self.mode, self._chunk(), *args, defines=defines,
-            generated=generated, groups=self.groups, reads=(skip,) if known is None else (known, skip),
-        )  # fmt: skip
+        reads = (skip,) if known is None else (known, skip)
+
+        def launch(tensors: Tensors, first: int, mode: str, groups: Sequence[range] | None = None) -> None:
+            launch_over(
+                self.binder, "optimizer/update.cu", "update", tensors, mode, self._chunk(), *args, defines=defines,
+                generated=generated, groups=groups, reads=reads, first=first,
+            )  # fmt: skip
+
+        if self.paged:
+            record_paged(self.binder, tensors, self.paged, partial(launch, mode="struct4k"))
+        else:
+            launch(tensors, 0, self.mode, self.groups)
 
     def _chunk(self) -> int:
         """Elements of a block: twice as many where a block looks its tensor up in a table and tensors are large."""

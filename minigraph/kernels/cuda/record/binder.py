@@ -48,7 +48,8 @@ class Binder:
     tables: list[Table] = field(default_factory=list)
     arenas: list[Arena] = field(default_factory=list)  # of neighbours
     outside: frozenset[int] = frozenset()  # ids of the buffers that a Scope owns, and of their arenas
-    paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
+    managed: list[Buffer] = field(default_factory=list)  # of those, what shall lie in managed memory
+    paged: list[Buffer] = field(default_factory=list)  # of those, what shall lie in pinned memory of the host
     notes: list[tuple[int, str]] = field(default_factory=list)  # step, what its kernel does otherwise than asked
     fault: Buffer = field(default_factory=lambda: Buffer((7,), np.dtype("int64")))
     wrong: dict[int, str] = field(default_factory=dict)
@@ -177,6 +178,15 @@ class Binder:
         call.workspace = shared = self.workspace or self.scratch((room,), np.uint8)
         shared.shape = (max(room, shared.nbytes),)
         self.calls.append(call)
+
+    def apart(self, record: Callable[[], None]) -> list[Call]:
+        """The calls that `record` records; they do not stand among the others yet."""
+        calls, self.calls = self.calls, []
+        try:
+            record()
+            return self.calls
+        finally:
+            self.calls = calls
 
     def choose(self, variants: Mapping[str, Callable[[], None]]) -> None:
         """Record several ways to compute the same, up to one that will run; one of them must suit every shape."""

@@ -60,6 +60,10 @@ class Primitives(Protocol):
         """A function of the host that is given how often the program ran before, and the inputs as NumPy arrays."""
         ...
 
+    def beside(self, parts: Sequence[Segment]) -> Run:
+        """Bound calls on the runtime's stream, lane 0, and on others that fork from it and join it."""
+        ...
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """Those of a Choice's variants that may run, the best one first."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from .call import (
     Primitives,
     Run,
     RunnableCall,
+    Segment,
     Unsupported,
     every_call,
     facts,
@@ -243,6 +244,52 @@ class Choice(Call):
                 runtime.notes.append((self.step, f"{name}: {missing}"))
             return calls
         raise missing or Unsupported("no way to compute this is known")
+
+
+class Part(NamedTuple):
+    """Recorded calls, one after the other on a lane of a Pipeline, after its parts with the numbers `waits`."""
+
+    calls: Sequence[Any]
+    lane: int = 0
+    waits: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Pipeline(Call):
+    """Parts that run beside each other on lanes of their own: all begin where this call stands, and end with it.
+
+    A part waits for the one before it on its lane, and for those that it names. What else they may not do at the same
+    time, nobody sees.
+    """
+
+    parts: list[Part]
+
+    def buffers(self) -> list[Buffer]:
+        return [b for call in self.leaves() for b in call.buffers()]
+
+    def moved(self, places: Places, step: int | None = None) -> Pipeline:
+        return Pipeline([part._replace(calls=[c.moved(places, step) for c in part.calls]) for part in self.parts])
+
+    def facts(self) -> Any:
+        return ["pipeline", [[facts(list(part.calls)), part.lane, list(part.waits)] for part in self.parts]]
+
+    def title(self) -> str:
+        kernels = dict.fromkeys(function for _, function in self.kernels())
+        return f"pipeline of {', '.join(kernels)} in {len(self.parts)} parts"
+
+    def leaves(self) -> Sequence[Call]:
+        return [leaf for part in self.parts for leaf in every_call(part.calls)]
+
+    def kernels(self) -> list[tuple[str, str]]:
+        return list(dict.fromkeys(kernel for call in self.leaves() for kernel in call.kernels()))
+
+    def looks_at(self, buffer: Buffer) -> bool:
+        return any(call.looks_at(buffer) for call in self.leaves())
+
+    def bound(self, runtime: Primitives) -> Run:
+        return runtime.beside(
+            [Segment([call.bound(runtime) for call in part.calls], part.lane, part.waits) for part in self.parts]
+        )
 
 
 def value_of(arg: Any) -> Any:

@@ -71,7 +71,7 @@ class Repeats:
 
     def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
-        if self.binder.paged or not all(c.repeatable for c in every_call(calls)):
+        if self.binder.managed or self.binder.paged or not all(c.repeatable for c in every_call(calls)):
             return
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number

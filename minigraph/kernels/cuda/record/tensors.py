@@ -6,6 +6,7 @@
     struct32k  likewise within 32,764 bytes, which drivers of CUDA 12.1 and later take
     arena      one base address for each column; tensors have the same places in all of them
     unified    a table; the states lie in managed memory, which the driver pages
+    paged      as auto; large states lie in pinned memory of the host and pass the card in blocks: optimizer/paged.py
 
 Every block works on CHUNK elements of one tensor, so the launch covers all tensors whatever their sizes.
 """
@@ -44,8 +45,8 @@ class Tensors(NamedTuple):
 
 
 def chosen_mode(binder: Binder, tensors: int, columns: int) -> str:
-    """The binder's mode, with auto decided for so many tensors."""
-    if binder.multi_tensor != "auto":
+    """The binder's mode, with auto decided for so many tensors: that of paged for what lies on the card."""
+    if binder.multi_tensor not in ("auto", "paged"):
         return binder.multi_tensor
     fits = tensors <= struct_width(columns, STRUCT_BYTES["struct32k"])
     return "struct32k" if fits and binder.device.arguments >= STRUCT_BYTES["struct32k"] else "table"
@@ -66,10 +67,11 @@ def struct_width(columns: int, limit: int) -> int:
 def launch_over(
     binder: Binder, text: str, function: str, tensors: Tensors, mode: str, chunk: int, *args: Any,
     defines: Mapping[str, Any], generated: str = "", width: int | None = None,
-    groups: Sequence[range] | None = None, reads: tuple[Buffer, ...] = (),
+    groups: Sequence[range] | None = None, reads: tuple[Buffer, ...] = (), first: int = 0,
 ) -> None:  # fmt: skip
     """Launch `function` of a .cu file over all tensors, `args` after what says where they are.
 
+    first   the number that the first tensor has for the kernel, where addresses come in structs
     width   tensors in one struct; what the mode's limit allows if not given
     reads   of `args`, what the kernel does not write
     groups  numbers of tensors that get launches of their own, in this order, where addresses come in structs; else all
@@ -104,9 +106,9 @@ def launch_over(
     width = width or struct_width(len(columns), limit)
     source = tensor_source(text, {**defines, "WAY": 1, "WIDTH": width}, generated)
     for group in groups or [range(len(blocks))]:
-        for first in range(group.start, group.stop, width):
-            part = range(first, min(first + width, group.stop))
-            struct = packed_struct(tensors, part, blocks, width, int(blocks[:first].sum()))
+        for start in range(group.start, group.stop, width):
+            part = range(start, min(start + width, group.stop))
+            struct = packed_struct(tensors, part, blocks, width, int(blocks[:start].sum()), first)
             count = int(blocks[part.start : part.stop].sum())
             binder.launch_source(source, function, count, THREADS, struct, *args, reads=reads)
 
@@ -124,7 +126,9 @@ def _bases(binder: Binder, tensors: Tensors, blocks: np.ndarray) -> list[Buffer 
     return bases
 
 
-def packed_struct(tensors: Tensors, part: range, blocks: np.ndarray, width: int, before: int) -> Words:
+def packed_struct(
+    tensors: Tensors, part: range, blocks: np.ndarray, width: int, before: int, first: int = 0
+) -> Words:  # fmt: skip
     """struct Tensors of tensors.cuh for these tensors; refused where they are more than its width."""
     require(
         len(part) <= width, f"{len(part)} tensors of {len(tensors.columns)} addresses do not fit into a struct of"
@@ -137,4 +141,4 @@ def packed_struct(tensors: Tensors, part: range, blocks: np.ndarray, width: int,
     words += [*(tensors.sizes[i] for i in part), *empty]
     starts = np.concatenate(([0], np.cumsum(blocks[part.start : part.stop])[:-1]))
     words += [*(int(s) for s in starts), *empty]
-    return Words([*words, len(part), part.start, before])
+    return Words([*words, len(part), first + part.start, before])
