@@ -16,6 +16,8 @@ from functools import cached_property
 from minigraph.ir.graph import OpNode, VarNode
 from minigraph.opdef.body import is_pointwise
 
+LISTED = {"p_norm": "foreach_p_norm"}  # operators on one tensor that are no chain with others -> on lists
+
 Shape = tuple[int, ...]
 
 
@@ -29,6 +31,11 @@ def is_member(op: OpNode) -> bool:
     if "reports" in opdef.traits and not all(v.type.is_float for v in op.input_vars):
         return False
     return all(v.type.is_static and (v.shape in shapes or v.type.size == 1) for v in (*op.input_vars, *op.output_vars))
+
+
+def is_listed(op: OpNode) -> bool:
+    """Whether an operator has a form for lists, and is a chain by itself."""
+    return op.type in LISTED
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Chains:
 
     def __init__(self, ops: Sequence[OpNode]) -> None:
         self.ops, self.place = ops, {op: i for i, op in enumerate(ops)}
-        self.members = {op for op in ops if is_member(op)}
+        self.members = {op for op in ops if is_member(op) or is_listed(op)}
         self.root: dict[OpNode, OpNode] = {op: op for op in self.members}
         self.numbers: dict[VarNode, bool] = {}
         for op in self.members:
@@ -99,12 +106,15 @@ class Chains:
     def _met(self, op: OpNode) -> Iterator[OpNode]:
         """Members on the tensor of `op`: they write what it reads, or read what it writes over."""
         shape = next(op.output_vars).shape
+        if is_listed(op):
+            return
         for v in op.input_vars:
-            if v.producer in self.members and v.shape == shape and not self._is_number(v):
-                yield v.producer
+            writer = v.producer
+            if writer in self.members and not is_listed(writer) and v.shape == shape and not self._is_number(v):
+                yield writer
         for before in [v.previous_version for v in op.output_vars if v.previous_version is not None]:
             for reader in before.read_by:
-                if reader in self.members and next(reader.output_vars).shape == before.shape == shape:
+                if reader in self.members and not is_listed(reader) and next(reader.output_vars).shape == before.shape == shape:
                     yield reader
 
     def _is_number(self, v: VarNode) -> bool:

@@ -2,7 +2,7 @@
 
     v_i' = elementwise_add(scale(v_i), g_i);  p_i' = elementwise_sub(p_i, v_i')
         ->  foreach_elementwise(X=[v_0, v_1, ..., p_0, p_1, ..., g_0, g_1, ...])
-    norm(x_0), norm(x_1), ...  ->  foreach_norm(x_0, x_1, ...)
+    p_norm(x_0), p_norm(x_1), ...  ->  foreach_p_norm(x_0, x_1, ...)
 
 An update that a user writes is so one launch for all parameters, as the built-in ones are, and values on the way are
 not written. Parameters and states are updated in place. A chain of operators on one tensor joins others of the same
@@ -17,20 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minigraph.errors import MinigraphError
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
 from minigraph.opdef.body import Member, format_member
-from minigraph.passes.elementwise.groups import MOST_INPUTS, MOST_MEMBERS, MOST_OUTPUTS, is_candidate
+from minigraph.passes.elementwise.groups import is_candidate
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.rule import Refused, refuse_unless
 
-from .chains import Chain, Chains, is_member
-from .norms import join_norms
+from .chains import LISTED, Chain, Chains, is_listed, is_member
 
 RULE = "Foreach"
+MOST_MEMBERS, MOST_COLUMNS = 48, 24  # what a kernel keeps in registers, and addresses of a tensor
 LAUNCH = 1 << 20  # bytes that move in the time of a launch: for less it pays to save one
 
 
@@ -43,8 +43,7 @@ class Signature(NamedTuple):
 
 
 def fuse_foreach(graph: Graph, report: PassReport) -> int:
-    """Norms first, then groups of equal chains in each run of operators."""
-    join_norms(graph, report)
+    """Look for groups of equal chains in each run of operators."""
     for run in list(_runs(graph)):
         _join(graph, run, report)
     return len(report.applied)
@@ -52,10 +51,14 @@ def fuse_foreach(graph: Graph, report: PassReport) -> int:
 
 def _runs(graph: Graph) -> Iterator[list[OpNode]]:
     """Operators that may change places: neighbours of the role optimize, or neighbours that work on elements."""
-    for (role, _), ops in groupby(graph.ops, key=lambda op: (op.role, op.role == "optimize" or is_member(op))):
+    for (role, _), ops in groupby(graph.ops, key=lambda op: (op.role, op.role == "optimize" or _joins(op))):
         run = list(ops)
-        if role == "optimize" or (is_member(run[0]) and len(run) > 1):
+        if len(run) > 1 and (role == "optimize" or _joins(run[0])):
             yield run
+
+
+def _joins(op: OpNode) -> bool:
+    return is_member(op) or is_listed(op)
 
 
 def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
@@ -89,11 +92,15 @@ def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
 
 def _checked(chain: Chain) -> Signature:
     """The Signature of a chain that one kernel can compute; refuses others."""
+    if is_listed(chain.ops[0]):
+        op = chain.ops[0]
+        refuse_unless(op.inputs["X"][0].type.is_static, "a size of {} is unknown", op.inputs["X"][0].name)
+        return Signature((op.type, repr(op.attrs)), (op.inputs["X"][0].dtype.name,), ())
     refuse_unless(len(chain.ops) <= MOST_MEMBERS, "{} operators meet, a kernel has at most {} members",
                   len(chain.ops), MOST_MEMBERS)  # fmt: skip
     reads, writes = chain.reads, chain.writes
-    refuse_unless(len(reads) <= MOST_INPUTS, "a kernel has at most {} inputs", MOST_INPUTS)
-    refuse_unless(len(writes) <= MOST_OUTPUTS, "a kernel has at most {} outputs", MOST_OUTPUTS)
+    columns = len(reads) + len(writes)
+    refuse_unless(columns <= MOST_COLUMNS, "{} values of a tensor are read and written, {} can be", columns, MOST_COLUMNS)
     refuse_unless(writes, "nobody reads what it writes")
     for v in writes:
         newer = v.next_version
@@ -142,14 +149,15 @@ def _tell_alone(
         first = chains[0].ops[-1]
         if chains[0] is chain or [op.type for op in chains[0].ops] != types:
             continue
-        if other == signature:
-            why = f"one must run before the other, and {first.label()} computes the same"
-        elif other.lines != signature.lines:
+        if other.lines != signature.lines:
             own, its = next((a, b) for a, b in zip(signature.lines, other.lines, strict=True) if a != b)
             why = f"it computes {own}, {first.label()} {its}"
+        elif other.types != signature.types:
+            why = f"it differs from {first.label()} in data types"
+        elif other_level != level:
+            why = f"{first.label()} computes the same, but one must run before the other"
         else:
-            what = "data types" if other_level == level and other.types != signature.types else "shapes of numbers"
-            why = f"it differs from {first.label()} in {what}"
+            why = f"it differs from {first.label()} in what is one number for a tensor"
         report.refuse(RULE, op.label(), f"alone: {why}", op.site)
         return
 
@@ -186,38 +194,55 @@ def _members(chain: Chain, names: dict[VarNode, str]) -> list[Member]:
 
 
 def _emit(graph: Graph, chains: Sequence[Chain], rewriter: str) -> Applied:
-    """Replace the chains; refuses with the graph unchanged."""
+    """Replace the chains by one operator; refuses with the graph unchanged."""
     first, last = chains[0], chains[-1].ops[-1]
-    reads = range(len(first.reads))
-    small = all(chain.size == 1 for chain in chains)
-    shared = [k for k in reads if not small and first.reads[k].type.size == 1 and len({c.reads[k] for c in chains}) == 1]
-    columns = [k for k in reads if k not in shared]
-    inputs = {"X": [chain.reads[k] for k in columns for chain in chains], "Shared": [first.reads[k] for k in shared]}
-    inputs = {slot: vs for slot, vs in inputs.items() if vs}
-    outputs = {"Out": [chain.writes[k] for k in range(len(first.writes)) for chain in chains]}
-    opdef = get_op("foreach_elementwise")
-    body = tuple(format_member(m) for m in _members(first, _names(first, [*columns, *shared])))
-    attrs = opdef.bind_attrs({"body": body, "count": len(chains)})
+    op_type, inputs, outputs, given = _listed(chains) if is_listed(last) else _fused(chains)
+    opdef = get_op(op_type)
+    attrs = opdef.bind_attrs(given)
     try:
         types = opdef.infer_types({slot: [v.type for v in vs] for slot, vs in inputs.items()}, attrs)["Out"]
     except MinigraphError as no:
         raise Refused(no.fact) from None
-    for v, t in zip(outputs["Out"], types, strict=True):
+    for v, t in zip(outputs, types, strict=True):
         refuse_unless(v.type == t, "{} would become {}", v, t)
     labels = [op.label() for chain in chains for op in chain.ops]
     shown = (*labels[:4], f"{len(labels) - 4} more") if len(labels) > 5 else tuple(labels)
-    for chain in chains:
-        for op in reversed(chain.ops):
-            for grad in list(op.grads):
-                graph.link(grad, None)
-            graph.remove_op(op)
+    for op in [op for chain in chains for op in reversed(chain.ops)]:
+        for grad in list(op.grads):
+            graph.link(grad, None)
+        graph.remove_op(op)
     graph.add_op(
         OpNode(
-            opdef, inputs, outputs, attrs, rank=last.rank, role=last.role, site=last.site, number=first.ops[0].number,
-            scope_name=last.scope_name, rewriter=rewriter,
+            opdef, inputs, {"Out": outputs}, attrs, rank=last.rank, role=last.role, site=last.site,
+            number=first.ops[0].number, scope_name=last.scope_name, rewriter=rewriter,
         )
     )  # fmt: skip
-    for v in [v for chain in chains for op in chain.ops for v in op.output_vars if v not in chain.writes]:
+    kept = set(outputs)
+    for v in [v for chain in chains for op in chain.ops for v in op.output_vars if v not in kept]:
         graph.remove_var(v)
-    name = outputs["Out"][0].name
-    return Applied(RULE, f"{name}, ... = foreach_elementwise of {len(chains)} tensors", shown, last.site, last.role)
+    what = f"{outputs[0].name}, ... = {op_type} of {len(chains)} tensors"
+    return Applied(RULE, what, shown, last.site, last.role)
+
+
+Call = tuple[str, dict[str, list[VarNode]], list[VarNode], dict[str, Any]]  # type, inputs, outputs, attributes
+
+
+def _listed(chains: Sequence[Chain]) -> Call:
+    ops = [chain.ops[0] for chain in chains]
+    return LISTED[ops[0].type], {"X": [op.inputs["X"][0] for op in ops]}, [op.outputs["Out"][0] for op in ops], ops[0].attrs
+
+
+def _fused(chains: Sequence[Chain]) -> Call:
+    """One body for all; a number that is the same value for all is read once."""
+    first, small = chains[0], all(chain.size == 1 for chain in chains)
+    shared = [
+        k for k, v in enumerate(first.reads)
+        if v.type.size == 1 and not small and len({chain.reads[k] for chain in chains}) == 1
+    ]  # fmt: skip
+    columns = [k for k in range(len(first.reads)) if k not in shared]
+    inputs = {"X": [chain.reads[k] for k in columns for chain in chains]}
+    if shared:
+        inputs["Shared"] = [first.reads[k] for k in shared]
+    outputs = [chain.writes[k] for k in range(len(first.writes)) for chain in chains]
+    body = tuple(format_member(m) for m in _members(first, _names(first, [*columns, *shared])))
+    return "foreach_elementwise", inputs, outputs, {"body": body, "count": len(chains)}
