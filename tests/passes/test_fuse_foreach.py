@@ -63,8 +63,9 @@ def test_all_turns_it_on_and_keeps_results():
 def test_arrays_of_the_scope_are_updated_in_place():
     written = lion()
     scope, exe = written.scope(), mg.static.Executor()
-    arrays = dict(scope.arrays)
     compiled = CompiledProgram(written.program, BuildStrategy(**ON))
+    exe.run(compiled, {}, [], scope=scope)  # brings large arrays to the start of a page
+    arrays = dict(scope.arrays)
     exe.run(compiled, {}, [], scope=scope)
     kept = {name for name, a in arrays.items() if scope.arrays[name] is a}
     assert kept == set(arrays)
@@ -96,7 +97,7 @@ def test_a_hundred_parameters_are_one_launch():
     for strategy in (BuildStrategy(), BuildStrategy(fuse_foreach=True)):
         kernels = CompiledProgram(main, strategy).kernels({"x": [4, 8]}, fetch_list=[])
         counts.append(sum(k.op is not None and k.op.role == "optimize" for k in kernels))
-    assert counts == [1200, 1]
+    assert counts == [1300, 1]
     said = CompiledProgram(main, BuildStrategy(fuse_foreach=True)).explain()
     assert "foreach_elementwise of 100 tensors" in said
 
@@ -146,9 +147,8 @@ HAZARDS = {
     "twice in a list": lambda p, q, o: mg.foreach.mul([p, p], [q, o], out=[q, o]),
     "written twice": lambda p, q, o: (
         mg.assign(p * 0.5, output=p), mg.assign(p * 0.5, output=p), mg.assign(q * 0.5, output=q)),
-    "the old value is needed behind the new one": lambda p, q, o: (
-        [mg.assign(x * 0.5 + 1.0, output=x) for x in ()],
-        [_late(x, o) for x in (p, q)]),
+    "other arithmetic": lambda p, q, o: (mg.assign(p * 0.5, output=p), mg.assign(mg.tanh(q), output=q)),
+    "the old value is needed behind the new one": lambda p, q, o: [_late(x, o) for x in (p, q)],
 }  # fmt: skip
 
 

@@ -70,7 +70,8 @@ class Chain:
     def updated(self) -> list[VarNode]:
         """The values that the first of `writes` take the place of."""
         read = {v for op in self.ops for v in op.input_vars}
-        return [v.previous_version for v in self.writes if v.previous_version is not None and v.previous_version in read]
+        before = [v.previous_version for v in self.writes]
+        return [v for v in before if v is not None and v in read]
 
     @cached_property
     def reads(self) -> list[VarNode]:
@@ -114,7 +115,8 @@ class Chains:
                 yield writer
         for before in [v.previous_version for v in op.output_vars if v.previous_version is not None]:
             for reader in before.read_by:
-                if reader in self.members and not is_listed(reader) and next(reader.output_vars).shape == before.shape == shape:
+                own = reader in self.members and not is_listed(reader)
+                if own and next(reader.output_vars).shape == before.shape == shape:
                     yield reader
 
     def _is_number(self, v: VarNode) -> bool:

@@ -99,8 +99,8 @@ def _checked(chain: Chain) -> Signature:
     refuse_unless(len(chain.ops) <= MOST_MEMBERS, "{} operators meet, a kernel has at most {} members",
                   len(chain.ops), MOST_MEMBERS)  # fmt: skip
     reads, writes = chain.reads, chain.writes
-    columns = len(reads) + len(writes)
-    refuse_unless(columns <= MOST_COLUMNS, "{} values of a tensor are read and written, {} can be", columns, MOST_COLUMNS)
+    count = len(reads) + len(writes)
+    refuse_unless(count <= MOST_COLUMNS, "{} values of a tensor are read and written, {} can be", count, MOST_COLUMNS)
     refuse_unless(writes, "nobody reads what it writes")
     for v in writes:
         newer = v.next_version
@@ -186,11 +186,11 @@ def _copied(op: OpNode) -> VarNode | None:
 def _members(chain: Chain, names: dict[VarNode, str]) -> list[Member]:
     """The operators of a chain but for copies of what has the copy's name."""
     kept = [op for op in chain.ops if (copied := _copied(op)) is None or names[copied] != names[op.outputs["Out"][0]]]
-    return [
-        Member(op.opdef, *({slot: [names[v] for v in vs] for slot, vs in own.items()} for own in (op.inputs, op.outputs)),
-               op.attrs)
-        for op in kept
-    ]  # fmt: skip
+
+    def named(slots: dict[str, list[VarNode]]) -> dict[str, list[str]]:
+        return {slot: [names[v] for v in vs] for slot, vs in slots.items()}
+
+    return [Member(op.opdef, named(op.inputs), named(op.outputs), op.attrs) for op in kept]
 
 
 def _emit(graph: Graph, chains: Sequence[Chain], rewriter: str) -> Applied:
@@ -229,7 +229,8 @@ Call = tuple[str, dict[str, list[VarNode]], list[VarNode], dict[str, Any]]  # ty
 
 def _listed(chains: Sequence[Chain]) -> Call:
     ops = [chain.ops[0] for chain in chains]
-    return LISTED[ops[0].type], {"X": [op.inputs["X"][0] for op in ops]}, [op.outputs["Out"][0] for op in ops], ops[0].attrs
+    inputs, outputs = [op.inputs["X"][0] for op in ops], [op.outputs["Out"][0] for op in ops]
+    return LISTED[ops[0].type], {"X": inputs}, outputs, ops[0].attrs
 
 
 def _fused(chains: Sequence[Chain]) -> Call:

@@ -10,7 +10,13 @@ import numpy as np
 
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
-from minigraph.kernels.cuda.record.tensors import THREADS, Tensors, chosen_mode, launch_over, tensor_source
+from minigraph.kernels.cuda.record.tensors import (
+    THREADS,
+    Tensors,
+    chosen_mode,
+    launch_over,
+    tensor_source,
+)
 from minigraph.types import float64
 
 CHUNK = 16384  # elements of a block
