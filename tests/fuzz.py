@@ -93,7 +93,7 @@ REASONS = {
     "alone": r"^alone: ",
     "written twice": r"is written twice$",
     "left to share a kernel": r"is left to share a kernel with",
-    "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel has at most",
+    "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
     "no value of its shape": r"^it reads no value of its shape$",
 }
 
