@@ -164,7 +164,7 @@ class WrittenUpdate(Update):
 
 
 def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
-    """A rule that a user writes: its operators, joined for each tensor, joined for all; PyTorch's lists and compiler."""
+    """A rule that a user writes: one by one, joined for each tensor, joined for all; PyTorch's lists and compiler."""
     values = _arrays(gpu.cupy, case.shapes)
     flags = {"fused": "fuse_foreach", "for-loop": None, "each tensor fused": "fuse_elementwise"}
     own = {name: WrittenUpdate(gpu, case, values, flag) for name, flag in flags.items()}
