@@ -73,6 +73,29 @@ CASES = (
 )  # fmt: skip
 
 
+def _written(torch: Any, params: Any, **how: Any) -> Any:
+    """The rule of WrittenUpdate, as calls on lists."""
+    grads, moments = [p.grad for p in params], [torch.zeros_like(p) for p in params]
+
+    @torch.no_grad()
+    def step() -> None:
+        u = torch._foreach_mul(moments, 0.9)
+        torch._foreach_add_(u, grads, alpha=0.1)
+        torch._foreach_sign_(u)
+        torch._foreach_add_(u, params, alpha=0.01)
+        torch._foreach_mul_(moments, 0.99)
+        torch._foreach_add_(moments, grads, alpha=0.01)
+        torch._foreach_add_(params, u, alpha=-1e-3)
+
+    return step
+
+
+WRITTEN = (
+    UpdateCase("A user's rule like Lion, GPT-2, 124 M", "written", gpt2_shapes(), 5, {}, _written),
+    UpdateCase("A user's rule like Lion, 100 tensors of 2 x 3", "written", [(2, 3)] * 100, 5, {}, _written),
+)
+
+
 class Update:
     """minigraph's arm: the updates of all parameters as one program, whose arrays a Scope owns.
 
@@ -126,6 +149,65 @@ class Update:
         return [self.scope.arrays[name] for name in self.params]
 
 
+class WrittenUpdate(Update):
+    """A rule out of elementwise operators: p -= rate * (sign(0.9 m + 0.1 g) + 0.01 p), m = 0.99 m + 0.01 g."""
+
+    def _append(self, case: UpdateCase, values: Values) -> None:
+        mg, block, cupy = self.gpu.mg, self.program.global_block(), self.gpu.cupy
+        self.params = [f"p{i}" for i in range(len(values))]
+
+        def variable(name: str, array: Any) -> Any:
+            self.scope.arrays[name] = cupy.array(array)
+            return block.create_var(name, array.shape, array.dtype, persistable=True)
+
+        with mg.static.program_guard(self.program), self.program.emitting("optimize"):
+            rate = variable("rate", np.array([1e-3], np.float32))
+            for i, (p, g) in enumerate(values):
+                p, g, m = variable(f"p{i}", p), variable(f"g{i}", g), variable(f"m{i}", cupy.zeros(p.shape, np.float32))
+                step = mg.sign(m * 0.9 + g * 0.1) + p * 0.01
+                mg.assign(m * 0.99 + g * 0.01, output=m)
+                mg.assign(p - step * rate, output=p)
+
+
+def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:
+    """A rule that a user writes: one by one, joined for each tensor, joined for all; PyTorch's lists and compiler."""
+    values = _arrays(gpu.cupy, case.shapes)
+    flags = {"fused": "fuse_foreach", "for-loop": None, "each tensor fused": "fuse_elementwise"}
+    own = {name: WrittenUpdate(gpu, case, values, flag) for name, flag in flags.items()}
+    arms: dict[str, Sequence[Callable[[], Any]]] = {name: [arm] for name, arm in own.items()}
+    seconds, errors = {name: arm.seconds for name, arm in own.items()}, {}
+    expected = own["for-loop"].results()
+    apart = max(float(abs(a - b).max()) for a, b in zip(own["fused"].results(), expected, strict=True))
+    if not apart < 1e-5:
+        raise ArithmeticError(f"fused differs from the operators one by one by {apart:.2g} after one step")
+    for name in ("torch foreach", "torch compiled") if torch is not None else ():
+        if name == "torch foreach" or compiled:
+            with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+                params = [torch.from_dlpack(p).clone() for p, _ in values]
+                for p, (_, grad) in zip(params, values, strict=True):
+                    p.grad = torch.from_dlpack(grad).clone()
+                step = case.torch(torch, params)
+                step = torch.compile(step) if name == "torch compiled" else step
+                start = time.perf_counter()
+                step()
+                torch.cuda.synchronize()
+                seconds[name] = time.perf_counter() - start
+                errors[name] = _difference(gpu, params, expected)
+                arms[name] = [step]
+    for arm in own.values():
+        arm()  # the second run is captured
+    arms["copy"] = [gpu.copy]
+    times = in_turns(turns_of(gpu, torch, arms), rounds)
+    return {
+        "title": case.title, "parameters": case.size, "nbytes": 4 * case.words * case.size,
+        "operators": {name: len(arm.compiled.after.ops) for name, arm in own.items()},
+        "launches": {name: len(arm.plan.calls) for name, arm in own.items()},
+        "build_seconds": seconds, "difference_to_torch": errors,
+        "remarks": {n: [t for _, t in a.plan.program.notes] for n, a in own.items()},
+        "milliseconds": {name: summarized(ms) for name, ms in times.items()},
+    }  # fmt: skip
+
+
 def _arrays(cupy: Any, shapes: Shapes) -> Values:
     """(parameter, gradient) of each shape: normal numbers, of which a block of four million is repeated."""
     block = cupy.asarray(np.random.default_rng(1).normal(size=1 << 22).astype(np.float32))
@@ -175,10 +257,11 @@ class OptimizerBench(GpuBench):
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
         rows = []
-        for case in CASES:
+        for case in (*CASES, *WRITTEN):
             if only in case.title:
                 try:
-                    rows.append(measured(gpu, torch, case, rounds, "torch-compile" in peers))
+                    measure = measured if case in CASES else measured_written
+                    rows.append(measure(gpu, torch, case, rounds, "torch-compile" in peers))
                 except Exception as problem:  # one row must not cost the others; it stands in the table
                     rows.append({"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:400]})
                 gpu.release(torch)

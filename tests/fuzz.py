@@ -91,6 +91,10 @@ REASONS = {
     "W rank": r"W must be 2-D",
     "no product to add": r"over a batch that was broadcast|X and Y must have rank 2",
     "alone": r"^alone: ",
+    "written twice": r"is written twice$",
+    "left to share a kernel": r"is left to share a kernel with",
+    "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
+    "no value of its shape": r"^it reads no value of its shape$",
 }
 
 

@@ -19,6 +19,7 @@ from minigraph.passes.common_subexpression_elimination import common_subexpressi
 from minigraph.passes.constant_folding import constant_folding
 from minigraph.passes.dead_code_elimination import dead_code_elimination
 from minigraph.passes.elementwise.fuse_elementwise import fuse_elementwise
+from minigraph.passes.foreach.fuse_foreach import fuse_foreach
 from minigraph.passes.fuse_activation_grad import fuse_activation_grad
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
@@ -129,12 +130,22 @@ PASSES: tuple[PassRow, ...] = (
         after={"fuse_adamw": "updates that are fused are no single ones"},
     ),
     PassRow(
+        "fuse_foreach", fuse_foreach,
+        after={
+            "dead_code_elimination": "what nobody reads need not be written for any tensor",
+            "common_subexpression_elimination": "a number that many tensors read is computed once",
+            "fuse_all_optimizer_ops": "clipping and weight decay cost nothing inside an update",
+            "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
+        },
+    ),
+    PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={
             "dead_code_elimination": "what nobody reads need not be written by a fused operator",
             "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
             "remove_redundant_cast": "inside a fused operator nobody finds the casts",
             "fuse_gemm_epilogue": "bias and activation cost nothing in a product's epilogue",
+            "fuse_foreach": "operators on many tensors that were joined one by one have no common body",
             "fuse_all_optimizer_ops": "clipping and weight decay cost nothing inside an update",
             "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
@@ -185,6 +196,8 @@ class BuildStrategy(NotPickled):
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
+    fuse_foreach                      operators that compute the same on many tensors become one operator on lists: an
+                                      update that a user writes is one launch for all parameters
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        all updates of type adamw are one operator
@@ -231,6 +244,7 @@ class BuildStrategy(NotPickled):
     fuse_gemm_epilogue: bool = False
     fuse_grad_accumulation: bool = False
     fuse_activation_grad: bool = False
+    fuse_foreach: bool = False
     fuse_elementwise: bool = False
     fuse_all_optimizer_ops: bool = False
     fuse_adamw: bool = False

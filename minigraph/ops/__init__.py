@@ -3,5 +3,15 @@
 The families have the names of the folders of `kernels/cuda`.
 """
 
-from . import attention, elementwise, fused_elementwise, matmul, movement, optimizer, print, rows  # noqa: F401
+from . import (  # noqa: F401
+    attention,
+    elementwise,
+    foreach_elementwise,
+    fused_elementwise,
+    matmul,
+    movement,
+    optimizer,
+    print,
+    rows,
+)
 from .calls import memory_efficient_attention  # noqa: F401

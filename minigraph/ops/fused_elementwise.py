@@ -35,7 +35,7 @@ def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0,
     """
     members = parse_body(tuple(body))
     env = _named(X, Like)
-    _run(members, env, rng, lifted)
+    run_members(members, env, rng, lifted)
     return [env[name] for name in output_names(members)]
 
 
@@ -50,7 +50,7 @@ def _named(X: Sequence[np.ndarray], Like: Sequence[np.ndarray] | None) -> Env:
     return {f"x{i}": x for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like or ())}
 
 
-def _run(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
+def run_members(members: Sequence[Member], env: Env, rng: Any, lifted: bool) -> None:
     """Evaluate all members in `env`."""
     for m in members:
         inputs = {slot: [env[name] for name in names] for slot, names in m.inputs.items()}

@@ -27,6 +27,7 @@ from tests.support.update_nets import (
     started,
     steps_feed,
 )
+from tests.support.written_rules import lion, momentum_by_lists
 
 SIZES = [(0,), (1,), (3,), (65535,), (65536,), (65537,), (2**20 + 1,)]
 GROUPED = [(2**19 + 1,), (7,), (2**19, 1), (300, 2001)]  # two launches, the second one of the first tensors
@@ -43,6 +44,8 @@ def checks() -> Iterator[Check]:
             run = partial(same_bits, name, LEVELS[-1], mode)
             yield Check(f"updates/{name}/{mode}", run, sanitize=name == "AdamW", unwritten=mode == "arena")
         yield Check(f"updates/tensors/{mode}", partial(many, mode, 10_000))
+    for mode in MODES:
+        yield Check(f"updates/written/{mode}", partial(written, mode), sanitize=mode in ("table", "struct4k"))
     for run in (float64_agrees, sizes, groups, clipped, copies, found_inf, rate_changes, misaligned, float64_sizes):
         yield Check(f"updates/{run.__name__}", run)
     yield Check("updates/huge", huge, alone=True)
@@ -67,6 +70,22 @@ def same_bits(name: str, level: str | None, mode: str) -> None:
     """After 7 steps the CPU's bits; Lamb's norms are summed in another order."""
     made = net(OPTIMIZERS[name]())
     check_same(made, on_gpu(made, level, mode, STEPS), STEPS, 2e-6 if name == "Lamb" else 0.0)
+
+
+def written(mode: str) -> None:
+    """Rules out of elementwise operators, on tensors of all sizes, with and without fuse_foreach."""
+    shapes = [*SIZES, (300, 2001), *[(2, 3)] * 500]
+    bounds = [("float64", 1e-12), ("float32", 1e-5)]
+    rules = [(lion, *bound) for bound in (*bounds, ("bfloat16", 0.05))]
+    for make, dtype, close in (*rules, *((momentum_by_lists, *bound) for bound in bounds)):
+        made = make(shapes, dtype)
+        scope, exe = made.scope(), GpuExecutor()
+        compiled = CompiledProgram(made.program, BuildStrategy(fuse_foreach=True, multi_tensor_mode=mode))
+        for _ in range(3):  # the third is a graph
+            exe.run(compiled, {}, [], scope=scope)
+        for name, expected in made.run().items():
+            apart = np.max(abs(scope.read(name).astype(float) - expected.astype(float)), initial=0)
+            assert apart <= close, f"{make.__name__} {dtype}: {name} differs from the CPU's by {apart:.3g}"
 
 
 def float64_agrees() -> None:

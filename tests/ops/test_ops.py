@@ -19,7 +19,8 @@ MODEL_CALLS = [c for c in CALLS if "optimizer" not in c.opdef.traits]
 
 # Differentiable operators without a gradient rule, and why.
 MADE = "a pass makes it, after the gradients are there; append_backward refuses it"
-LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "where", "norm_ratio", "squared_l2_norm")
+LISTS = ("add", "sub", "mul", "div", "max", "sqrt", "abs", "sign", "cast", "where", "norm_ratio", "squared_l2_norm",
+         "p_norm", "elementwise")  # fmt: skip
 NO_GRADIENT_RULE = dict.fromkeys(["fused_elementwise", *(f"foreach_{name}" for name in LISTS)], MADE)
 
 

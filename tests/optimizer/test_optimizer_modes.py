@@ -37,6 +37,7 @@ from tests.support.update_nets import (
     started,
     steps_feed,
 )
+from tests.support.written_rules import lion, momentum_by_lists
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -253,3 +254,16 @@ def test_states_are_managed_in_unified_mode_only():
 def test_modes_are_checked():
     with pytest.raises(AttrError, match="must be auto, table, struct4k, struct32k, arena, unified or paged, is 'x'"):
         BuildStrategy(multi_tensor_mode="x")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", [lion, momentum_by_lists], ids=lambda rule: rule.__name__)
+def test_a_rule_that_a_user_writes_agrees_with_the_cpu_in_every_mode(rule, mode):
+    made = rule([(1,), (7,), (0, 3), (64, 5), (3000,)])
+    compiled = CompiledProgram(made.program, BuildStrategy(multi_tensor_mode=mode, fuse_foreach=True))
+    plan = CudaPlan(compiled.program_for(()), {}, (), False, 0, StubRuntime(), False, compiled.options)
+    scope = made.scope()
+    for _ in range(3):
+        plan.run({}, scope)
+    for name, expected in made.run().items():
+        np.testing.assert_allclose(scope.read(name), expected, rtol=0, atol=1e-14, err_msg=name)

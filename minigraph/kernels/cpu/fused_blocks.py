@@ -116,7 +116,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
             part = {name: view(block) for name, view in read}
             given = known.memory(block.shape) | {name: view(block) for name, view in written}
             for call in known.calls:
-                _evaluate(call, part, given, (*rng[:3], block.first))
+                evaluate(call, part, given, (*rng[:3], block.first))
             for name, parts in sums.items():
                 parts[i] = part[name]
             for name, _ in written:
@@ -133,7 +133,7 @@ def in_blocks(X: Arrays, Like: Arrays | None = None, *, body: Texts, rng=(0, 0, 
     return [results[name] for name in fused.outputs]
 
 
-def _evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
+def evaluate(call: MemberCall, part: Env, given: Mapping[str, np.ndarray], rng: tuple[int, ...]) -> None:
     """Call a member on its operands in `part`, and put its results there."""
     args = [[part[n] for n in a] if type(a) is tuple else part[a] if a else None for a in call.args]
     keywords = call.keywords

@@ -1,3 +1,3 @@
 """Operators on each element, and reductions."""
 
-from . import activation, compare, elementwise, random, reduce, unary  # noqa: F401
+from . import activation, compare, elementwise, p_norm, random, reduce, unary  # noqa: F401

@@ -53,10 +53,10 @@ def chosen_mode(binder: Binder, tensors: int, columns: int) -> str:
 
 
 def tensor_source(text: str, defines: Mapping[str, Any], generated: str = "") -> str:
-    """prelude, arithmetic, `#define`s, generated functions, then the kernels."""
+    """prelude, arithmetic, `#define`s, how a block finds its tensor, generated functions, then the kernels."""
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    parts = [read_source("record/prelude.cuh"), read_source("record/arithmetic.cuh"), head, generated]
-    return "\n".join([*parts, read_source("record/tensors.cuh"), read_source(text)])
+    parts = [read_source("record/prelude.cuh"), read_source("record/arithmetic.cuh"), head]
+    return "\n".join([*parts, read_source("record/tensors.cuh"), generated, read_source(text)])
 
 
 def struct_width(columns: int, limit: int) -> int:

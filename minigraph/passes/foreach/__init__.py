@@ -1,0 +1,1 @@
+"""Equal chains of elementwise operators on different tensors as one operator on lists."""
