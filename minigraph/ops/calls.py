@@ -8,8 +8,10 @@ from typing import Any
 from minigraph.nn.functional.attention import attend
 from minigraph.program import Variable
 from minigraph.program.builder import whole
+from minigraph.tensor.arguments import also_named
 
 
+@also_named(attn_mask="attn_bias", dropout_p="p", is_causal="causal")
 @whole
 def memory_efficient_attention(
     query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, p: float = 0.0,
@@ -33,7 +35,8 @@ def memory_efficient_attention(
                  backward's time on an H200, up to 24 % where heads are few (bench/results/gpu_attention_order.json)
     return_lse   also return the logarithm of sum(exp(scores)) of each query, [B, H, Sq] or [B, Sq], as xFormers'
                  forward does; float64 for float64, else float32; gradients flow through it
-    A query that sees no key gives zeros. The order of the first arguments is that of xFormers.
+    A query that sees no key gives zeros. Names and order of the first arguments are xFormers'; those of
+    nn.functional.scaled_dot_product_attention work, too: attn_mask, dropout_p, is_causal.
     """
     return attend(
         "memory_efficient_attention", query, key, value, attn_bias, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),

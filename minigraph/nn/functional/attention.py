@@ -8,28 +8,32 @@ from typing import Any
 from minigraph.errors import DTypeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.tensor.arguments import output_prefix, variable
+from minigraph.tensor.arguments import also_named, output_prefix, variable
 from minigraph.types import FLOATS, bool_
 
 
+@also_named(attn_bias="attn_mask", p="dropout_p", causal="is_causal")
 @whole
 def scaled_dot_product_attention(
     query: Variable, key: Variable, value: Variable, attn_mask: Variable | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, training: bool = True, name: str | None = None, *, return_lse: bool = False,
+    is_causal: bool = False, training: bool = True, name: str | None = None, *, scale: float | None = None,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """softmax(query key^T / sqrt(D)) value, without the matrix of probabilities in memory.
+    """softmax(scale * query key^T) value, without the matrix of probabilities in memory.
 
     query      [B, Sq, H, D]
     key, value [B, Sk, Hk, D] with H a multiple of Hk; value's D may be another
     attn_mask  broadcasts to [B, H, Sq, Sk]: bool, True where a query sees a key, or float, added to the scores
     dropout_p  probabilities dropped while training; `program.clone(for_test=True)` turns that off
     is_causal  query i sees the keys j <= i
+    scale      1 / sqrt(D) for None
     return_lse  also return the logarithm of sum(exp(scores)) of each query, [B, H, Sq], float64 for float64, else
                float32; gradients flow through it. With it parts of the keys are joined: docs/attention.md
     A query that sees no key gives zeros. Forward and backward repeat bit by bit on every device.
+    The names attn_bias, p and causal of ops.memory_efficient_attention work here, too.
     """
     return attend(
-        "scaled_dot_product_attention", query, key, value, attn_mask, dropout=dropout_p, causal=is_causal,
+        "scaled_dot_product_attention", query, key, value, attn_mask, scale=scale, dropout=dropout_p, causal=is_causal,
         training=training, name=name, return_lse=return_lse,
     )  # fmt: skip
 
