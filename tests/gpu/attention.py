@@ -63,6 +63,8 @@ def checks() -> Iterator[Check]:
     yield Check("attention/layer", _layer, product=True)
     for dtype in DTYPES:
         yield Check(f"attention/log sum exp in a loss/{dtype}", partial(_log_sum_exp_in_a_loss, dtype), product=True)
+    for dtype in ("float64", "float32"):
+        yield Check(f"attention/second order/{dtype}", partial(_second_order, dtype), product=True)
     for first in range(0, PROGRAMS, CHUNK):
         yield Check(f"attention/programs/{first:03}", partial(_programs, first), product=True)
 
@@ -214,6 +216,36 @@ def _written_out(types: dict[str, TensorType], feed: Inputs) -> tuple[Any, Input
         losses = [mg.sum(mg.square(mg.cast(x, "float32"))) for x in (out, sums)]
         grads = mg.static.gradients(losses, list(v.values()))
     return program, {**feed, "hidden": hidden}, grads
+
+
+def _second_order(dtype: str) -> None:
+    """Gradients of a penalty on gradients, under modifiers, against the CPU in float64."""
+    mask, cumulative = np.random.default_rng(5).random((2, 1, 40, 50)) < 0.6, np.array([0, 15, 40])
+    base = {s: 0.5 * x for s, x in qkv(2, 40, 50, 4, 2, 16).items()}
+    packed = {**qkv(1, 40, 40, 4, 2, 16), "CuSeqlensQ": cumulative, "CuSeqlensK": cumulative}
+    bias, key = {**base, "Bias": normal(1, 4, 1, 50)}, {**base, "Key": np.array([9, 2**33, 5])}
+    each((f"{sorted(inputs)} {attrs}", partial(_penalty, inputs, dtype, attrs)) for inputs, attrs in (
+        (base, {"causal": True}), (bias, {"window": (20, 5)}), (key, {"dropout": 0.3}), (packed, {"causal": True}),
+        ({**base, "Mask": mask}, {"masked_score": -2.0}),
+    ))  # fmt: skip
+
+
+def _penalty(inputs: Inputs, dtype: str, attrs: dict[str, Any]) -> None:
+    results = []
+    for wide in (True, False):
+        block = mg.static.Program().global_block()
+        feed = {s: x.astype(float if wide else dtype) if x.dtype == float else x for s, x in inputs.items()}
+        v = {s: block.create_var(s, x.shape, x.dtype, is_data=True) for s, x in feed.items()}
+        wanted = [v[s] for s in ("Q", "K", "V", "Bias") if s in v]
+        for x in wanted:
+            x.stop_gradient = False
+        g = Builder(block)
+        pair = g.memory_efficient_attention(**v, needs=["LogSumExp"], **attrs)
+        first = mg.static.gradients([g.reduce_sum(g.square(x)) for x in pair], wanted)
+        grads = mg.static.gradients([g.reduce_sum(g.square(x)) for x in first], wanted)
+        results.append((Executor() if wide else GpuExecutor()).run(block.program, feed, grads, scope=Scope()))
+    for exact, found, x in zip(*results, wanted, strict=True):
+        assert_near(found, exact, 1e-9 if dtype == "float64" else 1e-4, f"the second gradient of {x.name}")
 
 
 def _wide_heads(dtype: str) -> None:

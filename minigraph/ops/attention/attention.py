@@ -192,7 +192,7 @@ def _(
             -1 in (q, k) or (q == 0 if k == 0 else q % k == 0),
             f"Q has {q} heads, which is no multiple of the {k} of K and V",
         )
-    scores = (*Q.shape[:1], *((Q.shape[heads],) if Q.ndim == 4 else ()), Q.shape[at], K.shape[at])
+    scores = scores_shape(Q.shape, K.shape, layout)
     for name, t in (("Bias", Bias), ("Mask", Mask)):
         if t is not None:
             check_broadcast(name, t, scores)
@@ -202,6 +202,14 @@ def _(
     if Key is not None:
         require(Key.dtype == int64 and Key.shape in ((3,), (-1,)), f"Key must be i64[3], is {Key}")
     return Q.with_shape((*Q.shape[:-1], V.shape[-1])), TensorType(scores[:-1], statistics_type(Q.dtype))
+
+
+def scores_shape(q: tuple[int, ...], k: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """[B, H, Sq, Sk] of the shapes of Q and K, [B, Sq, Sk] of rank 3."""
+    if len(q) == 3:
+        return (*q[:2], k[1])
+    heads, at = (2, 1) if layout == "bshd" else (1, 2)
+    return q[0], q[heads], q[at], k[at]
 
 
 def _same(what: str, a: int, b: int) -> None:

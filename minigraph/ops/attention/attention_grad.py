@@ -30,6 +30,7 @@ from minigraph.opdef import Ints, op
 from minigraph.ops.elementwise.elementwise import sum_to
 
 from .attention import calls, dense, memory_efficient_attention
+from .second_order import second_gradients
 
 
 @op(
@@ -89,6 +90,20 @@ def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key
     for name, given, wanted in (*checked, ("LogSumExp_grad", LogSumExp_grad or sums, sums)):
         require(wanted.accepts(given) or given.accepts(wanted), f"{name} must be {wanted}, is {given}")
     return Q, K, V, Bias
+
+
+@memory_efficient_attention_grad.grad
+def _(
+    g, Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, LogSumExp_grad, Q_grad_grad=None,
+    K_grad_grad=None, V_grad_grad=None, Bias_grad_grad=None, **attrs,
+):  # fmt: skip
+    ins = {
+        "Q": Q, "K": K, "V": V, "Out": Out, "LogSumExp": LogSumExp, "Out_grad": Out_grad, "Bias": Bias, "Mask": Mask,
+        "CuSeqlensQ": CuSeqlensQ, "CuSeqlensK": CuSeqlensK, "Key": Key, "LogSumExp_grad": LogSumExp_grad,
+    }  # fmt: skip
+    grads = {"Q_grad": Q_grad_grad, "K_grad": K_grad_grad, "V_grad": V_grad_grad, "Bias_grad": Bias_grad_grad}
+    found = second_gradients(g, ins, grads, attrs)
+    return tuple(found.get(slot) for slot in ins)
 
 
 @memory_efficient_attention_grad.samples

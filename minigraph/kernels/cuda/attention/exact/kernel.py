@@ -227,6 +227,22 @@ def join(
     )  # fmt: skip
 
 
+def sight(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Seen and Kept of attention_sight."""
+    given, unread = {**ins, "V": ins["K"]}, {"scale": 1.0, "masked_score": 0.0}
+    c, seen, kept = call_of(given, attrs), outs["Seen"], outs.get("Kept")
+    t = tiles_of(c, True, [c.dv], 1)
+    source = _source("attention/sight.cu", c, t, given, attrs)
+    factors = ABSENT if kept is None or kept.size == 0 else kept
+    elements = seen.size if kept is None else max(seen.size, kept.size)
+    if elements == 0:
+        return
+    binder.launch_source(
+        source, "attention_sight", blocks_for(elements, THREADS), THREADS, *inputs_of(c, given, {**attrs, **unread}),
+        seen, factors, i64(elements),
+    )  # fmt: skip
+
+
 def check_lengths(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -> None:
     lengths = ins.get("CuSeqlensQ")
     if lengths is None:
