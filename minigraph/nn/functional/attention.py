@@ -40,7 +40,8 @@ def scaled_dot_product_attention(
 
 def attend(
     call: str, query: Variable, key: Variable, value: Variable, attn_bias: Variable | None = None, *,
-    cu_seqlens: tuple[Variable | None, Variable | None] = (None, None), layout: str = "bshd",
+    cu_seqlens: tuple[Variable | None, Variable | None] = (None, None), blocks: Variable | None = None,
+    block_size: int | None = None, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Sequence[int] | None = None,
     dropout: float = 0.0, training: bool = True, deterministic: bool = False, name: str | None = None,
     return_lse: bool = False,
@@ -59,12 +60,13 @@ def attend(
                 f"the mask is {given.dtype}, it must be bool or a float", call=call, site=call_site(),
                 hint="cast(mask, 'bool')",
             )  # fmt: skip
+    table = variable(blocks, call, "block_mask") if blocks is not None else None
     g, prefix = builder_of(q), output_prefix(call, name)
     drawn: Any = g.random_key(name=prefix) if dropout and training else None
     out, sums = g.memory_efficient_attention(
-        q, k, v, bias, mask, *cu_seqlens, drawn, layout=layout, scale=scale, causal=causal, bottom_right=bottom_right,
-        window=window, dropout=dropout, is_test=not training, deterministic=deterministic, needs=["LogSumExp"],
-        name=prefix,
+        q, k, v, bias, mask, *cu_seqlens, drawn, table, layout=layout, scale=scale, causal=causal,
+        bottom_right=bottom_right, window=window, dropout=dropout, is_test=not training, deterministic=deterministic,
+        block_size=block_size, needs=["LogSumExp"], name=prefix,
     )  # fmt: skip
     return (out, sums) if return_lse else out
 

@@ -178,8 +178,8 @@ def slopes_of(d: DenseAttention, ins: Slots, to: Slots, attrs: Slots, factor: fl
 def sight_of(g: Any, ins: Slots, attrs: Slots) -> tuple[Any, Any]:
     """What attention_sight gives of the call; no factors where nothing is dropped."""
     drops = attrs["dropout"] > 0 and not attrs["is_test"]
-    names = "layout", "causal", "bottom_right", "window", "dropout", "is_test"
-    given = [ins[s] for s in ("CuSeqlensQ", "CuSeqlensK", "Key")]
+    names = "layout", "causal", "bottom_right", "window", "dropout", "is_test", "block_size"
+    given = [ins[s] for s in ("CuSeqlensQ", "CuSeqlensK", "Key", "Blocks")]
     return g.attention_sight(
         *ins["sizes"], *given, needs=["Kept"] if drops else [], **{name: attrs[name] for name in names}
     )  # fmt: skip

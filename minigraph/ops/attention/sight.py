@@ -12,18 +12,18 @@ from minigraph.kernels.cpu.attention import check_lengths
 from minigraph.opdef import Ints, op
 from minigraph.types import TensorType, bool_, float32, float64
 
-from .attention import LAYOUTS, scores_shape, seen_positions
+from .attention import LAYOUTS, check_blocks, scores_shape, seen_positions
 
 
 @op("Seen, Kept?", no_need_buffer={"Q", "K"}, gpu="attention.attention", traits={"nondifferentiable"})
 def attention_sight(
-    Q, K, CuSeqlensQ=None, CuSeqlensK=None, Key: Any = None, *, layout: str = "bshd", causal: bool = False,
+    Q, K, CuSeqlensQ=None, CuSeqlensK=None, Key: Any = None, Blocks=None, *, layout: str = "bshd", causal: bool = False,
     bottom_right: bool = False, window: Ints | None = None, dropout: float = 0.0, is_test: bool = False,
-    needs=("Seen", "Kept"),
+    block_size: int | None = None, needs=("Seen", "Kept"),
 ):  # fmt: skip
     """What memory_efficient_attention with these inputs and attributes sees and drops; Q and K give sizes alone.
 
-    Seen   bool [Sq, Sk]: causal, window and packed sequences
+    Seen   bool [Sq, Sk], of Blocks for each head [H, Sq, Sk]: causal, window, packed sequences, blocks
     Kept   [B, H, Sq, Sk] ([B, Sq, Sk]), float64 for float64, else float32: the dropout factors of the probabilities,
            0 or 1 / (1 - dropout)
     """
@@ -31,7 +31,9 @@ def attention_sight(
     for lengths, name, size in ((CuSeqlensQ, "CuSeqlensQ", shape[-2]), (CuSeqlensK, "CuSeqlensK", shape[-1])):
         if lengths is not None:
             check_lengths(lengths, size, name)
-    seen = seen_positions(shape[-2], shape[-1], causal, bottom_right, window, CuSeqlensQ, CuSeqlensK)
+    seen = seen_positions(
+        shape[-2], shape[-1], causal, bottom_right, window, CuSeqlensQ, CuSeqlensK, Blocks, block_size
+    )
     if "Kept" not in needs:
         return seen, None
     dtype = factors_type(Q.dtype)
@@ -48,11 +50,13 @@ def factors_type(dtype: np.dtype) -> np.dtype:
 
 
 @attention_sight.infer
-def _(Q, K, CuSeqlensQ, CuSeqlensK, Key, *, layout, causal, bottom_right, window, dropout, is_test):
+def _(Q, K, CuSeqlensQ, CuSeqlensK, Key, Blocks, *, layout, causal, bottom_right, window, dropout, is_test, block_size):
     require(layout in LAYOUTS, f"layout {layout!r} is none of {', '.join(LAYOUTS)}")
     require(dropout == 0 or is_test or Key is not None, f"dropout {dropout} needs Key", hint="random_key() makes one")
     shape = scores_shape(Q.shape, K.shape, layout)
-    return TensorType(shape[-2:], bool_), TensorType(shape, factors_type(Q.dtype))
+    check_blocks(Blocks, block_size, shape, CuSeqlensQ)
+    heads = () if Blocks is None else Blocks.shape[:-2]
+    return TensorType((*heads, *shape[-2:]), bool_), TensorType(shape, factors_type(Q.dtype))
 
 
 @attention_sight.samples
@@ -63,3 +67,5 @@ def _(rng):
     yield (q[:, :, 0].copy(), k[:, :, 0].copy(), None, None, key), {"dropout": 0.4, "window": (1, 2)}
     yield (q, k, None, None, key), {"dropout": 0.4, "layout": "bhsd", "is_test": True}
     yield (q[:1], k[:1], np.array([0, 2, 4]), np.array([0, 3, 7]), key), {"dropout": 0.3, "causal": True}
+    yield (q, k, None, None, None, rng.random((4, 3, 4)) < 0.5), {"block_size": 2, "window": (3, 3)}
+    yield (q, k, None, None, None, rng.random((2, 2)) < 0.5), {"block_size": 4}
