@@ -8,7 +8,10 @@ Memory is what a call allocates at most beside its inputs (MiB), beside the grad
 peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
 `planned_memory` of the file has ours for longer and longer sequences, which needs no GPU; `measured_memory` what the
 driver has less of while the same plans run, and PyTorch's peak by cuDNN. `--only memory` measures that alone.
-GRID is the grid of xFormers PR #281, float32, without the other kernels and peers.
+GRID is the grid of xFormers PR #281, float32, without the other kernels and peers. A LOCAL row has a table of blocks
+around the diagonal; its `dense mask` arm is our call with the Mask that the table stands for, and PyTorch gets that mask.
+Each row has three jobs: forward, training (both), backward alone. xFormers is no peer: no wheel runs beside
+PyTorch 2.11 (bench/README.md).
 """
 
 from __future__ import annotations

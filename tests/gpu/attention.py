@@ -51,6 +51,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
         yield Check(f"attention/log sum exp/{dtype}", partial(_log_sum_exp, dtype))
+        yield Check(f"attention/blocks/{dtype}", partial(_blocks, dtype))
         if "16" in dtype:
             yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
@@ -105,6 +106,26 @@ def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
 
 def _features(dtype: str) -> None:
     each((title, partial(both, inputs, dtype, **attrs)) for title, inputs, attrs in features())
+
+
+def _blocks(dtype: str) -> None:
+    """Tables of blocks: sizes, heads of all kernels, every modifier beside them; queries that see nothing."""
+    rng, cases = np.random.default_rng(6), []
+    for size in (1, 24, 32, 64, 128, 400):
+        for heads in ((), (4,)):
+            table = rng.random((*heads, -(-200 // size), -(-330 // size))) < 0.3
+            table[..., -1, :] = False
+            for d in (8, 32, 64, 128, 192):
+                inputs = {**qkv(2, 200, 330, 4, 2, d), "Blocks": table}
+                attrs = {"block_size": size, "causal": d == 64, "bottom_right": True}
+                cases.append((f"{size} {heads} {d}", partial(both, inputs, dtype, True, **attrs)))
+    for title, inputs, attrs in features():
+        scores = tuple(inputs[s].shape[2 if attrs.get("layout") == "bhsd" else 1] for s in "QK")
+        if "CuSeqlensQ" in inputs or 0 in scores:
+            continue
+        table = rng.random((-(-scores[0] // 32), -(-scores[1] // 32))) < 0.5
+        cases.append((title, partial(both, {**inputs, "Blocks": table}, dtype, **{**attrs, "block_size": 32})))
+    each(cases)
 
 
 def _random(dtype: str) -> None:

@@ -24,7 +24,7 @@ from tests.support.opcheck import type_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
-SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key")
+SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key", "Blocks")
 ONE = Device(multiprocessors=1)  # nothing is split
 
 
