@@ -1,4 +1,4 @@
-"""Attention over a table of blocks, the CUDA kernels run on a CPU: every kernel, sizes of blocks, modifiers, skipping."""
+"""Attention over a table of blocks, the CUDA kernels run on a CPU: kernels, sizes of blocks, modifiers, skipping."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_operands_of_rank_3(rng, kernel, dtype):
     ("kernel", "dtype"), [(EXACT, float64), (MMA, float32), (MMA, bfloat16)], ids=["exact", "mma", "mma 16"]
 )
 def test_tiles_that_nobody_sees_are_not_read(rng, kernel, dtype, size):
-    """NaN in skipped keys and values, and in queries that see nothing, would show on tensor cores if a tile were read."""
+    """NaN in skipped keys and values, and in queries that see nothing, would show if a tile were read."""
     inputs = qkv(rng, sq=256, sk=320, d=32, dv=32)
     blocks = rng.random((4 * 64 // size, 5 * 64 // size)) < 0.5
     blocks[:, 64 // size : 128 // size] = blocks[128 // size : 192 // size] = False

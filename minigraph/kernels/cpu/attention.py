@@ -326,7 +326,8 @@ def forward(
 def backward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Out: np.ndarray, LogSumExp: np.ndarray, Out_grad: np.ndarray,
     Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None,
-    Blocks: Any = None, LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"), **attrs: Any,
+    Blocks: Any = None, LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+    **attrs: Any,
 ) -> tuple[np.ndarray | None, ...]:  # fmt: skip
     """Gradients of memory_efficient_attention; those in `needs`."""
     call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)

@@ -41,7 +41,8 @@ def memory_efficient_attention_grad(
     Q, K, V, Out, LogSumExp, Out_grad, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None,
     Blocks=None, LogSumExp_grad=None, *, layout: str = "bshd", scale: float | None = None, causal: bool = False,
     bottom_right: bool = False, window: Ints | None = None, masked_score: float = -math.inf, dropout: float = 0.0,
-    is_test: bool = False, deterministic: bool = False, block_size: int | None = None, needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+    is_test: bool = False, deterministic: bool = False, block_size: int | None = None,
+    needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
 ):  # fmt: skip
     """Gradients of memory_efficient_attention from its inputs, its outputs and their gradients."""
     d = dense(
