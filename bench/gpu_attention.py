@@ -8,9 +8,9 @@ Memory is what a call allocates at most beside its inputs (MiB), beside the grad
 peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
 `planned_memory` of the file has ours for longer and longer sequences, which needs no GPU; `measured_memory` what the
 driver has less of while the same plans run, and PyTorch's peak by cuDNN. `--only memory` measures that alone.
-GRID is the grid of xFormers PR #281, float32, without the other kernels and peers. Rows have three jobs: forward, both,
-backward alone. A local row has a table of blocks around the diagonal; its arm `dense mask` is our call with the Mask for
-which the table stands; PyTorch gets that Mask. xFormers is no peer: bench/README.md says why.
+GRID is the grid of xFormers PR #281, float32, without the other kernels and peers. The jobs of other rows are forward,
+both, and backward alone. A local row has a table of blocks around the diagonal; its arm `dense mask`, and PyTorch, have
+the Mask for which the table stands. xFormers is no peer: bench/README.md says why.
 """
 
 from __future__ import annotations

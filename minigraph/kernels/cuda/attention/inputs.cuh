@@ -177,11 +177,12 @@ __device__ __forceinline__ Start start_of(
     const Interval seen = sight.of_query(q);
     C largest = -infinity<C>(), total = 0;
     for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
+        if (!sight.shows(h, q, k)) continue;
         C product = 0;
         for (int x = 0; x < z.d; ++x)
             product += C(up(Q[q_rows.at + q * q_rows.step + x])) * C(up(K[k_rows.at + k * k_rows.step + x]));
         bool drawn;
-        const C s = sight.shows(h, q, k) ? score(product, q, k, m, at, &drawn) : -infinity<C>();
+        const C s = score(product, q, k, m, at, &drawn);
         if (s == -infinity<C>()) continue;
         const C most = max_nan(largest, s);
         total = total * exponential(largest - most) + exponential(s - most);

@@ -103,6 +103,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                                 if (q_row < queries && k < keys) {
                                     if (m.bias) x += exponent_of(up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]));
                                     if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
+                                    if (!WHOLE_TILES && !sight.shows(h, q_row, k)) x = -infinity<float>();
                                 }
                             }
                         }
@@ -117,7 +118,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                                 if (k < span.lo || k >= span.hi) s[i][c][2 * half + e] = -infinity<float>();
                             }
                     }
-                    if (BLOCK && !WHOLE_TILES) {
+                    if (!GENERAL && !WHOLE_TILES) {
 #pragma unroll
                         for (int c = 0; c < BN / 8; ++c)
 #pragma unroll
