@@ -114,7 +114,7 @@ def steps() -> Iterator[Figure]:
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
     for row in results("gpu_attention").get("rows", ()):
-        times = row.get("milliseconds", {})
+        times = row.get("milliseconds", {}) if row.get("job") != "backward" else {}
         peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
         if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
             continue

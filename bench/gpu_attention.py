@@ -8,7 +8,9 @@ Memory is what a call allocates at most beside its inputs (MiB), beside the grad
 peak is often counted (beside_gradients_MiB), and beside all results (scratch_MiB): what backward keeps, partial sums.
 `planned_memory` of the file has ours for longer and longer sequences, which needs no GPU; `measured_memory` what the
 driver has less of while the same plans run, and PyTorch's peak by cuDNN. `--only memory` measures that alone.
-GRID is the grid of xFormers PR #281, float32, without the other kernels and peers.
+GRID is the grid of xFormers PR #281, float32, without the other kernels and peers. The jobs of other rows are forward,
+both, and backward alone. A local row has a table of blocks around the diagonal; its arm `dense mask`, and PyTorch, have
+the Mask for which the table stands. xFormers is no peer: bench/README.md says why.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .gpu_timing import Gpu, Input, Planned, turns_of
 from .harness import RESULTS, no_gpu, summarized, versions
@@ -30,40 +34,70 @@ BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH
 NEAR = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}  # ||found - exact|| / ||exact||
 NAMES = ("out", "dq", "dk", "dv")
 LENGTHS = tuple(1 << n for n in range(10, 17))  # of planned_memory and measured_memory
+BLOCK = 64  # of the tables of local rows
 LAST = 64  # queries whose results are compared there
 LARGEST_NAIVE = 8 << 30  # bytes of scores beyond which the naive arm is left out
 
 
+class Job(NamedTuple):
+    """Forward; forward with backward (`training`); or backward alone, from results of a forward that is not timed."""
+
+    training: bool
+    alone: bool = False
+
+    @property
+    def title(self) -> str:
+        return "backward" if self.alone else "fwd+bwd" if self.training else "forward"
+
+
+JOBS = Job(False), Job(True), Job(True, alone=True)
+
+
 @dataclass(frozen=True)
 class Row:
-    """Self-attention of [B, H, S, D]; `few`: three turns at most, no other kernels of ours, no 16-bit peers."""
+    """Self-attention of [B, H, S, D]; `few`: three turns at most, no other kernels of ours, no 16-bit peers.
+
+    local   only blocks of BLOCK queries and keys are seen that are so many blocks from the diagonal at most; 0: all
+    """
 
     dtype: str
     shape: tuple[int, int, int, int]
     causal: bool = False
     few: bool = False
+    local: int = 0
 
     @property
     def title(self) -> str:
-        return f"{self.dtype} {'x'.join(map(str, self.shape))}{' causal' if self.causal else ''}"
+        words = [self.dtype, "x".join(map(str, self.shape)), *["causal"] * self.causal]
+        return " ".join(words + [f"local {self.local} x {BLOCK}"] * (self.local > 0))
+
+    def table(self) -> np.ndarray:
+        """bool [S / BLOCK, S / BLOCK] of a local row."""
+        i = np.arange(-(-self.shape[2] // BLOCK))
+        return abs(i[:, None] - i) <= self.local
+
+    def mask(self) -> np.ndarray:
+        """bool [S, S]: what the table stands for."""
+        return np.kron(self.table(), np.ones((BLOCK, BLOCK), bool)).astype(bool)[: self.shape[2], : self.shape[2]]
 
     @property
     def slow(self) -> bool:
         """Whether float32 arithmetic would take seconds."""
-        return self.flops(True) > 1e12
+        return self.flops(Job(True)) > 1e12
 
     @property
     def one(self) -> float:
         """MiB of one array."""
         return prod(self.shape) * (2 if "16" in self.dtype else 4) / 2**20
 
-    def results(self, training: bool) -> float:
+    def results(self, job: Job) -> float:
         """MiB of Out, and of the gradients."""
-        return self.one * (4 if training else 1)
+        return self.one * (3 * job.training + (not job.alone))
 
-    def flops(self, training: bool) -> float:
+    def flops(self, job: Job) -> float:
         b, h, s, d = self.shape
-        return 4.0 * b * h * s * s * d * (3.5 if training else 1) * (0.5 if self.causal else 1)
+        seen = float(self.table().mean()) if self.local else 0.5 if self.causal else 1
+        return 4.0 * b * h * s * s * d * (2.5 * job.training + (not job.alone)) * seen
 
 
 ROWS = (
@@ -74,6 +108,10 @@ ROWS = (
     Row("bfloat16", (2, 16, 16384, 128)), Row("bfloat16", (2, 16, 16384, 128), True),
     Row("bfloat16", (4, 16, 1024, 64)), Row("bfloat16", (1, 4, 4096, 64)), Row("bfloat16", (2, 8, 4096, 256)),
     Row("bfloat16", (2, 8, 4096, 256), True),
+    Row("float16", (4, 16, 4096, 64)), Row("float16", (4, 16, 4096, 64), True), Row("float16", (4, 16, 4096, 128)),
+    Row("float16", (4, 16, 4096, 128), True), Row("float16", (2, 16, 16384, 128), True),
+    *(Row(dtype, (4, 16, 4096, 64), local=local) for dtype in ("bfloat16", "float32") for local in (1, 4)),
+    Row("bfloat16", (1, 16, 16384, 128), local=4),
 )  # fmt: skip
 GRID = tuple(
     Row("float32", (b, 1, m, k), few=True)
@@ -99,12 +137,12 @@ class GpuAttention:
             torch.backends.cuda.matmul.allow_tf32 = False
         rows: list[dict[str, Any]] = []
         for row in (r for r in (*ROWS, *GRID) if only in r.title):
-            for training in (False, True):
+            for job in JOBS[:2] if row.few else JOBS:
                 try:
-                    rows.append(measured(gpu, torch, row, training, min(rounds, 3) if row.few else rounds))
+                    rows.append(measured(gpu, torch, row, job, min(rounds, 3) if row.few else rounds))
                 except Exception as problem:  # one row must not cost the others; it stands in the table
                     why = f"{type(problem).__name__}: {problem}"[:300]
-                    rows.append({"title": row.title, "training": training, "failed": why})
+                    rows.append({"title": row.title, "job": job.title, "training": job.training, "failed": why})
                 gpu.release(torch)
         memory = measured_memory(gpu, torch) if only in "memory" else []
         report = {
@@ -122,10 +160,14 @@ class GpuAttention:
         print(f"written to {path}")
 
 
-def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dict[str, Any]:
+def measured(gpu: Gpu, torch: Any, row: Row, job: Job, rounds: int) -> dict[str, Any]:
     """Check all arms of a row, then time them in turns."""
     arrays = {n: gpu.make(Input(row.shape, row.dtype), 7 * i) for i, n in enumerate(("q", "k", "v", "d"))}
-    exact = _exact(gpu, arrays, row, training)
+    exact = _exact(gpu, arrays, row, job.training)[job.alone :]
+    if row.local:
+        arrays |= {"table": gpu.cupy.asarray(row.table()), "mask": gpu.cupy.asarray(row.mask())}
+    if job.alone:
+        arrays |= _forward_results(gpu, arrays, row)
     arms: dict[str, Sequence[Callable[[], Any]]] = {}
     errors: dict[str, dict[str, float]] = {}
     memory: dict[str, float] = {}
@@ -133,18 +175,18 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
     left_out: dict[str, str] = {}
     kernels = [k.name for k in importlib.import_module("minigraph.kernels.cuda.attention.attention").KERNELS]
     chosen = ""
-    for kernel in ("auto", *kernels * (not row.few)):
+    for kernel in ("auto", *kernels * (not row.few), *["dense mask"] * (row.local > 0)):
         if kernel == chosen or (row.slow and kernel == "exact"):
             continue
         name = "minigraph" if kernel == "auto" else kernel
         try:
-            planned = _planned(gpu, arrays, row, training, kernel)
+            planned = _planned(gpu, arrays, row, job, kernel)
         except gpu.mg.MinigraphError as refused:
             left_out[name] = str(refused)[:200]
             continue
         if kernel == "auto":
             chosen = next(k for k in kernels if f"computed by {k}" in planned.remarks[0])
-        errors[name] = _errors(gpu, planned.results, exact, row)
+        errors[name] = _errors(gpu, planned.results, exact, row, job)
         remarks[name] = planned.remarks
         memory[name] = planned.plan.bound.arena_bytes / 2**20
         # A single kernel is launched as it is, unless its launch takes the host longer than the GPU the kernel.
@@ -158,44 +200,69 @@ def measured(gpu: Gpu, torch: Any, row: Row, training: bool, rounds: int) -> dic
             left_out[name] = "its scores need more than 8 GiB"
             continue
         try:
-            call, results, peak = _torch_arm(gpu, torch, arrays, row, training, backend)
+            call, results, peak = _torch_arm(gpu, torch, arrays, row, job, backend)
         except RuntimeError as problem:
             left_out[name] = str(problem)[:120]
             continue
-        errors[name], memory[name], arms[name] = _errors(gpu, results, exact, row, check=False), peak, [call]
+        errors[name], memory[name], arms[name] = _errors(gpu, results, exact, row, job, check=False), peak, [call]
         del results
     times = in_turns(turns_of(gpu, torch, arms), rounds)
     return {
-        "title": row.title, "training": training, "flops": row.flops(training), "relative_error": errors,
-        "MiB": memory, "scratch_MiB": {name: peak - row.results(training) for name, peak in memory.items()},
-        "beside_gradients_MiB": {name: peak - 3 * row.one * training for name, peak in memory.items()},
+        "title": row.title, "job": job.title, "training": job.training, "flops": row.flops(job),
+        "relative_error": errors, "MiB": memory,
+        "scratch_MiB": {name: peak - row.results(job) for name, peak in memory.items()},
+        "beside_gradients_MiB": {name: peak - 3 * row.one * job.training for name, peak in memory.items()},
         "remarks": remarks, "left_out": left_out,
         "milliseconds": {name: summarized(ms) for name, ms in times.items()},
     }  # fmt: skip
 
 
-def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool, kernel: str) -> Planned:
-    """minigraph's arm, by this kernel of the registry, or "auto"."""
-    program, results = program_of(row, training)
-    scope = gpu.mg.static.Scope()
-    scope.arrays.update(arrays)
-    plan = gpu.plan(program, results, attention=kernel)
+def _planned(gpu: Gpu, arrays: Mapping[str, Any], row: Row, job: Job, kernel: str) -> Planned:
+    """minigraph's arm, by this kernel of the registry, or "auto"; "dense mask" has the table's mask."""
+    program, results = program_of(row, job, masked := kernel == "dense mask")
+    scope = _scope(gpu, program, arrays)
+    plan = gpu.plan(program, results, attention="auto" if masked else kernel)
     return Planned(plan, plan.run({}, scope, return_numpy=False), scope)
 
 
-def program_of(row: Row, training: bool) -> tuple[Any, tuple[str, ...]]:
-    """A program of minigraph and the names of its results."""
+def _scope(gpu: Gpu, program: Any, arrays: Mapping[str, Any]) -> Any:
+    scope = gpu.mg.static.Scope()
+    scope.arrays.update({n: x for n, x in arrays.items() if program.global_block().has_var(n)})
+    return scope
+
+
+def _forward_results(gpu: Gpu, arrays: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """Out and LogSumExp, which backward alone begins with."""
+    program, results = program_of(row, Job(False), sums=True)
+    out, sums = gpu.plan(program, results).run({}, _scope(gpu, program, arrays), return_numpy=False)
+    return {"o": out.view(gpu.mg.types.as_dtype(row.dtype)).copy(), "l": sums.copy()}
+
+
+def program_of(row: Row, job: Job, masked: bool = False, sums: bool = False) -> tuple[Any, tuple[str, ...]]:
+    """A program of minigraph and the names of its results.
+
+    masked  a local row has its mask instead of its table
+    sums    LogSumExp is a result
+    """
     static = importlib.import_module("minigraph.static")
     program = static.Program(row.title)
     block = program.global_block()
-    v = {n: block.create_var(n, row.shape, row.dtype, persistable=True) for n in "qkvd"}
+    v = {n: block.create_var(n, row.shape, row.dtype, persistable=True) for n in ("qkvdo" if job.alone else "qkvd")}
     g = importlib.import_module("minigraph.program.builder").Builder(block)
-    attrs = {"layout": "bhsd", "causal": row.causal}
-    out, sums = g.memory_efficient_attention(v["q"], v["k"], v["v"], needs=["LogSumExp"], **attrs)
-    results = [out]
-    if training:
-        kept = *(v[n] for n in "qkv"), out, sums, v["d"]
-        results += g.memory_efficient_attention_grad(*kept, needs=["Q_grad", "K_grad", "V_grad"], **attrs)[:3]
+    attrs: dict[str, Any] = {"layout": "bhsd", "causal": row.causal}
+    if row.local and masked:
+        attrs["Mask"] = block.create_var("mask", row.mask().shape, "bool", persistable=True)
+    elif row.local:
+        table = block.create_var("table", row.table().shape, "bool", persistable=True)
+        attrs |= {"Blocks": table, "block_size": BLOCK}
+    if job.alone:
+        results, kept = [], (v["o"], block.create_var("l", row.shape[:3], "float32", persistable=True))
+    else:
+        kept = g.memory_efficient_attention(v["q"], v["k"], v["v"], needs=["LogSumExp"], **attrs)
+        results = [*kept] if sums else [kept[0]]
+    if job.training:
+        read = *(v[n] for n in "qkv"), *kept, v["d"]
+        results += g.memory_efficient_attention_grad(*read, needs=["Q_grad", "K_grad", "V_grad"], **attrs)[:3]
     return program, tuple(x.name for x in results)
 
 
@@ -204,10 +271,10 @@ def planned_memory() -> list[dict[str, Any]]:
     bound, found = importlib.import_module("minigraph.runtime.cuda.bind"), []
     for size in LENGTHS:
         row = Row("bfloat16", (4, 16, size, 128))
-        program, results = program_of(row, True)
+        program, results = program_of(row, Job(True))
         peak = bound.bind_program(program, {}, results).arena_bytes / 2**20
-        counted = {"MiB": peak, "beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(True)}
-        found.append({"title": row.title, **counted})
+        beside = {"beside_gradients_MiB": peak - 3 * row.one, "scratch_MiB": peak - row.results(Job(True))}
+        found.append({"title": row.title, "MiB": peak, **beside})
     return found
 
 
@@ -220,7 +287,7 @@ def measured_memory(gpu: Gpu, torch: Any) -> list[dict[str, Any]]:
         gc.collect()  # plans stand in cycles
         gpu.release(torch)
         before = gpu.cupy.cuda.runtime.memGetInfo()[0]
-        planned = _planned(gpu, arrays, row, True, "auto")
+        planned = _planned(gpu, arrays, row, Job(True), "auto")
         planned()
         errors = _last_errors(gpu, arrays, planned, row)
         planned.results.clear()  # copies
@@ -228,7 +295,7 @@ def measured_memory(gpu: Gpu, torch: Any) -> list[dict[str, Any]]:
         peaks = {"minigraph": (before - gpu.cupy.cuda.runtime.memGetInfo()[0]) / 2**20}
         del planned
         if torch is not None:
-            peaks["cudnn"] = _torch_arm(gpu, torch, arrays, row, True, BACKENDS["cudnn"])[2]
+            peaks["cudnn"] = _torch_arm(gpu, torch, arrays, row, Job(True), BACKENDS["cudnn"])[2]
         counted = {name: round(peak - 3 * row.one, 3) for name, peak in peaks.items()}
         found.append({"title": row.title, "MiB": peaks, "beside_gradients_MiB": counted, "relative_error": errors})
     return found[1:]
@@ -245,33 +312,40 @@ def _last_errors(gpu: Gpu, arrays: Mapping[str, Any], planned: Planned, row: Row
     exact["dq"] = (p * (d @ v.T - (d * exact["out"]).sum(axis=1, keepdims=True))) @ k * scale
     found = {}
     for (name, e), r in zip(exact.items(), planned.results, strict=False):
-        part = gpu.wide(r.view(importlib.import_module("minigraph").types.as_dtype(row.dtype))[-1, -1, -LAST:])
+        part = gpu.wide(r.view(gpu.mg.types.as_dtype(row.dtype))[-1, -1, -LAST:])
         found[name] = float(((part - e) ** 2).sum() ** 0.5 / (e**2).sum() ** 0.5)
         if not found[name] <= NEAR[row.dtype]:
             raise ArithmeticError(f"{name} is off by {found[name]:.2g} relative to its norm")
     return found
 
 
-def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, training: bool, backend: str) -> Any:
+def _torch_arm(gpu: Gpu, torch: Any, arrays: Mapping[str, Any], row: Row, job: Job, backend: str) -> Any:
     """(call, results of the first call, MiB that it allocated)"""
     attention = importlib.import_module("torch.nn.attention")
-    tensors = gpu.tensors(torch, arrays)
-    q, k, v = (tensors[n].detach().requires_grad_(training) for n in "qkv")
+    tensors = gpu.tensors(torch, {n: arrays[n] for n in "qkvd"})
+    mask = torch.from_numpy(row.mask()).cuda() if row.local else None
+    q, k, v = (tensors[n].detach().requires_grad_(job.training) for n in "qkv")
     kind = getattr(attention.SDPBackend, backend)
 
+    def forward() -> Any:
+        with attention.sdpa_kernel(kind), torch.set_grad_enabled(job.training):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=row.causal)
+
     def call() -> Any:
-        with attention.sdpa_kernel(kind), torch.set_grad_enabled(training):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=row.causal)
-        return (out.detach(), *torch.autograd.grad(out, (q, k, v), tensors["d"])) if training else (out,)
+        if job.alone:
+            return torch.autograd.grad(whole, (q, k, v), tensors["d"], retain_graph=True)
+        out = forward()
+        return (out.detach(), *torch.autograd.grad(out, (q, k, v), tensors["d"])) if job.training else (out,)
 
     with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+        whole = forward() if job.alone else None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         results = call()
         torch.cuda.synchronize()
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-    return call, [gpu.cupy.from_dlpack(r.contiguous().view(torch.int16) if r.element_size() == 2 else r.contiguous())
-                  for r in results], peak  # fmt: skip
+    whole_ones = (r.contiguous() for r in results)
+    return call, [gpu.cupy.from_dlpack(r.view(torch.int16) if r.element_size() == 2 else r) for r in whole_ones], peak
 
 
 def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> list[Any]:
@@ -282,6 +356,8 @@ def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> lis
     s = (q @ k.T) * scale
     if row.causal:
         s = cupy.where(cupy.tri(row.shape[2], dtype=bool), s, -cupy.inf)
+    if row.local:
+        s = cupy.where(cupy.asarray(row.mask()), s, -cupy.inf)
     s -= s.max(axis=1, keepdims=True)
     p = cupy.exp(s)
     del s
@@ -294,12 +370,13 @@ def _exact(gpu: Gpu, arrays: Mapping[str, Any], row: Row, training: bool) -> lis
     return [out, (p @ k) * scale, (p.T @ q) * scale, dv]
 
 
-def _errors(gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: Row, check: bool = True) -> dict[str, float]:
+def _errors(
+    gpu: Gpu, results: Sequence[Any], exact: Sequence[Any], row: Row, job: Job, check: bool = True
+) -> dict[str, float]:
     """Relative errors by norm, and the largest absolute one; refused where ours are not small."""
     found: dict[str, float] = {}
-    types = importlib.import_module("minigraph").types
-    for name, r, e in zip(NAMES, results, exact, strict=False):
-        part = gpu.wide(r.view(types.as_dtype(row.dtype))[-1, -1])
+    for name, r, e in zip(NAMES[job.alone :], results, exact, strict=False):
+        part = gpu.wide(r.view(gpu.mg.types.as_dtype(row.dtype))[-1, -1])
         error = float(((part - e) ** 2).sum() ** 0.5 / (e**2).sum() ** 0.5)
         if check and not error <= NEAR[row.dtype]:
             raise ArithmeticError(f"{name} is off by {error:.2g} relative to its norm")
@@ -312,7 +389,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     heads = f"{'pass':9} {'ms':>8} {'TFLOP/s':>8} {'MiB':>7} {'scratch':>8}"
     lines = [f"{'':34} {heads}  others / ours (MiB), MiB beside inputs, scratch: beside results too"]
     for r in rows:
-        head = f"{r['title']:34} {'fwd+bwd' if r['training'] else 'forward':9}"
+        head = f"{r['title']:34} {r['job']:9}"
         if "failed" in r:
             lines.append(f"{head} FAILED {r['failed'][:150]}")
             continue

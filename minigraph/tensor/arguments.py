@@ -9,7 +9,9 @@ the smaller of two ints to the larger; two floats of different types are refused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,32 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         return value.item()
     return value
+
+
+def also_named(**spellings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: arguments may be given by another library's names as well, {that name: the function's own}.
+
+    Both spellings of one argument in a call are an error.
+    """
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        places = {name: place for place, name in enumerate(inspect.signature(function).parameters)}
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for other in spellings.keys() & kwargs.keys():
+                own = spellings[other]
+                if own in kwargs or places[own] < len(args):
+                    raise ProgramError(
+                        f"{own} and {other} are two names of one argument, and both are given",
+                        call=function.__name__, site=call_site(), hint=f"leave {other} out",
+                    )  # fmt: skip
+                kwargs[own] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        return run
+
+    return decorated
 
 
 def output_prefix(kind: str, name: str | None) -> str:

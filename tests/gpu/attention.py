@@ -51,6 +51,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
         yield Check(f"attention/log sum exp/{dtype}", partial(_log_sum_exp, dtype))
+        yield Check(f"attention/blocks/{dtype}", partial(_blocks, dtype))
         if "16" in dtype:
             yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
@@ -63,6 +64,8 @@ def checks() -> Iterator[Check]:
     yield Check("attention/layer", _layer, product=True)
     for dtype in DTYPES:
         yield Check(f"attention/log sum exp in a loss/{dtype}", partial(_log_sum_exp_in_a_loss, dtype), product=True)
+    for dtype in ("float64", "float32"):
+        yield Check(f"attention/second order/{dtype}", partial(_second_order, dtype), product=True)
     for first in range(0, PROGRAMS, CHUNK):
         yield Check(f"attention/programs/{first:03}", partial(_programs, first), product=True)
 
@@ -103,6 +106,26 @@ def features() -> Iterator[tuple[str, Inputs, dict[str, Any]]]:
 
 def _features(dtype: str) -> None:
     each((title, partial(both, inputs, dtype, **attrs)) for title, inputs, attrs in features())
+
+
+def _blocks(dtype: str) -> None:
+    """Tables of blocks: sizes, heads of all kernels, every modifier beside them; queries that see nothing."""
+    rng, cases = np.random.default_rng(6), []
+    for size in (1, 24, 32, 64, 128, 400):
+        for heads in ((), (4,)):
+            table = rng.random((*heads, -(-200 // size), -(-330 // size))) < 0.3
+            table[..., -1, :] = False
+            for d in (8, 32, 64, 128, 192):
+                inputs = {**qkv(2, 200, 330, 4, 2, d), "Blocks": table}
+                attrs = {"block_size": size, "causal": d == 64, "bottom_right": True}
+                cases.append((f"{size} {heads} {d}", partial(both, inputs, dtype, True, **attrs)))
+    for title, inputs, attrs in features():
+        scores = tuple(inputs[s].shape[2 if attrs.get("layout") == "bhsd" else 1] for s in "QK")
+        if "CuSeqlensQ" in inputs or 0 in scores:
+            continue
+        table = rng.random((-(-scores[0] // 32), -(-scores[1] // 32))) < 0.5
+        cases.append((title, partial(both, {**inputs, "Blocks": table}, dtype, **{**attrs, "block_size": 32})))
+    each(cases)
 
 
 def _random(dtype: str) -> None:
@@ -214,6 +237,36 @@ def _written_out(types: dict[str, TensorType], feed: Inputs) -> tuple[Any, Input
         losses = [mg.sum(mg.square(mg.cast(x, "float32"))) for x in (out, sums)]
         grads = mg.static.gradients(losses, list(v.values()))
     return program, {**feed, "hidden": hidden}, grads
+
+
+def _second_order(dtype: str) -> None:
+    """Gradients of a penalty on gradients, under modifiers, against the CPU in float64."""
+    mask, cumulative = np.random.default_rng(5).random((2, 1, 40, 50)) < 0.6, np.array([0, 15, 40])
+    base = {s: 0.5 * x for s, x in qkv(2, 40, 50, 4, 2, 16).items()}
+    packed = {**qkv(1, 40, 40, 4, 2, 16), "CuSeqlensQ": cumulative, "CuSeqlensK": cumulative}
+    bias, key = {**base, "Bias": normal(1, 4, 1, 50)}, {**base, "Key": np.array([9, 2**33, 5])}
+    each((f"{sorted(inputs)} {attrs}", partial(_penalty, inputs, dtype, attrs)) for inputs, attrs in (
+        (base, {"causal": True}), (bias, {"window": (20, 5)}), (key, {"dropout": 0.3}), (packed, {"causal": True}),
+        ({**base, "Mask": mask}, {"masked_score": -2.0}),
+    ))  # fmt: skip
+
+
+def _penalty(inputs: Inputs, dtype: str, attrs: dict[str, Any]) -> None:
+    results = []
+    for wide in (True, False):
+        block = mg.static.Program().global_block()
+        feed = {s: x.astype(float if wide else dtype) if x.dtype == float else x for s, x in inputs.items()}
+        v = {s: block.create_var(s, x.shape, x.dtype, is_data=True) for s, x in feed.items()}
+        wanted = [v[s] for s in ("Q", "K", "V", "Bias") if s in v]
+        for x in wanted:
+            x.stop_gradient = False
+        g = Builder(block)
+        pair = g.memory_efficient_attention(**v, needs=["LogSumExp"], **attrs)
+        first = mg.static.gradients([g.reduce_sum(g.square(x)) for x in pair], wanted)
+        grads = mg.static.gradients([g.reduce_sum(g.square(x)) for x in first], wanted)
+        results.append((Executor() if wide else GpuExecutor()).run(block.program, feed, grads, scope=Scope()))
+    for exact, found, x in zip(*results, wanted, strict=True):
+        assert_near(found, exact, 1e-9 if dtype == "float64" else 1e-4, f"the second gradient of {x.name}")
 
 
 def _wide_heads(dtype: str) -> None:

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "regularizer": "errors program",
     "tensor": "errors types program",
     "nn": "errors types program tensor",
-    "ops.calls": "program nn",
+    "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
     "static": "errors types opdef program cuda runtime compiler tensor nn",
     "base": "program runtime",

@@ -14,15 +14,17 @@ from minigraph.kernels.cuda.attention import attention
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.opdef import OPS
 from minigraph.ops.attention.attention import memory_efficient_attention as forward
 from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import TensorType, bfloat16, float16, float32, float64
+from tests.support import opcheck
 from tests.support.cuda_host import COMPILER, run_bind
 from tests.support.opcheck import type_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 
-SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key")
+SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key", "Blocks")
 ONE = Device(multiprocessors=1)  # nothing is split
 
 
@@ -131,6 +133,19 @@ def test_head_sizes(rng, d, dv):
 def test_shorter_floats(rng, dtype, d):
     unit = {float32: 2e-6, float16: 4e-3, bfloat16: 4e-2}[dtype]
     near(both(qkv(rng, sq=40, sk=70, d=d, dv=d), dtype=dtype, causal=True), unit)
+
+
+@pytest.mark.parametrize("dtype", [float64, float32, bfloat16], ids=str)
+def test_what_is_seen_and_dropped_as_arrays(dtype):
+    """What second derivatives are written out with, beside the operator's samples."""
+    opdef = OPS["attention_sight"]
+    for call in opcheck.samples(opdef):
+        inputs = {s: x[0].astype(dtype) if x[0].dtype == float64 else x[0] for s, x in call.inputs.items()}
+        found, _ = bound(attention.attention_sight, opdef, inputs, call.attrs, Device())
+        seen, kept = opdef.reference(*(inputs.get(s.name) for s in opdef.inputs), **call.attrs)
+        np.testing.assert_array_equal(found["Seen"], seen)
+        np.testing.assert_allclose(found["Kept"], kept, rtol=1e-7)
+        assert found["Kept"].dtype == (float64 if dtype == float64 else float32)
 
 
 BIASES = [(1, 2, 40, 60), (2, 2, 40, 60), (40, 60), (2, 1, 1, 60), (2, 40, 1), (1, 1, 1, 1), (2, 1, 40, 60), (60,)]

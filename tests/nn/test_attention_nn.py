@@ -61,7 +61,8 @@ def qkv(rng, sq=5, sk=7, h=4, hk=4) -> dict[str, np.ndarray]:
 
 def test_paddle_signatures():
     names = list(inspect.signature(F.scaled_dot_product_attention).parameters)
-    assert names == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "training", "name", "return_lse"]
+    first = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "training", "name"]
+    assert names == [*first, "scale", "return_lse"]
     names = list(inspect.signature(mg.nn.MultiHeadAttention.__init__).parameters)
     first = ["embed_dim", "num_heads", "dropout", "kdim", "vdim", "need_weights"]
     assert names[1:] == [*first, "weight_attr", "bias_attr"]
@@ -69,6 +70,39 @@ def test_paddle_signatures():
     assert names[1:] == ["query", "key", "value", "attn_mask", "cache"]
     names = list(inspect.signature(mg.ops.memory_efficient_attention).parameters)
     assert names[:6] == ["query", "key", "value", "attn_bias", "p", "scale"]
+
+
+SPELLINGS = {"attn_mask": "attn_bias", "dropout_p": "p", "is_causal": "causal"}  # Paddle's and xFormers'
+
+
+@pytest.mark.parametrize("call", [F.scaled_dot_product_attention, mg.ops.memory_efficient_attention])
+def test_arguments_have_the_names_of_paddle_and_of_xformers(rng, call):
+    feed = {**qkv(rng), "m": rng.normal(size=(2, 4, 5, 7))}
+
+    def build(q, k, v, m, names):
+        mask, p, causal = names
+        return call(q, k, v, **{mask: m, p: 0.3, causal: True}, scale=0.7, training=False)
+
+    scaled = [feed["q"] * 0.7 * math.sqrt(6), feed["k"], feed["v"]]
+    exact = dense(*scaled, feed["m"], seen=np.tri(5, 7, dtype=bool))
+    for names in (SPELLINGS.keys(), SPELLINGS.values()):
+        (found,) = ran(lambda names=names, **x: build(**x, names=names), feed)
+        np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", [F.scaled_dot_product_attention, mg.ops.memory_efficient_attention])
+@pytest.mark.parametrize("pair", SPELLINGS.items(), ids="+".join)
+def test_both_spellings_of_one_argument_are_refused(call, pair):
+    values = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}  # the defaults, even
+    main = mg.static.Program()
+    with mg.static.program_guard(main):
+        q = mg.static.data("q", [2, 5, 4, 8])
+        with pytest.raises(ProgramError, match="two names of one argument, and both are given") as caught:
+            call(q, q, q, **dict.fromkeys(pair, values[pair[0]]))
+        assert call.__name__ in str(caught.value) and "test_attention_nn.py" in str(caught.value)
+        with pytest.raises(ProgramError, match=r"attn_(mask|bias) and attn_(mask|bias)"):
+            call(q, q, q, None, **{"attn_mask" if call is mg.ops.memory_efficient_attention else "attn_bias": None})
+    assert [op.type for op in main.global_block().ops] == []
 
 
 def test_log_sum_exp_is_returned_on_request(rng):

@@ -267,9 +267,9 @@ def test_all_passes_keep_the_gradient_of_the_operator(rng, flag):
 
 def test_the_page_of_the_manual_runs():
     page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
-    block, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    with mg.static.scope_guard(Scope()):
-        exec(compile(block, "docs/attention.md", "exec"), {})
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        with mg.static.scope_guard(Scope()):
+            exec(compile(block, "docs/attention.md", "exec"), {})
 
 
 def test_types_of_the_gradient_are_checked():

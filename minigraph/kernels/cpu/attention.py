@@ -7,7 +7,7 @@ keys share them, so their sum of exponentials is computed again, too. The operat
 of ops/attention/ say what is computed.
 
 What a query sees by causal, window and packed sequences is an interval of keys, so blocks outside are
-never computed.
+never computed. Of a table of blocks only those are computed that some query of a block of queries sees.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FAR = 1e3  # a score beyond which LogSumExp is no more exact enough
 HIDDEN_WHOLE = -FAR  # a masked_score at which LogSumExp is +inf where Mask hides all keys of a query
 SCORES = 2**18  # elements of a block of scores
 QUERIES = 256  # of a block
+ROWS_AT_LEAST = 32  # queries of a block where there is a table of blocks
 DRAWS = 2**22  # elements of whole rows whose random numbers are drawn together
 
 
@@ -115,8 +116,9 @@ class AttentionCall:
 
     def __init__(
         self, Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any, Mask: Any, CuSeqlensQ: Any, CuSeqlensK: Any,
-        Key: Any, *, layout: str, scale: float | None, causal: bool, bottom_right: bool,
+        Key: Any, Blocks: Any, *, layout: str, scale: float | None, causal: bool, bottom_right: bool,
         window: tuple[int, ...] | None, masked_score: float, dropout: float, is_test: bool, deterministic: bool = False,
+        block_size: int | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.layout = Q.ndim, layout
         self.scale = Q.dtype.type(scale_of(scale, Q.shape[-1]))
@@ -129,6 +131,8 @@ class AttentionCall:
         self.first, self.last = intervals(
             self.queries, self.keys, causal, bottom_right, window, CuSeqlensQ, CuSeqlensK
         )
+        self.block_size = block_size or max(self.keys, 1)
+        self.table = None if Blocks is None else self._grouped(Blocks.reshape((1,) * (4 - Blocks.ndim) + Blocks.shape))
         self.marks_hidden = Mask is not None and -math.inf < masked_score <= HIDDEN_WHOLE
         self.key = tuple(int(w) for w in Key) if dropout > 0 and not is_test else None
         self.dropout, self.finite = dropout, bool(np.isfinite(V).all())
@@ -153,8 +157,13 @@ class AttentionCall:
         queries = min(self.queries, max(rows // max(self.groups, 1), 1), QUERIES)
         if 0 in (batch, heads, queries, self.groups):
             return
-        some_heads = min(heads, max(rows // (self.groups * queries), 1)) if queries == self.queries else 1
-        some = min(batch, max(rows // (self.groups * queries * heads), 1)) if some_heads == heads else 1
+        if self.table is not None:  # only queries of a block see the same keys
+            queries = min(queries, max(ROWS_AT_LEAST // self.block_size, 1) * self.block_size)
+        shared = self.table is None or self.table.shape[1:3] == (1, 1)  # do heads see the same keys?
+        some_heads = min(heads, max(rows // (self.groups * queries), 1)) if queries == self.queries and shared else 1
+        some = 1
+        if some_heads == heads or self.table is not None:
+            some = min(batch, max(rows // (self.groups * queries * some_heads), 1))
         for b in range(0, batch, some):
             for h in range(0, heads, some_heads):
                 for i in range(0, self.queries, queries):
@@ -166,8 +175,32 @@ class AttentionCall:
     def key_slices(self, block: ScoreBlock) -> Iterator[slice]:
         """Pieces of the keys that some query of the block sees."""
         first, last = int(self.first[block.query].min()), int(self.last[block.query].max())
-        for j in range(first, last, SCORES // QUERIES):
-            yield slice(j, min(j + SCORES // QUERIES, last))
+        for begin, end in [(first, last)] if self.table is None else self._runs(block, first, last):
+            for j in range(begin, end, SCORES // QUERIES):
+                yield slice(j, min(j + SCORES // QUERIES, end))
+
+    def _rows(self, block: ScoreBlock) -> np.ndarray:
+        """What the table says of each query of a block, [1, heads, heads of each, queries, columns]."""
+        assert self.table is not None
+        heads = block.head if self.table.shape[1] > 1 else slice(None)
+        return self.table[:, heads, :, np.arange(block.query.start, block.query.stop) // self.block_size]
+
+    def _runs(self, block: ScoreBlock, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Intervals of [first, last) that some query of the block sees by the table, those beside each other as one."""
+        columns = self._rows(block).any(axis=(0, 1, 2, 3))
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], columns, [False]]).astype(np.int8)))
+        for begin, end in edges.reshape(-1, 2) * self.block_size:
+            if max(begin, first) < min(end, last):
+                yield max(int(begin), first), min(int(end), last)
+
+    def counts(self, block: ScoreBlock) -> np.ndarray:
+        """How many keys each query of a block sees, [..., queries, 1], at least 1."""
+        first, last = self.first[block.query, None], self.last[block.query, None]
+        if self.table is None:
+            return np.maximum(last - first, 1)
+        begin = np.arange(self.table.shape[-1]) * self.block_size
+        widths = np.maximum(np.minimum(last, begin + self.block_size) - np.maximum(first, begin), 0)
+        return np.maximum((self._rows(block) * widths).sum(axis=-1, keepdims=True), 1)
 
     def scores(self, block: ScoreBlock, keys: slice) -> np.ndarray:
         """Those of a block with some keys; -inf where a query does not see a key."""
@@ -181,6 +214,9 @@ class AttentionCall:
         if self.first[i].max() > keys.start or self.last[i].min() < keys.stop:
             j = np.arange(keys.start, keys.stop)
             seen = (j >= self.first[i, None]) & (j < self.last[i, None])
+            np.copyto(s, s.dtype.type(-math.inf), where=~seen)
+        if self.table is not None:
+            seen = self._rows(block)[..., np.arange(keys.start, keys.stop) // self.block_size]
             np.copyto(s, s.dtype.type(-math.inf), where=~seen)
         return s
 
@@ -259,10 +295,10 @@ def add_summed(target: np.ndarray, slopes: np.ndarray) -> None:
 
 def forward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None,
-    CuSeqlensK: Any = None, Key: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
+    CuSeqlensK: Any = None, Key: Any = None, Blocks: Any = None, *, needs: Any = ("Out", "LogSumExp"), **attrs: Any,
 ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """Out and LogSumExp of memory_efficient_attention."""
-    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)
     Out = np.empty((*Q.shape[:-1], V.shape[-1]), Q.dtype)
     out, log_sum = call.view(Out), np.empty(call.q.shape[:-1], Q.dtype) if "LogSumExp" in needs else None
     for block in call.blocks():
@@ -290,10 +326,11 @@ def forward(
 def backward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Out: np.ndarray, LogSumExp: np.ndarray, Out_grad: np.ndarray,
     Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None,
-    LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"), **attrs: Any,
+    Blocks: Any = None, LogSumExp_grad: Any = None, *, needs: Any = ("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+    **attrs: Any,
 ) -> tuple[np.ndarray | None, ...]:  # fmt: skip
     """Gradients of memory_efficient_attention; those in `needs`."""
-    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    call = AttentionCall(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)
     call.finite = all(bool(np.isfinite(x).all()) for x in (Q, K, V, Out_grad, LogSumExp_grad) if x is not None)
     wanted = {"Q_grad": Q, "K_grad": K, "V_grad": V}
     grads = {slot: np.zeros(x.shape, x.dtype) for slot, x in wanted.items() if slot in needs}
@@ -325,7 +362,7 @@ def backward(
             if to_v is not None:
                 if call.marks_hidden:
                     whole = (log_sum[b, h, :, i] == math.inf) & ~hidden
-                    np.copyto(p, (1 / np.maximum(call.last - call.first, 1))[i, None], where=whole)
+                    np.copyto(p, 1 / call.counts(block), where=whole)
                 call.drop(p, kept, keys)
                 to_v[b, h, :, keys] += call.product(p.swapaxes(-1, -2), d).sum(axis=2, keepdims=True)
             if to_bias is not None:

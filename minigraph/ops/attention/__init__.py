@@ -1,3 +1,3 @@
 """Attention and its gradient."""
 
-from . import attention, attention_grad, random_key  # noqa: F401
+from . import attention, attention_grad, random_key, sight  # noqa: F401

@@ -15,6 +15,8 @@ What a query sees:
     CuSeqlensQ, CuSeqlensK   int [N + 1], cumulative lengths: N sequences packed one after the other into
               B = 1. A query sees the keys of its own sequence; causal and window count within it.
               What lies behind the last length belongs to no sequence and is not read.
+    Blocks    bool [ceil(Sq / block_size), ceil(Sk / block_size)], for each head [H, ...]: where it is False no
+              query of these block_size queries sees a key of these block_size keys. Such blocks are not computed
 A query that sees no key gives zeros (softmax would give NaN), and values at keys that a query does not
 see never reach its result, NaN included (on tensor cores they count 0 times, so NaN and infinity at hidden
 keys beside seen ones show).
@@ -65,9 +67,9 @@ def in_sequence(size: int, cumulative: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def seen_positions(
     queries: int, keys: int, causal: bool, bottom_right: bool, window: Ints | None,
-    lengths_q: np.ndarray | None, lengths_k: np.ndarray | None,
+    lengths_q: np.ndarray | None, lengths_k: np.ndarray | None, blocks: np.ndarray | None, block_size: int | None,
 ) -> np.ndarray:  # fmt: skip
-    """bool [queries, keys]: causal, window and packed sequences, position by position."""
+    """bool [queries, keys], of blocks for each head [heads, queries, keys]: what is seen, position by position."""
     i, j = np.arange(queries)[:, None], np.arange(keys)[None, :]
     shift, seen = keys - queries, np.ones((queries, keys), np.bool_)
     if lengths_q is not None and lengths_k is not None:
@@ -79,7 +81,12 @@ def seen_positions(
         seen &= ahead <= 0
     if window is not None:
         seen &= (ahead >= -window[0]) & (ahead <= window[1])
-    return seen
+    return seen if blocks is None or block_size is None else seen & positions_of(blocks, block_size, queries, keys)
+
+
+def positions_of(blocks: np.ndarray, size: int, queries: int, keys: int) -> np.ndarray:
+    """A table of blocks [..., rows, columns], position by position."""
+    return blocks[..., np.arange(queries)[:, None] // size, np.arange(keys)[None, :] // size]
 
 
 class Dense(NamedTuple):
@@ -102,9 +109,9 @@ class Dense(NamedTuple):
 
 
 def dense(
-    Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any, Mask: Any, CuSeqlensQ: Any, CuSeqlensK: Any, Key: Any, *,
-    layout: str, scale: float | None, causal: bool, bottom_right: bool, window: Ints | None, masked_score: float,
-    dropout: float, is_test: bool,
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, Bias: Any, Mask: Any, CuSeqlensQ: Any, CuSeqlensK: Any, Key: Any,
+    Blocks: Any, *, layout: str, scale: float | None, causal: bool, bottom_right: bool, window: Ints | None,
+    masked_score: float, dropout: float, is_test: bool, block_size: int | None,
 ) -> Dense:  # fmt: skip
     """The scores of a call, heads of K and V repeated for their groups of query heads."""
     q, k, v = (heads_first(x, layout) for x in (Q, K, V))
@@ -120,7 +127,9 @@ def dense(
     for lengths, name, size in ((CuSeqlensQ, "CuSeqlensQ", q.shape[2]), (CuSeqlensK, "CuSeqlensK", k.shape[2])):
         if lengths is not None:
             check_lengths(lengths, size, name)
-    seen = seen_positions(q.shape[2], k.shape[2], causal, bottom_right, window, CuSeqlensQ, CuSeqlensK)
+    seen = seen_positions(
+        q.shape[2], k.shape[2], causal, bottom_right, window, CuSeqlensQ, CuSeqlensK, Blocks, block_size
+    )
     kept: Any = 1.0
     if dropout > 0 and not is_test:
         mask_of_draws = philox.keep_mask(tuple(int(w) for w in Key), scores.shape, dropout)
@@ -134,10 +143,10 @@ def dense(
     traits={"infinite", "reports"},
 )  # fmt: skip
 def memory_efficient_attention(
-    Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, *, layout: str = "bshd",
+    Q, K, V, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None, Blocks=None, *, layout: str = "bshd",
     scale: float | None = None, causal: bool = False, bottom_right: bool = False, window: Ints | None = None,
     masked_score: float = -math.inf, dropout: float = 0.0, is_test: bool = False, deterministic: bool = False,
-    needs=("Out", "LogSumExp"),
+    block_size: int | None = None, needs=("Out", "LogSumExp"),
 ):  # fmt: skip
     """softmax(scale * Q K^T + Bias) V over the keys that each query sees; see the top of this file.
 
@@ -146,10 +155,12 @@ def memory_efficient_attention(
     is_test  inference: nothing is dropped
     deterministic   no kernel may compute this or its gradient whose results do not repeat bit by bit. Those here
              always do
+    block_size  queries, and keys, of a block of Blocks
     """
     d = dense(
-        Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,
+        Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, layout=layout, scale=scale, causal=causal,
         bottom_right=bottom_right, window=window, masked_score=masked_score, dropout=dropout, is_test=is_test,
+        block_size=block_size,
     )  # fmt: skip
     largest = d.scores.max(axis=-1, keepdims=True, initial=-math.inf)
     largest = np.where(largest == -math.inf, 0, largest)
@@ -171,8 +182,8 @@ def statistics_type(dtype: np.dtype) -> np.dtype:
 
 @memory_efficient_attention.infer
 def _(
-    Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, *, layout, scale, causal, bottom_right, window, masked_score,
-    dropout, is_test, deterministic,
+    Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, *, layout, scale, causal, bottom_right, window,
+    masked_score, dropout, is_test, deterministic, block_size,
 ):  # fmt: skip
     check_types(Q, K, V, Bias, Mask)
     check_attributes(layout, scale, window, masked_score, dropout)
@@ -192,16 +203,25 @@ def _(
             -1 in (q, k) or (q == 0 if k == 0 else q % k == 0),
             f"Q has {q} heads, which is no multiple of the {k} of K and V",
         )
-    scores = (*Q.shape[:1], *((Q.shape[heads],) if Q.ndim == 4 else ()), Q.shape[at], K.shape[at])
+    scores = scores_shape(Q.shape, K.shape, layout)
     for name, t in (("Bias", Bias), ("Mask", Mask)):
         if t is not None:
             check_broadcast(name, t, scores)
     check_sequences(Q, CuSeqlensQ, CuSeqlensK)
+    check_blocks(Blocks, block_size, scores, CuSeqlensQ)
     if dropout > 0 and not is_test:
         require(Key is not None, f"dropout {dropout} needs Key", hint="random_key() makes one")
     if Key is not None:
         require(Key.dtype == int64 and Key.shape in ((3,), (-1,)), f"Key must be i64[3], is {Key}")
     return Q.with_shape((*Q.shape[:-1], V.shape[-1])), TensorType(scores[:-1], statistics_type(Q.dtype))
+
+
+def scores_shape(q: tuple[int, ...], k: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """[B, H, Sq, Sk] of the shapes of Q and K, [B, Sq, Sk] of rank 3."""
+    if len(q) == 3:
+        return (*q[:2], k[1])
+    heads, at = (2, 1) if layout == "bshd" else (1, 2)
+    return q[0], q[heads], q[at], k[at]
 
 
 def _same(what: str, a: int, b: int) -> None:
@@ -269,11 +289,34 @@ def check_sequences(Q: TensorType, CuSeqlensQ: TensorType | None, CuSeqlensK: Te
     )  # fmt: skip
 
 
+def check_blocks(
+    Blocks: TensorType | None, block_size: int | None, scores: tuple[int, ...], CuSeqlensQ: TensorType | None
+) -> None:  # fmt: skip
+    """A table of blocks has an element for each block of the scores."""
+    if Blocks is None or block_size is None:
+        fact = "Blocks are given without block_size" if block_size is None else "block_size is given without Blocks"
+        require(Blocks is None and block_size is None, fact, AttrError, "give both or none")
+        return
+    require(block_size > 0, f"block_size must be positive, is {block_size}", AttrError)
+    require(Blocks.dtype == bool_, f"Blocks must be bool, is {Blocks.dtype}", DTypeError)
+    require(CuSeqlensQ is None, "Blocks and packed sequences cannot be given together", hint="a Mask goes with both")
+    table = tuple(size if size == -1 else -(-size // block_size) for size in scores[-2:])
+    wanted = f"{list(table)}" + (f" or {[scores[1], *table]}" if len(scores) == 4 else "")
+    heads = Blocks.shape[:-2]
+    require(
+        2 <= Blocks.ndim < len(scores) and all(h in (1, -1) or scores[1] in (h, -1) for h in heads)
+        and all(-1 in pair or pair[0] == pair[1] for pair in zip(Blocks.shape[-2:], table, strict=True)),
+        f"Blocks must be {wanted} for scores {list(scores)} and block_size {block_size}, is {Blocks}",
+    )  # fmt: skip
+
+
 @memory_efficient_attention.grad
-def _(g, Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Out, LogSumExp, Out_grad, LogSumExp_grad=None, **attrs):
-    more = Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, LogSumExp_grad
+def _(
+    g, Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, Out, LogSumExp, Out_grad, LogSumExp_grad=None, **attrs
+):  # fmt: skip
+    more = Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, LogSumExp_grad
     if LogSumExp is None:  # the forward call names none: compute it again
-        LogSumExp = g.memory_efficient_attention(Q, K, V, *more[:5], needs=["LogSumExp"], **attrs)[1]
+        LogSumExp = g.memory_efficient_attention(Q, K, V, *more[:6], needs=["LogSumExp"], **attrs)[1]
     return g.memory_efficient_attention_grad(Q, K, V, Out, LogSumExp, Out_grad, *more, **attrs)
 
 
@@ -301,6 +344,12 @@ def calls(rng: np.random.Generator) -> Any:
     yield (*qkv(1, 6, 7, 4, 2, 4, 4), normal(2 * 2, 1, 7), None, None, None, key), {"dropout": 0.4, "window": (2, 1)}
     packed = np.array([0, 3, 3, 7]), np.array([0, 2, 6, 8])
     yield (*qkv(1, 8, 8, 2, 1, 4, 4), None, None, *packed), {"causal": True, "bottom_right": True}
+    blocks = np.array([[True, False, True], [False, False, False], [False, True, True]])
+    yield (*qkv(1, 6, 7, 2, 1, 3, 3), *(None,) * 5, blocks[:2]), {"block_size": 3}  # half of the queries see nothing
+    heads = np.stack([blocks, ~blocks])
+    yield (*qkv(1, 5, 6, 2, 2, 3, 2), normal(6), *(None,) * 3, key, heads), {
+        "block_size": 2, "causal": True, "bottom_right": True, "dropout": 0.3,
+    }  # fmt: skip
     yield (*qkv(2, 0, 3, 1, 1, 2, 2),), {}
     yield (*qkv(1, 3, 0, 1, 1, 2, 2),), {}
     yield (*qkv(1, 1, 1, 1, 1, 1, 1), normal(1)), {"is_test": True, "dropout": 0.5}

@@ -30,6 +30,7 @@ from minigraph.opdef import Ints, op
 from minigraph.ops.elementwise.elementwise import sum_to
 
 from .attention import calls, dense, memory_efficient_attention
+from .second_order import second_gradients
 
 
 @op(
@@ -38,14 +39,16 @@ from .attention import calls, dense, memory_efficient_attention
 )  # fmt: skip
 def memory_efficient_attention_grad(
     Q, K, V, Out, LogSumExp, Out_grad, Bias=None, Mask=None, CuSeqlensQ=None, CuSeqlensK=None, Key=None,
-    LogSumExp_grad=None, *, layout: str = "bshd", scale: float | None = None, causal: bool = False,
+    Blocks=None, LogSumExp_grad=None, *, layout: str = "bshd", scale: float | None = None, causal: bool = False,
     bottom_right: bool = False, window: Ints | None = None, masked_score: float = -math.inf, dropout: float = 0.0,
-    is_test: bool = False, deterministic: bool = False, needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
+    is_test: bool = False, deterministic: bool = False, block_size: int | None = None,
+    needs=("Q_grad", "K_grad", "V_grad", "Bias_grad"),
 ):  # fmt: skip
     """Gradients of memory_efficient_attention from its inputs, its outputs and their gradients."""
     d = dense(
-        Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, layout=layout, scale=scale, causal=causal,
+        Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, layout=layout, scale=scale, causal=causal,
         bottom_right=bottom_right, window=window, masked_score=masked_score, dropout=dropout, is_test=is_test,
+        block_size=block_size,
     )  # fmt: skip
     out, out_grad = heads_first(Out, layout), heads_first(Out_grad, layout)
     log_sum = (LogSumExp[:, None] if Q.ndim == 3 else LogSumExp)[..., None]
@@ -81,20 +84,35 @@ def memory_efficient_attention_grad(
 
 
 @memory_efficient_attention_grad.infer
-def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, LogSumExp_grad, **attrs):
+def _(Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, LogSumExp_grad, **attrs):
     infer = memory_efficient_attention.infer_function
     assert infer is not None
-    out, sums = infer(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, **attrs)
+    out, sums = infer(Q, K, V, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, **attrs)
     checked = ("Out", Out, out), ("LogSumExp", LogSumExp, sums), ("Out_grad", Out_grad, out)
     for name, given, wanted in (*checked, ("LogSumExp_grad", LogSumExp_grad or sums, sums)):
         require(wanted.accepts(given) or given.accepts(wanted), f"{name} must be {wanted}, is {given}")
     return Q, K, V, Bias
 
 
+@memory_efficient_attention_grad.grad
+def _(
+    g, Q, K, V, Out, LogSumExp, Out_grad, Bias, Mask, CuSeqlensQ, CuSeqlensK, Key, Blocks, LogSumExp_grad,
+    Q_grad_grad=None, K_grad_grad=None, V_grad_grad=None, Bias_grad_grad=None, **attrs,
+):  # fmt: skip
+    ins = {
+        "Q": Q, "K": K, "V": V, "Out": Out, "LogSumExp": LogSumExp, "Out_grad": Out_grad, "Bias": Bias, "Mask": Mask,
+        "CuSeqlensQ": CuSeqlensQ, "CuSeqlensK": CuSeqlensK, "Key": Key, "Blocks": Blocks,
+        "LogSumExp_grad": LogSumExp_grad,
+    }  # fmt: skip
+    grads = {"Q_grad": Q_grad_grad, "K_grad": K_grad_grad, "V_grad": V_grad_grad, "Bias_grad": Bias_grad_grad}
+    found = second_gradients(g, ins, grads, attrs)
+    return tuple(found.get(slot) for slot in ins)
+
+
 @memory_efficient_attention_grad.samples
 def _(rng):
     for number, (inputs, attrs) in enumerate(calls(rng)):
-        whole = (*inputs, *(None,) * (8 - len(inputs)))
+        whole = (*inputs, *(None,) * (9 - len(inputs)))
         out, sums = memory_efficient_attention.reference(*whole, **attrs)
         sums_grad = rng.normal(size=sums.shape) if number % 2 else None
         yield (*whole[:3], out, sums, rng.normal(size=out.shape), *whole[3:], sums_grad), attrs

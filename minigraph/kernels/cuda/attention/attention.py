@@ -75,6 +75,12 @@ def memory_efficient_attention_grad(binder: Binder, ins: Slots, outs: Slots, att
         bring(binder, outs[slot], part)
 
 
+def attention_sight(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Which keys a query sees and, where it is wanted, the dropout factors."""
+    binder.note("a gradient of a gradient of attention: its scores [B, H, Sq, Sk] are in memory, several times")
+    attention_exact.sight(binder, ins, outs, attrs)
+
+
 def random_key(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """(seed, number, step)"""
     binder.launch("elementwise/random_key.cu", "random_key", 1, 1, outs["Key"], *binder.rng(attrs))

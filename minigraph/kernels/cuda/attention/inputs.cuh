@@ -1,6 +1,6 @@
 // What every attention kernel is told, and what it asks of a position: which columns a row meets, what changes its score.
 // C type computed in, T type in memory, BT that of Bias, L that of cumulative lengths, GENERAL: there are Bias, Mask or
-// dropout.
+// dropout. BLOCK: queries and keys of a block of the table Blocks, 0 without one.
 
 struct Strides {  // of an array: elements from one batch, head, row to the next
     i64 batch, head, row;
@@ -63,6 +63,40 @@ struct Sight {
     int queries, keys;
     i64 count, before, after;
     bool bottom_right;
+#if BLOCK
+    const bool* blocks;
+    i64 block_head;  // elements from one head's table to the next, 0 where all have one
+
+    __device__ __forceinline__ const bool* table(int h, int row) const {
+        return blocks + h * block_head + row * i64((keys + BLOCK - 1) / BLOCK);
+    }
+    // Whether query q of head h may see key k by the table.
+    __device__ __forceinline__ bool shows(int h, int q, int k) const { return table(h, q / BLOCK)[k / BLOCK]; }
+    // Whether some of these queries may see some of these keys.
+    __device__ __forceinline__ bool shows(int h, int q, int count_q, int k, int count_k) const {
+        const int last_q = (min(q + count_q, queries) - 1) / BLOCK, last_k = (min(k + count_k, keys) - 1) / BLOCK;
+        for (int row = q / BLOCK; row <= last_q; ++row)
+            for (int column = k / BLOCK; column <= last_k; ++column)
+                if (table(h, row)[column]) return true;
+        return false;
+    }
+    // How many keys query q of head h sees.
+    __device__ __forceinline__ int keys_of(int h, int q) const {
+        const Interval seen = of_query(q);
+        int found = 0;
+        for (int column = seen.lo / BLOCK; column * i64(BLOCK) < seen.hi; ++column)
+            if (table(h, q / BLOCK)[column])
+                found += int(min(i64(seen.hi), (column + i64(1)) * BLOCK)) - max(seen.lo, column * BLOCK);
+        return max(found, 1);
+    }
+#else
+    __device__ __forceinline__ bool shows(int, int, int) const { return true; }
+    __device__ __forceinline__ bool shows(int, int, int, int, int) const { return true; }
+    __device__ __forceinline__ int keys_of(int, int q) const {
+        const Interval seen = of_query(q);
+        return seen.hi - seen.lo;
+    }
+#endif
 
     __device__ __forceinline__ Interval of_query(i64 q) const {
         return interval(q, queries, keys, lengths_q, lengths_k, count, before, after, bottom_right);
@@ -71,6 +105,20 @@ struct Sight {
         return interval(k, keys, queries, lengths_k, lengths_q, count, after, before, bottom_right);
     }
 };
+
+// The first of the steps [n, last) that shows something, `last` for none. A warp asks together, of 32 steps at a time.
+template <class Shows> __device__ __forceinline__ int next_shown(int n, int last, const Shows& shows) {
+#if BLOCK
+    for (; n < last; n += 32) {
+        const int mine = n + threadIdx.x % 32;
+        const u32 found = __ballot_sync(~0u, mine < last && shows(mine));
+        if (found) return n + __ffs(found) - 1;
+    }
+    return last;
+#else
+    return n;
+#endif
+}
 
 __device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.4426950408889634f); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
@@ -129,6 +177,7 @@ __device__ __forceinline__ Start start_of(
     const Interval seen = sight.of_query(q);
     C largest = -infinity<C>(), total = 0;
     for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
+        if (!sight.shows(h, q, k)) continue;
         C product = 0;
         for (int x = 0; x < z.d; ++x)
             product += C(up(Q[q_rows.at + q * q_rows.step + x])) * C(up(K[k_rows.at + k * k_rows.step + x]));
@@ -156,16 +205,25 @@ __device__ __forceinline__ C kept(int q, int k, const Modifiers& m, const Sizes&
     return C(1);
 }
 
+#if BLOCK
+#define BLOCK_INPUTS , const bool *blocks, i64 block_head
+#define READ_BLOCK_INPUTS , blocks, block_head
+#else
+#define BLOCK_INPUTS
+#define READ_BLOCK_INPUTS
+#endif
 #define INPUTS                                                                                                       \
     const T *Q, const T *K, const T *V, const BT *bias, const bool *mask, const L *lengths_q, const L *lengths_k,    \
         const i64 *key, int heads, int groups, int queries, int keys, int d, int dv, int bshd, i64 q_batch,          \
         i64 q_head, i64 q_row, i64 k_batch, i64 k_head, i64 k_row, i64 v_batch, i64 v_head, i64 v_row, i64 count,    \
         i64 before, i64 after, i64 bottom_right, i64 bias_b, i64 bias_h, i64 bias_q, i64 bias_k, i64 mask_b,         \
-        i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale
+        i64 mask_h, i64 mask_q, i64 mask_k, double scale, double masked_score, u64 threshold, double keep_scale    \
+        BLOCK_INPUTS
 #define READ_INPUTS                                                                                                  \
     const Sizes z = {heads, groups, queries, keys, d, dv, bshd != 0, {q_batch, q_head, q_row},                       \
                      {k_batch, k_head, k_row}, {v_batch, v_head, v_row}};                                            \
-    const Sight sight = {lengths_q, lengths_k, queries, keys, count, before, after, bottom_right != 0};              \
+    const Sight sight = {lengths_q, lengths_k, queries, keys, count, before, after, bottom_right != 0                \
+                         READ_BLOCK_INPUTS};                                                                         \
     const Modifiers m = {bias, mask, bias_b, bias_h, bias_q, bias_k, mask_b, mask_h, mask_q, mask_k, C(scale),       \
                          C(masked_score), threshold ? u64(key[0]) : 0, threshold ? key[1] : 0,                       \
                          threshold ? key[2] : 0, threshold, C(keep_scale)};

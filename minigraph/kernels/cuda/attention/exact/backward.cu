@@ -84,8 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
         row_delta[i] = q < queries ? delta[i64(head) * queries + q] : C(0);
         factor[i] = m.scale;
     }
+    auto shows = [&](int n) { return sight.shows(h, first, BM, all.lo + n * BN, BN); };
 #pragma unroll 1
-    for (int n = i64(steps) * split / splits; n < last; ++n) {
+    for (int n = next_shown(int(i64(steps) * split / splits), last, shows); n < last; n = next_shown(n + 1, last, shows)) {
         const int k0 = all.lo + n * BN;
         C s[RM][RN], dp[RM][RN];
         dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
@@ -95,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) query_grad(
 #pragma unroll
             for (int j = 0; j < RN; ++j) {
                 const int q = first + ty * RM + i, k = k0 + tx + TX * j;
-                const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i];
+                const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i] && sight.shows(h, q, k);
                 p[(ty * RM + i) * LDP + tx + TX * j] =
                     slope(s[i][j], dp[i][j], seen, row_lse[i], row_delta[i], q, k, m, z, at).ds;
             }
@@ -143,8 +144,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
     clear(to_v);
 #pragma unroll
     for (int i = 0; i < RM; ++i) factor_k[i] = m.scale, factor_v[i] = 1;
+    auto shows = [&](int n) {
+        return sight.shows(kv * groups + n / int(steps), all.lo + n % int(steps) * BN, BN, first, BM);
+    };
 #pragma unroll 1
-    for (int n = int(whole * split / splits); n < last; ++n) {
+    for (int n = next_shown(int(whole * split / splits), last, shows); n < last; n = next_shown(n + 1, last, shows)) {
         const int h = kv * groups + n / steps, q0 = all.lo + n % steps * BN;
         const i64 row = i64(b * heads + h) * queries;
         const Rows q_rows = rows_in(z.q, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
@@ -155,10 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
         for (int c = threadIdx.x; c < BN; c += THREADS) {
             lse[c] = q0 + c < queries ? C(sums[row + q0 + c]) : C(0);
             row_delta[c] = q0 + c < queries ? delta[row + q0 + c] : C(0);
-            if (lse[c] == infinity<C>()) {
-                const Interval seen = sight.of_query(q0 + c);
-                share[c] = C(1) / C(seen.hi - seen.lo);
-            }
+            if (lse[c] == infinity<C>()) share[c] = C(1) / C(sight.keys_of(h, q0 + c));
         }
         dot<CHUNKS_D>(s, own, q_tile, q_rows.step, queries - q0, d, stage, &odd);
         dot<CHUNKS_V>(dp, own_value, o_tile, o_rows.step, queries - q0, dv, stage, &odd);
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) key_grad(
             for (int j = 0; j < RN; ++j) {
                 const int c = tx + TX * j;
                 const int k = first + ty * RM + i, q = q0 + c;
-                const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i];
+                const bool seen = q >= lo[ty * RM + i] && q < hi[ty * RM + i] && sight.shows(h, q, k);
                 const Slope x = slope(s[i][j], dp[i][j], seen, lse[c], row_delta[c], q, k, m, z, at);
                 const bool hidden = seen && lse[c] == infinity<C>();
                 p[(ty * RM + i) * LDP + c] = hidden ? share[c] * kept(q, k, m, z, at) : x.p;
@@ -250,6 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
                 const Interval all = reach(lo, hi, keys);
                 for (int k0 = k_first; k0 < k_last; k0 += BN) {
                     if (k0 >= all.hi || k0 + BN <= all.lo) continue;  // the same for all threads
+                    if (!sight.shows(h, first, BM, k0, BN)) continue;
                     C s[RM][RN], dp[RM][RN];
                     dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
                     dot<CHUNKS_V>(dp, own_grad, V + v_rows.at + i64(k0) * v_rows.step, v_rows.step, keys - k0, dv, stage, &odd);
@@ -261,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) bias_grad(
 #pragma unroll
                         for (int j = 0; j < RN; ++j) {
                             const int k = k0 + tx + TX * j;
-                            const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i];
+                            const bool seen = k >= lo[ty * RM + i] && k < hi[ty * RM + i] && sight.shows(h, q, k);
                             acc[i][j] += slope(s[i][j], dp[i][j], seen, lse, own_delta, q, k, m, z, at).ds;
                         }
                     }

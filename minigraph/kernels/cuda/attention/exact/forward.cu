@@ -50,8 +50,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
         row_lo[i] = lo[ty * RM + i];
         row_hi[i] = hi[ty * RM + i];
     }
+    auto shows = [&](int n) { return sight.shows(h, first, BM, all.lo + n * BN, BN); };
 #pragma unroll 1
-    for (int n = i64(steps) * split / splits; n < last; ++n) {
+    for (int n = next_shown(int(i64(steps) * split / splits), last, shows); n < last; n = next_shown(n + 1, last, shows)) {
         const int k0 = all.lo + n * BN;
         C s[RM][RN];
         dot<CHUNKS_D>(s, own, K + k_rows.at + i64(k0) * k_rows.step, k_rows.step, keys - k0, d, stage, &odd);
@@ -63,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST) attention_forward(
             for (int j = 0; j < RN; ++j) {
                 const int k = k0 + tx + TX * j;
                 bool drawn;
-                s[i][j] = k >= row_lo[i] && k < row_hi[i] ? score(s[i][j], q, k, m, at, &drawn) : -infinity<C>();
+                const bool seen = k >= row_lo[i] && k < row_hi[i] && sight.shows(h, q, k);
+                s[i][j] = seen ? score(s[i][j], q, k, m, at, &drawn) : -infinity<C>();
                 most = max_nan(most, s[i][j]);
             }
             most = row_max(most);

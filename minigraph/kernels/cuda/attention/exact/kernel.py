@@ -117,7 +117,7 @@ def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slo
         "L": CUDA_TYPES[lengths.dtype if lengths is not None else int64], "GENERAL": int(is_general(ins, attrs)),
         "VEC": next(n for n in (4, 2, 1) if together % n == 0 and n * c.dtype.itemsize <= 16), "RM": t.rows,
         "RN": t.columns, "CHUNK": t.chunk, "CHUNKS_D": t.chunks_d, "CHUNKS_V": t.chunks_v, "LEAST": 2,
-        "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "HIDDEN_WHOLE": HIDDEN_WHOLE, "BLOCK": block_of(ins, attrs), **more,
     }  # fmt: skip
     head = full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     return head + read_source("attention/inputs.cuh") + read_source("attention/exact/tiles.cuh") + read_source(file)
@@ -150,6 +150,16 @@ def score_sizes(x: Buffer, rank: int) -> tuple[int, ...]:
     return (sizes[0], 1, *sizes[1:]) if rank == 3 else sizes
 
 
+def head_step(blocks: Buffer) -> int:
+    """Elements from one head's table of blocks to the next; 0 where all heads have one."""
+    return 0 if blocks.ndim == 2 or blocks.shape[0] == 1 else blocks.shape[1] * blocks.shape[2]
+
+
+def block_of(ins: Slots, attrs: Slots) -> int:
+    """Queries and keys of a block of the table; 0 without one."""
+    return 0 if ins.get("Blocks") is None else attrs["block_size"]
+
+
 def strides_of(x: Buffer, layout: str) -> tuple[int, int, int]:
     """Elements from one batch, head and row of `x` to the next."""
     if x.ndim == 3:
@@ -171,6 +181,7 @@ def inputs_of(c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
         lengths.size - 1 if lengths is not None else 0, window[0], after, int(attrs["bottom_right"]),
         *score_strides(ins.get("Bias"), rank), *score_strides(ins.get("Mask"), rank),
     )  # fmt: skip
+    table = () if (blocks := ins.get("Blocks")) is None else (blocks, i64(head_step(blocks)))
     small = 7  # of these numbers are ints
     scale = attrs["scale"] if attrs["scale"] is not None else 1 / math.sqrt(c.d)
     dropped = drops(attrs)
@@ -178,6 +189,7 @@ def inputs_of(c: AttentionSizes, ins: Slots, attrs: Slots) -> tuple[Any, ...]:
         ins["Q"], ins["K"], ins["V"], *given, *map(i32, numbers[:small]),
         *map(i64, numbers[small:]), np.float64(scale), np.float64(attrs["masked_score"]),
         np.uint64(round(p * 2**32) if dropped else 0), np.float64(1 / (1 - p) if dropped else 1),
+        *table,
     )  # fmt: skip
 
 
@@ -224,6 +236,22 @@ def join(
     masked_score = np.float64(attrs["masked_score"])
     binder.launch_source(
         source, "join", grid, THREADS, *parts, *results, *sizes, masked, masked_score, *facts
+    )  # fmt: skip
+
+
+def sight(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Seen and Kept of attention_sight."""
+    given, unread = {**ins, "V": ins["K"]}, {"scale": 1.0, "masked_score": 0.0}
+    c, seen, kept = call_of(given, attrs), outs["Seen"], outs.get("Kept")
+    t = tiles_of(c, True, [c.dv], 1)
+    source = _source("attention/sight.cu", c, t, given, attrs)
+    factors = ABSENT if kept is None or kept.size == 0 else kept
+    elements = seen.size if kept is None else max(seen.size, kept.size)
+    if elements == 0:
+        return
+    binder.launch_source(
+        source, "attention_sight", blocks_for(elements, THREADS), THREADS, *inputs_of(c, given, {**attrs, **unread}),
+        seen, factors, i64(seen.shape[0] if seen.ndim == 3 else 1), i64(elements),
     )  # fmt: skip
 
 

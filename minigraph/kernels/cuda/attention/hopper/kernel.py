@@ -59,7 +59,8 @@ def reasons(ins: Mapping[str, Any], attrs: Mapping[str, Any], arch: str) -> list
         limits.append(f"the tensor cores take 16-bit floats, Q is {Q.dtype}")
     if shape.width > WIDEST or shape.width % 8 or V.shape[-1] != shape.width:
         limits.append(f"head dimensions {shape.width} and {V.shape[-1]} are not one multiple of 8 up to {WIDEST}")
-    limits += [f"{slot} is given" for slot in ("Bias", "Mask", "CuSeqlensQ", "CuSeqlensK") if ins.get(slot) is not None]
+    others = "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Blocks"
+    limits += [f"{slot} is given" for slot in others if ins.get(slot) is not None]
     if attrs["dropout"] > 0 and not attrs["is_test"]:
         limits.append("probabilities are dropped")
     if scale_of(attrs, shape) <= 0:

@@ -11,11 +11,8 @@
 #ifdef PREPARE
 // (LSE, delta) of a query. LSE is infinite where no key is seen, so that probabilities are 0; (-inf, 1 / n) where Mask
 // hides all n keys: no gradient flows to their scores.
-__device__ __forceinline__ float2 numbers_of(const Start& start, float delta, int q, const Sight& sight) {
-    if (GENERAL && start.lse == infinity<float>()) {
-        const Interval seen = sight.of_query(q);
-        return {-infinity<float>(), 1.0f / float(seen.hi - seen.lo)};
-    }
+__device__ __forceinline__ float2 numbers_of(const Start& start, float delta, int h, int q, const Sight& sight) {
+    if (GENERAL && start.lse == infinity<float>()) return {-infinity<float>(), 1.0f / float(sight.keys_of(h, q))};
     return {start.lse == -infinity<float>() ? infinity<float>() : start.lse, delta * start.factor};
 }
 
@@ -55,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
     const int valid = min(16, queries - first - own_row);
     auto delta = [&](int r) { return products[own_row + r] - grad_of_lse(sums[own + r], dsums, own + r); };
     if (!GENERAL || !m.bias) {
-        if (lane < valid) numbers[own + lane] = numbers_of({sums[own + lane], 1}, delta(lane), first + own_row + lane, sight);
+        const int q = first + own_row + lane;
+        if (lane < valid) numbers[own + lane] = numbers_of({sums[own + lane], 1}, delta(lane), h, q, sight);
         return;
     }
     for (int r = 0; r < valid; ++r) {
@@ -65,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_mma_prepare(
             const i64 at = o.at + q * o.step + x;
             scaled[at] = down<T>(up(dO[at]) * start.factor);
         }
-        if (lane == 0) numbers[own + r] = numbers_of(start, delta(r), q, sight);
+        if (lane == 0) numbers[own + r] = numbers_of(start, delta(r), h, q, sight);
     }
 }
 #endif
@@ -155,17 +153,19 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         seen[r] = sight.of_query(first + r);
     }
     __syncthreads();
-    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const Reach all = on_tiles(reach_of(seen, BM)), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, 1, splits);
     const int last = steps.last, split = own_split();
-    int n = steps.first;
-    auto load_stage = [&](int step) {
-        Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
+    auto shows = [&](int step) { return sight.shows(h, first, BM, all.begin + step * BN, BN); };
+    int n = next_shown(steps.first, last, shows);
+    Stage stage;
+    auto load_stage = [&](int step, int place) {
+        Byte* const to = stages + place * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
         load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, int(k_rows.step), all.end - int(k0), d);
         load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, int(v_rows.step), all.end - int(k0), dv);
     };
-    if (n < last) load_stage(n);
+    if (n < last) load_stage(n, stage.of(n));
     wait_for_copies();
     __syncthreads();
 
@@ -175,10 +175,11 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     float sum[MT][HEAD / 8][4];
     clear(sum);
 #pragma unroll 1
-    for (; n < last; ++n) {
-        const Byte* const k_tile = stages + n % 2 * (K_BYTES + V_BYTES);
+    for (int next; n < last; n = next, stage.turn()) {
+        next = next_shown(n + 1, last, shows);
+        const Byte* const k_tile = stages + stage.of(n) * (K_BYTES + V_BYTES);
         const Byte* const v_tile = k_tile + K_BYTES;
-        if (n + 1 < last) load_stage(n + 1);
+        if (next < last) load_stage(next, stage.after(next));
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
             const int k0 = all.begin + n * BN + 32 * j;
@@ -199,8 +200,10 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
                         for (int e = 0; e < 2; ++e) {
                             const int k = k0 + 8 * t + 2 * (lane % 4) + e;
-                            slope(s[i][t][2 * half + e], dp[i][t][2 * half + e], k >= span.lo && k < span.hi,
-                                  number, first + row, k, m, z, at);
+                            const bool inside = k >= span.lo && k < span.hi;
+                            slope(s[i][t][2 * half + e], dp[i][t][2 * half + e],
+                                  inside && (WHOLE_TILES || sight.shows(h, first + row, k)), number, first + row, k, m,
+                                  z, at);
                         }
                     }
                 }
@@ -253,13 +256,17 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     for (int r = threadIdx.x; r < BM; r += THREADS)
         seen[r] = sight.of_key(first + r);
     __syncthreads();
-    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const Reach all = on_tiles(reach_of(seen, BM)), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, groups, splits);
     const int last = steps.last, split = own_split();
-    int n = steps.first;
+    auto shows = [&](int step) {
+        return sight.shows(kv * groups + step / steps.count, all.begin + step % steps.count * BN, BN, first, BM);
+    };
+    int n = next_shown(steps.first, last, shows);
+    Stage stage;
     int h = kv * groups + n / max(steps.count, 1), q_step = n % max(steps.count, 1);  // of step n: head, tile of queries
-    auto load_stage = [&](int step, int h, int q_step) {
-        Byte* const to = stages + step % 2 * BYTES;
+    auto load_stage = [&](int place, int h, int q_step) {
+        Byte* const to = stages + place * BYTES;
         const int q0 = all.begin + q_step * BN;
         const Rows q_rows = rows_in(z.q, b, h), o_rows = rows_of(z, heads, queries, dv, b, h);
         load_tile<BN, HEAD>(to, Q + q_rows.at + q0 * q_rows.step, int(q_rows.step), all.end - q0, d);
@@ -269,7 +276,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
             copy_or_clear(to, NUMBERS + 8 * r, numbers + (inside ? i64(b * heads + h) * queries + q0 + r : 0), inside);
         }
     };
-    if (n < last) load_stage(n, h, q_step);
+    if (n < last) load_stage(stage.of(n), h, q_step);
     wait_for_copies();
     __syncthreads();
 
@@ -280,12 +287,14 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     clear(to_k);
     clear(to_v);
 #pragma unroll 1
-    for (; n < last; ++n) {
-        const Byte* const q_tile = stages + n % 2 * BYTES;
+    for (int next; n < last; n = next, stage.turn()) {
+        next = next_shown(n + 1, last, shows);
+        const Byte* const q_tile = stages + stage.of(n) * BYTES;
         const Byte* const o_tile = q_tile + Q_BYTES;
         const Place at = place_of(m, z, b, h);
-        const int next_step = q_step + 1 < steps.count ? q_step + 1 : 0, next_h = next_step ? h : h + 1;
-        if (n + 1 < last) load_stage(n + 1, next_h, next_step);
+        int next_step = q_step + 1 < steps.count ? q_step + 1 : 0, next_h = next_step ? h : h + 1;
+        if (BLOCK) next_h = kv * groups + next / steps.count, next_step = next % steps.count;
+        if (next < last) load_stage(stage.after(next), next_h, next_step);
 #pragma unroll
         for (int j = 0; j < BN / 32; ++j) {
             const int q0 = all.begin + q_step * BN + 32 * j;
@@ -305,7 +314,8 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
                         const int row = own_row + 16 * i + lane / 4 + e / 2 * 8, q = q0 + column + e % 2;
-                        const bool inside = !edge || (q >= seen[row].lo && q < seen[row].hi);
+                        const bool met = !edge || (q >= seen[row].lo && q < seen[row].hi);
+                        const bool inside = met && (WHOLE_TILES || sight.shows(h, q, first + row));
                         slope(s[i][t][e], dp[i][t][e], inside, number.v[e % 2], q, first + row, m, z, at);
                     }
             }

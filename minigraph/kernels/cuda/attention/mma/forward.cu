@@ -49,17 +49,19 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
     for (int r = threadIdx.x; r < BM; r += THREADS)
         seen[r] = sight.of_query(first + r);
     __syncthreads();
-    const Reach all = reach_of(seen, BM), mine = reach_of(seen + own_row, 16 * MT);
+    const Reach all = on_tiles(reach_of(seen, BM)), mine = reach_of(seen + own_row, 16 * MT);
     const Steps steps = steps_of(all, 1, splits);
     const int last = steps.last, split = own_split();
-    int n = steps.first;
-    auto load_stage = [&](int step) {
-        Byte* const to = stages + step % 2 * (K_BYTES + V_BYTES);
+    auto shows = [&](int step) { return sight.shows(h, first, BM, all.begin + step * BN, BN); };
+    int n = next_shown(steps.first, last, shows);
+    Stage stage;
+    auto load_stage = [&](int step, int place) {
+        Byte* const to = stages + place * (K_BYTES + V_BYTES);
         const i64 k0 = all.begin + step * BN;
         load_tile<BN, HEAD>(to, K + k_rows.at + k0 * k_rows.step, int(k_rows.step), all.end - int(k0), d);
         load_tile<BN, HEAD_V>(to + K_BYTES, V + v_rows.at + k0 * v_rows.step, int(v_rows.step), all.end - int(k0), dv);
     };
-    if (n < last) load_stage(n);
+    if (n < last) load_stage(n, stage.of(n));
     wait_for_copies();
     __syncthreads();
 
@@ -73,11 +75,12 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
         total[i][0] = total[i][1] = 0;
     }
 #pragma unroll 1
-    for (; n < last; ++n) {
-        const Byte* const k_tile = stages + n % 2 * (K_BYTES + V_BYTES);
+    for (int next; n < last; n = next, stage.turn()) {
+        next = next_shown(n + 1, last, shows);
+        const Byte* const k_tile = stages + stage.of(n) * (K_BYTES + V_BYTES);
         const Byte* const v_tile = k_tile + K_BYTES;
         const int k0 = all.begin + n * BN;
-        if (n + 1 < last) load_stage(n + 1);
+        if (next < last) load_stage(next, stage.after(next));
         if (FULL || (k0 < mine.end && k0 + BN > mine.begin)) {
             float s[MT][BN / 8][4];
 #pragma unroll
@@ -100,6 +103,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                                 if (q_row < queries && k < keys) {
                                     if (m.bias) x += exponent_of(up(m.bias[at.bias + q_row * m.bias_q + k * m.bias_k]));
                                     if (m.mask && !m.mask[at.mask + q_row * m.mask_q + k * m.mask_k]) x = masked_unit;
+                                    if (!WHOLE_TILES && !sight.shows(h, q_row, k)) x = -infinity<float>();
                                 }
                             }
                         }
@@ -112,6 +116,16 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
                             for (int e = 0; e < 2; ++e) {
                                 const int k = k0 + 8 * c + 2 * (lane % 4) + e;
                                 if (k < span.lo || k >= span.hi) s[i][c][2 * half + e] = -infinity<float>();
+                            }
+                    }
+                    if (!GENERAL && !WHOLE_TILES) {
+#pragma unroll
+                        for (int c = 0; c < BN / 8; ++c)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                const int k = k0 + 8 * c + 2 * (lane % 4) + e;
+                                const bool inside = q_row < queries && k < keys;
+                                if (inside && !sight.shows(h, q_row, k)) s[i][c][2 * half + e] = -infinity<float>();
                             }
                     }
                     float most = largest[i][half];

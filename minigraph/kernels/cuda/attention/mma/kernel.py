@@ -206,7 +206,8 @@ def source_of(binder: Binder, file: str, c: AttentionSizes, cut: Cut, ins: Slots
         "DROPS": int(drops(attrs)), "ALIGNED": int(is_aligned(c)), "HEAD": head,
         "HEAD_V": head_v, "FILLED_D": blocks_for(c.d, 16) * 16, "FILLED_V": blocks_for(c.dv, 16) * 16,
         "MT": t.own, "WARPS": t.warps, "THREADS": t.threads, "BN": t.other, "OWN_HELD": int(t.held),
-        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE, **more,
+        "LEAST": t.blocks, "CLUSTER": cut.cluster, "HIDDEN_WHOLE": HIDDEN_WHOLE,
+        "BLOCK": attention_exact.block_of(ins, attrs), **more,
     }  # fmt: skip
     start = full_source("record/philox.cuh", tuple((k, str(v)) for k, v in defines.items()))
     files = "attention/inputs.cuh", "tensor_cores/mma.cuh", "attention/mma/tiles.cuh", "attention/mma/rows.cuh", file

@@ -40,6 +40,21 @@ __device__ __forceinline__ Reach reach_of(const Interval* rows, int count) {
     return x;
 }
 
+// A table of blocks (BLOCK > 0): tiles of columns begin at multiples of BN, so that where blocks are made of whole tiles a
+// tile lies within one, and is skipped or seen as a whole.
+constexpr bool WHOLE_TILES = BLOCK % BM == 0 && BLOCK % BN == 0;  // so also without a table
+__device__ __forceinline__ Reach on_tiles(Reach x) {
+    if (BLOCK) x.begin -= x.begin % BN;
+    return x;
+}
+// Which of two stages of shared memory a step has; where steps are skipped, the other one of the step before it.
+struct Stage {
+    int place = 0;
+    __device__ __forceinline__ int of(int step) const { return BLOCK ? place : step % 2; }
+    __device__ __forceinline__ int after(int next) const { return BLOCK ? place ^ 1 : next % 2; }
+    __device__ __forceinline__ void turn() { place ^= 1; }
+};
+
 // Products of the own rows with rows 32 j to 32 j + 31 of `tile`, into the 8-column tiles from `first` on; FILLED of their
 // columns are filled, the others 0.
 template <int WIDTH, int FILLED, int N, int HELD>
