@@ -61,6 +61,8 @@ def checks() -> Iterator[Check]:
         yield Check(f"linear_cross_entropy/liger/{dtype}", partial(_liger, dtype), product=True)
     for dtype in ("bfloat16", "float16"):
         yield Check(f"linear_cross_entropy/rounded/{dtype}", partial(_rounded, dtype), product=True)
+    for dtype in DTYPES:
+        yield Check(f"linear_cross_entropy/written/{dtype}", partial(_written, dtype), product=True)
     yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
@@ -162,6 +164,18 @@ def _options(shape: tuple[int, ...], dtype: str) -> None:
                             o = Options(bias=bias, transposed=transposed, reduction=reduction,
                                         chunk_bytes=rows * classes * np.dtype("f4").itemsize, **extra)  # fmt: skip
                             yield str(o), partial(_near, shape, dtype, o, SPELLINGS if rows == 17 else SPELLINGS[:1])
+
+    each(cases())
+
+
+def _written(dtype: str) -> None:
+    """Losses out of log_softmax and one_hot, z-losses out of a log-sum-exp: several chunks, ignored rows."""
+
+    def cases():
+        for shape in (SHAPES["small"], (3, 8, 24577)):
+            for extra in ({"z_loss": 1e-2}, {"z_loss": 1e-2, "written": True}, {"written": True, "smoothing": 0.1}):
+                o = Options(bias=True, chunk_bytes=2 * shape[-1] * 8, **extra)
+                yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("rewritten",))
 
     each(cases())
 

@@ -47,6 +47,28 @@ def test_options_in_float64(spelling, everything, bias, transposed, reduction):
         np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("written", [False, True], ids=["operator", "written"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_losses_written_out_of_simpler_operators(written, z_loss, dtype):
+    """log_softmax * one_hot and a z-loss of a log-sum-exp: nothing is left of them, loss and gradients are the same."""
+    o = Options(bias=True, written=written, z_loss=z_loss, smoothing=0.1, softcap=4.0, class_weight=True,
+                chunk_bytes=7 * 33 * 8)  # fmt: skip
+    arrays = values(SMALL, o, dtype)
+    net = build("rewritten", arrays, o)
+    types = [op.type for op in net.program.program_for(net.fetches).ops]
+    assert types.count("fused_linear_cross_entropy") == 1
+    assert not {"matmul", "exp", "log", "log_softmax", "one_hot", "reduce_max", "softmax_with_cross_entropy",
+                "fused_linear_cross_entropy_grad"} & set(types)  # fmt: skip
+    found, right = results("rewritten", arrays, o, times=2), exact(arrays, o)
+    if dtype == "float64":
+        for name, a in right.items():
+            np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
+    else:
+        plain = results("plain", arrays, o)
+        assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+
 LOW = [
     (dtype, shape, everything, 1 << 16)
     for dtype in ("float32", "bfloat16", "float16") for shape in SHAPES for everything in (False, True)
@@ -209,6 +231,15 @@ def smoothing_is_halved(patch):
 
 def z_loss_is_forgotten(patch):
     _swap(patch, "_losses", lambda f, z, n, k, smoothing, square: f(z, n, k, smoothing, 0.0))
+
+
+def test_a_forgotten_seed_of_the_square_is_seen(monkeypatch):
+    """A z-loss that is written out reaches its gradient through DSquare alone."""
+    o = Options(chunk_bytes=5 * 33 * 8, z_loss=0.01)
+    arrays = values(SMALL, o, "float64")
+    _swap(monkeypatch, "_RowLoss", lambda f, *args: f(*args[:3], [args[3][0], None], *args[4:]))
+    found, right = results("rewritten", arrays, o), exact(arrays, o)
+    assert largest_error(found["w"], right["w"]) > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Options:
     reduction: str = "mean"
     accumulate: str | None = None
     chunk_bytes: int = 1 << 30
+    written: bool = False  # plainly: out of log_softmax and one_hot
     frozen: tuple[str, ...] = ()
     trains: bool = True
 
@@ -117,10 +118,16 @@ def _plain(v: dict[str, Any], o: Options) -> Any:
         z = mg.cast(z, "float32")
     if o.softcap is not None:
         z = o.softcap * mg.tanh(z / o.softcap)
-    rows = F.cross_entropy(
-        z, v["label"], ignore_index=o.ignore_index, reduction="none", label_smoothing=o.smoothing
-    )
-    kept = mg.cast(mg.not_equal(v["label"], mg.full_like(v["label"], o.ignore_index)), rows.dtype)
+    kept = mg.cast(mg.not_equal(v["label"], mg.full_like(v["label"], o.ignore_index)), z.dtype)
+    if o.written:
+        numbers = mg.where(mg.cast(kept, "bool"), v["label"], mg.zeros_like(v["label"]))
+        target = mg.cast(F.one_hot(numbers, z.shape[-1]), z.dtype)
+        target = F.label_smooth(target, epsilon=o.smoothing) if o.smoothing else target
+        rows = -mg.sum(target * F.log_softmax(z), axis=-1)
+    else:
+        rows = F.cross_entropy(
+            z, v["label"], ignore_index=o.ignore_index, reduction="none", label_smoothing=o.smoothing
+        )
     if o.z_loss:
         top = mg.max(z, axis=-1, keepdim=True)
         top.stop_gradient = True

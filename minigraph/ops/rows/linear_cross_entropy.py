@@ -20,15 +20,15 @@ from .loss import class_numbers, kept_rows
 
 CHUNK_BYTES = 1 << 30  # of scores that exist at a time
 CPU = "minigraph.kernels.cpu.linear_cross_entropy"
-OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
+OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 
 @op(
-    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward",
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports"}, cpu=f"{CPU}:forward",
     gpu="rows.linear_cross_entropy",
 )  # fmt: skip
 def fused_linear_cross_entropy(
-    X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
+    X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
     chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
@@ -42,31 +42,34 @@ def fused_linear_cross_entropy(
     DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
     Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
     ZLoss, Prediction   its last term, and argmax(z); append_backward refuses a loss that depends on ZLoss
-    DX, DW, DBias       gradients of sum(Loss * DLoss), which have none themselves. The chunks of DW and DBias are
-            added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have that type, or
-            X's where grad_dtype says so
+    Square, DSquare     lse^2 of every row, [..., 1] as Loss, ignored rows too: for a z-loss that is written out, whose
+            gradients flow through it; and by what its gradients are multiplied, absent 0
+    DX, DW, DBias       gradients of sum(Loss * DLoss + Square * DSquare), which have none themselves. The chunks of
+            DW and DBias are added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have
+            that type, or X's where grad_dtype says so
     chunk_bytes         rows are taken in chunks whose z fills so many bytes at most; all at once where their sums
             would take more memory than that saves
     """
-    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)
+    values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
 @op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
 def fused_linear_cross_entropy_grad(
-    X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
+    X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
     chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
 ):  # fmt: skip
     """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
-    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:]
-    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:], values, strict=True))
+    values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:6]
+    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:6], values, strict=True))
 
 
 def _plain(
-    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None, trans_w: bool,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
+    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
+    DSquare: np.ndarray | None, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """All outputs by the formulas, with the scores of all rows at once."""
     w = W.T if trans_w else W
@@ -89,12 +92,15 @@ def _plain(
     ZLoss = np.where(kept, z_loss * lse**2, 0)
     Loss = np.where(kept, lse - own, 0) + ZLoss
     seed = np.ones((), z.dtype) if DLoss is None else DLoss
-    d = np.where(kept, (np.exp(z - lse) * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
+    p = np.exp(z - lse)
+    d = np.where(kept, (p * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
+    if DSquare is not None:
+        d += np.where(DSquare == 0, 0, p * (2 * lse * DSquare) * slope)  # an ignored row may have -inf
     count = numbers.size
     rows, d_rows = X.reshape(count, X.shape[-1]), d.reshape(count, classes)
     DW = d_rows.T @ rows if trans_w else rows.T @ d_rows
     DBias = None if Bias is None else d_rows.sum(axis=0)
-    return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias
+    return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias, lse**2
 
 
 def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
@@ -108,8 +114,9 @@ def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
 
 @fused_linear_cross_entropy.infer
 def _(
-    X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None, *, trans_w,
-    ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype, grad_dtype, chunk_bytes,
+    X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None,
+    DSquare: TensorType | None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
+    grad_dtype, chunk_bytes,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
@@ -146,26 +153,27 @@ def _(
         "it is X's type, or absent",
     )  # fmt: skip
     loss = TensorType((*rows, 1), float32 if short else X.dtype)
-    require(
-        DLoss is None or any(loss.with_dtype(t).accepts(DLoss) for t in (loss.dtype, X.dtype)),
-        f"DLoss must be {loss}, is {DLoss}",
-    )
+    for name, seed in (("DLoss", DLoss), ("DSquare", DSquare)):
+        fits = seed is None or any(loss.with_dtype(t).accepts(seed) for t in (loss.dtype, X.dtype))
+        require(fits, f"{name} must be {loss}, is {seed}")
     own = grad_dtype or accumulate_dtype or loss.dtype
     bias = None if Bias is None else Bias.with_dtype(own)
-    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(own), bias
+    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(own), bias, loss
 
 
 @fused_linear_cross_entropy_grad.infer
-def _(X, W, Label, DLoss, Bias, **attrs):
-    return fused_linear_cross_entropy.infer_function(X, W, Label, Bias, DLoss, **attrs)[3:]
+def _(X, W, Label, DLoss, Bias, DSquare, **attrs):
+    return fused_linear_cross_entropy.infer_function(X, W, Label, Bias, DLoss, DSquare, **attrs)[3:6]
 
 
 @fused_linear_cross_entropy.grad
-def _(g, X, W, Label, Bias, Loss_grad, **attrs):
+def _(g, X, W, Label, Bias, Loss_grad=None, Square_grad=None, **attrs):
     needs = g.among(X="DX", W="DW", Bias="DBias")
     if X.type.dtype.itemsize == 2:  # a gradient has the type of its variable
         attrs["grad_dtype"] = X.type.dtype
-    DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, needs=needs, **attrs)
+    if Loss_grad is None:
+        Loss_grad = g.fill_any_like(Square_grad, value=0)
+    DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, Square_grad, needs=needs, **attrs)
     return DX, DW, None, DBias
 
 
@@ -182,8 +190,8 @@ def _(rng):
         ((0, 3), 4, True, True, np.zeros((0, 1), np.int64), False, {}),
     ]:  # fmt: skip
         w = rng.normal(size=(v, x[-1]) if trans_w else (x[-1], v))
-        seed = rng.normal(size=(*x[:-1], 1)) if seeded else None
-        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, seed
+        seeds = [rng.normal(size=(*x[:-1], 1)) if seeded else None for _ in range(2)]
+        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, *seeds
         yield inputs, {"trans_w": trans_w, **attrs}
 
 
@@ -193,4 +201,5 @@ def _(rng):
     for x, w, label, bias in [((4, 3), (3, 5), [0, 4, -100, 2], 5), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None)]:
         inputs = [rng.normal(size=s) for s in (x, w, (*x[:-1], 1))]
         inputs.insert(2, np.array(label))
-        yield (*inputs, None if bias is None else rng.normal(size=bias)), {"trans_w": w[0] == 5, **attrs}
+        square = None if bias is None else rng.normal(size=(*x[:-1], 1))
+        yield (*inputs, None if bias is None else rng.normal(size=bias), square), {"trans_w": w[0] == 5, **attrs}
