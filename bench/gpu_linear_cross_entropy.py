@@ -81,7 +81,7 @@ def operator(g: Any, v: dict[str, Any], chunk_bytes: int | None, **attrs: Any) -
         attrs["chunk_bytes"] = chunk_bytes
     rows = v["x"].shape[0]
     seed = g.fill_constant(shape=(rows, 1), value=1 / rows, dtype="float32")
-    loss, _, _, dx, dw, _ = g.fused_linear_cross_entropy(
+    loss, _, _, dx, dw, *_ = g.fused_linear_cross_entropy(
         v["x"], v["w"], v["label"], None, seed, trans_w=True, needs=["DX", "DW"], **attrs
     )
     return g.reduce_mean(loss), dx, dw

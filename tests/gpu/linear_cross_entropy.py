@@ -174,7 +174,7 @@ def _written(dtype: str) -> None:
     def cases():
         for shape in (SHAPES["small"], (3, 8, 24577)):
             for extra in ({"z_loss": 1e-2}, {"z_loss": 1e-2, "written": True}, {"written": True, "smoothing": 0.1}):
-                o = Options(bias=True, chunk_bytes=2 * shape[-1] * 8, **extra)
+                o = Options(bias=True, chunk_bytes=None, chunk_rows=2, **extra)
                 yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("rewritten",))
 
     each(cases())

@@ -12,7 +12,6 @@ import minigraph as mg
 from minigraph.errors import MinigraphError
 from minigraph.kernels.chunks import chunk_rows
 from minigraph.kernels.cpu import linear_cross_entropy as kernels
-from minigraph.ops.rows import linear_cross_entropy as ops
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.support.linear_heads import (
@@ -196,7 +195,7 @@ def test_scores_of_all_rows_never_exist_on_a_cpu(rng):
         x, label = rng.normal(size=(rows, 8)), rng.integers(0, 2000, rows)
         attrs = {**dict.fromkeys(("trans_w",), False), "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0,
                  "softcap": None, "accumulate_dtype": None, "grad_dtype": None,
-                 "chunk_bytes": 100 * 2000 * 8}  # fmt: skip
+                 "chunk_bytes": 100 * 2000 * 8, "chunk_rows": None}  # fmt: skip
         tracemalloc.start()
         kernels.forward(x, w, label, needs=("DW",), **attrs)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -275,6 +274,8 @@ BAD = [
     ((X, W, Y), {"softcap": 0.0}, "softcap 0.0 is not in (0, inf)"),
     ((X, W, Y), {"z_loss": -1.0}, "z_loss -1.0 is not in [0, inf)"),
     ((X, W, Y), {"chunk_bytes": 0}, "chunk_bytes 0 is not positive"),
+    ((X, W, Y), {"chunk_rows": -1}, "chunk_rows -1 is not positive"),
+    ((X, W, Y), {"chunk_rows": 5, "chunk_bytes": 9}, "chunk_bytes 9 and chunk_rows 5 say the same in two ways"),
     ((X, W, Y), {"accumulate_dtype": "bfloat16"}, "accumulate_dtype is bfloat16, X is float32"),
     ((X, W, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float32"),
     ((X16, W16, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float16"),
@@ -326,7 +327,28 @@ def test_budget_of_the_strategy_reaches_the_operator():
     arrays, o = values(SMALL, Options(), "float64"), Options(chunk_bytes=12345)
     net = build("rewritten", arrays, o)
     (op,) = [op for op in net.program.program_for(net.fetches).ops if op.type.startswith("fused_linear")]
-    assert op.attrs["chunk_bytes"] == 12345 != ops.CHUNK_BYTES
-    for wrong in (0, -1, True, 1.5):
-        with pytest.raises(MinigraphError, match="linear_cross_entropy_chunk_bytes must be a positive int"):
-            mg.static.BuildStrategy(linear_cross_entropy_chunk_bytes=wrong)
+    assert op.attrs["chunk_bytes"] == 12345
+    for field in ("linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows"):
+        for wrong in (0, -1, True, 1.5):
+            with pytest.raises(MinigraphError, match=f"{field} must be a positive int"):
+                mg.static.BuildStrategy(**{field: wrong})
+
+
+def test_rows_of_the_strategy_reach_the_operator():
+    o = Options(bias=True, chunk_bytes=None, chunk_rows=5)
+    arrays = values(SMALL, o, "float64")
+    net = build("rewritten", arrays, o)
+    (op,) = [op for op in net.program.program_for(net.fetches).ops if op.type.startswith("fused_linear")]
+    assert (op.attrs["chunk_bytes"], op.attrs["chunk_rows"]) == (None, 5)
+    right = exact(arrays, o)
+    for spelling in SPELLINGS:
+        for name, a in results(spelling, arrays, o).items():
+            np.testing.assert_allclose(a, right[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_bytes_and_rows_of_the_strategy_are_refused_together():
+    arrays, o = values(SMALL, Options(), "float64"), Options(chunk_bytes=1000, chunk_rows=5)
+    net = build("rewritten", arrays, o)
+    types = [op.type for op in net.program.program_for(net.fetches).ops]
+    assert "fused_linear_cross_entropy" not in types
+    assert "say the same in two ways" in net.program.explain()

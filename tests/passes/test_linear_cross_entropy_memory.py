@@ -76,7 +76,7 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
     made = net(5000, LARGE, "bfloat16", "AdamW")
     check(made, 5000)
     off, _ = planned(made)
-    monkeypatch.setattr(kernels, "rows_at_once", lambda r, h, v, i, most, bias: (chunks.chunk_rows(r, v, i, most), 0))
+    monkeypatch.setattr(kernels, "rows_at_once", lambda r, h, v, i, how, bias: (how.step(r, v, i), 0))
     assert planned(made)[1] > off + 500 * MIB
 
 
@@ -88,12 +88,22 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
 def test_chunks_take_the_least_of_both_ways(rows, chunk_bytes):
     """The scores and gradient of all rows at once are never less than what is taken."""
     width, classes = 4096, 128256
-    chunk, nbytes = chunks.rows_at_once(rows, width, classes, 2, chunk_bytes, True)
+    how = chunks.Chunking(chunk_bytes)
+    chunk, nbytes = chunks.rows_at_once(rows, width, classes, 2, how, True)
     assert nbytes <= (rows + width) * classes * 2
     assert chunk == rows or chunk * classes * 2 <= max(chunk_bytes, classes * 2)
-    assert chunks.rows_at_once(rows, width, classes, 4, chunk_bytes, True)[0] == chunks.chunk_rows(
-        rows, classes, 4, chunk_bytes
-    )
+    assert chunks.rows_at_once(rows, width, classes, 4, how, True)[0] == how.step(rows, classes, 4)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 4096, 5000])
+def test_rows_that_are_given_are_taken(rows):
+    """Also where all rows at once would need less memory."""
+    for itemsize in (2, 4):
+        step, nbytes = chunks.rows_at_once(rows, 4096, 128256, itemsize, chunks.Chunking(None, 1000), False)
+        assert step == min(rows, 1000)
+        assert nbytes >= step * 128256 * itemsize + 4096 * 128256 * itemsize
+    calls = recorded(600, None, "bfloat16", chunk_rows=256)
+    assert [c.m for c in calls if isinstance(c, Gemm) and not c.trans_a and c.k == 16] == [256, 256, 88]
 
 
 def test_sizes_are_looked_at_when_the_plan_is_made():
@@ -136,7 +146,7 @@ def test_an_unknown_number_of_rows_is_refused_where_it_matters():
 # launches and values
 
 
-def recorded(rows, chunk_bytes, grad_dtype):
+def recorded(rows, chunk_bytes, grad_dtype, **attrs):
     """The calls of the operator with DX, DW and DBias."""
     main = mg.static.Program()
     block = main.global_block()
@@ -145,8 +155,9 @@ def recorded(rows, chunk_bytes, grad_dtype):
         v = {n: block.create_var(n, s, "int64" if n == "y" else "bfloat16", persistable=True)
              for n, s in shapes.items()}  # fmt: skip
         g = Builder(block)
-        loss, _, _, dx, dw, db = g.fused_linear_cross_entropy(
-            v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype
+        loss, _, _, dx, dw, db, _ = g.fused_linear_cross_entropy(
+            v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype,
+            **attrs,
         )
     bound = bind_program(main, {}, [o.name for o in (loss, dx, dw, db)],
                          settling=gpu_stub.StubRuntime().settling(False))  # fmt: skip

@@ -40,7 +40,8 @@ class Options:
     softcap: float | None = None
     reduction: str = "mean"
     accumulate: str | None = None
-    chunk_bytes: int = 1 << 30
+    chunk_bytes: int | None = 1 << 30
+    chunk_rows: int | None = None
     written: bool = False  # plainly: out of log_softmax and one_hot
     frozen: tuple[str, ...] = ()
     trains: bool = True
@@ -94,7 +95,8 @@ def build(spelling: str, arrays: dict[str, np.ndarray], o: Options) -> Net:
         fetches = [loss.name, *(g.name for g in found)]
     if spelling in ("rewritten", "operator"):
         strategy = mg.static.BuildStrategy(
-            fuse_linear_cross_entropy=True, linear_cross_entropy_chunk_bytes=o.chunk_bytes
+            fuse_linear_cross_entropy=True, linear_cross_entropy_chunk_bytes=o.chunk_bytes,
+            linear_cross_entropy_chunk_rows=o.chunk_rows,
         )
         main = mg.static.CompiledProgram(main, build_strategy=strategy)
     return Net(main, fetches, ["loss", *wanted])
@@ -107,6 +109,7 @@ def _operator(v: dict[str, Any], o: Options) -> Any:
         token_weight=v["token_weight"] if o.token_weight else None, ignore_index=o.ignore_index,
         reduction=o.reduction, label_smoothing=o.smoothing, z_loss=o.z_loss, softcap=o.softcap,
         transpose_weight=o.transposed, accumulate_dtype=o.accumulate, chunk_bytes=o.chunk_bytes,
+        chunk_rows=o.chunk_rows,
     )  # fmt: skip
 
 

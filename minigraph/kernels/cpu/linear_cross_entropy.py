@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import KernelError
-from minigraph.kernels.chunks import chunk_rows
+from minigraph.kernels.chunks import Chunking
 
 from .product import product
 
@@ -54,7 +54,7 @@ def _chunked(
         [None if seed is None else seed.reshape(rows) for seed in seeds], flat,
         bool({"DX", "DW", "DBias"} & made.keys()), attrs["label_smoothing"], attrs["z_loss"], attrs["softcap"],
     )  # fmt: skip
-    step = chunk_rows(rows, classes, X.itemsize, attrs["chunk_bytes"])
+    step = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"]).step(rows, classes, X.itemsize)
     few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
 
     for start in range(0, rows, step):

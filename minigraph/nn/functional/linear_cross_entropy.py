@@ -19,6 +19,7 @@ def fused_linear_cross_entropy(
     class_weight: Variable | None = None, token_weight: Variable | None = None, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     transpose_weight: bool = False, accumulate_dtype: Any = None, chunk_bytes: int | None = None,
+    chunk_rows: int | None = None,
     return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
 ) -> Any:  # fmt: skip
     """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
@@ -31,7 +32,8 @@ def fused_linear_cross_entropy(
     softcap           scores are softcap * tanh(scores / softcap)
     reduction         mean (over the rows kept, by weights: divided by their sum; 0 where none is), sum or none
     accumulate_dtype  type in which weight's gradient is added up over chunks: float32 for 16-bit inputs by default
-    chunk_bytes       scores of so many bytes exist at a time
+    chunk_bytes       scores of so many bytes exist at a time, by default 1 GiB; or
+    chunk_rows        so many rows are taken at a time
     Returns the loss, float32 for 16-bit inputs; with return_z_loss and return_accuracy a tuple: what z_loss has added,
     reduced like the loss, and the share of the kept rows whose label has the largest score. Gradients flow
     through the loss only.
@@ -43,12 +45,12 @@ def fused_linear_cross_entropy(
     x, w, label = variable(input, call, "input"), variable(weight, call, "weight"), variable(label, call, "label")
     check_reduction(call, reduction)
     prefix, g = output_prefix(call, name), builder_of(x)
-    attrs: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
     side = {"ZLoss": return_z_loss, "Prediction": return_accuracy}
     loss, square, prediction, *_ = g.fused_linear_cross_entropy(
         x, w, label, None if bias is None else variable(bias, call, "bias"), trans_w=transpose_weight,
         ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap,
-        accumulate_dtype=accumulate_dtype, needs=[slot for slot in side if side[slot]], name=prefix, **attrs,
+        accumulate_dtype=accumulate_dtype, chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
+        needs=[slot for slot in side if side[slot]], name=prefix,
     )  # fmt: skip
     kept = kept_labels(g, label, ignore_index)
     if kept is not None and label.ndim == x.ndim - 1:

@@ -18,7 +18,6 @@ from minigraph.types import INTS, TensorType, float32, int64
 
 from .loss import class_numbers, kept_rows
 
-CHUNK_BYTES = 1 << 30  # of scores that exist at a time
 CPU = "minigraph.kernels.cpu.linear_cross_entropy"
 OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
@@ -31,7 +30,7 @@ def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
-    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
     """Loss = lse - (1 - label_smoothing) * z[Label] - label_smoothing * mean(z) + z_loss * lse^2, of each row.
 
@@ -47,8 +46,9 @@ def fused_linear_cross_entropy(
     DX, DW, DBias       gradients of sum(Loss * DLoss + Square * DSquare), which have none themselves. The chunks of
             DW and DBias are added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have
             that type, or X's where grad_dtype says so
-    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most; all at once where their sums
-            would take more memory than that saves
+    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most, by default 1 GiB; all at once
+            where their sums would take more memory than that saves
+    chunk_rows          so many rows are taken at a time, whatever memory that takes; not beside chunk_bytes
     """
     values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
@@ -59,7 +59,7 @@ def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
     label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
-    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
     """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
     values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:6]
@@ -116,7 +116,7 @@ def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
 def _(
     X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None,
     DSquare: TensorType | None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    grad_dtype, chunk_bytes,
+    grad_dtype, chunk_bytes, chunk_rows,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
@@ -141,7 +141,12 @@ def _(
     require(0 <= label_smoothing <= 1, f"label_smoothing {label_smoothing} is not in [0, 1]", AttrError)
     require(0 <= z_loss < np.inf, f"z_loss {z_loss} is not in [0, inf)", AttrError)
     require(softcap is None or 0 < softcap < np.inf, f"softcap {softcap} is not in (0, inf)", AttrError)
-    require(chunk_bytes > 0, f"chunk_bytes {chunk_bytes} is not positive", AttrError)
+    for name, size in (("chunk_bytes", chunk_bytes), ("chunk_rows", chunk_rows)):
+        require(size is None or size > 0, f"{name} {size} is not positive", AttrError)
+    require(
+        chunk_bytes is None or chunk_rows is None,
+        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", AttrError, "give one",
+    )  # fmt: skip
     short = X.dtype.itemsize == 2
     require(
         accumulate_dtype is None or accumulate_dtype == X.dtype or (short and accumulate_dtype == float32),
@@ -183,7 +188,7 @@ def _(rng):
         ((4, 3), 5, False, False, [0, 4, -100, 2], False, {}),
         ((4, 3), 5, True, True, [[0], [4], [1], [2]], True, {"ignore_index": 1}),
         ((2, 3, 4), 7, True, False, [[0, 6, 1], [2, -100, 5]], True, {"label_smoothing": 0.1, "z_loss": 0.01}),
-        ((2, 2, 4), 6, False, True, [[[0], [1]], [[2], [5]]], False, {"softcap": 2.0, "chunk_bytes": 96}),
+        ((2, 2, 4), 6, False, True, [[[0], [1]], [[2], [5]]], False, {"softcap": 2.0, "chunk_rows": 3}),
         ((5, 4), 130, True, True, [0, 7, 129, -1, 3], True,
          {"softcap": 3.0, "label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": -1, "chunk_bytes": 2500}),
         ((3, 2), 1, False, False, [0, 0, -100], False, {}), ((2, 3), 4, False, True, [-100, -100], False, {}),

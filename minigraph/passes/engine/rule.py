@@ -298,10 +298,7 @@ class _Rewrite:
         self, g: GraphBuilder, emitted: Sequence[OpNode], incoming: dict[VarNode, VarNode],
         outgoing: dict[VarNode, VarNode],
     ) -> list[VarNode]:  # fmt: skip
-        """Ask the new operators' gradient rules for the gradients in `outgoing`, in that order.
-
-        incoming   {result: its gradient}
-        """
+        """The gradients in `outgoing`, by the new operators' gradient rules; incoming: {result: its gradient}."""
         wanted = set(outgoing)
         for op in emitted:
             if any(v in wanted for v in op.input_vars):

@@ -20,7 +20,7 @@ import math
 from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.kernels.chunks import rows_at_once
+from minigraph.kernels.chunks import Chunking, rows_at_once
 from minigraph.passes.engine.ahead import Ahead
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
@@ -82,9 +82,9 @@ class ClassWeights(Rule):
 class LinearCrossEntropy(Rule):
     """softmax_with_cross_entropy(matmul(X, W) + Bias, Label) -> fused_linear_cross_entropy(X, W, Label, Bias)"""
 
-    def __init__(self, root_type: str, chunk_bytes: int, accumulates: bool) -> None:
+    def __init__(self, root_type: str, chunking: Chunking, accumulates: bool) -> None:
         self.compiled = HeadPattern(root_type)  # type: ignore[assignment]
-        self.chunk_bytes, self.accumulates = chunk_bytes, accumulates
+        self.chunking, self.accumulates = chunking, accumulates
 
     def check(self, head: Head) -> None:
         refuse_unless(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
@@ -109,7 +109,7 @@ class LinearCrossEntropy(Rule):
         rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
         which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
         refuse_unless(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
-        _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
+        _, own = rows_at_once(rows, width, classes, size, self.chunking, head.Bias is not None)
         scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
         unfused = heads * scores + gradient
         fused = max(own + x, 2 * gradient)
@@ -126,8 +126,8 @@ class LinearCrossEntropy(Rule):
         side = {"Prediction": head.prediction, "Square": head.square}
         loss, _, prediction, *_, square = g.fused_linear_cross_entropy(
             x, head.W, head.Label, head.Bias, trans_w=head.trans_w, ignore_index=head.ignore_index,
-            label_smoothing=head.smoothing, softcap=head.softcap, chunk_bytes=self.chunk_bytes,
-            needs=[slot for slot, op in side.items() if op is not None],
+            label_smoothing=head.smoothing, softcap=head.softcap, chunk_bytes=self.chunking.nbytes,
+            chunk_rows=self.chunking.rows, needs=[slot for slot, op in side.items() if op is not None],
         )  # fmt: skip
         if head.total is not None:
             loss = _summed(g, _times(g, loss, -head.weight), **head.total.attrs)
@@ -246,14 +246,14 @@ def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
 
 
 def fuse_linear_cross_entropy(
-    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int = 1 << 30,
-    fuse_grad_accumulation: bool = False,
+    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int | None = None,
+    linear_cross_entropy_chunk_rows: int | None = None, fuse_grad_accumulation: bool = False,
 ) -> int:  # fmt: skip
     """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
-    chunk_bytes = linear_cross_entropy_chunk_bytes
+    chunking = Chunking(linear_cross_entropy_chunk_bytes, linear_cross_entropy_chunk_rows)
     applied = apply_rule(graph, ClassWeights(), report)
     for root in ("softmax_with_cross_entropy", "reduce_sum"):  # the loss is an operator, or written out
-        applied += apply_rule(graph, LinearCrossEntropy(root, chunk_bytes, fuse_grad_accumulation), report)
+        applied += apply_rule(graph, LinearCrossEntropy(root, chunking, fuse_grad_accumulation), report)
     for op in graph.ops_of([FUSED]):
         applied += join(graph, op, report)
     return applied

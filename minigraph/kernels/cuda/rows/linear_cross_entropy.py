@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from minigraph.kernels.chunks import chunk_rows, rows_at_once
+from minigraph.kernels.chunks import Chunking, rows_at_once
 from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise, compute_type
 from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum, power_of_two
 from minigraph.kernels.cuda.matmul.gemm import HALVES
@@ -61,10 +61,10 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
             binder.zero(buffer)
         return
     rounded = dw is not None and dw.dtype in HALVES and attrs["accumulate_dtype"] != dw.dtype
-    sizes = classes, x.dtype.itemsize, attrs["chunk_bytes"]
-    step = chunk_rows(rows, *sizes)
+    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
+    step = how.step(rows, classes, x.dtype.itemsize)
     if rounded:
-        step, _ = rows_at_once(rows, inner, *sizes, dbias is not None)
+        step, _ = rows_at_once(rows, inner, classes, x.dtype.itemsize, how, dbias is not None)
     chunks = [Chunk(start, min(step, rows - start)) for start in range(0, rows, step)]
     slab = binder.scratch((step, classes), x.dtype)
     sums = dbias
