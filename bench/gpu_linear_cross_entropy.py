@@ -1,7 +1,7 @@
 """The last layer of a language model with its loss on a GPU: forward and backward, bfloat16, time and memory.
 
 Arms: minigraph is the operator that gives loss and gradients at once, weight gradient in float32, with its
-default chunks; "chunk N" takes N rows at a time; "bfloat16 sums" adds the weight gradient up in bfloat16; "program" is
+default chunks of 2048 rows; "chunk N" takes N rows at a time, of which Liger-Kernel takes 256 in the first case; "bfloat16 sums" adds the weight gradient up in bfloat16; "program" is
 matmul and cross_entropy as a user writes them, with fuse_linear_cross_entropy, weight gradient cast to
 bfloat16 at the end; "unfused" is the same program without the pass; "tuned" is the operator with autotune.
 torch is eager, compile is torch.compile, for the first case only. liger is Liger-Kernel's function, weight gradient
@@ -54,7 +54,7 @@ class Head(NamedTuple):
 
 
 HEADS = (
-    Head(131072, 4096, 8192, (1024, 2048, 8192)), Head(128256, 4096, 1024), Head(128256, 4096, 4096, (2048,)),
+    Head(131072, 4096, 8192, (256, 1024, 4096, 8192)), Head(128256, 4096, 1024), Head(128256, 4096, 4096, (4096,)),
 )  # fmt: skip
 STEP = Head(131072, 4096, 2048)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-CHUNK_BYTES = 1 << 30  # of scores that exist at a time
+CHUNK_ROWS, CHUNK_BYTES = 2048, 1 << 30  # of scores that exist at a time; fewer rows take more than 3 % longer
 TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
 
 
@@ -25,11 +25,14 @@ class Chunking(NamedTuple):
     nbytes: int | None = None
     rows: int | None = None
 
-    def step(self, rows: int, classes: int, itemsize: int) -> int:
-        """Rows of a chunk."""
+    def step(self, rows: int, classes: int, itemsize: int, free: int = 0) -> int:
+        """Rows of a chunk; `free` of them cost no memory."""
         if self.rows is not None:
             return max(1, min(rows, self.rows))
-        return chunk_rows(rows, classes, itemsize, self.nbytes or CHUNK_BYTES)
+        if self.nbytes is not None:
+            return chunk_rows(rows, classes, itemsize, self.nbytes)
+        most = max(CHUNK_ROWS, free) * classes * itemsize
+        return chunk_rows(rows, classes, itemsize, min(CHUNK_BYTES, most))
 
 
 def rows_at_once(
@@ -38,9 +41,10 @@ def rows_at_once(
     """(rows of a chunk, bytes of scores and weight gradient) where a gradient of `itemsize` bytes takes least memory.
 
     All rows at once need no sums: the product rounds what it has added up. Chunks of 16 bits need float32 sums beside
-    their scores, and when these are gone beside the rounded gradient. Rows that the user gives are taken in any case.
+    their scores, and when these are gone beside the rounded gradient, so scores of `inner` rows cost nothing. Rows
+    that the user gives are taken in any case.
     """
-    step = how.step(rows, classes, itemsize)
+    step = how.step(rows, classes, itemsize, inner if itemsize == 2 else 0)
     row, gradient = classes * itemsize, inner * classes * itemsize
     whole = rows * row + gradient
     if step >= rows or itemsize > 2:

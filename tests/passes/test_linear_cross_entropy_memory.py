@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,6 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import backend
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
-from tests.support import gpu_stub
 from tests.support.head_memory import LARGE, MIB, ROWS, SMALL, check, compiled, net, planned
 from tests.support.linear_heads import STEP, Options, assert_twice, exact, results, values
 
@@ -80,6 +80,27 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
     assert planned(made)[1] > off + 500 * MIB
 
 
+# Liger-Kernel's memory
+
+
+def liger_peak(rows, classes, width):
+    """Bytes by its chunk rule: float32 sums beside a chunk's scores, then beside the 16-bit gradient; and dX."""
+    chunk = min(rows, 1 << math.ceil(math.log2(math.ceil(rows / math.ceil(classes / width)))))
+    return classes * width * 4 + max(chunk * classes * 2, classes * width * 2) + rows * width * 2
+
+
+def own_peak(rows, classes, width, **attrs):
+    return recorded(rows, None, "bfloat16", size=(classes, width), bias=False, **attrs).arena_bytes
+
+
+@pytest.mark.parametrize("size", [(131072, 4096), (128256, 8192), (151936, 3584), (32000, 4096), (129280, 2048)])
+def test_the_default_takes_no_more_than_liger(size):
+    """With float32 sums, but for numbers of the rows and the alignment of buffers."""
+    for rows in (1000, 2048, 5000, 8192, 40000):
+        assert own_peak(rows, *size) <= liger_peak(rows, *size) + 64 * rows + 4096, rows
+    assert own_peak(40000, *size, chunk_rows=20000) > liger_peak(40000, *size)
+
+
 # what is decided, and when
 
 
@@ -102,7 +123,7 @@ def test_rows_that_are_given_are_taken(rows):
         step, nbytes = chunks.rows_at_once(rows, 4096, 128256, itemsize, chunks.Chunking(None, 1000), False)
         assert step == min(rows, 1000)
         assert nbytes >= step * 128256 * itemsize + 4096 * 128256 * itemsize
-    calls = recorded(600, None, "bfloat16", chunk_rows=256)
+    calls = calls_of(600, None, "bfloat16", chunk_rows=256)
     assert [c.m for c in calls if isinstance(c, Gemm) and not c.trans_a and c.k == 16] == [256, 256, 88]
 
 
@@ -146,32 +167,36 @@ def test_an_unknown_number_of_rows_is_refused_where_it_matters():
 # launches and values
 
 
-def recorded(rows, chunk_bytes, grad_dtype, **attrs):
-    """The calls of the operator with DX, DW and DBias."""
+def recorded(rows, chunk_bytes, grad_dtype, size=(640, 16), bias=True, **attrs):
+    """What is bound for the operator with DX, DW and DBias."""
     main = mg.static.Program()
     block = main.global_block()
     with mg.static.program_guard(main, mg.static.Program()):
-        shapes = {"x": (rows, 16), "w": (16, 640), "b": (640,), "y": (rows,)}
+        shapes = {"x": (rows, size[1]), "w": size[::-1], "b": size[:1], "y": (rows,)}
         v = {n: block.create_var(n, s, "int64" if n == "y" else "bfloat16", persistable=True)
              for n, s in shapes.items()}  # fmt: skip
         g = Builder(block)
         loss, _, _, dx, dw, db, _ = g.fused_linear_cross_entropy(
-            v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype,
+            v["x"], v["w"], v["y"], v["b"] if bias else None, needs=["DX", "DW", "DBias"][: 2 + bias],
+            chunk_bytes=chunk_bytes, grad_dtype=grad_dtype,
             **attrs,
         )
-    bound = bind_program(main, {}, [o.name for o in (loss, dx, dw, db)],
-                         settling=gpu_stub.StubRuntime().settling(False))  # fmt: skip
-    return [c for c in bound.binder.calls if isinstance(c, (Gemm, Launch))]
+    fetched = [o.name for o in (loss, dx, dw, db) if o is not None]
+    return bind_program(main, {}, fetched, settling=settling(lambda call: Algorithm(0, b"")))
+
+
+def calls_of(*args, **attrs):
+    return [c for c in recorded(*args, **attrs).binder.calls if isinstance(c, (Gemm, Launch))]
 
 
 def test_rounding_is_one_launch_and_none_where_one_chunk_has_all_rows():
     one = 640 * 2
-    whole, wide = (len(recorded(64, 1 << 30, t)) for t in ("bfloat16", None))
+    whole, wide = (len(calls_of(64, 1 << 30, t)) for t in ("bfloat16", None))
     assert whole == wide
-    chunked, sums = (len(recorded(1024, 256 * one, t)) for t in ("bfloat16", None))
+    chunked, sums = (len(calls_of(1024, 256 * one, t)) for t in ("bfloat16", None))
     assert chunked == sums + 1
     for rows, total in ((64, "bfloat16"), (1024, "float32")):
-        sums = [c.c.dtype for c in recorded(rows, 256 * one, "bfloat16") if isinstance(c, Gemm) and c.trans_a]
+        sums = [c.c.dtype for c in calls_of(rows, 256 * one, "bfloat16") if isinstance(c, Gemm) and c.trans_a]
         assert set(sums) == {mg.types.as_dtype(total)}
 
 
