@@ -63,6 +63,8 @@ def checks() -> Iterator[Check]:
         yield Check(f"linear_cross_entropy/rounded/{dtype}", partial(_rounded, dtype), product=True)
     for dtype in DTYPES:
         yield Check(f"linear_cross_entropy/written/{dtype}", partial(_written, dtype), product=True)
+    for dtype in ("bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/mixed/{dtype}", partial(_mixed, dtype), product=True)
     yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
@@ -280,6 +282,23 @@ def _rounded(dtype: str) -> None:
                 yield str(o), partial(_near, (4, 47, 16, 512), dtype, o, SPELLINGS)
 
     each(cases())
+
+
+def _mixed(dtype: str) -> None:
+    """Rows of 16 bits, weight and bias of float32: gradients are float32 sums, twice the plain errors at most."""
+
+    def near(o: Options) -> None:
+        narrow = values((2, 30, 64, 512), o, dtype)
+        arrays = {n: a if n == "x" or a.dtype.kind == "i" else a.astype("f4") for n, a in narrow.items()}
+        found, plain = results("operator", arrays, o, GpuExecutor, times=3), results("plain", narrow, o, GpuExecutor)
+        assert found["w"].dtype == np.float32 == found["bias"].dtype
+        right = exact(narrow, o)
+        assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+    each(
+        (f"{rows} {transposed}", partial(near, Options(True, transposed, chunk_bytes=None, chunk_rows=rows)))
+        for rows in (1000, 7) for transposed in (False, True)
+    )  # fmt: skip
 
 
 def _planned() -> None:

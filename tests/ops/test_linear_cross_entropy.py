@@ -68,6 +68,29 @@ def test_losses_written_out_of_simpler_operators(written, z_loss, dtype):
         assert_twice(found, plain, right, right, 2 * STEP[dtype])
 
 
+MIXED = [("x", "bfloat16"), ("x", "float16"), ("w", "bfloat16"), ("bias", "float16")]
+
+
+@pytest.mark.parametrize(("short", "dtype"), MIXED)
+@pytest.mark.parametrize("chunk_rows", [1000, 5])
+def test_mixed_operands(short, dtype, chunk_rows):
+    """One operand has 16 bits, the others are float32: products of 16 bits, gradients in the types of the operands."""
+    o = Options(bias=True, reduction="sum", chunk_bytes=None, chunk_rows=chunk_rows)
+    narrow = values((2, 30, 64, 123), o, dtype)
+    arrays = {n: a if n == short or a.dtype.kind == "i" else a.astype("f4") for n, a in narrow.items()}
+    right, plain = exact(narrow, o), results("plain", narrow, o)
+    for spelling in ("operator", "apart"):
+        found = results(spelling, arrays, o)
+        assert {n: found[n].dtype for n in ("x", "w", "bias")} == {n: arrays[n].dtype for n in ("x", "w", "bias")}
+        assert_twice(found, plain, right, right, STEP[dtype])
+    net = build("operator", arrays, o)
+    ops = net.program.program_for(net.fetches).ops
+    if short == "x":  # the sums of the float32 weight are not rounded
+        rounded = largest_error(results("apart", arrays, o)["w"], right["w"])
+        assert largest_error(results("operator", arrays, o)["w"], right["w"]) < rounded / 4
+        assert [op.type for op in ops].count("cast") == 2, "of weight and bias, and none of a gradient"
+
+
 LOW = [
     (dtype, shape, everything, 1 << 16)
     for dtype in ("float32", "bfloat16", "float16") for shape in SHAPES for everything in (False, True)
@@ -264,7 +287,8 @@ BAD = [
     ((("x", (3,), "float32"), W, Y), {}, "X must have rank 2 or more"),
     ((X, ("w", (3, 5, 1), "float32"), Y), {}, "W must be 2-D"),
     ((X, ("w", (5, 3), "float32"), Y), {}, "inner sizes differ: X axis 1 is 3, W axis 0 is 5"),
-    ((X, ("w", (3, 5), "float16"), Y), {}, "X is float32, W is float16"),
+    ((X, ("w", (3, 5), "float64"), Y), {}, "X is float32, W is float64"),
+    ((B16, W16, Y), {}, "X is bfloat16, W is float16"),
     ((("x", (4, 3), "int64"), W, Y), {}, "X must be a float"),
     ((X, W, ("y", (4,), "float32")), {}, "Label must hold class numbers"),
     ((X, W, ("y", (5,), "int64")), {}, "Label must have the shape [4]"),

@@ -13,6 +13,8 @@ from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
+from minigraph.program import unique_name
+from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import backend
@@ -162,6 +164,60 @@ def test_an_unknown_number_of_rows_is_refused_where_it_matters():
     assert fused == 0
     assert "and the number of rows is not known" in said
     assert why(net(None, LARGE, "bfloat16"))[0] == 1
+
+
+# float32 weights of 16-bit products
+
+
+def mixed(rows=32, size=(640, 32), bias=False, fetch_rounded=False, **options):
+    """A program with a float32 weight that a bfloat16 layer reads, compiled; its operators and explanation."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        x, y = mg.static.data("x", [rows, size[1]], "bfloat16"), mg.static.data("y", [rows], "int64")
+        w, b = mg.static.create_parameter(size[::-1], "float32"), mg.static.create_parameter(size[:1], "float32")
+        low = mg.cast(w, "bfloat16")
+        if fetch_rounded:
+            z = mg.cast(mg.matmul(x, low), "float32")
+            loss = mg.nn.functional.cross_entropy(z, y)
+        else:
+            loss = mg.nn.functional.fused_linear_cross_entropy(x, w, y, b if bias else None, **options)
+        found = gradients([loss], [w, b] if bias else [w])
+        inner = [op.inputs["X"][0] for op in main.ops if any(v is found[0] for v in op.output_vars)]
+    fetches = [loss, *found, *(inner if fetch_rounded else [])]
+    program = compiled(main, True)
+    return program.program_for(fetches).ops, program
+
+
+def gradient_type(ops):
+    (op,) = [op for op in ops if op.type == "fused_linear_cross_entropy"]
+    return op.outputs["DW"][0].dtype
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_float32_weight_gets_its_float32_sums(bias):
+    ops, _ = mixed(bias=bias)
+    assert gradient_type(ops) == mg.types.float32
+    assert not [op for op in ops if op.type == "cast" and op.inputs["X"][0].name.endswith("GRAD")]
+    assert gradient_type(mixed(None, (128256, 4096))[0]) == mg.types.float32
+
+
+def test_a_gradient_that_is_read_in_16_bits_stays_rounded():
+    ops, program = mixed(fetch_rounded=True)
+    assert gradient_type(ops) == mg.types.as_dtype("bfloat16")
+    assert "is fetched, it must be written" in program.explain()
+
+
+def test_sums_of_16_bits_stay():
+    ops, program = mixed(accumulate_dtype="bfloat16")
+    assert gradient_type(ops) == mg.types.as_dtype("bfloat16")
+    assert "chunks are added up in bfloat16" in program.explain()
+
+
+def test_float32_sums_that_take_more_memory_are_refused():
+    for rows in (2048, None):
+        ops, program = mixed(rows, (131072, 1024))
+        assert gradient_type(ops) == mg.types.as_dtype("bfloat16"), rows
+        assert "scores and float32 sums take 1024 MiB, rounded ones 768" in program.explain()
 
 
 # launches and values

@@ -8,7 +8,7 @@ from minigraph.errors import require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, output_prefix, variable
-from minigraph.types import DType
+from minigraph.types import DType, float32
 
 from .loss import check_reduction, kept_labels, mean_over, reduced
 
@@ -24,7 +24,9 @@ def fused_linear_cross_entropy(
 ) -> Any:  # fmt: skip
     """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
 
-    input             [..., H]; weight [H, V], or [V, H] with transpose_weight as tied embeddings have it; bias [V]
+    input             [..., H]; weight [H, V], or [V, H] with transpose_weight as tied embeddings have it; bias [V].
+                      Where some have 16 bits and others are float32, all are read in 16 bits, as autocast does; a
+                      compiled program gives a float32 weight its float32 sums as gradient
     label             [...] or [..., 1], class numbers; rows with ignore_index count nowhere
     class_weight      [V], factors of the rows by their class; token_weight: factors of the rows, in label's shape
     label_smoothing   this share of each label is spread evenly over all classes
@@ -44,10 +46,12 @@ def fused_linear_cross_entropy(
     call = "fused_linear_cross_entropy"
     x, w, label = variable(input, call, "input"), variable(weight, call, "weight"), variable(label, call, "label")
     check_reduction(call, reduction)
+    b = None if bias is None else variable(bias, call, "bias")
+    x, w, b = _in_16_bits(x, w, b)
     prefix, g = output_prefix(call, name), builder_of(x)
     side = {"ZLoss": return_z_loss, "Prediction": return_accuracy}
     loss, square, prediction, *_ = g.fused_linear_cross_entropy(
-        x, w, label, None if bias is None else variable(bias, call, "bias"), trans_w=transpose_weight,
+        x, w, label, b, trans_w=transpose_weight,
         ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap,
         accumulate_dtype=accumulate_dtype, chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
         needs=[slot for slot in side if side[slot]], name=prefix,
@@ -65,6 +69,15 @@ def fused_linear_cross_entropy(
     if return_accuracy:
         results.append(_accuracy(g, prediction, label, kept, loss.dtype))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _in_16_bits(*operands: Variable | None) -> list[Any]:
+    """float32 operands cast to the 16-bit type of the others, where these agree on one."""
+    short = {v.dtype for v in operands if v is not None and v.type.is_float and v.dtype.itemsize == 2}
+    if len(short) != 1:
+        return [*operands]
+    dtype = short.pop()
+    return [as_type(v, dtype) if v is not None and v.dtype == float32 else v for v in operands]
 
 
 def _over_rows(

@@ -29,6 +29,7 @@ from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule
 from minigraph.types import TensorType, same
 
 from .linear_head import Head, HeadPattern
+from .unrounded_gradient import keep_sums
 from .written_loss import Trail, one_hot_of
 
 FUSED = "fused_linear_cross_entropy"
@@ -249,11 +250,13 @@ def fuse_linear_cross_entropy(
     graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int | None = None,
     linear_cross_entropy_chunk_rows: int | None = None, fuse_grad_accumulation: bool = False,
 ) -> int:  # fmt: skip
-    """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
+    """Class weights without one_hot, heads, forward with backward, then gradients of float32 weights."""
     chunking = Chunking(linear_cross_entropy_chunk_bytes, linear_cross_entropy_chunk_rows)
     applied = apply_rule(graph, ClassWeights(), report)
     for root in ("softmax_with_cross_entropy", "reduce_sum"):  # the loss is an operator, or written out
         applied += apply_rule(graph, LinearCrossEntropy(root, chunking, fuse_grad_accumulation), report)
     for op in graph.ops_of([FUSED]):
         applied += join(graph, op, report)
+    for op in graph.ops_of([FUSED, f"{FUSED}_grad"]):
+        applied += keep_sums(graph, op, report)
     return applied
