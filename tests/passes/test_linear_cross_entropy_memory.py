@@ -185,7 +185,7 @@ def mixed(rows=32, size=(640, 32), bias=False, fetch_rounded=False, **options):
         inner = [op.inputs["X"][0] for op in main.ops if any(v is found[0] for v in op.output_vars)]
     fetches = [loss, *found, *(inner if fetch_rounded else [])]
     program = compiled(main, True)
-    return program.program_for(fetches).ops, program
+    return program.program_for([v.name for v in fetches]).ops, program
 
 
 def gradient_type(ops):
