@@ -66,6 +66,8 @@ def checks() -> Iterator[Check]:
     for dtype in ("bfloat16", "float16"):
         yield Check(f"linear_cross_entropy/mixed/{dtype}", partial(_mixed, dtype), product=True)
     yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
+    for dtype in DTYPES:
+        yield Check(f"linear_cross_entropy/token scaling/{dtype}", partial(_token_scaling, dtype), product=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
     for dtype in ("float32", "bfloat16"):
@@ -182,6 +184,16 @@ def _written(dtype: str) -> None:
     each(cases())
 
 
+def _token_scaling(dtype: str) -> None:
+    def cases():
+        for shape in (SHAPES["small"], (3, 8, 24577)):
+            for extra in ({}, {"z_loss": 1e-2, "smoothing": 0.1, "softcap": 5.0}):
+                o = Options(bias=True, token_scaling=True, chunk_bytes=None, chunk_rows=5, **extra)
+                yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("operator", "apart"))
+
+    each(cases())
+
+
 def _long_rows(dtype: str) -> None:
     def cases():
         for shape in LONG:
@@ -264,12 +276,14 @@ def _side_outputs(dtypes: tuple[str, ...] = ("float64", "bfloat16")) -> None:
         main = mg.static.Program()
         with mg.static.program_guard(main, mg.static.Program()):
             v = [mg.static.data(n, a.shape, a.dtype) for n, a in (("x", x), ("w", w), ("y", label))]
-            fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True)
+            fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True,
+                                                   return_predicted_tokens=True)  # fmt: skip
         feed = {"x": x, "w": w, "y": label}
         cpu, gpu = (make().run(main, feed, list(fetches), scope=Scope()) for make in (Executor, GpuExecutor))
         np.testing.assert_allclose(gpu[0], cpu[0], rtol=1e-5)
         np.testing.assert_allclose(gpu[1], cpu[1], rtol=1e-5)
         assert gpu[2] == cpu[2]
+        np.testing.assert_array_equal(gpu[3], cpu[3])
 
 
 def _rounded(dtype: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,6 +67,23 @@ def test_losses_written_out_of_simpler_operators(written, z_loss, dtype):
     else:
         plain = results("plain", arrays, o)
         assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+
+@pytest.mark.parametrize("spelling", ["operator", "apart"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("extra", [{}, EVERYTHING, {"z_loss": 0.01, "smoothing": 0.2}], ids=str)
+def test_token_scaling(spelling, dtype, extra):
+    """Losses and gradients of rows times the probability of the label, through which no gradient flows."""
+    o = Options(bias=True, token_scaling=True, chunk_bytes=None, chunk_rows=5, **extra)
+    arrays = values(SMALL, o, dtype)
+    right, found = exact(arrays, o), results(spelling, arrays, o)
+    if dtype == "float64":
+        for name, a in right.items():
+            np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
+        plain = exact(arrays, replace(o, token_scaling=False))
+        assert largest_error(plain["w"], right["w"]) > 1e-3, "it does something"
+    else:
+        assert_twice(found, results("plain", arrays, o), right, right, 2 * STEP[dtype])
 
 
 MIXED = [("x", "bfloat16"), ("x", "float16"), ("w", "bfloat16"), ("bias", "float16")]
@@ -181,8 +199,12 @@ def test_side_outputs(rng):
     main, startup = mg.static.Program(), mg.static.Program()
     with mg.static.program_guard(main, startup):
         v = [mg.static.data(n, a.shape, a.dtype) for n, a in (("x", x), ("w", w), ("label", label))]
-        fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True)
-    loss, square, accuracy = Executor().run(main, {"x": x, "w": w, "label": label}, list(fetches), scope=Scope())
+        fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True,
+                                               return_predicted_tokens=True)  # fmt: skip
+        wide = mg.unsqueeze(v[2], axis=-1)
+        fetches += F.fused_linear_cross_entropy(*v[:2], wide, return_predicted_tokens=True)[1:]
+    feed = {"x": x, "w": w, "label": label}
+    loss, square, accuracy, tokens, wide = Executor().run(main, feed, list(fetches), scope=Scope())
     z = x @ w
     lse = np.log(np.exp(z).sum(1))
     kept = label != -100
@@ -190,6 +212,8 @@ def test_side_outputs(rng):
     np.testing.assert_allclose(loss, rows[kept].mean(), rtol=1e-12)
     np.testing.assert_allclose(square, (0.3 * lse**2)[kept].mean(), rtol=1e-12)
     np.testing.assert_allclose(accuracy, (z.argmax(1) == label)[kept].mean(), rtol=1e-12)
+    np.testing.assert_array_equal(tokens, z.argmax(1))
+    np.testing.assert_array_equal(wide, z.argmax(1)[:, None])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +242,7 @@ def test_scores_of_all_rows_never_exist_on_a_cpu(rng):
         x, label = rng.normal(size=(rows, 8)), rng.integers(0, 2000, rows)
         attrs = {**dict.fromkeys(("trans_w",), False), "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0,
                  "softcap": None, "accumulate_dtype": None, "grad_dtype": None,
-                 "chunk_bytes": 100 * 2000 * 8, "chunk_rows": None}  # fmt: skip
+                 "chunk_bytes": 100 * 2000 * 8, "chunk_rows": None, "token_scaling": False}  # fmt: skip
         tracemalloc.start()
         kernels.forward(x, w, label, needs=("DW",), **attrs)
         peaks.append(tracemalloc.get_traced_memory()[1])

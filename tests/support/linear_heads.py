@@ -42,6 +42,7 @@ class Options:
     accumulate: str | None = None
     chunk_bytes: int | None = 1 << 30
     chunk_rows: int | None = None
+    token_scaling: bool = False  # not of the spelling "rewritten"
     written: bool = False  # plainly: out of log_softmax and one_hot
     frozen: tuple[str, ...] = ()
     trains: bool = True
@@ -109,7 +110,7 @@ def _operator(v: dict[str, Any], o: Options) -> Any:
         token_weight=v["token_weight"] if o.token_weight else None, ignore_index=o.ignore_index,
         reduction=o.reduction, label_smoothing=o.smoothing, z_loss=o.z_loss, softcap=o.softcap,
         transpose_weight=o.transposed, accumulate_dtype=o.accumulate, chunk_bytes=o.chunk_bytes,
-        chunk_rows=o.chunk_rows,
+        chunk_rows=o.chunk_rows, use_token_scaling=o.token_scaling,
     )  # fmt: skip
 
 
@@ -136,6 +137,10 @@ def _plain(v: dict[str, Any], o: Options) -> Any:
         top.stop_gradient = True
         lse = mg.log(mg.sum(mg.exp(z - top), axis=-1)) + mg.squeeze(top, axis=-1)
         rows = rows + o.z_loss * lse * lse * kept
+    if o.token_scaling:
+        scaling = mg.exp(-F.cross_entropy(z, v["label"], ignore_index=o.ignore_index, reduction="none"))
+        scaling.stop_gradient = True
+        rows = rows * scaling
     factors = kept
     if o.class_weight:
         numbers = mg.where(mg.cast(kept, "bool"), v["label"], mg.zeros_like(v["label"]))

@@ -53,6 +53,7 @@ def _chunked(
         _kept(labels, classes, attrs["ignore_index"]), labels, Bias,
         [None if seed is None else seed.reshape(rows) for seed in seeds], flat,
         bool({"DX", "DW", "DBias"} & made.keys()), attrs["label_smoothing"], attrs["z_loss"], attrs["softcap"],
+        attrs["token_scaling"],
     )  # fmt: skip
     step = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"]).step(rows, classes, X.itemsize)
     few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
@@ -105,6 +106,7 @@ class _RowLoss:
     smoothing: float
     z_loss: float
     softcap: float | None
+    token_scaling: bool
 
     def finish(self, z: np.ndarray, at: slice) -> None:
         """What is wanted of the rows `at`, whose scores `z` become their gradients."""
@@ -116,6 +118,8 @@ class _RowLoss:
         if "Prediction" in flat:
             flat["Prediction"][at, 0] = z.argmax(axis=1)
         loss, square, lse, total_exp = _losses(z, numbers, kept, self.smoothing, self.z_loss)
+        scaling = np.where(kept, z[np.arange(len(z)), numbers] / total_exp, 0) if self.token_scaling else 1
+        loss, square = loss * scaling, square * scaling
         if "Loss" in flat:
             flat["Loss"][at, 0] = loss
         if "ZLoss" in flat:
@@ -125,7 +129,7 @@ class _RowLoss:
         if not self.trains:
             return
         d_loss, d_square = self.seeds
-        seed = np.where(kept, 1 if d_loss is None else d_loss[at], 0).astype(z.dtype)
+        seed = np.where(kept, 1 if d_loss is None else d_loss[at], 0).astype(z.dtype) * scaling
         factor, used = seed * (1 + 2 * self.z_loss * lse), kept
         if d_square is not None:
             used = kept | (d_square[at] != 0)

@@ -21,6 +21,7 @@ def fused_linear_cross_entropy(
     transpose_weight: bool = False, accumulate_dtype: Any = None, chunk_bytes: int | None = None,
     chunk_rows: int | None = None,
     return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
+    use_token_scaling: bool = False, return_predicted_tokens: bool = False,
 ) -> Any:  # fmt: skip
     """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
 
@@ -36,9 +37,10 @@ def fused_linear_cross_entropy(
     accumulate_dtype  type in which weight's gradient is added up over chunks: float32 for 16-bit inputs by default
     chunk_bytes       scores of so many bytes exist at a time, by default those of 2048 rows and at most 1 GiB; or
     chunk_rows        so many rows are taken at a time
-    Returns the loss, float32 for 16-bit inputs; with return_z_loss and return_accuracy a tuple: what z_loss has added,
-    reduced like the loss, and the share of the kept rows whose label has the largest score. Gradients flow
-    through the loss only.
+    use_token_scaling multiplies a row's loss by the probability of its label, a constant for gradients
+    Returns the loss, float32 for 16-bit inputs; with return_z_loss, return_accuracy and return_predicted_tokens a
+    tuple: what z_loss has added, reduced like the loss; the share of the kept rows whose label has the largest score;
+    and the class with the largest score of every row, int64 in label's shape. Gradients flow through the loss only.
 
     In a compiled program with BuildStrategy.fuse_linear_cross_entropy the gradients are computed together with the
     loss; without it the scores are computed once more for them.
@@ -49,11 +51,11 @@ def fused_linear_cross_entropy(
     b = None if bias is None else variable(bias, call, "bias")
     x, w, b = _in_16_bits(x, w, b)
     prefix, g = output_prefix(call, name), builder_of(x)
-    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy}
+    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy or return_predicted_tokens}
     loss, square, prediction, *_ = g.fused_linear_cross_entropy(
-        x, w, label, b, trans_w=transpose_weight,
-        ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap,
-        accumulate_dtype=accumulate_dtype, chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
+        x, w, label, b, trans_w=transpose_weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, softcap=softcap, token_scaling=use_token_scaling, accumulate_dtype=accumulate_dtype,
+        chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
         needs=[slot for slot in side if side[slot]], name=prefix,
     )  # fmt: skip
     kept = kept_labels(g, label, ignore_index)
@@ -68,6 +70,8 @@ def fused_linear_cross_entropy(
     results = [_over_rows(g, each, factors, kept, reduction, label.ndim) for each in results]
     if return_accuracy:
         results.append(_accuracy(g, prediction, label, kept, loss.dtype))
+    if return_predicted_tokens:
+        results.append(prediction if label.ndim == x.ndim else g.squeeze(prediction, axes=[-1]))
     return results[0] if len(results) == 1 else tuple(results)
 
 

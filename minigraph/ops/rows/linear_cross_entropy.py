@@ -28,7 +28,7 @@ OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 )  # fmt: skip
 def fused_linear_cross_entropy(
     X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
     chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
@@ -41,6 +41,7 @@ def fused_linear_cross_entropy(
     DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
     Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
     ZLoss, Prediction   its last term, and argmax(z); append_backward refuses a loss that depends on ZLoss
+    token_scaling       multiplies Loss and ZLoss of a row by exp(z[Label] - lse), a constant for gradients
     Square, DSquare     lse^2 of every row, [..., 1] as Loss, ignored rows too: for a z-loss that is written out, whose
             gradients flow through it; and by what its gradients are multiplied, absent 0
     DX, DW, DBias       gradients of sum(Loss * DLoss + Square * DSquare), which have none themselves. The chunks of
@@ -50,26 +51,30 @@ def fused_linear_cross_entropy(
             rows and 1 GiB; all at once where their sums would take more memory than that saves
     chunk_rows          so many rows are taken at a time, whatever memory that takes; not beside chunk_bytes
     """
-    values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)
+    values = _plain(
+        X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling
+    )
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
 @op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
 def fused_linear_cross_entropy_grad(
     X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
     chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
     """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
-    values = _plain(X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:6]
-    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:6], values, strict=True))
+    values = _plain(
+        X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling
+    )
+    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:6], values[3:6], strict=True))
 
 
 def _plain(
     X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
     DSquare: np.ndarray | None, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float | None,
+    softcap: float | None, token_scaling: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """All outputs by the formulas, with the scores of all rows at once."""
     w = W.T if trans_w else W
@@ -89,9 +94,13 @@ def _plain(
     top = z.max(axis=-1, keepdims=True)
     lse = top + np.log(np.exp(z - top).sum(axis=-1, keepdims=True))
     own = np.where(target == 0, 0, target * z).sum(axis=-1, keepdims=True)  # a class of weight 0 may have -inf
-    ZLoss = np.where(kept, z_loss * lse**2, 0)
-    Loss = np.where(kept, lse - own, 0) + ZLoss
-    seed = np.ones((), z.dtype) if DLoss is None else DLoss
+    scaling, seed = np.ones((), z.dtype), np.ones((), z.dtype) if DLoss is None else DLoss
+    if token_scaling:
+        label = np.where(kept, numbers[..., None], 0)
+        scaling = np.where(kept, np.exp(np.take_along_axis(z, label, axis=-1) - lse), 0)
+        seed = seed * scaling
+    ZLoss = np.where(kept, z_loss * lse**2, 0) * scaling
+    Loss = np.where(kept, lse - own, 0) * scaling + ZLoss
     p = np.exp(z - lse)
     d = np.where(kept, (p * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
     if DSquare is not None:
@@ -115,8 +124,8 @@ def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
 @fused_linear_cross_entropy.infer
 def _(
     X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None,
-    DSquare: TensorType | None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    grad_dtype, chunk_bytes, chunk_rows,
+    DSquare: TensorType | None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling,
+    accumulate_dtype, grad_dtype, chunk_bytes, chunk_rows,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
@@ -203,8 +212,12 @@ def _(rng):
 @fused_linear_cross_entropy_grad.samples
 def _(rng):
     attrs = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 2.0, "chunk_bytes": 80}
-    for x, w, label, bias in [((4, 3), (3, 5), [0, 4, -100, 2], 5), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None)]:
+    for x, w, label, bias, scaled in [
+        ((4, 3), (3, 5), [0, 4, -100, 2], 5, False), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None, False),
+        ((4, 3), (3, 5), [0, 4, -100, 2], 5, True),
+    ]:  # fmt: skip
         inputs = [rng.normal(size=s) for s in (x, w, (*x[:-1], 1))]
         inputs.insert(2, np.array(label))
         square = None if bias is None else rng.normal(size=(*x[:-1], 1))
-        yield (*inputs, None if bias is None else rng.normal(size=bias), square), {"trans_w": w[0] == 5, **attrs}
+        inputs += [None if bias is None else rng.normal(size=bias), square]
+        yield tuple(inputs), {"trans_w": w[0] == 5, "token_scaling": scaled, **attrs}

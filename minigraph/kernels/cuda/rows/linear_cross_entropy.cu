@@ -3,7 +3,7 @@
 //   Loss = lse - (1 - SMOOTHING) * z[label] - SMOOTHING * mean(z) + SQUARE * lse^2
 //   Z = (p * (1 + 2 * SQUARE * lse) - (1 - SMOOTHING) * [i == label] - SMOOTHING / n) * dz/da * DLoss
 // Ignored rows have 0. SQUARED: Square = lse^2, of ignored rows too; SQUARE_SEEDED: its gradient p * 2 * lse * DSquare is
-// added. Moved: a row comes from memory once and goes back once (WRITES). Between, its first `kept` packs
+// added. TOKEN_SCALED: Loss and its gradient times p[label]. Moved: a row comes from memory once and goes back once (WRITES). Between, its first `kept` packs
 // stay in shared memory; the others are read again while they are still in L2, last ones first.
 // L, S and Q are the types of labels, DLoss and DSquare. A label that is no class is reported with its row among those of all
 // chunks, of which `first` is this one's first.
@@ -100,10 +100,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
     if (threadIdx.x % 32 >= THREADS / 32) s = {no_scores(), C(0), -infinity<C>(), 0x7fffffff};
     s = over_warp(s);
 
-    const C log_sum = log(s.scores.sum), lse = log_sum + s.scores.max, square = SQUARE * lse * lse;
+    const C log_sum = log(s.scores.sum), lse = log_sum + s.scores.max;
+    const C scaling = TOKEN_SCALED ? exponential(capped(own) - s.scores.max) / s.scores.sum : C(1);
+    const C square = SQUARE * lse * lse * scaling;
     if (threadIdx.x == 0) {
-        C loss = log_sum - (C(1) - SMOOTHING) * (capped(own) - s.scores.max) + square;
+        C loss = log_sum - (C(1) - SMOOTHING) * (capped(own) - s.scores.max);
         if (SMOOTH) loss -= SMOOTHING * (s.sum / C(n) - s.scores.max);
+        loss = loss * scaling + square;
         if (LOSS) Loss[blockIdx.x] = counts ? loss : C(0);
         if (Z_LOSS) ZLoss[blockIdx.x] = counts ? square : C(0);
         if (ARGMAX) Prediction[blockIdx.x] = s.place;
@@ -125,9 +128,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
         return;
     }
 #if SEEDED
-    const C seed = counts ? C(up(DLoss[blockIdx.x])) : C(0);
+    const C seed = counts ? C(up(DLoss[blockIdx.x])) * scaling : C(0);
 #else
-    const C seed = counts ? C(1) : C(0);
+    const C seed = counts ? scaling : C(0);
 #endif
     const Finish f = {
         s.scores.max, (seed * (C(1) + C(2) * SQUARE * lse) + to_lse) / s.scores.sum,
