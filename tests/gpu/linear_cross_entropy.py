@@ -25,6 +25,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.gpu.check import DTYPES, PLACE, Check, GpuExecutor, each
 from tests.support.head_memory import LARGE, ROWS, check, net
+from tests.support.language_model import curve, distance
 from tests.support.linear_heads import (
     EVERYTHING,
     SPELLINGS,
@@ -68,6 +69,8 @@ def checks() -> Iterator[Check]:
     yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
     for dtype in DTYPES:
         yield Check(f"linear_cross_entropy/token scaling/{dtype}", partial(_token_scaling, dtype), product=True)
+    for dtype in ("float32", "bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/training/{dtype}", partial(_training, dtype), product=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
     for dtype in ("float32", "bfloat16"):
@@ -313,6 +316,13 @@ def _mixed(dtype: str) -> None:
         (f"{rows} {transposed}", partial(near, Options(True, transposed, chunk_bytes=None, chunk_rows=rows)))
         for rows in (1000, 7) for transposed in (False, True)
     )  # fmt: skip
+
+
+def _training(dtype: str) -> None:
+    """The curve of a language model's loss lies within the spread of two seeds."""
+    for written in (False, True):
+        plain, fused = (curve(3, dtype, on, written, GpuExecutor) for on in (False, True))
+        assert distance(plain, fused) < distance(plain, curve(4, dtype, False, written, GpuExecutor)) / 20
 
 
 def _planned() -> None:
