@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from bench.gpu_linear_cross_entropy import STEP
+from bench.gpu_linear_cross_entropy_step import step_program
 from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -101,6 +103,14 @@ def test_the_default_takes_no_more_than_liger(size):
     for rows in (1000, 2048, 5000, 8192, 40000):
         assert own_peak(rows, *size) <= liger_peak(rows, *size) + 64 * rows + 4096, rows
     assert own_peak(40000, *size, chunk_rows=20000) > liger_peak(40000, *size)
+
+
+@pytest.mark.parametrize(("way", "transient"), [("old", 6 * 131072 * 4096), ("fallback", 4 * 2048 * (131072 + 4096)),
+                                                ("fast", 0)])  # fmt: skip
+def test_the_three_ways_to_add_into_a_float32_gradient(way, transient):
+    """The pull request's table: convert and add takes 3 GiB for a moment, converted operands 1, the product nothing."""
+    bound = bind_program(step_program(mg, way, STEP), {}, (), settling=settling(lambda call: Algorithm(0, b"")))
+    assert transient <= bound.arena_bytes <= transient + 4096
 
 
 # what is decided, and when
