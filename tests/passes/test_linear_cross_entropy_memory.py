@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from bench.gpu_linear_cross_entropy import STEP
+from bench import gpu_linear_cross_entropy as bench
 from bench.gpu_linear_cross_entropy_step import step_program
 from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
@@ -109,7 +109,7 @@ def test_the_default_takes_no_more_than_liger(size):
                                                 ("fast", 0)])  # fmt: skip
 def test_the_three_ways_to_add_into_a_float32_gradient(way, transient):
     """The pull request's table: convert and add takes 3 GiB for a moment, converted operands 1, the product nothing."""
-    bound = bind_program(step_program(mg, way, STEP), {}, (), settling=settling(lambda call: Algorithm(0, b"")))
+    bound = bind_program(step_program(mg, way, bench.STEP), {}, (), settling=settling(lambda call: Algorithm(0, b"")))
     assert transient <= bound.arena_bytes <= transient + 4096
 
 
