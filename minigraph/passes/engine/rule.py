@@ -282,10 +282,9 @@ class _Rewrite:
 
     def _result_of(self, grad: OpNode, gradient: VarNode) -> VarNode:
         """The value that survives whose `gradient` the operator `grad` reads."""
-        for result in self.kept:
-            if result.producer is grad.forward:
-                return result
-        raise Refused("{} is the gradient of an inner value, not of {}", gradient.name, self.kept[0].name)
+        own, first = [v for v in self.kept if v.producer is grad.forward], self.kept[0]
+        refuse_unless(own, "{} is the gradient of an inner value, not of {}", gradient.name, first.name)
+        return [*own, first][0]
 
     def _backward_place(self, incoming: dict[VarNode, VarNode]) -> OpNode:
         """The first grad operator at whose place all gradients that come in are there."""
