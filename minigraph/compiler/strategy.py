@@ -84,7 +84,7 @@ PASSES: tuple[PassRow, ...] = (
     ),
     PassRow(
         "fuse_linear_cross_entropy", fuse_linear_cross_entropy,
-        options=("linear_cross_entropy_chunk_bytes", "fuse_grad_accumulation"),
+        options=("linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows", "fuse_grad_accumulation"),
         after={
             "remove_redundant_cast": "the last layer and its loss meet where casts stood between them",
             "fuse_matmul_transpose": "a tied embedding is read instead of its transpose",
@@ -191,7 +191,8 @@ class BuildStrategy(NotPickled):
     remove_redundant_transpose        transposes in a row become one, or none
     fuse_matmul_transpose             matrix products read operands instead of their transposes
     fuse_linear_cross_entropy         the last layer and its cross entropy become one operator without all scores;
-                                      linear_cross_entropy_chunk_bytes of scores exist at a time
+                                      linear_cross_entropy_chunk_bytes of scores exist at a time, or scores of
+                                      linear_cross_entropy_chunk_rows; give one or none
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
@@ -240,7 +241,8 @@ class BuildStrategy(NotPickled):
     remove_redundant_transpose: bool = False
     fuse_matmul_transpose: bool = False
     fuse_linear_cross_entropy: bool = False
-    linear_cross_entropy_chunk_bytes: int = 1 << 30
+    linear_cross_entropy_chunk_bytes: int | None = None
+    linear_cross_entropy_chunk_rows: int | None = None
     fuse_gemm_epilogue: bool = False
     fuse_grad_accumulation: bool = False
     fuse_activation_grad: bool = False
@@ -304,7 +306,10 @@ class BuildStrategy(NotPickled):
                 f"{name} is set after the strategy was compiled, it would have no effect",
                 hint="make a new BuildStrategy and a new CompiledProgram",
             )  # fmt: skip
-        wanted = type(known[name].default)
+        optional = known[name].default is None
+        wanted = int if optional else type(known[name].default)
+        if value is None and optional:
+            return object.__setattr__(self, name, value)
         if value is None and wanted is bool:  # Paddle's memory_optimize = None
             value = known[name].default
         if wanted is bool and isinstance(value, int) and value in (0, 1):

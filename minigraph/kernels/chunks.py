@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+CHUNK_ROWS, CHUNK_BYTES = 2048, 1 << 30  # of scores that exist at a time; fewer rows take more than 3 % longer
 TILE = 128  # rows of a tile of large products: chunks are multiples of it where they can be
 
 
@@ -16,18 +19,35 @@ def chunk_rows(rows: int, classes: int, itemsize: int, chunk_bytes: int) -> int:
     return min(most, -(-rows // (chunks * unit)) * unit)
 
 
+class Chunking(NamedTuple):
+    """What bounds a chunk: bytes of its scores, or exactly so many rows (but for the last); one or none is given."""
+
+    nbytes: int | None = None
+    rows: int | None = None
+
+    def step(self, rows: int, classes: int, itemsize: int, free: int = 0) -> int:
+        """Rows of a chunk; `free` of them cost no memory."""
+        if self.rows is not None:
+            return max(1, min(rows, self.rows))
+        if self.nbytes is not None:
+            return chunk_rows(rows, classes, itemsize, self.nbytes)
+        most = max(CHUNK_ROWS, free) * classes * itemsize
+        return chunk_rows(rows, classes, itemsize, min(CHUNK_BYTES, most))
+
+
 def rows_at_once(
-    rows: int, inner: int, classes: int, itemsize: int, chunk_bytes: int, bias: bool
+    rows: int, inner: int, classes: int, itemsize: int, how: Chunking, bias: bool
 ) -> tuple[int, int]:  # fmt: skip
     """(rows of a chunk, bytes of scores and weight gradient) where a gradient of `itemsize` bytes takes least memory.
 
     All rows at once need no sums: the product rounds what it has added up. Chunks of 16 bits need float32 sums beside
-    their scores, and when these are gone beside the rounded gradient.
+    their scores, and when these are gone beside the rounded gradient, so scores of `inner` rows cost nothing. Rows
+    that the user gives are taken in any case.
     """
-    step = chunk_rows(rows, classes, itemsize, chunk_bytes)
+    step = how.step(rows, classes, itemsize, inner if itemsize == 2 else 0)
     row, gradient = classes * itemsize, inner * classes * itemsize
     whole = rows * row + gradient
     if step >= rows or itemsize > 2:
         return step, min(step, rows) * row + gradient
     chunked = (inner + (-(-rows // step) if bias else 0)) * classes * 4 + max(step * row, gradient)
-    return (rows, whole) if whole < chunked else (step, chunked)
+    return (rows, whole) if whole < chunked and how.rows is None else (step, chunked)

@@ -25,6 +25,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.gpu.check import DTYPES, PLACE, Check, GpuExecutor, each
 from tests.support.head_memory import LARGE, ROWS, check, net
+from tests.support.language_model import curve, distance
 from tests.support.linear_heads import (
     EVERYTHING,
     SPELLINGS,
@@ -61,7 +62,15 @@ def checks() -> Iterator[Check]:
         yield Check(f"linear_cross_entropy/liger/{dtype}", partial(_liger, dtype), product=True)
     for dtype in ("bfloat16", "float16"):
         yield Check(f"linear_cross_entropy/rounded/{dtype}", partial(_rounded, dtype), product=True)
+    for dtype in DTYPES:
+        yield Check(f"linear_cross_entropy/written/{dtype}", partial(_written, dtype), product=True)
+    for dtype in ("bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/mixed/{dtype}", partial(_mixed, dtype), product=True)
     yield Check("linear_cross_entropy/planned memory", _planned, alone=True)
+    for dtype in DTYPES:
+        yield Check(f"linear_cross_entropy/token scaling/{dtype}", partial(_token_scaling, dtype), product=True)
+    for dtype in ("float32", "bfloat16", "float16"):
+        yield Check(f"linear_cross_entropy/training/{dtype}", partial(_training, dtype), product=True)
     for run in (_labels, _ignored, _captured, _side_outputs, _frozen):
         yield Check(f"linear_cross_entropy/{run.__name__.strip('_')}", run, product=True)
     for dtype in ("float32", "bfloat16"):
@@ -166,6 +175,28 @@ def _options(shape: tuple[int, ...], dtype: str) -> None:
     each(cases())
 
 
+def _written(dtype: str) -> None:
+    """Losses out of log_softmax and one_hot, z-losses out of a log-sum-exp: several chunks, ignored rows."""
+
+    def cases():
+        for shape in (SHAPES["small"], (3, 8, 24577)):
+            for extra in ({"z_loss": 1e-2}, {"z_loss": 1e-2, "written": True}, {"written": True, "smoothing": 0.1}):
+                o = Options(bias=True, chunk_bytes=None, chunk_rows=2, **extra)
+                yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("rewritten",))
+
+    each(cases())
+
+
+def _token_scaling(dtype: str) -> None:
+    def cases():
+        for shape in (SHAPES["small"], (3, 8, 24577)):
+            for extra in ({}, {"z_loss": 1e-2, "smoothing": 0.1, "softcap": 5.0}):
+                o = Options(bias=True, token_scaling=True, chunk_bytes=None, chunk_rows=5, **extra)
+                yield f"{shape} {extra}", partial(_near, shape, dtype, o, ("operator", "apart"))
+
+    each(cases())
+
+
 def _long_rows(dtype: str) -> None:
     def cases():
         for shape in LONG:
@@ -248,12 +279,14 @@ def _side_outputs(dtypes: tuple[str, ...] = ("float64", "bfloat16")) -> None:
         main = mg.static.Program()
         with mg.static.program_guard(main, mg.static.Program()):
             v = [mg.static.data(n, a.shape, a.dtype) for n, a in (("x", x), ("w", w), ("y", label))]
-            fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True)
+            fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True,
+                                                   return_predicted_tokens=True)  # fmt: skip
         feed = {"x": x, "w": w, "y": label}
         cpu, gpu = (make().run(main, feed, list(fetches), scope=Scope()) for make in (Executor, GpuExecutor))
         np.testing.assert_allclose(gpu[0], cpu[0], rtol=1e-5)
         np.testing.assert_allclose(gpu[1], cpu[1], rtol=1e-5)
         assert gpu[2] == cpu[2]
+        np.testing.assert_array_equal(gpu[3], cpu[3])
 
 
 def _rounded(dtype: str) -> None:
@@ -266,6 +299,30 @@ def _rounded(dtype: str) -> None:
                 yield str(o), partial(_near, (4, 47, 16, 512), dtype, o, SPELLINGS)
 
     each(cases())
+
+
+def _mixed(dtype: str) -> None:
+    """Rows of 16 bits, weight and bias of float32: gradients are float32 sums, twice the plain errors at most."""
+
+    def near(o: Options) -> None:
+        narrow = values((2, 30, 64, 512), o, dtype)
+        arrays = {n: a if n == "x" or a.dtype.kind == "i" else a.astype("f4") for n, a in narrow.items()}
+        found, plain = results("operator", arrays, o, GpuExecutor, times=3), results("plain", narrow, o, GpuExecutor)
+        assert found["w"].dtype == np.float32 == found["bias"].dtype
+        right = exact(narrow, o)
+        assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+    each(
+        (f"{rows} {transposed}", partial(near, Options(True, transposed, chunk_bytes=None, chunk_rows=rows)))
+        for rows in (1000, 7) for transposed in (False, True)
+    )  # fmt: skip
+
+
+def _training(dtype: str) -> None:
+    """The curve of a language model's loss lies within the spread of two seeds."""
+    for written in (False, True):
+        plain, fused = (curve(3, dtype, on, written, GpuExecutor) for on in (False, True))
+        assert distance(plain, fused) < distance(plain, curve(4, dtype, False, written, GpuExecutor)) / 20
 
 
 def _planned() -> None:

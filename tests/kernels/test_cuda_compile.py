@@ -86,10 +86,11 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
             yield "cumsum", of(shape), {"axis": axis and axis[0], "reverse": True, "exclusive": True}
     for classes in (131072, 50257, 1000):
         x, w, bias = of("300,16", f"{classes},16", str(classes))
-        label, every = types("300", "int64"), {"trans_w": True, "label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0}
+        label, every = types("300", "int64"), {"trans_w": True, "label_smoothing": 0.1, "z_loss": 1e-4, "softcap": 30.0,
+                                                      "token_scaling": True}
         for attrs in ({"trans_w": True}, {**every, "chunk_bytes": 64 * classes}):
             yield "fused_linear_cross_entropy", [x, w, label, bias], attrs
-            yield "fused_linear_cross_entropy_grad", [x, w, label, *of("300,1"), None], attrs
+            yield "fused_linear_cross_entropy_grad", [x, w, label, *of("300,1"), None, *of("300,1")], attrs
     yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
     for head in {"float64": (64, 512), "float32": (32, 64, 128, 512)}.get(dtype, (64, 128, 256)):
         q, sums = of(f"4,1024,8,{head}")[0], types("4,8,1024", "float64" if dtype == "float64" else "float32")

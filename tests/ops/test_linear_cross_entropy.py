@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import minigraph as mg
 from minigraph.errors import MinigraphError
 from minigraph.kernels.chunks import chunk_rows
 from minigraph.kernels.cpu import linear_cross_entropy as kernels
-from minigraph.ops.rows import linear_cross_entropy as ops
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.support.linear_heads import (
@@ -45,6 +45,68 @@ def test_options_in_float64(spelling, everything, bias, transposed, reduction):
     assert found.keys() == right.keys()
     for name, a in right.items():
         np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("written", [False, True], ids=["operator", "written"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_losses_written_out_of_simpler_operators(written, z_loss, dtype):
+    """log_softmax * one_hot and a z-loss of a log-sum-exp: nothing is left of them, loss and gradients are the same."""
+    o = Options(bias=True, written=written, z_loss=z_loss, smoothing=0.1, softcap=4.0, class_weight=True,
+                chunk_bytes=7 * 33 * 8)  # fmt: skip
+    arrays = values(SMALL, o, dtype)
+    net = build("rewritten", arrays, o)
+    types = [op.type for op in net.program.program_for(net.fetches).ops]
+    assert types.count("fused_linear_cross_entropy") == 1
+    assert not {"matmul", "exp", "log", "log_softmax", "one_hot", "reduce_max", "softmax_with_cross_entropy",
+                "fused_linear_cross_entropy_grad"} & set(types)  # fmt: skip
+    found, right = results("rewritten", arrays, o, times=2), exact(arrays, o)
+    if dtype == "float64":
+        for name, a in right.items():
+            np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
+    else:
+        plain = results("plain", arrays, o)
+        assert_twice(found, plain, right, right, 2 * STEP[dtype])
+
+
+@pytest.mark.parametrize("spelling", ["operator", "apart"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("extra", [{}, EVERYTHING, {"z_loss": 0.01, "smoothing": 0.2}], ids=str)
+def test_token_scaling(spelling, dtype, extra):
+    """Losses and gradients of rows times the probability of the label, through which no gradient flows."""
+    o = Options(bias=True, token_scaling=True, chunk_bytes=None, chunk_rows=5, **extra)
+    arrays = values(SMALL, o, dtype)
+    right, found = exact(arrays, o), results(spelling, arrays, o)
+    if dtype == "float64":
+        for name, a in right.items():
+            np.testing.assert_allclose(found[name], a, rtol=1e-10, atol=1e-12, err_msg=name)
+        plain = exact(arrays, replace(o, token_scaling=False))
+        assert largest_error(plain["w"], right["w"]) > 1e-3, "it does something"
+    else:
+        assert_twice(found, results("plain", arrays, o), right, right, 2 * STEP[dtype])
+
+
+MIXED = [("x", "bfloat16"), ("x", "float16"), ("w", "bfloat16"), ("bias", "float16")]
+
+
+@pytest.mark.parametrize(("short", "dtype"), MIXED)
+@pytest.mark.parametrize("chunk_rows", [1000, 5])
+def test_mixed_operands(short, dtype, chunk_rows):
+    """One operand has 16 bits, the others are float32: products of 16 bits, gradients in the types of the operands."""
+    o = Options(bias=True, reduction="sum", chunk_bytes=None, chunk_rows=chunk_rows)
+    narrow = values((2, 30, 64, 123), o, dtype)
+    arrays = {n: a if n == short or a.dtype.kind == "i" else a.astype("f4") for n, a in narrow.items()}
+    right, plain = exact(narrow, o), results("plain", narrow, o)
+    for spelling in ("operator", "apart"):
+        found = results(spelling, arrays, o)
+        assert {n: found[n].dtype for n in ("x", "w", "bias")} == {n: arrays[n].dtype for n in ("x", "w", "bias")}
+        assert_twice(found, plain, right, right, STEP[dtype])
+    net = build("operator", arrays, o)
+    ops = net.program.program_for(net.fetches).ops
+    if short == "x":  # the sums of the float32 weight are not rounded
+        rounded = largest_error(results("apart", arrays, o)["w"], right["w"])
+        assert largest_error(results("operator", arrays, o)["w"], right["w"]) < rounded / 4
+        assert [op.type for op in ops].count("cast") == 2, "of weight and bias, and none of a gradient"
 
 
 LOW = [
@@ -137,8 +199,12 @@ def test_side_outputs(rng):
     main, startup = mg.static.Program(), mg.static.Program()
     with mg.static.program_guard(main, startup):
         v = [mg.static.data(n, a.shape, a.dtype) for n, a in (("x", x), ("w", w), ("label", label))]
-        fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True)
-    loss, square, accuracy = Executor().run(main, {"x": x, "w": w, "label": label}, list(fetches), scope=Scope())
+        fetches = F.fused_linear_cross_entropy(*v, z_loss=0.3, return_z_loss=True, return_accuracy=True,
+                                               return_predicted_tokens=True)  # fmt: skip
+        wide = mg.unsqueeze(v[2], axis=-1)
+        fetches += F.fused_linear_cross_entropy(*v[:2], wide, return_predicted_tokens=True)[1:]
+    feed = {"x": x, "w": w, "label": label}
+    loss, square, accuracy, tokens, wide = Executor().run(main, feed, list(fetches), scope=Scope())
     z = x @ w
     lse = np.log(np.exp(z).sum(1))
     kept = label != -100
@@ -146,6 +212,8 @@ def test_side_outputs(rng):
     np.testing.assert_allclose(loss, rows[kept].mean(), rtol=1e-12)
     np.testing.assert_allclose(square, (0.3 * lse**2)[kept].mean(), rtol=1e-12)
     np.testing.assert_allclose(accuracy, (z.argmax(1) == label)[kept].mean(), rtol=1e-12)
+    np.testing.assert_array_equal(tokens, z.argmax(1))
+    np.testing.assert_array_equal(wide, z.argmax(1)[:, None])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +242,7 @@ def test_scores_of_all_rows_never_exist_on_a_cpu(rng):
         x, label = rng.normal(size=(rows, 8)), rng.integers(0, 2000, rows)
         attrs = {**dict.fromkeys(("trans_w",), False), "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0,
                  "softcap": None, "accumulate_dtype": None, "grad_dtype": None,
-                 "chunk_bytes": 100 * 2000 * 8}  # fmt: skip
+                 "chunk_bytes": 100 * 2000 * 8, "chunk_rows": None, "token_scaling": False}  # fmt: skip
         tracemalloc.start()
         kernels.forward(x, w, label, needs=("DW",), **attrs)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -211,6 +279,15 @@ def z_loss_is_forgotten(patch):
     _swap(patch, "_losses", lambda f, z, n, k, smoothing, square: f(z, n, k, smoothing, 0.0))
 
 
+def test_a_forgotten_seed_of_the_square_is_seen(monkeypatch):
+    """A z-loss that is written out reaches its gradient through DSquare alone."""
+    o = Options(chunk_bytes=5 * 33 * 8, z_loss=0.01)
+    arrays = values(SMALL, o, "float64")
+    _swap(monkeypatch, "_RowLoss", lambda f, *args: f(*args[:3], [args[3][0], None], *args[4:]))
+    found, right = results("rewritten", arrays, o), exact(arrays, o)
+    assert largest_error(found["w"], right["w"]) > 1e-6
+
+
 @pytest.mark.parametrize(
     "plant",
     [second_chunk_overwrites, softcap_slope_is_forgotten, ignored_rows_count, smoothing_is_halved, z_loss_is_forgotten],
@@ -234,7 +311,8 @@ BAD = [
     ((("x", (3,), "float32"), W, Y), {}, "X must have rank 2 or more"),
     ((X, ("w", (3, 5, 1), "float32"), Y), {}, "W must be 2-D"),
     ((X, ("w", (5, 3), "float32"), Y), {}, "inner sizes differ: X axis 1 is 3, W axis 0 is 5"),
-    ((X, ("w", (3, 5), "float16"), Y), {}, "X is float32, W is float16"),
+    ((X, ("w", (3, 5), "float64"), Y), {}, "X is float32, W is float64"),
+    ((B16, W16, Y), {}, "X is bfloat16, W is float16"),
     ((("x", (4, 3), "int64"), W, Y), {}, "X must be a float"),
     ((X, W, ("y", (4,), "float32")), {}, "Label must hold class numbers"),
     ((X, W, ("y", (5,), "int64")), {}, "Label must have the shape [4]"),
@@ -244,6 +322,8 @@ BAD = [
     ((X, W, Y), {"softcap": 0.0}, "softcap 0.0 is not in (0, inf)"),
     ((X, W, Y), {"z_loss": -1.0}, "z_loss -1.0 is not in [0, inf)"),
     ((X, W, Y), {"chunk_bytes": 0}, "chunk_bytes 0 is not positive"),
+    ((X, W, Y), {"chunk_rows": -1}, "chunk_rows -1 is not positive"),
+    ((X, W, Y), {"chunk_rows": 5, "chunk_bytes": 9}, "chunk_bytes 9 and chunk_rows 5 say the same in two ways"),
     ((X, W, Y), {"accumulate_dtype": "bfloat16"}, "accumulate_dtype is bfloat16, X is float32"),
     ((X, W, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float32"),
     ((X16, W16, Y), {"accumulate_dtype": "float64"}, "accumulate_dtype is float64, X is float16"),
@@ -295,7 +375,28 @@ def test_budget_of_the_strategy_reaches_the_operator():
     arrays, o = values(SMALL, Options(), "float64"), Options(chunk_bytes=12345)
     net = build("rewritten", arrays, o)
     (op,) = [op for op in net.program.program_for(net.fetches).ops if op.type.startswith("fused_linear")]
-    assert op.attrs["chunk_bytes"] == 12345 != ops.CHUNK_BYTES
-    for wrong in (0, -1, True, 1.5):
-        with pytest.raises(MinigraphError, match="linear_cross_entropy_chunk_bytes must be a positive int"):
-            mg.static.BuildStrategy(linear_cross_entropy_chunk_bytes=wrong)
+    assert op.attrs["chunk_bytes"] == 12345
+    for field in ("linear_cross_entropy_chunk_bytes", "linear_cross_entropy_chunk_rows"):
+        for wrong in (0, -1, True, 1.5):
+            with pytest.raises(MinigraphError, match=f"{field} must be a positive int"):
+                mg.static.BuildStrategy(**{field: wrong})
+
+
+def test_rows_of_the_strategy_reach_the_operator():
+    o = Options(bias=True, chunk_bytes=None, chunk_rows=5)
+    arrays = values(SMALL, o, "float64")
+    net = build("rewritten", arrays, o)
+    (op,) = [op for op in net.program.program_for(net.fetches).ops if op.type.startswith("fused_linear")]
+    assert (op.attrs["chunk_bytes"], op.attrs["chunk_rows"]) == (None, 5)
+    right = exact(arrays, o)
+    for spelling in SPELLINGS:
+        for name, a in results(spelling, arrays, o).items():
+            np.testing.assert_allclose(a, right[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_bytes_and_rows_of_the_strategy_are_refused_together():
+    arrays, o = values(SMALL, Options(), "float64"), Options(chunk_bytes=1000, chunk_rows=5)
+    net = build("rewritten", arrays, o)
+    types = [op.type for op in net.program.program_for(net.fetches).ops]
+    assert "fused_linear_cross_entropy" not in types
+    assert "say the same in two ways" in net.program.explain()

@@ -143,9 +143,77 @@ def two_biases(n):
     return n.loss(n.elementwise_add(n.elementwise_add(scores(n), n.param("b", 5)), n.param("c", 5)))
 
 
+def log_probabilities(n):
+    return n.log_softmax(scores(n))
+
+
+def one_hot(n):
+    return n.one_hot(n.y, depth=5, dtype="float64")
+
+
+def log_probabilities_summed_over_rows(n):
+    return n.reduce_sum(n.elementwise_mul(one_hot(n), log_probabilities(n)), axis=(0,))
+
+
+def log_probabilities_of_other_weights(n):
+    return n.reduce_sum(n.elementwise_mul(n.data("t", 4, 5), log_probabilities(n)), axis=(1,))
+
+
+def log_probabilities_of_one_label_for_all(n):
+    label = n.one_hot(n.data("l", 1, dtype="int64"), depth=5, dtype="float64")
+    return n.reduce_sum(n.elementwise_mul(log_probabilities(n), label), axis=(1,))
+
+
+def log_probabilities_of_negative_smoothing(n):
+    target = n.scale(one_hot(n), scale=1.5, bias=-0.1)
+    return n.reduce_sum(n.elementwise_mul(target, log_probabilities(n)), axis=(1,))
+
+
+def log_probabilities_over_rows(n):
+    return n.reduce_sum(n.elementwise_mul(one_hot(n), n.log_softmax(scores(n), axis=0)), axis=(1,))
+
+
+def shifted(n, z, top, keepdim=True, axis=(1,)):
+    """z minus its log-sum-exp, perhaps of something else."""
+    total = n.reduce_sum(n.exp(n.elementwise_sub(z, top)), axis=axis, keepdim=keepdim)
+    lse = n.elementwise_add(n.log(total), top)
+    return n.reduce_sum(n.elementwise_mul(one_hot(n), n.elementwise_sub(z, lse)), axis=(1,))
+
+
+def shifted_by_another_maximum(n):
+    return shifted(n, scores(n), n.reduce_max(n.data("t", 4, 5), axis=(1,), keepdim=True))
+
+
+def shifted_by_the_maximum_of_rows(n):
+    z = scores(n)
+    return shifted(n, z, n.reduce_max(z, axis=(0,), keepdim=True), axis=(0,))
+
+
+def shifted_by_a_maximum_of_other_axes(n):
+    z = scores(n)
+    top = n.reduce_max(z, axis=(1,), keepdim=True)
+    total = n.reduce_sum(n.exp(n.elementwise_sub(z, top)), axis=(1,))
+    lse = n.elementwise_add(n.log(total), top)
+    return n.reduce_sum(n.elementwise_mul(n.data("t", 4, 4), n.elementwise_sub(n.data("s", 4, 4), lse)), axis=(1,))
+
+
+def less_than_another_log_sum_exp(n):
+    lse = n.log(n.reduce_sum(n.exp(n.data("t", 4, 5)), axis=(1,), keepdim=True))
+    return n.reduce_sum(n.elementwise_mul(one_hot(n), n.elementwise_sub(scores(n), lse)), axis=(1,))
+
+
 MISSES = {
+    log_probabilities_summed_over_rows: "does not sum over the classes",
+    log_probabilities_of_other_weights: "t is no one_hot of class numbers",
+    log_probabilities_of_one_label_for_all: "spreads",
+    log_probabilities_of_negative_smoothing: "1.5 * one_hot + -0.1, which is no smoothed label",
+    log_probabilities_over_rows: "are not on its last axis",
+    shifted_by_another_maximum: "is not the maximum of",
+    shifted_by_a_maximum_of_other_axes: "is spread over other axes than the classes",
+    shifted_by_the_maximum_of_rows: "does not sum over the classes",
+    less_than_another_log_sum_exp: "does not subtract the log-sum-exp of",
     classes_on_another_axis: "the classes of", soft_labels_that_are_no_one_hot: "t is no one_hot of class numbers",
-    weights_that_do_not_sum_to_one: "0.9 * one_hot + 0.1, whose weights do not sum to 1",
+    weights_that_do_not_sum_to_one: "is a one_hot whose weights do not sum to 1, but to 1.4",
     no_product: "is no step from a linear layer to its cross entropy", transposed_x: "has trans_x=True",
     wider_product: "has out_dtype=float32", classes_are_reshaped: "does not keep the classes on the last axis",
     classes_are_sliced: "does not keep all classes", cast_to_fewer_bits: "makes float32 of float64",
@@ -218,7 +286,63 @@ def tied_scores_smaller_than_the_input(n):
     return [n.loss(n.matmul(n.x, n.param("v", 2, 3), trans_y=True))]
 
 
+def log_sum_exp(n, z):
+    return n.log(n.reduce_sum(n.exp(z), axis=(1,), keepdim=True))
+
+
+def cube_of_the_log_sum_exp(n):
+    z = scores(n)
+    return [n.loss(z), n.pow(log_sum_exp(n, z), factor=3.0)]
+
+
+def log_sum_exp_times_another(n):
+    z = scores(n)
+    return [n.loss(z), n.elementwise_mul(log_sum_exp(n, z), n.data("t", 4, 1))]
+
+
+def log_sum_exp_of_the_rows(n):
+    z = scores(n)
+    return [n.loss(z), n.square(n.log(n.reduce_sum(n.exp(z), axis=(0,))))]
+
+
+def log_sum_exp_before_the_softcap(n):
+    z = scores(n)
+    return [n.loss(n.scale(n.tanh(n.scale(z, scale=0.5)), scale=2.0)), n.square(log_sum_exp(n, z))]
+
+
+def fetched_log_sum_exp(n):
+    z = scores(n)
+    lse = log_sum_exp(n, z)
+    return [n.loss(z), n.square(lse), lse]
+
+
+def log_sum_exp_less_a_maximum(n, z, first_stops, second_stops):
+    tops = [n.reduce_max(z, axis=(1,), keepdim=True) for _ in range(2)]
+    for top, stops in zip(tops, (first_stops, second_stops), strict=True):
+        top.stop_gradient = stops
+    total = n.reduce_sum(n.exp(n.elementwise_sub(z, tops[0])), axis=(1,), keepdim=True)
+    return n.elementwise_add(n.log(total), tops[1])
+
+
+def gradient_of_one_maximum_only(n):
+    z = scores(n)
+    square = n.square(log_sum_exp_less_a_maximum(n, z, True, False))
+    return with_gradients(n, n.reduce_sum(n.elementwise_add(n.loss(z), square)))
+
+
+def gradient_of_the_label_s_score_only(n):
+    z = scores(n)
+    lse = log_sum_exp(n, z)
+    lse.stop_gradient = True
+    return with_gradients(n, n.reduce_sum(n.elementwise_mul(one_hot(n), n.elementwise_sub(z, lse)), axis=None))
+
+
 REFUSALS = {
+    gradient_of_one_maximum_only: "no gradient flows through reduce_max",
+    gradient_of_the_label_s_score_only: "no gradient flows through log",
+    cube_of_the_log_sum_exp: "is also read by exp", log_sum_exp_times_another: "is also read by exp",
+    log_sum_exp_of_the_rows: "is also read by exp", log_sum_exp_before_the_softcap: "is also read by exp",
+    fetched_log_sum_exp: "is fetched, the fused operator would not produce it",
     scores_as_small_as_the_input: "the scores of 3 classes are no larger than X with 3 features",
     tied_scores_smaller_than_the_input: "the scores of 2 classes are no larger than X with 3 features",
     weights_of_other_length: "does not have one element per class (5)",
@@ -342,6 +466,16 @@ def test_fused_layers_accumulate_too():
         np.testing.assert_allclose(a, c, rtol=1e-12)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_maximum_is_a_constant_in_both_places_or_in_none(stops):
+    n = Net()
+    z = scores(n)
+    square = n.square(log_sum_exp_less_a_maximum(n, z, stops, stops))
+    report = n.report(head.fuse_linear_cross_entropy,
+                      with_gradients(n, n.reduce_sum(n.elementwise_add(n.loss(z), square))))  # fmt: skip
+    assert [a.rule for a in report.applied] == ["LinearCrossEntropy", "JoinGradient"], report.render()
+
+
 # training
 
 
@@ -407,7 +541,7 @@ def argmax_before_the_bias(patch):
                 self.head.prediction = reader
                 self.ops.append(reader)
 
-    patch.setattr(linear_head._Walk, "_take_prediction", careless)
+    patch.setattr(linear_head._Walk, "_take_side_outputs", careless)
 
 
 def softcap_is_not_compared(patch):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 import pytest
 
 import minigraph as mg
+from bench import gpu_linear_cross_entropy as bench
+from bench.gpu_linear_cross_entropy_step import step_program
 from minigraph.kernels import chunks
 from minigraph.kernels.cuda.record.calls import Gemm, Launch
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.rows import linear_cross_entropy as kernels
+from minigraph.program import unique_name
+from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import backend
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
-from tests.support import gpu_stub
 from tests.support.head_memory import LARGE, MIB, ROWS, SMALL, check, compiled, net, planned
 from tests.support.linear_heads import STEP, Options, assert_twice, exact, results, values
 
@@ -76,8 +80,37 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
     made = net(5000, LARGE, "bfloat16", "AdamW")
     check(made, 5000)
     off, _ = planned(made)
-    monkeypatch.setattr(kernels, "rows_at_once", lambda r, h, v, i, most, bias: (chunks.chunk_rows(r, v, i, most), 0))
+    monkeypatch.setattr(kernels, "rows_at_once", lambda r, h, v, i, how, bias: (how.step(r, v, i), 0))
     assert planned(made)[1] > off + 500 * MIB
+
+
+# Liger-Kernel's memory
+
+
+def liger_peak(rows, classes, width):
+    """Bytes by its chunk rule: float32 sums beside a chunk's scores, then beside the 16-bit gradient; and dX."""
+    chunk = min(rows, 1 << math.ceil(math.log2(math.ceil(rows / math.ceil(classes / width)))))
+    return classes * width * 4 + max(chunk * classes * 2, classes * width * 2) + rows * width * 2
+
+
+def own_peak(rows, classes, width, **attrs):
+    return recorded(rows, None, "bfloat16", size=(classes, width), bias=False, **attrs).arena_bytes
+
+
+@pytest.mark.parametrize("size", [(131072, 4096), (128256, 8192), (151936, 3584), (32000, 4096), (129280, 2048)])
+def test_the_default_takes_no_more_than_liger(size):
+    """With float32 sums, but for numbers of the rows and the alignment of buffers."""
+    for rows in (1000, 2048, 5000, 8192, 40000):
+        assert own_peak(rows, *size) <= liger_peak(rows, *size) + 64 * rows + 4096, rows
+    assert own_peak(40000, *size, chunk_rows=20000) > liger_peak(40000, *size)
+
+
+@pytest.mark.parametrize(("way", "transient"), [("old", 6 * 131072 * 4096), ("fallback", 4 * 2048 * (131072 + 4096)),
+                                                ("fast", 0)])  # fmt: skip
+def test_the_three_ways_to_add_into_a_float32_gradient(way, transient):
+    """The pull request's table: convert and add takes 3 GiB for a moment, converted operands 1, the product nothing."""
+    bound = bind_program(step_program(mg, way, bench.STEP), {}, (), settling=settling(lambda call: Algorithm(0, b"")))
+    assert transient <= bound.arena_bytes <= transient + 4096
 
 
 # what is decided, and when
@@ -88,12 +121,22 @@ def test_sums_for_few_chunks_would_be_seen(monkeypatch):
 def test_chunks_take_the_least_of_both_ways(rows, chunk_bytes):
     """The scores and gradient of all rows at once are never less than what is taken."""
     width, classes = 4096, 128256
-    chunk, nbytes = chunks.rows_at_once(rows, width, classes, 2, chunk_bytes, True)
+    how = chunks.Chunking(chunk_bytes)
+    chunk, nbytes = chunks.rows_at_once(rows, width, classes, 2, how, True)
     assert nbytes <= (rows + width) * classes * 2
     assert chunk == rows or chunk * classes * 2 <= max(chunk_bytes, classes * 2)
-    assert chunks.rows_at_once(rows, width, classes, 4, chunk_bytes, True)[0] == chunks.chunk_rows(
-        rows, classes, 4, chunk_bytes
-    )
+    assert chunks.rows_at_once(rows, width, classes, 4, how, True)[0] == how.step(rows, classes, 4)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 4096, 5000])
+def test_rows_that_are_given_are_taken(rows):
+    """Also where all rows at once would need less memory."""
+    for itemsize in (2, 4):
+        step, nbytes = chunks.rows_at_once(rows, 4096, 128256, itemsize, chunks.Chunking(None, 1000), False)
+        assert step == min(rows, 1000)
+        assert nbytes >= step * 128256 * itemsize + 4096 * 128256 * itemsize
+    calls = calls_of(600, None, "bfloat16", chunk_rows=256)
+    assert [c.m for c in calls if isinstance(c, Gemm) and not c.trans_a and c.k == 16] == [256, 256, 88]
 
 
 def test_sizes_are_looked_at_when_the_plan_is_made():
@@ -133,34 +176,93 @@ def test_an_unknown_number_of_rows_is_refused_where_it_matters():
     assert why(net(None, LARGE, "bfloat16"))[0] == 1
 
 
+# float32 weights of 16-bit products
+
+
+def mixed(rows=32, size=(640, 32), bias=False, fetch_rounded=False, **options):
+    """A program with a float32 weight that a bfloat16 layer reads, compiled; its operators and explanation."""
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), unique_name.guard():
+        x, y = mg.static.data("x", [rows, size[1]], "bfloat16"), mg.static.data("y", [rows], "int64")
+        w, b = mg.static.create_parameter(size[::-1], "float32"), mg.static.create_parameter(size[:1], "float32")
+        low = mg.cast(w, "bfloat16")
+        if fetch_rounded:
+            z = mg.cast(mg.matmul(x, low), "float32")
+            loss = mg.nn.functional.cross_entropy(z, y)
+        else:
+            loss = mg.nn.functional.fused_linear_cross_entropy(x, w, y, b if bias else None, **options)
+        found = gradients([loss], [w, b] if bias else [w])
+        inner = [op.inputs["X"][0] for op in main.ops if any(v is found[0] for v in op.output_vars)]
+    fetches = [loss, *found, *(inner if fetch_rounded else [])]
+    program = compiled(main, True)
+    return program.program_for([v.name for v in fetches]).ops, program
+
+
+def gradient_type(ops):
+    (op,) = [op for op in ops if op.type == "fused_linear_cross_entropy"]
+    return op.outputs["DW"][0].dtype
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_float32_weight_gets_its_float32_sums(bias):
+    ops, _ = mixed(bias=bias)
+    assert gradient_type(ops) == mg.types.float32
+    assert not [op for op in ops if op.type == "cast" and op.inputs["X"][0].name.endswith("GRAD")]
+    assert gradient_type(mixed(None, (128256, 4096))[0]) == mg.types.float32
+
+
+def test_a_gradient_that_is_read_in_16_bits_stays_rounded():
+    ops, program = mixed(fetch_rounded=True)
+    assert gradient_type(ops) == mg.types.as_dtype("bfloat16")
+    assert "is fetched, it must be written" in program.explain()
+
+
+def test_sums_of_16_bits_stay():
+    ops, program = mixed(accumulate_dtype="bfloat16")
+    assert gradient_type(ops) == mg.types.as_dtype("bfloat16")
+    assert "chunks are added up in bfloat16" in program.explain()
+
+
+def test_float32_sums_that_take_more_memory_are_refused():
+    for rows in (2048, None):
+        ops, program = mixed(rows, (131072, 1024))
+        assert gradient_type(ops) == mg.types.as_dtype("bfloat16"), rows
+        assert "scores and float32 sums take 1024 MiB, rounded ones 768" in program.explain()
+
+
 # launches and values
 
 
-def recorded(rows, chunk_bytes, grad_dtype):
-    """The calls of the operator with DX, DW and DBias."""
+def recorded(rows, chunk_bytes, grad_dtype, size=(640, 16), bias=True, **attrs):
+    """What is bound for the operator with DX, DW and DBias."""
     main = mg.static.Program()
     block = main.global_block()
     with mg.static.program_guard(main, mg.static.Program()):
-        shapes = {"x": (rows, 16), "w": (16, 640), "b": (640,), "y": (rows,)}
+        shapes = {"x": (rows, size[1]), "w": size[::-1], "b": size[:1], "y": (rows,)}
         v = {n: block.create_var(n, s, "int64" if n == "y" else "bfloat16", persistable=True)
              for n, s in shapes.items()}  # fmt: skip
         g = Builder(block)
-        loss, _, _, dx, dw, db = g.fused_linear_cross_entropy(
-            v["x"], v["w"], v["y"], v["b"], needs=["DX", "DW", "DBias"], chunk_bytes=chunk_bytes, grad_dtype=grad_dtype
+        loss, _, _, dx, dw, db, _ = g.fused_linear_cross_entropy(
+            v["x"], v["w"], v["y"], v["b"] if bias else None, needs=["DX", "DW", "DBias"][: 2 + bias],
+            chunk_bytes=chunk_bytes, grad_dtype=grad_dtype,
+            **attrs,
         )
-    bound = bind_program(main, {}, [o.name for o in (loss, dx, dw, db)],
-                         settling=gpu_stub.StubRuntime().settling(False))  # fmt: skip
-    return [c for c in bound.binder.calls if isinstance(c, (Gemm, Launch))]
+    fetched = [o.name for o in (loss, dx, dw, db) if o is not None]
+    return bind_program(main, {}, fetched, settling=settling(lambda call: Algorithm(0, b"")))
+
+
+def calls_of(*args, **attrs):
+    return [c for c in recorded(*args, **attrs).binder.calls if isinstance(c, (Gemm, Launch))]
 
 
 def test_rounding_is_one_launch_and_none_where_one_chunk_has_all_rows():
     one = 640 * 2
-    whole, wide = (len(recorded(64, 1 << 30, t)) for t in ("bfloat16", None))
+    whole, wide = (len(calls_of(64, 1 << 30, t)) for t in ("bfloat16", None))
     assert whole == wide
-    chunked, sums = (len(recorded(1024, 256 * one, t)) for t in ("bfloat16", None))
+    chunked, sums = (len(calls_of(1024, 256 * one, t)) for t in ("bfloat16", None))
     assert chunked == sums + 1
     for rows, total in ((64, "bfloat16"), (1024, "float32")):
-        sums = [c.c.dtype for c in recorded(rows, 256 * one, "bfloat16") if isinstance(c, Gemm) and c.trans_a]
+        sums = [c.c.dtype for c in calls_of(rows, 256 * one, "bfloat16") if isinstance(c, Gemm) and c.trans_a]
         assert set(sums) == {mg.types.as_dtype(total)}
 
 

@@ -40,7 +40,10 @@ class Options:
     softcap: float | None = None
     reduction: str = "mean"
     accumulate: str | None = None
-    chunk_bytes: int = 1 << 30
+    chunk_bytes: int | None = 1 << 30
+    chunk_rows: int | None = None
+    token_scaling: bool = False  # not of the spelling "rewritten"
+    written: bool = False  # plainly: out of log_softmax and one_hot
     frozen: tuple[str, ...] = ()
     trains: bool = True
 
@@ -93,7 +96,8 @@ def build(spelling: str, arrays: dict[str, np.ndarray], o: Options) -> Net:
         fetches = [loss.name, *(g.name for g in found)]
     if spelling in ("rewritten", "operator"):
         strategy = mg.static.BuildStrategy(
-            fuse_linear_cross_entropy=True, linear_cross_entropy_chunk_bytes=o.chunk_bytes
+            fuse_linear_cross_entropy=True, linear_cross_entropy_chunk_bytes=o.chunk_bytes,
+            linear_cross_entropy_chunk_rows=o.chunk_rows,
         )
         main = mg.static.CompiledProgram(main, build_strategy=strategy)
     return Net(main, fetches, ["loss", *wanted])
@@ -106,6 +110,7 @@ def _operator(v: dict[str, Any], o: Options) -> Any:
         token_weight=v["token_weight"] if o.token_weight else None, ignore_index=o.ignore_index,
         reduction=o.reduction, label_smoothing=o.smoothing, z_loss=o.z_loss, softcap=o.softcap,
         transpose_weight=o.transposed, accumulate_dtype=o.accumulate, chunk_bytes=o.chunk_bytes,
+        chunk_rows=o.chunk_rows, use_token_scaling=o.token_scaling,
     )  # fmt: skip
 
 
@@ -117,15 +122,25 @@ def _plain(v: dict[str, Any], o: Options) -> Any:
         z = mg.cast(z, "float32")
     if o.softcap is not None:
         z = o.softcap * mg.tanh(z / o.softcap)
-    rows = F.cross_entropy(
-        z, v["label"], ignore_index=o.ignore_index, reduction="none", label_smoothing=o.smoothing
-    )
-    kept = mg.cast(mg.not_equal(v["label"], mg.full_like(v["label"], o.ignore_index)), rows.dtype)
+    kept = mg.cast(mg.not_equal(v["label"], mg.full_like(v["label"], o.ignore_index)), z.dtype)
+    if o.written:
+        numbers = mg.where(mg.cast(kept, "bool"), v["label"], mg.zeros_like(v["label"]))
+        target = mg.cast(F.one_hot(numbers, z.shape[-1]), z.dtype)
+        target = F.label_smooth(target, epsilon=o.smoothing) if o.smoothing else target
+        rows = -mg.sum(target * F.log_softmax(z), axis=-1)
+    else:
+        rows = F.cross_entropy(
+            z, v["label"], ignore_index=o.ignore_index, reduction="none", label_smoothing=o.smoothing
+        )
     if o.z_loss:
         top = mg.max(z, axis=-1, keepdim=True)
         top.stop_gradient = True
         lse = mg.log(mg.sum(mg.exp(z - top), axis=-1)) + mg.squeeze(top, axis=-1)
         rows = rows + o.z_loss * lse * lse * kept
+    if o.token_scaling:
+        scaling = mg.exp(-F.cross_entropy(z, v["label"], ignore_index=o.ignore_index, reduction="none"))
+        scaling.stop_gradient = True
+        rows = rows * scaling
     factors = kept
     if o.class_weight:
         numbers = mg.where(mg.cast(kept, "bool"), v["label"], mg.zeros_like(v["label"]))

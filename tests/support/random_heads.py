@@ -45,6 +45,7 @@ class HeadLayers:
         if predicted and r.random() < 0.5:
             self._predict(z)
             predicted = False
+        squared = r.random() < 0.15
         for step in r.choice(ORDERS):
             z = getattr(self, f"_{step}")(z) if r.random() < 0.6 else z
             if trap and r.random() < 0.3:
@@ -53,6 +54,9 @@ class HeadLayers:
         if predicted:
             self._predict(z)
         loss = self._cross_entropy(z, classes, trap)
+        if squared:
+            square = self._squared(z)
+            loss = self.emit("elementwise_add", loss, square) if r.random() < 0.7 else self._keep(loss, square)
         if trap == "second loss":
             self.pool.append(self._cross_entropy(z, classes, ""))
         if r.random() < 0.3:
@@ -97,6 +101,33 @@ class HeadLayers:
             z = self.emit("reshape", z, shape=(-1, self.sizes[z.name][-1]))
         return z
 
+    def _keep(self, loss: Variable, other: Variable) -> Variable:
+        self.pool.append(other)
+        return loss
+
+    def _squared(self, z: Variable) -> Variable:
+        """A z-loss of each row, [..., 1], or something that looks like it."""
+        r, axis = self.r, (len(self.sizes[z.name]) - 1,)
+        below, top = z, None
+        if r.random() < 0.7:
+            top = self.emit("reduce_max", z, axis=axis, keepdim=True)
+            top.stop_gradient = r.random() < 0.5
+            below = self.emit("elementwise_sub", z, top)
+        lse = self.emit("log", self.emit("reduce_sum", self.emit("exp", below), axis=axis, keepdim=True))
+        if top is not None and r.random() < 0.9:
+            lse = self.emit("elementwise_add", *((lse, top) if r.random() < 0.5 else (top, lse)))
+        kind = r.choice(("square", "pow", "elementwise_mul"))
+        if kind == "elementwise_mul":
+            return self.emit(kind, self.emit("scale", lse, scale=0.25) if r.random() < 0.5 else lse, lse)
+        return self.emit(kind, lse, **({"factor": r.choice((2.0, 2.0, 3.0))} if kind == "pow" else {}))
+
+    def _written(self, z: Variable, target: Variable) -> Variable:
+        """The loss of each row out of log-probabilities."""
+        r, axis = self.r, (len(self.sizes[z.name]) - 1,)
+        log = self.emit("log_softmax", z)
+        own = self.emit("elementwise_mul", *((log, target) if r.random() < 0.5 else (target, log)))
+        return self.emit("scale", self.emit("reduce_sum", own, axis=axis, keepdim=True), scale=-1.0)
+
     def _predict(self, z: Variable) -> None:
         last = len(self.sizes[z.name]) - 1
         axis = last if self.r.random() < 0.8 else -1
@@ -116,7 +147,7 @@ class HeadLayers:
         classes = self.sizes[z.name][-1]
         rows, known = z.shape[:-1], self.sizes[z.name][:-1]
         wide = r.random() < 0.5
-        soft = classes > 1 and r.random() < 0.2
+        soft = classes > 1 and r.random() < 0.35
         extra = (1,) if wide and not soft else ()
         label = self.data((*rows, *extra), (*known, *extra), ints=True)
         numbers = self.numbers.integers(0, classes, self.feeds[label.name].shape)
@@ -129,6 +160,8 @@ class HeadLayers:
             attrs["ignore_index"] = r.choice((-100, 0))
             numbers[self.numbers.random(numbers.shape) < 0.2] = attrs["ignore_index"]
         self.feeds[label.name] = numbers
+        if soft and r.random() < 0.5:
+            return self._written(z, target)
         softmax, loss = self.g.softmax_with_cross_entropy(z, target, **attrs)
         self.sizes[softmax.name], self.sizes[loss.name] = self.sizes[z.name], (*known, 1)
         if trap == "softmax":

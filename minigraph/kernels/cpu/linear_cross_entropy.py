@@ -3,65 +3,59 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import KernelError
-from minigraph.kernels.chunks import chunk_rows
+from minigraph.kernels.chunks import Chunking
 
 from .product import product
 
 PART_BYTES = 16 << 20  # of a weight gradient that is added at a time
 CACHED_BYTES = 1 << 20  # of scores that go through all steps together
 
+BY_ROW = ("Loss", "ZLoss", "Square", "Prediction")  # outputs of one number for each row
+
 Parts = dict[str, Any]
 
 
-def forward(
-    X, W, Label, Bias=None, DLoss=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    grad_dtype, chunk_bytes, needs, out=None,
-):  # fmt: skip
-    """Loss and what `needs` names of ZLoss, Prediction, DX, DW, DBias."""
-    names = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
-    parts = _chunked(
-        X, W, Label, Bias, DLoss, {"Loss", *needs}, dict(zip(names, out or (), strict=False)), trans_w, ignore_index,
-        label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
-    )  # fmt: skip
+def forward(X, W, Label, Bias=None, DLoss=None, DSquare=None, *, needs, out=None, **attrs):
+    """Loss and what `needs` names of ZLoss, Prediction, DX, DW, DBias, Square."""
+    names = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
+    made: Parts = dict(zip(names, out or (), strict=False))
+    parts = _chunked(X, W, Label, Bias, (DLoss, DSquare), {"Loss", *needs}, made, attrs)
     return tuple(parts.get(name) for name in names)
 
 
-def backward(
-    X, W, Label, DLoss, Bias=None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype,
-    grad_dtype, chunk_bytes, needs, out=None,
-):  # fmt: skip
+def backward(X, W, Label, DLoss, Bias=None, DSquare=None, *, needs, out=None, **attrs):
     """DX, DW and DBias, as far as `needs` names them; the scores are computed again."""
     names = ("DX", "DW", "DBias")
     parts = _chunked(
-        X, W, Label, Bias, DLoss, needs, dict(zip(names, out or (), strict=False)), trans_w, ignore_index,
-        label_smoothing, z_loss, softcap, accumulate_dtype, chunk_bytes,
-    )  # fmt: skip
+        X, W, Label, Bias, (DLoss, DSquare), needs, dict(zip(names, out or (), strict=False)), attrs
+    )
     return tuple(parts.get(name) for name in names)
 
 
 def _chunked(
-    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
-    needs: Collection[str], out: Parts, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float | None, accumulate_dtype: Any, chunk_bytes: int,
+    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, seeds: tuple[np.ndarray | None, ...],
+    needs: Collection[str], out: Parts, attrs: Mapping[str, Any],
 ) -> Parts:  # fmt: skip
     """The outputs that are needed, each written chunk by chunk."""
-    rows = math.prod(X.shape[:-1])
+    rows, trans_w = math.prod(X.shape[:-1]), attrs["trans_w"]
     x, w, labels = X.reshape(rows, X.shape[-1]), W.T if trans_w else W, Label.reshape(rows)
     classes = w.shape[1]
-    made = _outputs(X, W, classes, np.dtype(accumulate_dtype or X.dtype), needs, out)
-    flat = {n: made[n].reshape(rows, made[n].shape[-1]) for n in ("Loss", "ZLoss", "Prediction", "DX") if n in made}
+    made = _outputs(X, W, classes, np.dtype(attrs["accumulate_dtype"] or X.dtype), needs, out)
+    flat = {n: a.reshape(rows, a.shape[-1]) for n, a in made.items() if n not in ("DW", "DBias")}
     loss = _RowLoss(
-        _kept(labels, classes, ignore_index), labels, Bias, None if DLoss is None else DLoss.reshape(rows), flat,
-        bool({"DX", "DW", "DBias"} & made.keys()), label_smoothing, z_loss, softcap,
+        _kept(labels, classes, attrs["ignore_index"]), labels, Bias,
+        [None if seed is None else seed.reshape(rows) for seed in seeds], flat,
+        bool({"DX", "DW", "DBias"} & made.keys()), attrs["label_smoothing"], attrs["z_loss"], attrs["softcap"],
+        attrs["token_scaling"],
     )  # fmt: skip
-    step = chunk_rows(rows, classes, X.itemsize, chunk_bytes)
+    step = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"]).step(rows, classes, X.itemsize)
     few = max(1, CACHED_BYTES // max(1, classes * X.itemsize))
 
     for start in range(0, rows, step):
@@ -86,8 +80,8 @@ def _outputs(
     X: np.ndarray, W: np.ndarray, classes: int, total: Any, needs: Collection[str], out: Parts
 ) -> Parts:
     """Arrays for the outputs that are needed: those in `out`, new ones for the others."""
-    types = {"Loss": X.dtype, "ZLoss": X.dtype, "Prediction": np.int64, "DX": X.dtype, "DW": total, "DBias": total}
-    shapes = dict.fromkeys(("Loss", "ZLoss", "Prediction"), (*X.shape[:-1], 1))
+    types = {**dict.fromkeys(BY_ROW, X.dtype), "Prediction": np.int64, "DX": X.dtype, "DW": total, "DBias": total}
+    shapes = dict.fromkeys(BY_ROW, (*X.shape[:-1], 1))
     shapes |= {"DX": X.shape, "DW": W.shape, "DBias": (classes,)}
     wanted = [name for name in shapes if name in needs]
     return {n: np.empty(shapes[n], types[n]) if out.get(n) is None else out[n] for n in wanted}
@@ -98,20 +92,21 @@ class _RowLoss:
     """The loss of some rows at a time and its gradient, from their scores.
 
     kept, labels  of all rows: whether they count, and their classes
-    DLoss         gradients of the losses of all rows, None for 1
-    flat          where Loss, ZLoss and Prediction of all rows are written; those that are needed
+    seeds         gradients of the losses of all rows, None for 1; of their squared log-sum-exps, None for 0
+    flat          where outputs of all rows are written; those that are needed
     trains        whether gradients are needed
     """
 
     kept: np.ndarray
     labels: np.ndarray
     Bias: np.ndarray | None
-    DLoss: np.ndarray | None
+    seeds: Sequence[np.ndarray | None]
     flat: Parts
     trains: bool
     smoothing: float
     z_loss: float
     softcap: float | None
+    token_scaling: bool
 
     def finish(self, z: np.ndarray, at: slice) -> None:
         """What is wanted of the rows `at`, whose scores `z` become their gradients."""
@@ -123,20 +118,29 @@ class _RowLoss:
         if "Prediction" in flat:
             flat["Prediction"][at, 0] = z.argmax(axis=1)
         loss, square, lse, total_exp = _losses(z, numbers, kept, self.smoothing, self.z_loss)
+        scaling = np.where(kept, z[np.arange(len(z)), numbers] / total_exp, 0) if self.token_scaling else 1
+        loss, square = loss * scaling, square * scaling
         if "Loss" in flat:
             flat["Loss"][at, 0] = loss
         if "ZLoss" in flat:
             flat["ZLoss"][at, 0] = square
+        if "Square" in flat:
+            flat["Square"][at, 0] = lse * lse
         if not self.trains:
             return
-        seed = np.where(kept, 1 if self.DLoss is None else self.DLoss[at], 0).astype(z.dtype)
-        z *= (seed * (1 + 2 * self.z_loss * lse) / total_exp)[:, None]
+        d_loss, d_square = self.seeds
+        seed = np.where(kept, 1 if d_loss is None else d_loss[at], 0).astype(z.dtype) * scaling
+        factor, used = seed * (1 + 2 * self.z_loss * lse), kept
+        if d_square is not None:
+            used = kept | (d_square[at] != 0)
+            factor += 2 * lse * d_square[at].astype(z.dtype)
+        z *= (factor / total_exp)[:, None]
         if self.smoothing:
             z -= (seed * (self.smoothing / z.shape[1]))[:, None]
         z[np.arange(len(z)), numbers] -= seed * (1 - self.smoothing)
         if slope is not None:
             z *= slope
-        z[~kept] = 0  # also where a score is infinite
+        z[~used] = 0  # also where a score is infinite
 
 
 def _kept(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:

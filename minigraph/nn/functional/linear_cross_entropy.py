@@ -8,7 +8,7 @@ from minigraph.errors import require
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, output_prefix, variable
-from minigraph.types import DType
+from minigraph.types import DType, float32
 
 from .loss import check_reduction, kept_labels, mean_over, reduced
 
@@ -19,11 +19,15 @@ def fused_linear_cross_entropy(
     class_weight: Variable | None = None, token_weight: Variable | None = None, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     transpose_weight: bool = False, accumulate_dtype: Any = None, chunk_bytes: int | None = None,
+    chunk_rows: int | None = None,
     return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
+    use_token_scaling: bool = False, return_predicted_tokens: bool = False,
 ) -> Any:  # fmt: skip
     """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
 
-    input             [..., H]; weight [H, V], or [V, H] with transpose_weight as tied embeddings have it; bias [V]
+    input             [..., H]; weight [H, V], or [V, H] with transpose_weight as tied embeddings have it; bias [V].
+                      Where some have 16 bits and others are float32, all are read in 16 bits, as autocast does; a
+                      compiled program gives a float32 weight its float32 sums as gradient
     label             [...] or [..., 1], class numbers; rows with ignore_index count nowhere
     class_weight      [V], factors of the rows by their class; token_weight: factors of the rows, in label's shape
     label_smoothing   this share of each label is spread evenly over all classes
@@ -31,10 +35,12 @@ def fused_linear_cross_entropy(
     softcap           scores are softcap * tanh(scores / softcap)
     reduction         mean (over the rows kept, by weights: divided by their sum; 0 where none is), sum or none
     accumulate_dtype  type in which weight's gradient is added up over chunks: float32 for 16-bit inputs by default
-    chunk_bytes       scores of so many bytes exist at a time
-    Returns the loss, float32 for 16-bit inputs; with return_z_loss and return_accuracy a tuple: what z_loss has added,
-    reduced like the loss, and the share of the kept rows whose label has the largest score. Gradients flow
-    through the loss only.
+    chunk_bytes       scores of so many bytes exist at a time, by default those of 2048 rows and at most 1 GiB; or
+    chunk_rows        so many rows are taken at a time
+    use_token_scaling multiplies a row's loss by the probability of its label, a constant for gradients
+    Returns the loss, float32 for 16-bit inputs; with return_z_loss, return_accuracy and return_predicted_tokens a
+    tuple: what z_loss has added, reduced like the loss; the share of the kept rows whose label has the largest score;
+    and the class with the largest score of every row, int64 in label's shape. Gradients flow through the loss only.
 
     In a compiled program with BuildStrategy.fuse_linear_cross_entropy the gradients are computed together with the
     loss; without it the scores are computed once more for them.
@@ -42,13 +48,15 @@ def fused_linear_cross_entropy(
     call = "fused_linear_cross_entropy"
     x, w, label = variable(input, call, "input"), variable(weight, call, "weight"), variable(label, call, "label")
     check_reduction(call, reduction)
+    b = None if bias is None else variable(bias, call, "bias")
+    x, w, b = _in_16_bits(x, w, b)
     prefix, g = output_prefix(call, name), builder_of(x)
-    attrs: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy}
+    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy or return_predicted_tokens}
     loss, square, prediction, *_ = g.fused_linear_cross_entropy(
-        x, w, label, None if bias is None else variable(bias, call, "bias"), trans_w=transpose_weight,
-        ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap,
-        accumulate_dtype=accumulate_dtype, needs=[slot for slot in side if side[slot]], name=prefix, **attrs,
+        x, w, label, b, trans_w=transpose_weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, softcap=softcap, token_scaling=use_token_scaling, accumulate_dtype=accumulate_dtype,
+        chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
+        needs=[slot for slot in side if side[slot]], name=prefix,
     )  # fmt: skip
     kept = kept_labels(g, label, ignore_index)
     if kept is not None and label.ndim == x.ndim - 1:
@@ -62,7 +70,18 @@ def fused_linear_cross_entropy(
     results = [_over_rows(g, each, factors, kept, reduction, label.ndim) for each in results]
     if return_accuracy:
         results.append(_accuracy(g, prediction, label, kept, loss.dtype))
+    if return_predicted_tokens:
+        results.append(prediction if label.ndim == x.ndim else g.squeeze(prediction, axes=[-1]))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _in_16_bits(*operands: Variable | None) -> list[Any]:
+    """float32 operands cast to the 16-bit type of the others, where these agree on one."""
+    short = {v.dtype for v in operands if v is not None and v.type.is_float and v.dtype.itemsize == 2}
+    if len(short) != 1:
+        return [*operands]
+    dtype = short.pop()
+    return [as_type(v, dtype) if v is not None and v.dtype == float32 else v for v in operands]
 
 
 def _over_rows(

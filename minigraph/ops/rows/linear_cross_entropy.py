@@ -18,20 +18,19 @@ from minigraph.types import INTS, TensorType, float32, int64
 
 from .loss import class_numbers, kept_rows
 
-CHUNK_BYTES = 1 << 30  # of scores that exist at a time
 CPU = "minigraph.kernels.cpu.linear_cross_entropy"
-OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias")
+OUTPUTS = ("Loss", "ZLoss", "Prediction", "DX", "DW", "DBias", "Square")
 
 
 @op(
-    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:forward",
+    "Loss, ZLoss?, Prediction?, DX?, DW?, DBias?, Square?", traits={"reports"}, cpu=f"{CPU}:forward",
     gpu="rows.linear_cross_entropy",
 )  # fmt: skip
 def fused_linear_cross_entropy(
-    X, W, Label, Bias=None, DLoss=None, *, trans_w: bool = False, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    X, W, Label, Bias=None, DLoss=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
-    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
     """Loss = lse - (1 - label_smoothing) * z[Label] - label_smoothing * mean(z) + z_loss * lse^2, of each row.
 
@@ -42,31 +41,40 @@ def fused_linear_cross_entropy(
     DLoss   [..., 1] of Loss' or X's type, by which the gradients of the rows are multiplied; absent 1
     Loss    [..., 1], float32 where X has 16 bits; a label that is no class is a KernelError
     ZLoss, Prediction   its last term, and argmax(z); append_backward refuses a loss that depends on ZLoss
-    DX, DW, DBias       gradients of sum(Loss * DLoss), which have none themselves. The chunks of DW and DBias are
-            added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have that type, or
-            X's where grad_dtype says so
-    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most; all at once where their sums
-            would take more memory than that saves
+    token_scaling       multiplies Loss and ZLoss of a row by exp(z[Label] - lse), a constant for gradients
+    Square, DSquare     lse^2 of every row, [..., 1] as Loss, ignored rows too: for a z-loss that is written out, whose
+            gradients flow through it; and by what its gradients are multiplied, absent 0
+    DX, DW, DBias       gradients of sum(Loss * DLoss + Square * DSquare), which have none themselves. The chunks of
+            DW and DBias are added up in accumulate_dtype, float32 for 16-bit X unless another one is given; both have
+            that type, or X's where grad_dtype says so
+    chunk_bytes         rows are taken in chunks whose z fills so many bytes at most, by default those of 2048
+            rows and 1 GiB; all at once where their sums would take more memory than that saves
+    chunk_rows          so many rows are taken at a time, whatever memory that takes; not beside chunk_bytes
     """
-    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)
+    values = _plain(
+        X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling
+    )
     return tuple(v if name in ("Loss", *needs) else None for name, v in zip(OUTPUTS, values, strict=True))
 
 
 @op("DX?, DW?, DBias?", traits={"reports"}, cpu=f"{CPU}:backward", gpu="rows.linear_cross_entropy")
 def fused_linear_cross_entropy_grad(
-    X, W, Label, DLoss, Bias=None, *, trans_w: bool = False, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
+    X, W, Label, DLoss, Bias=None, DSquare=None, *, trans_w: bool = False, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, token_scaling: bool = False,
     accumulate_dtype: DTypeAttr | None = None, grad_dtype: DTypeAttr | None = None,
-    chunk_bytes: int = CHUNK_BYTES, needs=OUTPUTS,
+    chunk_bytes: int | None = None, chunk_rows: int | None = None, needs=OUTPUTS,
 ):  # fmt: skip
     """DX, DW and DBias of fused_linear_cross_entropy, whose scores are computed once more."""
-    values = _plain(X, W, Label, Bias, DLoss, trans_w, ignore_index, label_smoothing, z_loss, softcap)[3:]
-    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:], values, strict=True))
+    values = _plain(
+        X, W, Label, Bias, DLoss, DSquare, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling
+    )
+    return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:6], values[3:6], strict=True))
 
 
 def _plain(
-    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None, trans_w: bool,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
+    X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
+    DSquare: np.ndarray | None, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float | None, token_scaling: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """All outputs by the formulas, with the scores of all rows at once."""
     w = W.T if trans_w else W
@@ -86,15 +94,22 @@ def _plain(
     top = z.max(axis=-1, keepdims=True)
     lse = top + np.log(np.exp(z - top).sum(axis=-1, keepdims=True))
     own = np.where(target == 0, 0, target * z).sum(axis=-1, keepdims=True)  # a class of weight 0 may have -inf
-    ZLoss = np.where(kept, z_loss * lse**2, 0)
-    Loss = np.where(kept, lse - own, 0) + ZLoss
-    seed = np.ones((), z.dtype) if DLoss is None else DLoss
-    d = np.where(kept, (np.exp(z - lse) * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
+    scaling, seed = np.ones((), z.dtype), np.ones((), z.dtype) if DLoss is None else DLoss
+    if token_scaling:
+        label = np.where(kept, numbers[..., None], 0)
+        scaling = np.where(kept, np.exp(np.take_along_axis(z, label, axis=-1) - lse), 0)
+        seed = seed * scaling
+    ZLoss = np.where(kept, z_loss * lse**2, 0) * scaling
+    Loss = np.where(kept, lse - own, 0) * scaling + ZLoss
+    p = np.exp(z - lse)
+    d = np.where(kept, (p * (1 + 2 * z_loss * lse) - target) * slope * seed, 0)
+    if DSquare is not None:
+        d += np.where(DSquare == 0, 0, p * (2 * lse * DSquare) * slope)  # an ignored row may have -inf
     count = numbers.size
     rows, d_rows = X.reshape(count, X.shape[-1]), d.reshape(count, classes)
     DW = d_rows.T @ rows if trans_w else rows.T @ d_rows
     DBias = None if Bias is None else d_rows.sum(axis=0)
-    return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias
+    return Loss, ZLoss, z.argmax(axis=-1)[..., None], d @ w.T, DW, DBias, lse**2
 
 
 def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
@@ -108,8 +123,9 @@ def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
 
 @fused_linear_cross_entropy.infer
 def _(
-    X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None, *, trans_w,
-    ignore_index, label_smoothing, z_loss, softcap, accumulate_dtype, grad_dtype, chunk_bytes,
+    X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None,
+    DSquare: TensorType | None, *, trans_w, ignore_index, label_smoothing, z_loss, softcap, token_scaling,
+    accumulate_dtype, grad_dtype, chunk_bytes, chunk_rows,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
@@ -134,7 +150,12 @@ def _(
     require(0 <= label_smoothing <= 1, f"label_smoothing {label_smoothing} is not in [0, 1]", AttrError)
     require(0 <= z_loss < np.inf, f"z_loss {z_loss} is not in [0, inf)", AttrError)
     require(softcap is None or 0 < softcap < np.inf, f"softcap {softcap} is not in (0, inf)", AttrError)
-    require(chunk_bytes > 0, f"chunk_bytes {chunk_bytes} is not positive", AttrError)
+    for name, size in (("chunk_bytes", chunk_bytes), ("chunk_rows", chunk_rows)):
+        require(size is None or size > 0, f"{name} {size} is not positive", AttrError)
+    require(
+        chunk_bytes is None or chunk_rows is None,
+        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", AttrError, "give one",
+    )  # fmt: skip
     short = X.dtype.itemsize == 2
     require(
         accumulate_dtype is None or accumulate_dtype == X.dtype or (short and accumulate_dtype == float32),
@@ -146,26 +167,27 @@ def _(
         "it is X's type, or absent",
     )  # fmt: skip
     loss = TensorType((*rows, 1), float32 if short else X.dtype)
-    require(
-        DLoss is None or any(loss.with_dtype(t).accepts(DLoss) for t in (loss.dtype, X.dtype)),
-        f"DLoss must be {loss}, is {DLoss}",
-    )
+    for name, seed in (("DLoss", DLoss), ("DSquare", DSquare)):
+        fits = seed is None or any(loss.with_dtype(t).accepts(seed) for t in (loss.dtype, X.dtype))
+        require(fits, f"{name} must be {loss}, is {seed}")
     own = grad_dtype or accumulate_dtype or loss.dtype
     bias = None if Bias is None else Bias.with_dtype(own)
-    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(own), bias
+    return loss, loss, loss.with_dtype(int64), X, W.with_dtype(own), bias, loss
 
 
 @fused_linear_cross_entropy_grad.infer
-def _(X, W, Label, DLoss, Bias, **attrs):
-    return fused_linear_cross_entropy.infer_function(X, W, Label, Bias, DLoss, **attrs)[3:]
+def _(X, W, Label, DLoss, Bias, DSquare, **attrs):
+    return fused_linear_cross_entropy.infer_function(X, W, Label, Bias, DLoss, DSquare, **attrs)[3:6]
 
 
 @fused_linear_cross_entropy.grad
-def _(g, X, W, Label, Bias, Loss_grad, **attrs):
+def _(g, X, W, Label, Bias, Loss_grad=None, Square_grad=None, **attrs):
     needs = g.among(X="DX", W="DW", Bias="DBias")
     if X.type.dtype.itemsize == 2:  # a gradient has the type of its variable
         attrs["grad_dtype"] = X.type.dtype
-    DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, needs=needs, **attrs)
+    if Loss_grad is None:
+        Loss_grad = g.fill_any_like(Square_grad, value=0)
+    DX, DW, DBias = g.fused_linear_cross_entropy_grad(X, W, Label, Loss_grad, Bias, Square_grad, needs=needs, **attrs)
     return DX, DW, None, DBias
 
 
@@ -175,22 +197,27 @@ def _(rng):
         ((4, 3), 5, False, False, [0, 4, -100, 2], False, {}),
         ((4, 3), 5, True, True, [[0], [4], [1], [2]], True, {"ignore_index": 1}),
         ((2, 3, 4), 7, True, False, [[0, 6, 1], [2, -100, 5]], True, {"label_smoothing": 0.1, "z_loss": 0.01}),
-        ((2, 2, 4), 6, False, True, [[[0], [1]], [[2], [5]]], False, {"softcap": 2.0, "chunk_bytes": 96}),
+        ((2, 2, 4), 6, False, True, [[[0], [1]], [[2], [5]]], False, {"softcap": 2.0, "chunk_rows": 3}),
         ((5, 4), 130, True, True, [0, 7, 129, -1, 3], True,
          {"softcap": 3.0, "label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": -1, "chunk_bytes": 2500}),
         ((3, 2), 1, False, False, [0, 0, -100], False, {}), ((2, 3), 4, False, True, [-100, -100], False, {}),
         ((0, 3), 4, True, True, np.zeros((0, 1), np.int64), False, {}),
     ]:  # fmt: skip
         w = rng.normal(size=(v, x[-1]) if trans_w else (x[-1], v))
-        seed = rng.normal(size=(*x[:-1], 1)) if seeded else None
-        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, seed
+        seeds = [rng.normal(size=(*x[:-1], 1)) if seeded else None for _ in range(2)]
+        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, *seeds
         yield inputs, {"trans_w": trans_w, **attrs}
 
 
 @fused_linear_cross_entropy_grad.samples
 def _(rng):
     attrs = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 2.0, "chunk_bytes": 80}
-    for x, w, label, bias in [((4, 3), (3, 5), [0, 4, -100, 2], 5), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None)]:
+    for x, w, label, bias, scaled in [
+        ((4, 3), (3, 5), [0, 4, -100, 2], 5, False), ((2, 2, 3), (5, 3), [[0, 4], [2, 2]], None, False),
+        ((4, 3), (3, 5), [0, 4, -100, 2], 5, True),
+    ]:  # fmt: skip
         inputs = [rng.normal(size=s) for s in (x, w, (*x[:-1], 1))]
         inputs.insert(2, np.array(label))
-        yield (*inputs, None if bias is None else rng.normal(size=bias)), {"trans_w": w[0] == 5, **attrs}
+        square = None if bias is None else rng.normal(size=(*x[:-1], 1))
+        inputs += [None if bias is None else rng.normal(size=bias), square]
+        yield tuple(inputs), {"trans_w": w[0] == 5, "token_scaling": scaled, **attrs}

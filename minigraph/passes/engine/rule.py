@@ -169,8 +169,10 @@ class _Rewrite:
             self._check_results(results, self.kept)
             if outgoing:
                 assert incoming is not None
-                backward = GraphBuilder(self.graph, self.grads[0].rank, self.grads[0], self.pass_name)
-                contributions = self._differentiate(backward, g.emitted, results, incoming, outgoing)
+                first = self._backward_place(incoming)
+                backward = GraphBuilder(self.graph, first.rank, first, self.pass_name)
+                flowing = {r: incoming[k] for r, k in zip(results, self.kept, strict=True) if k in incoming}
+                contributions = self._differentiate(backward, g.emitted, flowing, outgoing)
         except (Refused, MinigraphError) as no:
             for builder in (backward, g):
                 if builder is not None:
@@ -246,13 +248,13 @@ class _Rewrite:
 
     # gradients
 
-    def _gradients(self) -> tuple[VarNode, dict[VarNode, VarNode]]:
-        """The gradient that comes in, and {input of the match: the gradient that goes out for it}."""
+    def _gradients(self) -> tuple[dict[VarNode, VarNode], dict[VarNode, VarNode]]:
+        """{result: the gradient that comes in for it}, {input of the match: the gradient that goes out for it}."""
         inside, outgoing = {*self.old}, {}
         for op in self.old:
             for grad in op.grads:
                 refuse_unless(not grad.grads, "{} is differentiated twice", op)
-                for slot, out in _gradient_slots(grad):
+                for slot, out in gradient_slots(grad):
                     for v, out_grad in zip(op.inputs.get(slot, ()), out, strict=False):
                         if v.producer in inside:
                             continue
@@ -265,25 +267,42 @@ class _Rewrite:
                 raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
-        incoming = {v for grad in self.grads for v in grad.input_vars} - known - made
-        result = self.kept[0]
-        refuse_unless(len(incoming) == 1, "{} gradients flow into {}, wanted one", len(incoming), result.name)
-        gradient, last = min(incoming, key=attrgetter("name")), result.producer  # the only one
+        foreign = {v for grad in self.grads for v in grad.input_vars} - known - made
+        refuse_unless(foreign, "0 gradients flow into {}, wanted one", self.kept[0].name)
+        incoming: dict[VarNode, VarNode] = {}
+        for gradient in sorted(foreign, key=attrgetter("name")):
+            for grad in self.grads:
+                if any(v is gradient for v in grad.input_vars):
+                    result = self._result_of(grad, gradient)
+                    refuse_unless(
+                        incoming.setdefault(result, gradient) is gradient,
+                        "{} gradients flow into {}, wanted one", len(foreign), result.name,
+                    )  # fmt: skip
+        return incoming, outgoing
+
+    def _result_of(self, grad: OpNode, gradient: VarNode) -> VarNode:
+        """The value that survives whose `gradient` the operator `grad` reads."""
+        own, first = [v for v in self.kept if v.producer is grad.forward], self.kept[0]
+        refuse_unless(own, "{} is the gradient of an inner value, not of {}", gradient.name, first.name)
+        return [*own, first][0]
+
+    def _backward_place(self, incoming: dict[VarNode, VarNode]) -> OpNode:
+        """The first grad operator at whose place all gradients that come in are there."""
         for grad in self.grads:
-            outside = grad.forward is last or not any(v is gradient for v in grad.input_vars)
-            refuse_unless(outside, "{} is the gradient of an inner value, not of {}", gradient.name, result.name)
-        return gradient, outgoing
+            if not self.graph.order_problem(grad.rank, incoming.values()):
+                return grad
+        return self.grads[-1]
 
     def _differentiate(
-        self, g: GraphBuilder, emitted: Sequence[OpNode], results: Sequence[VarNode], incoming: VarNode,
+        self, g: GraphBuilder, emitted: Sequence[OpNode], incoming: dict[VarNode, VarNode],
         outgoing: dict[VarNode, VarNode],
     ) -> list[VarNode]:  # fmt: skip
-        """Ask the new operators' gradient rules for the gradients in `outgoing`, in that order."""
+        """The gradients in `outgoing`, by the new operators' gradient rules; incoming: {result: its gradient}."""
         wanted = set(outgoing)
         for op in emitted:
             if any(v in wanted for v in op.input_vars):
                 wanted.update(op.output_vars)
-        grads = {results[0]: incoming}
+        grads = dict(incoming)
         for op in reversed(emitted):
             if not any(v in grads for v in op.output_vars):
                 continue
@@ -357,7 +376,7 @@ def _linked_grads(ops: Sequence[OpNode]) -> tuple[list[OpNode], list[OpNode]]:
     return sorted(linked - entering, key=lambda op: op.rank), list(entering)
 
 
-def _gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
+def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
     """(slot of the forward operator, its gradients) for the outputs of a grad operator."""
     assert grad.forward is not None
     if grad.grad_slot is not None:

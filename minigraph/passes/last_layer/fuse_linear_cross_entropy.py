@@ -2,8 +2,9 @@
 
     softmax_with_cross_entropy(matmul(X, W) + Bias, Label)  ->  fused_linear_cross_entropy(X, W, Label, Bias)
 
-with what else may stand between (linear_head.py). What follows on the loss of each row, means, masks and
-weights, stays as it is. Then forward and grad operator are joined, so that the scores are computed once:
+with what else may stand between (linear_head.py), and where the loss is written out of log_softmax and one_hot. What
+follows on the loss of each row, means, masks and weights, stays as it is. Then forward and grad operator are joined,
+so that the scores are computed once:
 
     Loss = fused_linear_cross_entropy(X, W, Label), DX, DW = fused_linear_cross_entropy_grad(X, W, Label, DLoss)
         ->  Loss, DX, DW = fused_linear_cross_entropy(X, W, Label, DLoss=DLoss)
@@ -19,15 +20,17 @@ import math
 from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode, Rank, VarNode
-from minigraph.kernels.chunks import rows_at_once
+from minigraph.kernels.chunks import Chunking, rows_at_once
 from minigraph.passes.engine.ahead import Ahead
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
 from minigraph.passes.engine.redirect import is_unread, take_out, unlink
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
-from minigraph.types import same
+from minigraph.types import TensorType, same
 
-from .linear_head import Head, HeadPattern, smoothed_one_hot
+from .linear_head import Head, HeadPattern
+from .unrounded_gradient import keep_sums
+from .written_loss import Trail, one_hot_of
 
 FUSED = "fused_linear_cross_entropy"
 
@@ -44,9 +47,11 @@ class ClassWeightsPattern:
             return [], 0, ""
         for target, weight in (("X", "Y"), ("Y", "X")):
             try:
-                one_hot = smoothed_one_hot(product.inputs[target][0])
+                one_hot = one_hot_of(product.inputs[target][0], Trail())
             except Mismatch:
                 continue
+            if product.inputs[weight][0].type.ndim != 1:  # log-probabilities
+                return [], 0, ""
             match.ops = {PatternVar("sum"): anchor, PatternVar("product"): product}  # type: ignore[dict-item]
             match.attrs = {"one_hot": one_hot, "Weight": product.inputs[weight][0], "anchor": anchor}
             match.kept = [anchor.outputs["Out"][0]]
@@ -60,14 +65,14 @@ class ClassWeights(Rule):
     compiled = ClassWeightsPattern()  # type: ignore[assignment]
 
     def check(self, one_hot: Any, Weight: VarNode, anchor: OpNode) -> None:
-        depth, rank = one_hot[0][0].attrs["depth"], anchor.inputs["X"][0].type.ndim
+        depth, rank = one_hot[0].attrs["depth"], anchor.inputs["X"][0].type.ndim
         refuse_unless(Weight.type.shape == (depth,), f"{Weight} does not have one element per class ({depth})")
         axis = anchor.attrs["axis"]
         refuse_unless(axis is not None and [a % rank for a in axis] == [rank - 1], f"the sum goes over axes {axis}")
 
     def rewrite(self, g: GraphBuilder, one_hot: Any, Weight: VarNode, anchor: OpNode) -> VarNode:
-        _, numbers, scale, bias = one_hot
-        weights = g.embedding(numbers, g.unsqueeze(Weight, axes=(1,)))
+        op, scale, bias = one_hot
+        weights = g.embedding(op.inputs["X"][0], g.unsqueeze(Weight, axes=(1,)))
         if scale != 1:
             weights = g.scale(weights, scale=scale)
         if bias:
@@ -78,15 +83,17 @@ class ClassWeights(Rule):
 class LinearCrossEntropy(Rule):
     """softmax_with_cross_entropy(matmul(X, W) + Bias, Label) -> fused_linear_cross_entropy(X, W, Label, Bias)"""
 
-    compiled = HeadPattern()  # type: ignore[assignment]
-
-    def __init__(self, chunk_bytes: int, accumulates: bool) -> None:
-        self.chunk_bytes, self.accumulates = chunk_bytes, accumulates
+    def __init__(self, root_type: str, chunking: Chunking, accumulates: bool) -> None:
+        self.compiled = HeadPattern(root_type)  # type: ignore[assignment]
+        self.chunking, self.accumulates = chunking, accumulates
 
     def check(self, head: Head) -> None:
         refuse_unless(head.W.type.ndim == 2, f"W must be 2-D, is {head.W.type}")
         refuse_unless(head.X.type.ndim >= 2, f"X must have rank 2 or more, is {head.X.type}")
         width, classes = head.W.type.shape[::-1] if head.trans_w else head.W.type.shape
+        for trail in head.trails:
+            stop = trail.stop()
+            refuse_unless(stop is None, "no gradient flows through {}, but beside it", stop and stop.name)
         refuse_unless(classes > width, f"the scores of {classes} classes are no larger than X with {width} features")
         self._check_memory(head, width, classes)
 
@@ -103,7 +110,7 @@ class LinearCrossEntropy(Rule):
         rows, size = math.prod(head.X.type.shape[:-1]), head.W.type.dtype.itemsize
         which = f"the gradient of {head.W.name} is added to that of {others[0].label()}"
         refuse_unless(-1 not in head.X.type.shape[:-1], f"{which}, and the number of rows is not known")
-        _, own = rows_at_once(rows, width, classes, size, self.chunk_bytes, head.Bias is not None)
+        _, own = rows_at_once(rows, width, classes, size, self.chunking, head.Bias is not None)
         scores, gradient, x = rows * classes * size, classes * width * size, rows * width * size
         unfused = heads * scores + gradient
         fused = max(own + x, 2 * gradient)
@@ -117,24 +124,47 @@ class LinearCrossEntropy(Rule):
         x = head.X
         for op_type, attrs in head.moves:
             x = g.emit(op_type, x, **attrs)
+        side = {"Prediction": head.prediction, "Square": head.square}
+        loss, _, prediction, *_, square = g.fused_linear_cross_entropy(
+            x, head.W, head.Label, head.Bias, trans_w=head.trans_w, ignore_index=head.ignore_index,
+            label_smoothing=head.smoothing, softcap=head.softcap, chunk_bytes=self.chunking.nbytes,
+            chunk_rows=self.chunking.rows, needs=[slot for slot, op in side.items() if op is not None],
+        )  # fmt: skip
+        if head.total is not None:
+            loss = _summed(g, _times(g, loss, -head.weight), **head.total.attrs)
         old = g.replaced[0]
         assert old is not None
-        loss, _, prediction, *_ = g.fused_linear_cross_entropy(
-            x, head.W, head.Label, head.Bias, trans_w=head.trans_w, ignore_index=head.ignore_index,
-            label_smoothing=head.smoothing, softcap=head.softcap, chunk_bytes=self.chunk_bytes,
-            needs=["Prediction"] if head.prediction is not None else [],
-        )  # fmt: skip
         if loss.type.dtype != old.type.dtype:  # of 16 bits where the scores were
             loss = g.cast(loss, dtype=old.type.dtype)
-        if head.prediction is None:
-            return loss
-        wanted = head.prediction.outputs["Out"][0].type
-        if wanted.dtype != prediction.type.dtype:
-            prediction = g.cast(prediction, dtype=wanted.dtype)
-        if prediction.type != wanted:
-            refuse_unless(wanted.shape.count(-1) <= 1, f"the shape of {wanted} is not known")
-            prediction = g.reshape(prediction, shape=wanted.shape)
-        return loss, prediction
+        results = [loss]
+        if head.prediction is not None:
+            results.append(_shaped(g, prediction, head.prediction.outputs["Out"][0].type))
+        if head.square is not None:
+            results.append(_shaped(g, _times(g, square, head.square_factor), head.square.outputs["Out"][0].type))
+        return tuple(results)
+
+
+def _times(g: GraphBuilder, x: VarNode, factor: float) -> VarNode:
+    return x if factor == 1 else g.scale(x, scale=factor)
+
+
+def _summed(g: GraphBuilder, loss: VarNode, axis: tuple[int, ...] | None, keepdim: bool) -> VarNode:
+    """The loss of each row over axes, of which the last has size 1."""
+    if axis is None or len(axis) > 1:
+        return g.reduce_sum(loss, axis=axis, keepdim=keepdim)
+    return loss if keepdim else g.squeeze(loss, axes=(-1,))
+
+
+def _shaped(g: GraphBuilder, rows: VarNode, wanted: TensorType) -> VarNode:
+    """One number for each row, [..., 1], as the program has them."""
+    if wanted.dtype != rows.type.dtype:
+        rows = g.cast(rows, dtype=wanted.dtype)
+    if rows.type == wanted:
+        return rows
+    if rows.type.shape[:-1] == wanted.shape:
+        return g.squeeze(rows, axes=(-1,))
+    refuse_unless(wanted.shape.count(-1) <= 1, f"the shape of {wanted} is not known")
+    return g.reshape(rows, shape=wanted.shape)
 
 
 def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
@@ -153,7 +183,7 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
         return False
     for op in ahead.moved:
         unlink(graph, op)  # its forward operator may stand behind it now
-    old_seed, old = grads[0].inputs["DLoss"][0], (forward.label(), grads[0].label())
+    old_seeds, old = _seeds(grads[0]).values(), (forward.label(), grads[0].label())
     for op in (grads[0], forward):
         for other in [o for o in op.grads if o is not grads[0]]:
             graph.link(other, new)
@@ -164,7 +194,8 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
             graph.set_output(new, slot, 0, v)
             graph.remove_var(stand_in)
             g.created.remove(stand_in)
-    _remove_unread(graph, old_seed.producer, forward.rank)
+    for seed in old_seeds:
+        _remove_unread(graph, seed.producer, forward.rank)
     for v in g.created:
         origin = ahead.origins.get(v)
         graph.rename_var(v, graph.fresh_name(origin.name if origin else f"{new.outputs['Loss'][0].name}.like"))
@@ -173,13 +204,18 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
     return True
 
 
+def _seeds(grad: OpNode) -> dict[str, VarNode]:
+    """The gradients that enter a grad operator."""
+    return {slot: grad.inputs[slot][0] for slot in ("DLoss", "DSquare") if slot in grad.inputs}
+
+
 def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     """Emit the operator that does what forward and grad operator do."""
     g = ahead.g
     refuse_unless(len(grads) == 1, f"{forward.label()} is differentiated twice")
     grad = grads[0]
     attrs = {**forward.attrs, "grad_dtype": grad.attrs["grad_dtype"]}
-    alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s != "DLoss")
+    alike = all(forward.inputs.get(s) == vs for s, vs in grad.inputs.items() if s not in _seeds(grad))
     alike = alike and all(same(value, grad.attrs.get(name)) for name, value in attrs.items())
     refuse_unless(alike, f"{grad.label()} reads other values than {forward.label()}")
     twice = forward.outputs.keys() & grad.outputs.keys()
@@ -189,14 +225,14 @@ def _joined(ahead: Ahead, forward: OpNode, grads: list[OpNode]) -> OpNode:
     loss, label = forward.outputs["Loss"][0], forward.inputs["Label"][0]
     rows = label if label.type.ndim == loss.type.ndim else g.unsqueeze(label, axes=(-1,))
     ahead.hidden |= {v: g.fill_any_like(rows, value=0, dtype=v.type.dtype) for v in forward.output_vars}
-    seed = ahead.value(grad.inputs["DLoss"][0])
+    seeds = {slot: ahead.value(v) for slot, v in _seeds(grad).items()}
     for op in reversed(list(g.emitted)):  # operators that were emitted and are not read
-        if is_unread(op) and not any(v is seed for v in op.output_vars):
+        if is_unread(op) and not any(v is seed for v in op.output_vars for seed in seeds.values()):
             g.emitted.remove(op)
             g.created = [v for v in g.created if not any(v is x for x in op.output_vars)]
             take_out(g.graph, op)
     inputs = {slot: vs[0] for slot, vs in forward.inputs.items()}
-    g.emit(FUSED, **inputs, DLoss=seed, **attrs, needs=[*forward.outputs, *grad.outputs])
+    g.emit(FUSED, **inputs, **seeds, **attrs, needs=[*forward.outputs, *grad.outputs])
     return g.emitted[-1]
 
 
@@ -211,13 +247,16 @@ def _remove_unread(graph: Graph, op: OpNode | None, after: Rank) -> None:
 
 
 def fuse_linear_cross_entropy(
-    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int = 1 << 30,
-    fuse_grad_accumulation: bool = False,
+    graph: Graph, report: PassReport, linear_cross_entropy_chunk_bytes: int | None = None,
+    linear_cross_entropy_chunk_rows: int | None = None, fuse_grad_accumulation: bool = False,
 ) -> int:  # fmt: skip
-    """Apply the equations of this file: class weights without one_hot, heads, then forward with backward."""
-    chunk_bytes = linear_cross_entropy_chunk_bytes
-    head = LinearCrossEntropy(chunk_bytes, fuse_grad_accumulation)
-    applied = apply_rule(graph, ClassWeights(), report) + apply_rule(graph, head, report)
+    """Class weights without one_hot, heads, forward with backward, then gradients of float32 weights."""
+    chunking = Chunking(linear_cross_entropy_chunk_bytes, linear_cross_entropy_chunk_rows)
+    applied = apply_rule(graph, ClassWeights(), report)
+    for root in ("softmax_with_cross_entropy", "reduce_sum"):  # the loss is an operator, or written out
+        applied += apply_rule(graph, LinearCrossEntropy(root, chunking, fuse_grad_accumulation), report)
     for op in graph.ops_of([FUSED]):
         applied += join(graph, op, report)
+    for op in graph.ops_of([FUSED, f"{FUSED}_grad"]):
+        applied += keep_sums(graph, op, report)
     return applied

@@ -1,9 +1,11 @@
 """What a linear layer under a cross entropy looks like, found from the loss upwards.
 
     matmul -> (+ Bias) -> (cast) -> (softcap) -> (slice, reshape of rows) -> softmax_with_cross_entropy
+                                                            or -> log_softmax -> * one_hot -> reduce_sum
 
 The steps in brackets may be there or not and change places where that means the same. Labels are class numbers,
-or one_hot of them with smoothing. arg_max of the scores is taken along.
+or one_hot of them with smoothing. arg_max of the scores is taken along, and the square of their log-sum-exp, which a
+z-loss is made of. What is written out of simpler operators is told in written_loss.py.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 from minigraph.ir.graph import OpNode, VarNode
 from minigraph.passes.engine.pattern import Match, Mismatch, PatternVar
 from minigraph.types import float32, same
+
+from . import written_loss as written
 
 EXACT = 1e-9  # what constants of one formula may differ by
 
@@ -27,6 +31,9 @@ class Head:
 
     moves       (operator type, attributes) that choose and arrange rows, from the product on
     prediction  the arg_max of the scores;  product: the matmul
+    square      the operator that computes square_factor * log_sum_exp(scores)^2
+    total       the reduce_sum over weight * log-probabilities of the labels; None where an operator gives the loss
+    trails      the steps of what is written out of simpler operators
     """
 
     Label: VarNode
@@ -40,23 +47,18 @@ class Head:
     moves: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     prediction: OpNode | None = None
     product: Any = None
-
-
-def smoothed_one_hot(target: VarNode) -> tuple[list[OpNode], VarNode, float, float]:
-    """([operators], numbers, scale, bias) of target = scale * one_hot(numbers) + bias; Mismatch if it is not one."""
-    op, ops, scale, bias = target.producer, [], 1.0, 0.0
-    if op is not None and op.type == "scale" and op.attrs["bias_after_scale"]:
-        ops, scale, bias = [op], op.attrs["scale"], op.attrs["bias"]
-        op = op.inputs["X"][0].producer
-    if op is None or op.type != "one_hot":
-        raise Mismatch(f"{target.name} is no one_hot of class numbers")
-    return [op, *ops], op.inputs["X"][0], scale, bias
+    square: OpNode | None = None
+    square_factor: float = 1.0
+    total: OpNode | None = None
+    weight: float = 1.0
+    trails: list[written.Trail] = field(default_factory=list)
 
 
 class HeadPattern:
-    """Stands where rules have a Pattern (passes/engine/pattern.py)."""
+    """Stands where rules have a Pattern (passes/engine/pattern.py); the loss is an operator, or written out."""
 
-    root_type = "softmax_with_cross_entropy"
+    def __init__(self, root_type: str = "softmax_with_cross_entropy") -> None:
+        self.root_type = root_type
 
     def match(self, anchor: OpNode) -> tuple[list[Match], int, str]:
         """The match with its last operator at `anchor`, or how far it got and why not farther."""
@@ -65,12 +67,11 @@ class HeadPattern:
             walk.run()
         except Mismatch as why:
             return [], len(walk.ops), str(why)
-        match = Match()
-        match.ops = {PatternVar(op.type): op for op in walk.ops}  # type: ignore[assignment]
-        match.attrs = {"head": walk.head}
-        match.kept = [anchor.outputs["Loss"][0]]
-        if walk.head.prediction is not None:
-            match.kept.append(walk.head.prediction.outputs["Out"][0])
+        match, head = Match(), walk.head
+        match.ops = {PatternVar(op.type): op for op in dict.fromkeys(walk.ops)}  # type: ignore[assignment]
+        match.attrs = {"head": head}
+        match.kept = [anchor.outputs["Loss" if head.total is None else "Out"][0]]
+        match.kept += [op.outputs["Out"][0] for op in (head.prediction, head.square) if op is not None]
         return [match], len(walk.ops), ""
 
 
@@ -79,24 +80,25 @@ class _Walk:
 
     def __init__(self, anchor: OpNode) -> None:
         self.anchor, self.ops = anchor, [anchor]
-        self.logits = anchor.inputs["Logits"][0]
-        self.classes = self.logits.type.shape[-1]
-        self.head = Head(anchor.inputs["Label"][0], ignore_index=anchor.attrs["ignore_index"])
+        self.between: set[str] = set()  # types of the steps below
+        self.logits: VarNode
+        self.head: Head
 
     def run(self) -> None:
-        if self.anchor.attrs["axis"] not in (-1, self.logits.type.ndim - 1):
-            raise Mismatch(f"the classes of {self.logits.name} are not on its last axis")
-        if self.anchor.attrs["soft_label"]:
-            self._soft_label()
+        if self.anchor.type == "reduce_sum":
+            self._sum_of_log_probabilities()
+        else:
+            self._operator()
         v, op = self.logits, self.logits.producer
         while op is not None and op.type != "matmul":
-            self._take_prediction(v)
+            self._take_side_outputs(v)
             step = getattr(self, f"_{op.type}", None)
             if step is None:
                 break
             v = step(op)
+            self.between.add(op.type)
             op = v.producer
-        self._take_prediction(v)
+        self._take_side_outputs(v)
         if op is None or op.type != "matmul":
             raise Mismatch(f"{op.label() if op else v.name} is no step from a linear layer to its cross entropy")
         for name, wanted in (("trans_x", False), ("out_dtype", None)):
@@ -111,24 +113,79 @@ class _Walk:
                 attrs["shape"] = (*attrs["shape"][:-1], inner)
         head.moves.reverse()
 
-    def _soft_label(self) -> None:
-        ops, numbers, scale, bias = smoothed_one_hot(self.head.Label)
-        smoothing = bias * self.classes
-        if not (0 <= smoothing <= 1 and abs(scale + smoothing - 1) < EXACT):
-            raise Mismatch(f"{self.head.Label.name} is {scale} * one_hot + {bias}, whose weights do not sum to 1")
-        if ops[0].attrs["depth"] != self.classes:
-            raise Mismatch(f"{ops[0].label()} has another number of classes than {self.logits.name}")
-        self.ops += ops
-        self.head.Label, self.head.smoothing, self.head.ignore_index = numbers, smoothing, NO_CLASS
+    def _operator(self) -> None:
+        attrs, label = self.anchor.attrs, self.anchor.inputs["Label"][0]
+        self.logits = self.anchor.inputs["Logits"][0]
+        self.head = Head(label, ignore_index=attrs["ignore_index"])
+        if attrs["axis"] not in (-1, self.logits.type.ndim - 1):
+            raise Mismatch(f"the classes of {self.logits.name} are not on its last axis")
+        if not attrs["soft_label"]:
+            return
+        weight = self._soft_label(label)
+        if abs(weight - 1) > EXACT:
+            raise Mismatch(f"{label.name} is a one_hot whose weights do not sum to 1, but to {weight}")
 
-    def _take_prediction(self, v: VarNode) -> None:
-        """arg_max of v is that of the logits, unless a bias, other rows or other ties lie between."""
-        between = {op.type for op in self.ops[1:]}
-        for reader in v.consumers:
-            fits = reader.type == "arg_max" and reader.attrs["axis"] in (-1, v.type.ndim - 1)
-            if fits and self.head.prediction is None and not between & {"slice", "tanh", "elementwise_add"}:
-                self.head.prediction = reader
+    def _sum_of_log_probabilities(self) -> None:
+        """reduce_sum(one_hot * log_softmax) over the classes, and over rows perhaps."""
+        axis, x = self.anchor.attrs["axis"], self.anchor.inputs["X"][0]
+        if axis is not None and x.type.ndim - 1 not in [a % x.type.ndim for a in axis]:
+            raise Mismatch(f"{self.anchor.label()} does not sum over the classes")
+        trail = written.Trail([], [(self.anchor, x)])
+        product = trail.step(x, "elementwise_mul")
+        left, right = product.inputs["X"][0], product.inputs["Y"][0]
+        if left.type.shape != right.type.shape:
+            raise Mismatch(f"{product.label()} spreads {left} over {right}")
+        tried: list[tuple[list[OpNode], Mismatch]] = []
+        for one_hot, log in ((left, right), (right, left)):
+            way = written.Trail([*trail.ops], [*trail.main, (product, log)])
+            try:
+                self.logits = written.log_softmax(log, way)
+            except Mismatch as why:
+                tried.append((way.ops, why))
+                continue
+            self.ops += way.ops
+            self.head = Head(one_hot, total=self.anchor, trails=[way])
+            self.head.weight = self._soft_label(one_hot)
+            return
+        ops, why = max(tried, key=lambda pair: len(pair[0]))
+        self.ops += ops
+        raise Mismatch(f"{product.label()} does not weigh log-probabilities: {why}")
+
+    def _soft_label(self, v: VarNode) -> float:
+        """The sum of a row's weights in `v`, which become numbers and smoothing."""
+        trail = written.Trail()
+        found = written.target(v, trail)
+        self.ops += trail.ops
+        if found.one_hot.attrs["depth"] != self.classes:
+            raise Mismatch(f"{found.one_hot.label()} has another number of classes than {self.logits.name}")
+        self.head.Label, self.head.smoothing, self.head.ignore_index = found.numbers, found.smoothing, NO_CLASS
+        return found.weight
+
+    @property
+    def classes(self) -> int:
+        return self.logits.type.shape[-1]
+
+    def _take_side_outputs(self, v: VarNode) -> None:
+        """What is made of v is made of the logits, unless a bias, other rows or other ties lie between."""
+        head = self.head
+        if self.between & {"slice", "scale", "elementwise_add"}:
+            return
+        for reader in v.consumers if head.prediction is None else ():
+            if reader.type == "arg_max" and reader.attrs["axis"] in (-1, v.type.ndim - 1):
+                head.prediction = reader
                 self.ops.append(reader)
+                break
+        for op in written.squares_of(v) if head.square is None else ():
+            trail = written.Trail()
+            try:
+                scores, factor = written.square(op, trail)
+            except Mismatch:
+                continue
+            if scores is v:
+                head.square, head.square_factor = op, factor
+                head.trails.append(trail)
+                self.ops += trail.ops
+                break
 
     # the steps: each takes its operators and returns what stands above them
 

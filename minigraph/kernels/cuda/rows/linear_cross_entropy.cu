@@ -2,9 +2,10 @@
 //   z = a, CAPPED: CAP * tanh(a / CAP)        lse = log(sum of exp(z))       p = exp(z - lse)
 //   Loss = lse - (1 - SMOOTHING) * z[label] - SMOOTHING * mean(z) + SQUARE * lse^2
 //   Z = (p * (1 + 2 * SQUARE * lse) - (1 - SMOOTHING) * [i == label] - SMOOTHING / n) * dz/da * DLoss
-// Ignored rows have 0. Moved: a row comes from memory once and goes back once (WRITES). Between, its first `kept` packs
+// Ignored rows have 0. SQUARED: Square = lse^2, of ignored rows too; SQUARE_SEEDED: its gradient p * 2 * lse * DSquare is
+// added. TOKEN_SCALED: Loss and its gradient times p[label]. Moved: a row comes from memory once and goes back once (WRITES). Between, its first `kept` packs
 // stay in shared memory; the others are read again while they are still in L2, last ones first.
-// L and S are the types of labels and of DLoss. A label that is no class is reported with its row among those of all
+// L, S and Q are the types of labels, DLoss and DSquare. A label that is no class is reported with its row among those of all
 // chunks, of which `first` is this one's first.
 struct State {
     Scores scores;
@@ -50,8 +51,8 @@ __device__ __forceinline__ C gradient(Finish f, C a) {
 typedef Pack<T, WIDTH> Scored;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
-    T* Z, i64 n, i64 kept, const L* Label, const S* DLoss, C* Loss, C* ZLoss, i64* Prediction, i64 ignored, i64 first,
-    Fault* fault, i64 step
+    T* Z, i64 n, i64 kept, const L* Label, const S* DLoss, const Q* DSquare, C* Loss, C* ZLoss, i64* Prediction, C* Square,
+    i64 ignored, i64 first, Fault* fault, i64 step
 ) {
     extern __shared__ uint4 memory[];
     __shared__ State warps[THREADS / 32];
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
     const C own = counts ? C(up(Z[blockIdx.x * n + label])) : C(0);
 
     State s = {no_scores(), C(0), -infinity<C>(), 0x7fffffff};
-    for (i64 k = threadIdx.x; k < (counts || ARGMAX ? count : 0); k += UNROLL * THREADS) {
+    for (i64 k = threadIdx.x; k < (counts || ARGMAX || SQUARED || SQUARE_SEEDED ? count : 0); k += UNROLL * THREADS) {
         Scored p[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
@@ -99,16 +100,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
     if (threadIdx.x % 32 >= THREADS / 32) s = {no_scores(), C(0), -infinity<C>(), 0x7fffffff};
     s = over_warp(s);
 
-    const C log_sum = log(s.scores.sum), lse = log_sum + s.scores.max, square = SQUARE * lse * lse;
+    const C log_sum = log(s.scores.sum), lse = log_sum + s.scores.max;
+    const C scaling = TOKEN_SCALED ? exponential(capped(own) - s.scores.max) / s.scores.sum : C(1);
+    const C square = SQUARE * lse * lse * scaling;
     if (threadIdx.x == 0) {
-        C loss = log_sum - (C(1) - SMOOTHING) * (capped(own) - s.scores.max) + square;
+        C loss = log_sum - (C(1) - SMOOTHING) * (capped(own) - s.scores.max);
         if (SMOOTH) loss -= SMOOTHING * (s.sum / C(n) - s.scores.max);
+        loss = loss * scaling + square;
         if (LOSS) Loss[blockIdx.x] = counts ? loss : C(0);
         if (Z_LOSS) ZLoss[blockIdx.x] = counts ? square : C(0);
         if (ARGMAX) Prediction[blockIdx.x] = s.place;
+        if (SQUARED) Square[blockIdx.x] = lse * lse;
     }
 #if WRITES
-    if (!counts) {
+#if SQUARE_SEEDED
+    const C to_lse = C(2) * lse * up(DSquare[blockIdx.x]);
+    const bool used = counts || up(DSquare[blockIdx.x]) != C(0);
+#else
+    const C to_lse = C(0);
+    const bool used = counts;
+#endif
+    if (!used) {
         Scored zero;
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) zero.v[v] = down<T>(C(0));
@@ -116,12 +128,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
         return;
     }
 #if SEEDED
-    const C seed = up(DLoss[blockIdx.x]);
+    const C seed = counts ? C(up(DLoss[blockIdx.x])) * scaling : C(0);
 #else
-    const C seed = C(1);
+    const C seed = counts ? scaling : C(0);
 #endif
     const Finish f = {
-        s.scores.max, seed * (C(1) + C(2) * SQUARE * lse) / s.scores.sum, SMOOTH ? seed * SMOOTHING / C(n) : C(0)
+        s.scores.max, (seed * (C(1) + C(2) * SQUARE * lse) + to_lse) / s.scores.sum,
+        SMOOTH ? seed * SMOOTHING / C(n) : C(0)
     };
     for (i64 k = count - 1 - threadIdx.x; k >= 0; k -= UNROLL * THREADS) {
         Scored p[UNROLL];
@@ -140,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) loss_and_gradient(
         }
     }
     __syncthreads();  // the row's own class once more
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && counts) {
         C slope = C(1);
         if (CAPPED) {
             const C t = tanh(own / CAP);

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from minigraph.kernels.chunks import chunk_rows, rows_at_once
+from minigraph.kernels.chunks import Chunking, rows_at_once
 from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise, compute_type
 from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum, power_of_two
 from minigraph.kernels.cuda.matmul.gemm import HALVES
@@ -61,10 +61,10 @@ def fused_linear_cross_entropy(binder: Binder, ins: Slots, outs: Slots, attrs: M
             binder.zero(buffer)
         return
     rounded = dw is not None and dw.dtype in HALVES and attrs["accumulate_dtype"] != dw.dtype
-    sizes = classes, x.dtype.itemsize, attrs["chunk_bytes"]
-    step = chunk_rows(rows, *sizes)
+    how = Chunking(attrs["chunk_bytes"], attrs["chunk_rows"])
+    step = how.step(rows, classes, x.dtype.itemsize)
     if rounded:
-        step, _ = rows_at_once(rows, inner, *sizes, dbias is not None)
+        step, _ = rows_at_once(rows, inner, classes, x.dtype.itemsize, how, dbias is not None)
     chunks = [Chunk(start, min(step, rows - start)) for start in range(0, rows, step)]
     slab = binder.scratch((step, classes), x.dtype)
     sums = dbias
@@ -115,10 +115,11 @@ def _scores(binder: Binder, x: Buffer, w: Buffer, bias: Buffer | None, z: Buffer
 def _loss_and_gradient(
     binder: Binder, z: Buffer, chunk: Chunk, ins: Slots, outs: Slots, attrs: Mapping[str, Any]
 ) -> None:
-    """The kernel on rows: what is wanted of Loss, ZLoss and Prediction, and dLoss/dz * DLoss in z's place."""
+    """The kernel on rows: outputs of a number for each row, and d(Loss * DLoss + Square * DSquare)/dz in z's place."""
     label = chunk.of(ins["Label"])
-    seed, loss, z_loss, prediction = (
-        chunk.of(b) for b in (ins.get("DLoss"), outs.get("Loss"), outs.get("ZLoss"), outs.get("Prediction"))
+    seed, square_seed = (chunk.of(ins.get(slot)) for slot in ("DLoss", "DSquare"))
+    loss, z_loss, prediction, square = (
+        chunk.of(outs.get(slot)) for slot in ("Loss", "ZLoss", "Prediction", "Square")
     )
     cap, smoothing, classes = attrs["softcap"], attrs["label_smoothing"], z.shape[1]
     writes = any(outs.get(slot) is not None for slot in ("DX", "DW", "DBias"))
@@ -131,8 +132,11 @@ def _loss_and_gradient(
     kept = min(packs, room) if writes else 0
     facts = {
         "T": CUDA_TYPES[z.dtype], "C": compute_type(z.dtype), "L": CUDA_TYPES[label.dtype],
-        "S": CUDA_TYPES[(seed or z).dtype], "WIDTH": width, "THREADS": threads, "BLOCKS": BLOCKS, "UNROLL": UNROLL,
-        "SEEDED": int(seed is not None), "LOSS": int(loss is not None), "Z_LOSS": int(z_loss is not None),
+        "S": CUDA_TYPES[(seed or z).dtype], "Q": CUDA_TYPES[(square_seed or z).dtype],
+        "WIDTH": width, "THREADS": threads, "BLOCKS": BLOCKS, "UNROLL": UNROLL,
+        "SEEDED": int(seed is not None), "SQUARE_SEEDED": int(square_seed is not None),
+        "SQUARED": int(square is not None), "TOKEN_SCALED": int(attrs["token_scaling"]),
+        "LOSS": int(loss is not None), "Z_LOSS": int(z_loss is not None),
         "ARGMAX": int(prediction is not None), "WRITES": int(writes), "CAPPED": int(cap is not None),
         "CAP": f"C({cap or 1.0!r})", "SMOOTH": int(smoothing > 0), "SMOOTHING": f"C({smoothing!r})",
         "SQUARE": f"C({attrs['z_loss']!r})",
@@ -141,6 +145,7 @@ def _loss_and_gradient(
     source = full_source("rows/scores.cuh", defines) + read_source("rows/linear_cross_entropy.cu")
     binder.launch_source(
         source, "loss_and_gradient", chunk.rows, threads, z, i64(classes), i64(kept), label, seed or label,
-        loss or label, z_loss or label, prediction or label, i64(attrs["ignore_index"]), i64(chunk.start),
+        square_seed or label, loss or label, z_loss or label, prediction or label, square or label,
+        i64(attrs["ignore_index"]), i64(chunk.start),
         *binder.report(no_class(classes, attrs)), shared=kept * bytes_of_pack,
     )  # fmt: skip
