@@ -99,8 +99,17 @@ def test_the_erf_form_is_tried_for_smaller_products_than_others():
     """The library's ways to it take a kernel more."""
     for kinds, names in ((("erf", "slope of erf"), ["library", NAME]), (("gelu", "slope", "bias"), ["library"])):
         for kind in kinds:
-            assert offered((8192, 3072, 768), kind=kind) == (names, [])
+            assert offered((4096, 3072, 768), kind=kind) == (names, [])
             assert offered((1024, 1024, 1024), kind=kind) == (["library"], [])
+
+
+def test_the_erf_form_comes_first_where_tiles_fill_a_gpu_three_times():
+    for shape, first in (((8192, 3072, 768), True), ((32768, 2048, 512), True), ((4096, 3072, 768), False),
+                         ((2048, 4096, 4096), False)):  # fmt: skip
+        for kind in ("erf", "slope of erf"):
+            names, _ = offered(shape, kind=kind)
+            assert (names[0] == NAME) == first, (shape, kind)
+    assert offered((8192, 3072, 768), kind="gelu") == (["library"], [])
 
 
 def gelu_layer(autotune=False, approximate=True, shape=LARGE):
@@ -118,7 +127,7 @@ def test_a_remark_names_the_kernel_that_runs_but_where_times_will_tell():
     for approximate in (False, True):
         assert gelu_layer(approximate=approximate).notes == [(0, f"by the {NAME}")]
     assert gelu_layer(autotune=True).notes == []
-    ((_, why),) = gelu_layer(approximate=False, shape=(8192, 3072, 768)).notes
+    ((_, why),) = gelu_layer(approximate=False, shape=(4096, 3072, 768)).notes
     assert why == "gelu is a kernel after the bias epilogue: cuBLASLt has its tanh form only"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.opdef import OPS
+from minigraph.ops.elementwise.activation import LONG, positive_part
 from minigraph.program import Program
 from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
@@ -152,3 +153,13 @@ def test_second_order_through_a_chain():
 
     (found,) = exe.run(block.program, {"x": at}, [second], scope=scope)
     np.testing.assert_allclose(found, (slope(at + 1e-5) - slope(at - 1e-5)) / 2e-5, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, LONG - 1), (7, LONG), (2, 5, LONG + 9)])
+def test_a_row_of_zeros_gives_the_bits_that_a_number_gives(shape, dtype):
+    numbers = [1.5, -1.5, 0, 9] if dtype == "int64" else [np.nan, -np.nan, -0.0, 0.0, np.inf, -np.inf, 1.5, -1.5]
+    x = np.asarray(np.random.default_rng(13).choice(numbers, shape), dtype)
+    assert positive_part(x).tobytes() == np.maximum(x, x.dtype.type(0)).tobytes()
+    if x.ndim:
+        assert positive_part(x, out=x) is x

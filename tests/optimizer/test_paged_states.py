@@ -241,6 +241,21 @@ def test_two_threads_train_in_two_scopes(stub):
     assert all(difference(scope, expected) == ("", 0.0) for scope in scopes)
 
 
+def test_calls_are_bound_anew_for_memory_that_has_the_address_of_what_was_freed(stub):
+    """A graph that copies from freed pinned memory crashes, whoever has that address now."""
+    made = net(OPTIMIZERS["AdamW"](), checks.SHAPES)
+    with blocks_of_bytes(checks.BYTES):
+        plan, scope = plan_of(made, stub), started(made)
+        numbers = []
+        for _ in range(3):
+            plan.run(steps_feed(made), scope)
+            numbers.append(plan.arrays.number)
+            for name in checks.on_host(scope) if len(numbers) == 2 else ():
+                scope.arrays[name] = gpu_stub.Paged(scope.arrays[name].host)
+    assert numbers == [0, 0, 1]
+    assert difference(scope, on_cpu(made, steps=3)) == ("", 0.0)
+
+
 def test_a_cpu_does_nothing_special():
     made = net(OPTIMIZERS["AdamW"](), checks.SHAPES)
     scope, exe = started(made), Executor(CPUPlace())

@@ -16,6 +16,7 @@ from .unary import infer_float
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 TANH_CUBE = 0.044715
+LONG = 32  # elements of a row from which a loop over rows is faster than one over elements
 
 # C++ of gelu and of grad operators, with functions of record/prelude.cuh; True is the tanh form.
 GELU = {False: "X * normal_cdf(X)", True: "X * logistic(C(2) * gelu_inner(X))"}
@@ -34,10 +35,16 @@ def _pairs(rng):
         yield (draw(rng, shape), draw(rng, shape)), {}
 
 
+def positive_part(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """max(x, 0); NaN stays NaN. NumPy has vector code for it where both operands lie in memory, not for a number."""
+    zeros = np.zeros(x.shape[-1:] if x.ndim and x.shape[-1] >= LONG else (), x.dtype)
+    return np.maximum(x, zeros, out=out)
+
+
 @op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="X < C(0) ? C(0) : X")
 def relu(X, *, out=None):
     """max(X, 0); NaN stays NaN."""
-    return np.maximum(X, X.dtype.type(0), out=out[0] if out else None)
+    return positive_part(X, out=out[0] if out else None)
 
 
 @relu.grad

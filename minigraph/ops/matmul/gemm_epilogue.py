@@ -20,7 +20,7 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
 from minigraph.opdef import op
-from minigraph.ops.elementwise.activation import gelu, gelu_slope
+from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
 from minigraph.types import TensorType, uint8
 
@@ -81,7 +81,7 @@ def fused_gemm_epilogue(
     if activation == "gelu":
         return gelu(z, approximate=approximate, out=[Out]), z
     mask = pack_mask(z > 0) if activation == "relu" and keep else None
-    return np.maximum(z, z.dtype.type(0), out=z) if activation == "relu" else z, mask
+    return positive_part(z, out=z) if activation == "relu" else z, mask
 
 
 def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) -> TensorType:

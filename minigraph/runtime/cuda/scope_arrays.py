@@ -79,7 +79,7 @@ class ScopeArrays:
         arrays = [self._from_scope(scope, name, buffer) for name, buffer in self.bound.outside.items()]
         for buffer, array in zip(self.bound.outside.values(), arrays, strict=True):
             buffer.ptr = array.data.ptr
-        addresses = tuple(a.data.ptr for a in arrays)
+        addresses = tuple(map(self.runtime.known_by, arrays))
         self.number = self.numbers.setdefault(addresses, max(self.numbers.values(), default=-1) + 1)
         self.numbers.move_to_end(addresses)
         gone = self.numbers.popitem(last=False)[1] if len(self.numbers) > SETS_KEPT else None

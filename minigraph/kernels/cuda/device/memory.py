@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +20,15 @@ LARGE_ARGUMENTS = 12010  # the version of the driver from which kernels take 327
 
 
 class PagedMemory(cupy.cuda.PinnedMemory):
-    """Pinned memory of the host for a state; the GPU has done all its work before it is given back."""
+    """Pinned memory of the host for a state; the GPU has done all its work before it is given back.
+
+    number   no other one has it
+    """
+
+    made = itertools.count(1)
 
     def __init__(self, nbytes: int, index: int) -> None:
-        self.index = index
+        self.index, self.number = index, next(self.made)
         super().__init__(max(nbytes, 1), cupy.cuda.runtime.hostAllocPortable)
 
     def __del__(self) -> None:
@@ -154,6 +160,14 @@ class Memory:
     def receive(self, host: int, address: int, nbytes: int) -> None:
         """Bytes of the GPU to the host; there after the stream is synchronised."""
         cupy.cuda.runtime.memcpyAsync(host, address, nbytes, DEVICE_TO_HOST, self.stream.ptr)
+
+    def known_by(self, array: cupy.ndarray) -> int:
+        """What tells its memory from any that calls were bound with before: the address.
+
+        Of pinned memory a number: a graph that copies from memory which was freed is wrong, though what was made since
+        may have its address.
+        """
+        return -array.data.mem._owner.number if self.lies_on_host(array) else array.data.ptr
 
     def lies_at(self, array: Any) -> int:
         """The address of an array that kernels can read as it is; 0 of others."""
