@@ -80,7 +80,7 @@ def test_a_window_is_what_the_operator_says(sizes, window, bottom_right, causal)
     attrs = {**ATTRS, "window": window, "bottom_right": bottom_right, "causal": causal}
     low, high = kernel.window_of(attrs, kernel.shape_of(ins["Q"], ins["K"], attrs))
     i, j = np.arange(sizes[0])[:, None], np.arange(sizes[1])[None, :]
-    expected = seen_positions(*sizes, causal, bottom_right, window, None, None)
+    expected = seen_positions(*sizes, causal, bottom_right, window, None, None, None, None)
     np.testing.assert_array_equal((j >= i + low) & (j <= i + high), expected)
 
 

@@ -94,7 +94,7 @@ def large(dtype: str) -> Iterator[tuple[str, list[TensorType | None], dict[str, 
     yield "elementwise_mul_grad", of("4096,1024", "1024", "4096,1024"), {}
     for head in {"float64": (64, 512), "float32": (32, 64, 128, 512)}.get(dtype, (64, 128, 256)):
         q, sums = of(f"4,1024,8,{head}")[0], types("4,8,1024", "float64" if dtype == "float64" else "float32")
-        table = [*(None,) * 5, *types("16,16", "bool")] if head in (64, 128) else None
+        table = [*(None,) * 5, types("16,16", "bool")] if head in (64, 128) else None
         if table is not None:
             yield "memory_efficient_attention", [q, q, q, *table], {"block_size": 64}
             yield "memory_efficient_attention_grad", [q, q, q, q, sums, q, *table], {"block_size": 64}

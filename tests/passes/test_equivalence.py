@@ -28,7 +28,17 @@ from minigraph.passes.fuse_gemm_epilogue import (
     LinearRelu,
 )
 from minigraph.passes.fuse_matmul_transpose import TransposedX
-from tests.fuzz import FLAGS, REASONS, Different, Flags, Outcome, check, failure, shrink
+from tests.fuzz import (
+    FLAGS,
+    OF_WRITTEN_UPDATES,
+    REASONS,
+    Different,
+    Flags,
+    Outcome,
+    check,
+    failure,
+    shrink,
+)
 from tests.support.random_programs import known_program, random_program
 
 GEMM: Flags = ("fuse_gemm_epilogue",)
@@ -61,8 +71,8 @@ def test_passes_change_no_result():
         fired.refused += outcome.refused
     for rule, share in SHARES.items():
         assert fired.applied[rule] >= share, f"{rule} fired in {fired.applied[rule]} of {PROGRAMS} programs"
-    assert fired.refused.keys() <= REASONS.keys(), "new reasons: add them"
-    assert fired.refused.keys() == REASONS.keys(), "a refusal does not occur"
+    assert fired.refused.keys() <= (REASONS | OF_WRITTEN_UPDATES).keys(), "new reasons: add them"
+    assert fired.refused.keys() >= REASONS.keys(), "a refusal does not occur"
 
 
 # planted defects: each is a rewrite rule or engine that somebody could have written

@@ -163,6 +163,37 @@ def test_hazards_keep_their_results(name):
     check_same(two(HAZARDS[name]))
 
 
+def _long(x):
+    """More operators than a kernel has members."""
+    y = x
+    for _ in range(fuse_foreach.MOST_MEMBERS):
+        y = mg.tanh(y)
+    mg.assign(y * 0.5, output=x)
+
+
+def _wide(x, others):
+    """More values than a kernel has columns."""
+    for other in others:
+        x = x + other
+    mg.assign(x, output=others[0])
+
+
+def refused_of(shapes, body) -> str:
+    b = Builder()
+    with program_guard(b.program), b.program.emitting("optimize"):
+        body([b.variable(f"v{i}", shape) for i, shape in enumerate(shapes)])
+    check_same(Written(b.program, b.values))
+    return CompiledProgram(b.program, BuildStrategy(fuse_foreach=True)).explain()
+
+
+def test_chains_that_no_kernel_holds_are_refused():
+    said = refused_of([(3,)] * 2, lambda vs: [_long(v) for v in vs])
+    assert f"{fuse_foreach.MOST_MEMBERS + 2} operators meet, a kernel has at most {fuse_foreach.MOST_MEMBERS}" in said
+    half = fuse_foreach.MOST_COLUMNS + 1
+    said = refused_of([(3,)] * 2 * half, lambda vs: [_wide(vs[i], vs[i + 1 : i + half]) for i in (0, half)])
+    assert f"values of a tensor are read and written, {fuse_foreach.MOST_COLUMNS} can be" in said
+
+
 def test_an_output_does_not_overwrite_what_is_read_later():
     body = ["y0 = scale(X=x0) {scale=2.0}", "t0 = square(X=y0)", "y1 = elementwise_add(X=t0, Y=x0)"]
     for size in (3, 200000):

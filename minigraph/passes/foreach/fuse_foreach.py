@@ -105,7 +105,6 @@ def _checked(chain: Chain) -> Signature:
     for v in writes:
         newer = v.next_version
         refuse_unless(newer is None or newer.producer not in chain.inside, "{} is written twice", v.name)
-    refuse_unless(any(v.shape == chain.shape for v in reads), "it reads no value of its shape")
     if chain.ops[0].role != "optimize":
         _leave_to_fuse_elementwise(chain)
     names = _names(chain, range(len(reads)))

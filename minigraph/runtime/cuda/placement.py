@@ -131,11 +131,14 @@ def _blocks(
     order: Sequence[int], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
     kept: Collection[int], reuse: bool,
 ) -> list[tuple[Buffer, Life]]:  # fmt: skip
-    """Each block with the calls in order during which it is needed, all of them without `reuse`."""
+    """Each block with the calls in order during which it is needed, all of them without `reuse`.
+
+    So are those that only calls outside of the order touch: some constants need room while they are computed.
+    """
     end, touched_in = len(order), lives(order, units)
     blocks = []
     for n, b in own.items():
-        first, last = touched_in[n]
+        first, last = touched_in.get(n, (-1, end))
         first, last = (-1 if n in given else first), (end if n in kept else last)
         blocks.append((b, Life(b.nbytes, first, last) if reuse else Life(b.nbytes, -1, end)))
     return blocks
