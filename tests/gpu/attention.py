@@ -51,7 +51,9 @@ def checks() -> Iterator[Check]:
         yield Check(f"attention/repeats/{dtype}", partial(_repeats, dtype))
         yield Check(f"attention/low scores/{dtype}", partial(_low_scores, dtype))
         yield Check(f"attention/log sum exp/{dtype}", partial(_log_sum_exp, dtype))
-        yield Check(f"attention/blocks/{dtype}", partial(_blocks, dtype))
+        for size in (1, 24, 32, 64, 128, 400):
+            yield Check(f"attention/blocks/{size}/{dtype}", partial(_blocks, dtype, size))
+        yield Check(f"attention/blocks/features/{dtype}", partial(_blocks_with_features, dtype))
         if "16" in dtype:
             yield Check(f"attention/wide heads/{dtype}", partial(_wide_heads, dtype))
             yield Check(f"attention/few keys/{dtype}", partial(_few_keys, dtype))
@@ -108,17 +110,22 @@ def _features(dtype: str) -> None:
     each((title, partial(both, inputs, dtype, **attrs)) for title, inputs, attrs in features())
 
 
-def _blocks(dtype: str) -> None:
-    """Tables of blocks: sizes, heads of all kernels, every modifier beside them; queries that see nothing."""
+def _blocks(dtype: str, size: int) -> None:
+    """Tables of blocks, heads of all kernels, queries that see nothing."""
+    rng, cases = np.random.default_rng(size), []
+    for heads in ((), (4,)):
+        table = rng.random((*heads, -(-200 // size), -(-330 // size))) < 0.3
+        table[..., -1, :] = False
+        for d in (8, 32, 64, 128, 192):
+            inputs = {**qkv(2, 200, 330, 4, 2, d), "Blocks": table}
+            attrs = {"block_size": size, "causal": d == 64, "bottom_right": True}
+            cases.append((f"{heads} {d}", partial(both, inputs, dtype, True, **attrs)))
+    each(cases)
+
+
+def _blocks_with_features(dtype: str) -> None:
+    """Every modifier beside a table."""
     rng, cases = np.random.default_rng(6), []
-    for size in (1, 24, 32, 64, 128, 400):
-        for heads in ((), (4,)):
-            table = rng.random((*heads, -(-200 // size), -(-330 // size))) < 0.3
-            table[..., -1, :] = False
-            for d in (8, 32, 64, 128, 192):
-                inputs = {**qkv(2, 200, 330, 4, 2, d), "Blocks": table}
-                attrs = {"block_size": size, "causal": d == 64, "bottom_right": True}
-                cases.append((f"{size} {heads} {d}", partial(both, inputs, dtype, True, **attrs)))
     for title, inputs, attrs in features():
         scores = tuple(inputs[s].shape[2 if attrs.get("layout") == "bhsd" else 1] for s in "QK")
         if "CuSeqlensQ" in inputs or 0 in scores:

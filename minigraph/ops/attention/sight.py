@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import require
+from minigraph.errors import DTypeError, require
 from minigraph.kernels import philox
 from minigraph.kernels.cpu.attention import check_lengths
 from minigraph.opdef import Ints, op
@@ -51,6 +51,7 @@ def factors_type(dtype: np.dtype) -> np.dtype:
 
 @attention_sight.infer
 def _(Q, K, CuSeqlensQ, CuSeqlensK, Key, Blocks, *, layout, causal, bottom_right, window, dropout, is_test, block_size):
+    require(Q.is_float, f"Q must be a float, is {Q.dtype}", DTypeError)
     require(layout in LAYOUTS, f"layout {layout!r} is none of {', '.join(LAYOUTS)}")
     require(dropout == 0 or is_test or Key is not None, f"dropout {dropout} needs Key", hint="random_key() makes one")
     shape = scores_shape(Q.shape, K.shape, layout)

@@ -203,9 +203,11 @@ def _(rng):
         ((3, 2), 1, False, False, [0, 0, -100], False, {}), ((2, 3), 4, False, True, [-100, -100], False, {}),
         ((0, 3), 4, True, True, np.zeros((0, 1), np.int64), False, {}),
     ]:  # fmt: skip
-        w = rng.normal(size=(v, x[-1]) if trans_w else (x[-1], v))
+        given, w = rng.normal(size=x), rng.normal(size=(v, x[-1]) if trans_w else (x[-1], v))
+        rows = given.reshape(-1, x[-1])
+        (w if trans_w else w.T)[(3 + 7 * np.arange(len(rows))) % v] += 2 * rows  # ahead: 16 bits predict it, too
         seeds = [rng.normal(size=(*x[:-1], 1)) if seeded else None for _ in range(2)]
-        inputs = rng.normal(size=x), w, np.array(label), rng.normal(size=v) if bias else None, *seeds
+        inputs = given, w, np.array(label), rng.normal(size=v) if bias else None, *seeds
         yield inputs, {"trans_w": trans_w, **attrs}
 
 

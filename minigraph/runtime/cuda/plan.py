@@ -19,6 +19,7 @@ from minigraph.kernels.cuda.record.call import Segment
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
+from minigraph.runtime.garbage import without_collection
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.undo import check_whole, why
 from minigraph.types import TensorType
@@ -145,7 +146,8 @@ class CudaPlan:
         """The calls one by one; in the second run as a graph, where that can be."""
         if binding.ran and self.refusal is None:
             start = time.perf_counter()
-            made = self.runtime.captured(self._parts(binding.steps), loosened=self.short)
+            with without_collection():  # an old plan's graph cannot be given back during a capture
+                made = self.runtime.captured(self._parts(binding.steps), loosened=self.short)
             self.seconds += time.perf_counter() - start
             if not isinstance(made, str):
                 binding.launch = made
