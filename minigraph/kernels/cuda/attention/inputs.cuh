@@ -176,6 +176,7 @@ __device__ __forceinline__ Start start_of(
     const Place at = place_of(m, z, b, h);
     const Interval seen = sight.of_query(q);
     C largest = -infinity<C>(), total = 0;
+#pragma unroll 1  // more keys at once spill registers
     for (int k = seen.lo + threadIdx.x % 32; k < seen.hi; k += 32) {
         if (!sight.shows(h, q, k)) continue;
         C product = 0;
