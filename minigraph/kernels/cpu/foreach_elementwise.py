@@ -25,7 +25,7 @@ BLOCK = 131072  # elements of a block, at the most
 SMALL = 16384  # elements of a tensor from which on it is not copied
 
 
-class Part(NamedTuple):
+class Stretch(NamedTuple):
     """Elements of one tensor."""
 
     tensor: int
@@ -94,7 +94,7 @@ def on_lists(
     inputs = [(f"x{j}", column, one) for j, (column, one) in enumerate(zip(columns, ones, strict=True))]
     fixed = {f"x{len(columns) + j}": s for j, s in enumerate(shared)}
 
-    def run(unit: list[Part]) -> None:
+    def run(unit: list[Stretch]) -> None:
         cuts = [(part.tensor, slice(part.start, part.stop)) for part in unit]
         env = {name: _joined([c[i] if one else c[i][cut] for i, cut in cuts], unit, one) for name, c, one in inputs}
         _block(known, env | fixed, [
@@ -108,7 +108,7 @@ def on_lists(
     return [result if given is None else given for given, result in zip(planned, results, strict=True)]
 
 
-def _joined(arrays: list[np.ndarray], unit: list[Part], one: bool) -> np.ndarray:
+def _joined(arrays: list[np.ndarray], unit: list[Stretch], one: bool) -> np.ndarray:
     """The values of a unit in one array."""
     if len(unit) == 1:
         return arrays[0]
@@ -134,18 +134,18 @@ def _block(known: ListRecipe, env: dict[str, np.ndarray], targets: list[tuple[st
 
 
 @lru_cache(maxsize=64)
-def parts_of(sizes: tuple[int, ...], block: int) -> list[list[Part]]:
+def parts_of(sizes: tuple[int, ...], block: int) -> list[list[Stretch]]:
     """Units of work: a block of a large tensor, or small tensors that together are one."""
-    units: list[list[Part]] = []
-    small: list[Part] = []
+    units: list[list[Stretch]] = []
+    small: list[Stretch] = []
     filled = 0
     for i, size in enumerate(sizes):
         if 0 < size < min(SMALL, block):
             if filled + size > block:
                 units.append(small)
                 small, filled = [], 0
-            small.append(Part(i, 0, size))
+            small.append(Stretch(i, 0, size))
             filled += size
         else:
-            units += [[Part(i, start, min(start + block, size))] for start in range(0, size, block)]
+            units += [[Stretch(i, start, min(start + block, size))] for start in range(0, size, block)]
     return [*units, small] if small else units

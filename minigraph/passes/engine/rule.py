@@ -157,7 +157,7 @@ class _Rewrite:
         inner = self._inner(self.old, self.kept)
         incoming, outgoing = self._gradients() if self.grads else (None, {})
         inner_grads = self._inner(self.grads, list(outgoing.values()))
-        stand_ins = self._stand_ins([*inner, *inner_grads])
+        stand_ins = _stand_ins(self.graph, [*inner, *inner_grads], {*self.old, *self.grads}, self.kept)
         last = self.old[-1]
         g = GraphBuilder(self.graph, self._place(), last, self.pass_name)
         g.forward, g.replaced = self.old[0].forward, tuple(self.match.kept)
@@ -211,27 +211,6 @@ class _Rewrite:
                     refuse_unless(not reader.reads_values_of(v), "{} is also read by {}", v.name, reader)
             refuse_unless(v.version == 0 and v.next_version is None, "{} is updated in place", v.name)
         return inner
-
-    def _stand_ins(self, inner: Sequence[VarNode]) -> list[tuple[OpNode, str, int, VarNode]]:
-        """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
-        inside, stand_ins = {*self.old, *self.grads}, []
-        for v in inner:
-            for reader in v.consumers:
-                if reader in inside:
-                    continue
-                kept = next((k for k in self.kept if k.type == v.type), None)
-                refuse_unless(
-                    kept is not None and not self.graph.order_problem(reader.rank, [kept]),
-                    f"{reader.label()} needs the shape of {v.name}",
-                )
-                assert kept is not None
-                stand_ins += [
-                    (reader, slot, i, kept)
-                    for slot, vs in reader.inputs.items()
-                    for i, x in enumerate(vs)
-                    if x is v
-                ]
-        return stand_ins
 
     def _place(self) -> Rank:
         """The rank of a matched operator at which the replacement can stand."""
@@ -359,6 +338,25 @@ class _Rewrite:
             assert op is not None
             same = [n for o, s, n in old if s in op.outputs and n not in self.graph.latest and _alike(op, o)]
             self.graph.rename_var(v, same[0] if same else self.graph.fresh_name(self.kept[0].name + GRAD_SUFFIX))
+
+
+def _stand_ins(
+    graph: Graph, inner: Sequence[VarNode], inside: Collection[OpNode], kept: Sequence[VarNode]
+) -> list[tuple[OpNode, str, int, VarNode]]:  # fmt: skip
+    """(operator, slot, index, value of the same type) for operators that read only the shape of an inner value."""
+    stand_ins = []
+    for v in inner:
+        for reader in (r for r in v.consumers if r not in inside):
+            same = next((k for k in kept if k.type == v.type), None)
+            refuse_unless(
+                same is not None and not graph.order_problem(reader.rank, [same]),
+                f"{reader.label()} needs the shape of {v.name}",
+            )  # fmt: skip
+            assert same is not None
+            stand_ins += [
+                (reader, slot, i, same) for slot, vs in reader.inputs.items() for i, x in enumerate(vs) if x is v
+            ]
+    return stand_ins
 
 
 def _alike(new: OpNode, old: OpNode) -> bool:

@@ -63,7 +63,7 @@ def _flows(op: OpNode, v: VarNode) -> bool:
     return all(slot in made for slot, vs in op.inputs.items() if any(x is v for x in vs))
 
 
-class Target(NamedTuple):
+class LabelScore(NamedTuple):
     """weight * ((1 - smoothing) * one_hot(numbers) + smoothing / classes)"""
 
     one_hot: OpNode
@@ -87,14 +87,14 @@ def one_hot_of(v: VarNode, trail: Trail) -> tuple[OpNode, float, float]:
     return trail.add(op), scale, bias
 
 
-def target(v: VarNode, trail: Trail) -> Target:
+def target(v: VarNode, trail: Trail) -> LabelScore:
     """What the log-probabilities are multiplied by."""
     op, scale, bias = one_hot_of(v, trail)
     smoothing = bias * op.attrs["depth"]
     weight = scale + smoothing
     if not (weight and 0 <= smoothing / weight <= 1):
         raise Mismatch(f"{v.name} is {scale} * one_hot + {bias}, which is no smoothed label")
-    return Target(op, op.inputs["X"][0], weight, smoothing / weight)
+    return LabelScore(op, op.inputs["X"][0], weight, smoothing / weight)
 
 
 def log_softmax(v: VarNode, trail: Trail) -> VarNode:

@@ -30,7 +30,7 @@ SLICES, SPREAD = (16, 8), 3
 FILES = "matmul/hopper_product.cuh", "matmul/hopper_product.cu"
 
 
-class Pipeline(NamedTuple):
+class TileLoop(NamedTuple):
     """How a product is worked off.
 
     slices   in which a finished tile is: not more than a tile has steps
@@ -101,14 +101,14 @@ def refusal(product: Product) -> str | None:
     return None
 
 
-def pipeline_of(shape: Shape) -> Pipeline:
+def pipeline_of(shape: Shape) -> TileLoop:
     """The one with most slices, spread as far as was measured to help."""
     steps = blocks_for(shape[2], STEP)
     slices = next(s for s in SLICES if steps >= s)
-    return Pipeline(slices, min(SPREAD, steps // slices))
+    return TileLoop(slices, min(SPREAD, steps // slices))
 
 
-def bind(binder: Binder, product: Product, pipeline: Pipeline | None = None) -> None:
+def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> None:
     """Record the product with its bias, gelu, or gelu's slope, before which it is rounded."""
     m, n, k = product.shape
     a, b, out, around = product.a, product.b, product.out, product.epilogue
@@ -125,7 +125,7 @@ def bind(binder: Binder, product: Product, pipeline: Pipeline | None = None) -> 
     )  # fmt: skip
 
 
-def _source(product: Product, pipeline: Pipeline) -> str:
+def _source(product: Product, pipeline: TileLoop) -> str:
     """The kernel's text for one pipeline and epilogue."""
     around, dtype = product.epilogue, "bf16" if product.a.dtype == bfloat16 else "f16"
     by_rows, by_columns = not product.trans_b, product.trans_a
