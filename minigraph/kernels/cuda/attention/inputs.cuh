@@ -57,6 +57,15 @@ __device__ __forceinline__ Interval interval(
     return {int(lo), int(max(lo, hi))};
 }
 
+// x, such that what follows from it is computed where it stands, not kept around a loop over tiles: beside a table of blocks
+// registers are few.
+__device__ __forceinline__ int fresh(int x) {
+#if BLOCK
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // Which keys a query sees, which queries see a key.
 struct Sight {
     const L *lengths_q, *lengths_k;
@@ -74,6 +83,7 @@ struct Sight {
     __device__ __forceinline__ bool shows(int h, int q, int k) const { return table(h, q / BLOCK)[k / BLOCK]; }
     // Whether some of these queries may see some of these keys.
     __device__ __forceinline__ bool shows(int h, int q, int count_q, int k, int count_k) const {
+        h = fresh(h), q = fresh(q);
         const int last_q = (min(q + count_q, queries) - 1) / BLOCK, last_k = (min(k + count_k, keys) - 1) / BLOCK;
         for (int row = q / BLOCK; row <= last_q; ++row)
             for (int column = k / BLOCK; column <= last_k; ++column)

@@ -192,7 +192,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, LEAST) attentio
             for (int i = 0; i < MT; ++i)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int row = own_row + 16 * i + lane / 4 + 8 * half;
+                    const int row = fresh(own_row) + 16 * i + lane / 4 + 8 * half;
                     const Interval span = edge ? seen[row] : Interval{0, 1 << 30};
                     const float2 number = own_numbers[row];
 #pragma unroll
