@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import FetchError, OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.kernels import host_memory
 from minigraph.program import Program, default_main_program
 from minigraph.program.copies import NotPickled
 from minigraph.program.prune import Prune
@@ -31,9 +32,11 @@ from .options import DEFAULT, RunOptions
 from .seeds import seed_of
 from .targets import check_updates, read_targets
 
-PLANS_KEPT = 8  # of a program with its fetches, for the shapes that its feeds had last
-SHAPES_KEPT = 256  # programs with their fetches whose shapes of feeds one executor remembers
-ALL_PLANS_KEPT = 16  # of one executor: a program for training and its test program have room for all of theirs
+PROGRAMS_KEPT = 16  # programs with their fetches of which one executor keeps plans
+PLANS_KEPT = 1024  # of one of these, for the shapes that its feeds had last
+LEAST_KEPT, SPARE = 8, 1 << 30  # of these where the host has less than so many bytes left
+GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are remembered
+WARNED_AFTER = 8  # plans of these that were made again
 
 @dataclass(slots=True)
 class Latest:
@@ -93,8 +96,8 @@ class Executor(NotPickled):
         self.backend.require_available()
         self._plans: OrderedDict[Any, RunnablePlan] = OrderedDict()
         self._latest: Latest | None = None
-        self._shapes: defaultdict[Any, set[Any]] = defaultdict(set)  # of the feeds of each program with its fetches
-        self._again = 0  # plans that were made again, since other programs had taken their room
+        self._gone: dict[Any, None] = {}  # programs with their fetches whose plans had to make room
+        self._again = 0  # of these, how often one came again
         self._lock = threading.RLock()  # plans own their buffers
 
     def run(
@@ -174,13 +177,11 @@ class Executor(NotPickled):
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
-                    self._shapes.clear()
                     self._latest = None
                     plan = self._make_plan(program, arrays, fetches, left, seed, options)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             self._make_room(key)
-            self._warn_of_cost(program, key)
         self._plans.move_to_end(key)
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
@@ -201,52 +202,48 @@ class Executor(NotPickled):
         return self.backend.plan(program, types, fetches, prune, seed, options)
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
-        """For the plan that was made last: what was not used for longest goes."""
-        own = [k for k in self._plans if k[:-1] == key[:-1]]
-        if len(own) > PLANS_KEPT:
+        """For the plan that was made last: of what is too much, that goes which was not used for longest."""
+        program = key[:-1]
+        own = [k for k in self._plans if k[:-1] == program]
+        if len(own) > PLANS_KEPT or (len(own) > LEAST_KEPT and _host_is_full()):
             del self._plans[own[0]]
-        elif len(self._plans) > ALL_PLANS_KEPT:
-            self._plans.popitem(last=False)
-
-    def _warn_of_cost(self, program: Program, key: tuple[Any, ...]) -> None:
-        """Once where feeds of a program have had more shapes, once where programs are more, than plans are kept."""
-        shapes = self._shapes[key[:-1]]
-        if len(self._shapes) > SHAPES_KEPT:  # the oldest goes: at most it is warned of once more
-            del self._shapes[next(iter(self._shapes))]
-        if len(shapes) > PLANS_KEPT:
-            return
-        if key[-1] in shapes:  # other programs had taken its room
+        if len(own) == 1 and program in self._gone:
             self._again += 1
-            if self._again == PLANS_KEPT:
-                programs = len({k[:-1] for k in self._plans})
-                warnings.warn(
-                    f"more plans take turns than the {ALL_PLANS_KEPT} that one executor keeps, these of {programs}"
-                    f" programs and lists of fetches: {self._again} were made again, {self._cost(key)}; run some of"
-                    " the programs in an Executor of their own to save that time",
-                    stacklevel=4,
-                )
-            return
-        shapes.add(key[-1])
-        if len(shapes) > PLANS_KEPT:
-            warnings.warn(
-                f"feeds of program {program.name} change their shapes: each of {len(shapes)} so far needs a plan,"
-                f" {self._cost(key)}, and {PLANS_KEPT} are kept; pad feeds to a few sizes to save that time",
-                stacklevel=4,
-            )
+            if self._again == WARNED_AFTER:
+                self._warn_of_turns(key)
+        programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
+        for gone in programs[PROGRAMS_KEPT:]:
+            for k in [k for k in self._plans if k[:-1] == gone]:
+                del self._plans[k]
+            self._gone[gone] = None
+        if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
+            del self._gone[next(iter(self._gone))]
+
+    def _warn_of_turns(self, key: tuple[Any, ...]) -> None:
+        """That programs take each other's room."""
+        warnings.warn(
+            f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
+            f" {self._again} plans were made again, {self._cost(key)}; run some of the programs in an Executor of their"
+            " own to save that time",
+            stacklevel=5,
+        )
 
     def _cost(self, key: tuple[Any, ...]) -> str:
-        """What plans like the one that was made last have cost: those of its program, or all, that ran before it."""
-        before = [plan.seconds for k, plan in self._plans.items() if k != key]
-        own = [plan.seconds for k, plan in self._plans.items() if k != key and k[:-1] == key[:-1]]
-        seconds = own or before
+        """What the plans have cost that ran before this one."""
+        seconds = [plan.seconds for k, plan in self._plans.items() if k != key]
         return f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
         with self._lock:
             self._plans.clear()
-            self._shapes.clear()
+            self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _host_is_full() -> bool:
+    left = host_memory.available()
+    return left is not None and left < SPARE
 
 
 def _duration(seconds: float) -> str:

@@ -37,16 +37,16 @@ def counted() -> Counter[str]:
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("fresh", [False, True], ids=["one executor and scope", "fresh ones"])
 def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch):
-    monkeypatch.setattr(executor, "SHAPES_KEPT", 20)
+    monkeypatch.setattr(executor, "GONE_KNOWN", 10)
     exe, scope, counts = mg.static.Executor(), mg.static.Scope(), []
     for turn in range(60):
         live(mg.static.Executor() if fresh else exe, mg.static.Scope() if fresh else scope, fused)
         if turn in (29, 59):  # by then as many plans are kept as ever are
             counts.append(counted())
     assert counts[0] == counts[1]
-    assert len(exe._plans) <= executor.ALL_PLANS_KEPT
-    assert len(exe._shapes) <= 20
-    assert len(scope.steps) <= executor.ALL_PLANS_KEPT
+    assert len(exe._plans) <= executor.PROGRAMS_KEPT
+    assert len(exe._gone) <= 10
+    assert len(scope.steps) <= executor.PROGRAMS_KEPT
 
 
 def test_counters_of_a_dropped_program_are_dropped():

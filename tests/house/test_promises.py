@@ -13,6 +13,8 @@ import pytest
 
 import minigraph as paddle
 from minigraph import static
+from minigraph.kernels import host_memory
+from minigraph.runtime import executor
 
 
 class Mlp:
@@ -151,7 +153,8 @@ def test_state_dict_holds_copies_and_modes_part_it() -> None:
 COST = r"[1-9]\d*(\.\d+)? (us|ms|s) on average and [1-9]\d*(\.\d+)? (us|ms|s) at the most"
 
 
-def test_plans_are_kept_for_eight_signatures() -> None:
+def runs_of_rows() -> Any:
+    """A function that runs a program on so many rows and returns its plan, and the executor."""
     net, exe = Mlp(), static.Executor()
     exe.run(net.startup)
 
@@ -160,18 +163,32 @@ def test_plans_are_kept_for_eight_signatures() -> None:
         exe.run(net.test, feed, [net.loss])
         return next(reversed(exe._plans.values()))
 
-    first = run(1)
-    assert run(1) is first
-    kept = [run(rows) for rows in range(2, 9)]
-    assert run(1) is first and run(2) is kept[0]
-    said = rf"change their shapes: each of 9 so far needs a plan, {COST}, and 8 are kept; pad feeds"
-    with pytest.warns(UserWarning, match=said) as warned:
-        run(9)  # one too many: the plan that was not used for longest goes
-    assert warned[0].filename == __file__
-    assert sum(plan.program is net.test for plan in exe._plans.values()) == 8
-    with warnings.catch_warnings(action="error"):  # once is enough
-        assert run(1) is first and run(2) is kept[0] and run(3) is not kept[1]
-        assert run(10) is not run(11)
+    return run
+
+
+def test_plans_are_kept_for_all_shapes() -> None:
+    run = runs_of_rows()
+    with warnings.catch_warnings(action="error"):
+        first = [run(rows) for rows in range(1, 51)]
+        assert [run(rows) for rows in range(50, 0, -1)] == first[::-1]
+
+
+@pytest.mark.parametrize("left", [None, executor.SPARE])
+def test_plans_of_many_shapes_make_room_one_by_one(left: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "PLANS_KEPT", 10)
+    monkeypatch.setattr(host_memory, "available", lambda: left)
+    run = runs_of_rows()
+    first = [run(rows) for rows in range(1, 12)]
+    assert run(2) is first[1] and run(1) is not first[0]
+
+
+def test_on_a_full_host_few_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available", lambda: executor.SPARE - 1)
+    run = runs_of_rows()
+    first = [run(rows) for rows in range(1, executor.LEAST_KEPT + 1)]
+    assert [run(rows) for rows in range(1, executor.LEAST_KEPT + 1)] == first
+    run(99)
+    assert run(2) is first[1] and run(1) is not first[0]
 
 
 class Turns:
@@ -211,7 +228,7 @@ def test_more_programs_than_plans_are_kept_are_said_to_be_so_once() -> None:
     turns = Turns(17)
     with warnings.catch_warnings(action="error"):
         turns.run()
-    said = r"more plans take turns than the 16 that one executor keeps, these of 16 programs .*: 8 were made again, "
+    said = r"more programs .* take turns than the 16 of which one executor keeps plans: 8 plans were made again, "
     with pytest.warns(UserWarning, match=said + COST) as warned:
         turns.run()
     with warnings.catch_warnings(action="error"):

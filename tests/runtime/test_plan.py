@@ -182,12 +182,12 @@ def test_the_comparison_notices_a_buffer_that_is_freed_too_early(monkeypatch):
     """With every value's life cut by one step, as an off-by-one in _assign_buffers would, it fails."""
     assign = plan_module._assign_buffers
 
-    def too_early(values, steps, options):
+    def too_early(values, steps, *others):
         kept = [v.last_use for v in values]
         for v in values:
             v.last_use = max(v.producer, v.last_use - 1)
         try:
-            return assign(values, steps, options)
+            return assign(values, steps, *others)
         finally:
             for v, last_use in zip(values, kept, strict=True):
                 v.last_use = last_use

@@ -16,6 +16,7 @@ from minigraph.runtime.schedule import Value
 from minigraph.types import TensorType
 
 from .checked import CheckedPlan
+from .memory import Arena
 from .plan import Plan
 
 
@@ -25,7 +26,8 @@ class CPUBackend:
     takes = ""
 
     def __init__(self, place: Any) -> None:
-        """There is one host."""
+        """There is one host; plans share the memory of their temporaries."""
+        self.arena = Arena()
 
     def require_available(self) -> None:
         """It is always there."""
@@ -41,7 +43,9 @@ class CPUBackend:
         options: RunOptions,
     ) -> Plan:  # fmt: skip
         """A Plan, or one that checks for NaN."""
-        return (CheckedPlan if options.check_nan_inf else Plan)(program, feeds, fetches, prune, seed, options)
+        return (CheckedPlan if options.check_nan_inf else Plan)(
+            program, feeds, fetches, prune, seed, options, self.arena
+        )
 
     def memory(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions

@@ -1,7 +1,7 @@
 """Plan: a Schedule bound to NumPy kernels.
 
-Values whose kernels can write into a given array share buffers that live as long as the Plan, so a
-step allocates next to nothing. A run is a loop over bound steps.
+Values whose kernels can write into a given array share buffers of an arena, which other plans use
+between two runs: a step allocates next to nothing. A run is a loop over bound steps.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType, bfloat16, float16, float32
 
+from .memory import LARGE, PAGE, Arena, pages
+
 LOW_PRECISION = frozenset({float16, bfloat16})
-PAGE, LARGE = 4096, 65536  # bytes
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Plan:
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
-        seed: int = 0, options: RunOptions = DEFAULT,
+        seed: int = 0, options: RunOptions = DEFAULT, arena: Arena | None = None,
     ) -> None:  # fmt: skip
         self.program, self.seed, self.options = program, seed, options
         self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
@@ -80,7 +81,7 @@ class Plan:
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
-            self.buffers = _assign_buffers(self.values, self.steps, options)
+            self.buffers = _assign_buffers(self.values, self.steps, options, arena or Arena())
         except MemoryError as problem:
             fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
             raise KernelError(fact, hint="a smaller batch") from None
@@ -227,7 +228,7 @@ class Plan:
         array = self._from_scope(scope, name)
         if index not in self.updated or array.nbytes < LARGE or array.__array_interface__["data"][0] % PAGE == 0:
             return array
-        placed = _pages(array.nbytes).view(array.dtype).reshape(array.shape)
+        placed = pages(array.nbytes).view(array.dtype).reshape(array.shape)
         placed[...] = array
         scope.take(name, placed)
         return placed
@@ -252,9 +253,9 @@ class Plan:
 
 
 def _assign_buffers(
-    values: list[Value], steps: list[BoundStep], options: RunOptions = DEFAULT
+    values: list[Value], steps: list[BoundStep], options: RunOptions, arena: Arena
 ) -> list[np.ndarray]:
-    """Give each value that a kernel can write in place a buffer, shared where lives do not overlap."""
+    """Give each value that a kernel can write in place a buffer of the arena, shared where lives do not overlap."""
     sizes: list[int] = []
     free: list[int] = []
     expiring: dict[int, list[int]] = {}
@@ -278,7 +279,7 @@ def _assign_buffers(
             own = int(values[index].producer == position)
             if taken[owner[index]] == own:
                 free.append(owner[index])
-    buffers = [_pages(size) for size in sizes]
+    buffers = arena.buffers(sizes)
     for bound, slot, place, index in wishes:
         t = values[index].type
         array = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
@@ -288,15 +289,6 @@ def _assign_buffers(
         else:
             bound.out[slot][place] = array
     return buffers
-
-
-def _pages(nbytes: int) -> np.ndarray:
-    """So many bytes, at the start of a page if they are many."""
-    if nbytes < LARGE:
-        return np.empty(nbytes, np.uint8)
-    room = np.empty(nbytes + PAGE, np.uint8)
-    start = -room.__array_interface__["data"][0] % PAGE
-    return room[start : start + nbytes]
 
 
 def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:

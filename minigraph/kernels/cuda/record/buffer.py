@@ -147,10 +147,7 @@ class Words:
 
     def __init__(self, words: Sequence[Buffer | int]) -> None:
         self.words = list(words)
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        return [w for w in self.words if isinstance(w, Buffer)]
+        self.buffers = [w for w in self.words if isinstance(w, Buffer)]
 
     @property
     def nbytes(self) -> int:
@@ -165,6 +162,7 @@ class Words:
         """The same with `place(buffer)` for each of its buffers."""
         moved = copy(self)
         moved.words = [place(w) if isinstance(w, Buffer) else w for w in self.words]
+        moved.buffers = [w for w in moved.words if isinstance(w, Buffer)]
         return moved
 
     def packed(self) -> np.ndarray:

@@ -1,0 +1,83 @@
+"""The memory of a CPU's plans: one range of addresses, at the beginning of which all of them lie.
+
+Plans of one executor never run at the same time, and a page takes memory once it is written: so all of them together
+take what the largest takes, and none moves when a larger one comes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from minigraph.kernels.cores import text_of
+
+PAGE, LARGE = 4096, 65536  # bytes
+HUGE = 4 << 20  # bytes of a plan from which large pages pay, the bound that NumPy has for an array
+LINE = 64  # bytes of a cache
+NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
+OVERCOMMIT, LIMITS = Path("/proc/sys/vm/overcommit_memory"), Path("/proc/self/limits")
+
+
+class Arena:
+    """Memory for plans of which one runs at a time."""
+
+    def __init__(self) -> None:
+        self.range: mmap.mmap | None = None
+        self.bytes = np.empty(0, np.uint8)
+
+    def buffers(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Arrays of so many bytes, apart from each other; large ones begin at a page. Their content is undefined."""
+        starts, end = [], 0
+        for size in sizes:
+            unit = LINE if size < LARGE else PAGE
+            start = -(-end // unit) * unit
+            starts.append(start)
+            end = start + size
+        if not self._reaches(end):
+            return [pages(size) for size in sizes]
+        return [self.bytes[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def _reaches(self, nbytes: int) -> bool:
+        """Whether the range is there and so large."""
+        if self.range is None and nbytes:
+            self.range = _reserved()
+            self.bytes = np.frombuffer(self.range or b"", np.uint8)
+        if nbytes >= HUGE and nbytes <= len(self.bytes) and self.range is not None:
+            with suppress(OSError):  # a kernel may have none
+                self.range.madvise(mmap.MADV_HUGEPAGE, 0, nbytes)
+        return nbytes <= len(self.bytes)
+
+
+def _reserved() -> mmap.mmap | None:
+    """As many addresses as the host has memory; None where they are not to be had without taking the memory, too.
+
+    That is so where the kernel accounts for every page ahead (overcommit_memory 2), or this process has a limit of
+    addresses (ulimit -v).
+    """
+    if sys.platform != "linux" or text_of(OVERCOMMIT).strip() == "2" or not _unlimited():
+        return None
+    try:
+        nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    except (OSError, ValueError):
+        return None
+
+
+def _unlimited() -> bool:
+    limits = text_of(LIMITS).splitlines()
+    return any(line.startswith("Max address space") and "unlimited" in line.split() for line in limits)
+
+
+def pages(nbytes: int) -> np.ndarray:
+    """So many bytes of their own, at the start of a page if they are many."""
+    if nbytes < LARGE:
+        return np.empty(nbytes, np.uint8)
+    room = np.empty(nbytes + PAGE, np.uint8)
+    start = -room.__array_interface__["data"][0] % PAGE
+    return room[start : start + nbytes]
