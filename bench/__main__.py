@@ -41,6 +41,7 @@ def listed() -> None:
     try:
         for name, bench in BENCHES.items():
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
+        print("changing_shapes Training with feeds that change their shape: python -m bench.changing_shapes")
         print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
         sys.stdout.flush()
     except BrokenPipeError:

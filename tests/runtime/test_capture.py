@@ -17,8 +17,8 @@ from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import feed as feed_cuda
+from minigraph.runtime.cuda import pinned, staging
 from minigraph.runtime.cuda import plan as plan_cuda
-from minigraph.runtime.cuda import staging
 from minigraph.runtime.executor import Executor
 from tests.gpu.capture import COLUMNS, Case, same, trace
 from tests.support import gpu_stub
@@ -140,20 +140,21 @@ class LateEvent(gpu_stub.Event):
             self.runtime.work(1)
 
 
-def run_late(monkeypatch, case, slots) -> list:
+def run_late(monkeypatch, case, slots, rows=(4,)) -> list:
+    """Many runs on so many rows in turn, on a GPU that works when it must."""
     late = LateRuntime()
     monkeypatch.setattr(cuda, "runtime", lambda place: late)
-    monkeypatch.setattr(feed_cuda, "SLOTS", slots)
+    monkeypatch.setattr(pinned, "SLOTS", slots)
     exe, scope = gpu(), case.scope()
     for i in range(3 * slots):
-        feed = case.feed(i)
+        feed = case.feed(i, rows[i % len(rows)])
         exe.run(case.program, feed, scope=scope)
         feed["x"][...] = np.nan  # a run has taken its feeds when it returns
     return exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
 
 
 @pytest.mark.parametrize("small", [0, staging.SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
+@pytest.mark.parametrize("slots", [2, 3 * pinned.SHARES + 2])
 def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied(monkeypatch, slots, small):
     monkeypatch.setattr(staging, "SMALL", small)
     case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
@@ -165,13 +166,26 @@ def test_a_feed_is_taken_when_run_returns_and_not_overwritten_while_it_is_copied
 
 
 @pytest.mark.parametrize("small", [0, staging.SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("slots", [2, 3 * feed_cuda.SHARES + 2])
+@pytest.mark.parametrize("slots", [2, 3 * pinned.SHARES + 2])
 def test_the_late_gpu_notices_a_missing_wait(monkeypatch, slots, small):
     monkeypatch.setattr(staging, "SMALL", small)
     case = Case(drops=small > 0)  # without random numbers no counter is sent, and only feeds wait
     expected = run_late(monkeypatch, case, slots)
     monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
     assert not same([run_late(monkeypatch, case, slots)], [expected])
+
+
+@pytest.mark.parametrize("small", [0, staging.SMALL], ids=["large", "small"])
+def test_plans_for_many_shapes_take_their_turns_of_one_staging_memory(monkeypatch, small):
+    monkeypatch.setattr(staging, "SMALL", small)
+    case, rows = Case(drops=small > 0), (4, 5, 40, 6, 7)
+    exe, scope = gpu(), case.scope()
+    for i in range(9):
+        exe.run(case.program, case.feed(i, rows[i % 5]), scope=scope)
+    expected = exe.run(case.program, case.feed(6), [case.total, case.w], scope=scope)
+    assert same([run_late(monkeypatch, case, 3, rows)], [expected])
+    monkeypatch.setattr(LateEvent, "synchronize", lambda self: None)
+    assert not same([run_late(monkeypatch, case, 3, rows)], [expected])
 
 
 @pytest.mark.parametrize("lies", ["C", "F"])
@@ -203,16 +217,16 @@ def test_of_a_ring_all_but_one_group_may_be_on_their_way(stub):
             done = max(done, self.when)
 
     stub.event = Event
-    ring = feed_cuda.Ring(list(range(feed_cuda.SLOTS)), stub)
+    ring = pinned.Ring(list(range(pinned.SLOTS)), stub)
     latest = dict.fromkeys(ring.things, 0)
-    for _ in range(5 * feed_cuda.SLOTS):
+    for _ in range(5 * pinned.SLOTS):
         thing = ring.next()
         assert latest[thing] <= done, "the GPU is done with it"
         given += 1
         latest[thing] = given
-        assert given - done <= feed_cuda.SLOTS
+        assert given - done <= pinned.SLOTS
         assert done == 0 or given - done > 64 - 1, "no wait for the latest 64"
-    assert len(asked) == 2 * 5 * feed_cuda.SHARES
+    assert len(asked) == 2 * 5 * pinned.SHARES
 
 
 def test_arrays_that_are_read_where_they_lie_live_until_they_have_been_read(stub):
@@ -223,10 +237,10 @@ def test_arrays_that_are_read_where_they_lie_live_until_they_have_been_read(stub
         exe.run(case.program, shown[i % 2], scope=scope)
     first = shown.pop(0)
     del first, i
-    for _ in range(feed_cuda.SLOTS - feed_cuda.SLOTS // feed_cuda.SHARES):
+    for _ in range(pinned.SLOTS - pinned.SLOTS // pinned.SHARES):
         assert alive[0]() is not None
         exe.run(case.program, shown[0], scope=scope)
-    for _ in range(feed_cuda.SLOTS):
+    for _ in range(pinned.SLOTS):
         exe.run(case.program, shown[0], scope=scope)
     assert alive[0]() is None
     assert alive[1]() is not None
@@ -461,6 +475,7 @@ def test_a_shape_that_comes_again_runs_as_it_was_captured(stub):
         for rows in range(1, 30):
             exe.run(case.program, case.feed(0, rows), [case.total], scope=scope)
     assert len(exe._plans) == 29 and all(plan.binding.launch is not None for plan in exe._plans.values())
+    assert len(exe.backend.shared.pinned.rings) < 6, "one for each power of two"
 
 
 def test_plans_of_one_executor_share_their_arena(stub):

@@ -229,7 +229,7 @@ def test_temporaries_go_with_the_plans_that_used_them(stub, monkeypatch):
         exe.run(main, {"x": np.ones((rows, 4), np.float32)}, [out])
     assert len(exe._plans) == 8
     plans = {id(plan.arena): plan.arena.nbytes for plan in exe._plans.values()}
-    kept = list(exe.backend.arenas.arrays.values())
+    kept = list(exe.backend.shared.arrays.values())
     assert {id(a): a.nbytes for a in kept} == plans
 
 

@@ -17,18 +17,18 @@ from minigraph.types import CUDAPlace, TensorType
 
 from .bind import BoundProgram, bind_program
 from .kernels import kernel_list
-from .memory import Arenas
+from .memory import SharedMemory
 from .plan import CudaPlan
 
 
 class CUDABackend:
-    """One GPU; see runtime/backend.py. Its plans share the memory of their temporaries."""
+    """One GPU; see runtime/backend.py. Its plans share memory."""
 
     takes = "one of the GPU that cupy.from_dlpack takes"
     settings = staticmethod(cuda.allows_tf32)
 
     def __init__(self, place: CUDAPlace) -> None:
-        self.place, self.arenas = place, Arenas()
+        self.place, self.shared = place, SharedMemory()
 
     def require_available(self) -> None:
         """Raise a PlaceError with the reason unless the GPU and its packages can be used."""
@@ -44,7 +44,7 @@ class CUDABackend:
     ) -> CudaPlan:  # fmt: skip
         """A CudaPlan for the precision that is set now."""
         runtime = cuda.runtime(self.place)
-        return CudaPlan(program, feeds, fetches, prune, seed, runtime, self.settings(), options, self.arenas)
+        return CudaPlan(program, feeds, fetches, prune, seed, runtime, self.settings(), options, self.shared)
 
     def memory(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions

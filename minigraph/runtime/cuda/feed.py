@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +19,14 @@ from minigraph.kernels.cuda.record.buffer import Buffer, owner
 from minigraph.kernels.parallel import for_blocks
 
 from .bind import BoundProgram
+from .pinned import Pinned, Ring, Slot
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 SHARED, PIECE = 8 << 20, 1 << 20  # bytes of a feed from which threads copy it together, and of what one takes at a time
-SLOTS, STAGED = 80, 1 << 20  # runs that have staging memory: as many as fit into so many bytes, at least two
-SHARES = 5  # groups of a Ring: of 80 runs 64 may be on their way, and only every 16th asks the driver
 PLACES_KEPT, PLACES_SEEN = 8, 64  # sets of addresses with a binding of their own; that are remembered
 OFTEN = 3  # times that feeds lay at the same places before these get a binding
-HELD = SLOTS  # runs on their way that read feeds where they lie; what they keep alive are arrays of few places
 
 Places = tuple[int, ...]  # for each feed its address, 0 where it is copied
-Thing = TypeVar("Thing")
 
 
 @dataclass(slots=True)
@@ -40,61 +37,30 @@ class Route:
     read: tuple[str, ...]
 
 
-class Ring(Generic[Thing]):
-    """Things that runs use in turn; one comes again when the GPU has done what it was used for.
-
-    They lie in SHARES groups, where there are enough. An event comes after the uses of a group, and whoever needs its
-    first thing again waits for that: all groups but one may be on their way.
-    """
-
-    def __init__(self, things: Sequence[Thing], runtime: Any) -> None:
-        self.size = max(1, len(things) // SHARES)
-        self.things = things[: len(things) // self.size * self.size]
-        self.events = [runtime.event() for _ in range(len(self.things) // self.size)]
-        self.runtime, self.at = runtime, -1
-
-    def next(self) -> Thing:
-        """The thing that was used longest ago; what the GPU does with those before has been given to the stream."""
-        at = self.at = (self.at + 1) % len(self.things)
-        if at % self.size == 0:
-            group = at // self.size
-            self.events[group - 1].record(self.runtime.stream)
-            self.events[group].synchronize()
-        return self.things[at]
-
-
-class StagingSlot:
-    """Staging memory of one run: what it fills while those of earlier runs may still be on their way."""
-
-    def __init__(self, memory: np.ndarray, feeds: Mapping[str, tuple[int, Buffer]]) -> None:
-        self.address = memory.ctypes.data
-        self.counter = memory[:8].view(np.int64)
-        self.feeds = {
-            name: memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape) for name, (at, b) in feeds.items()
-        }
-
-
 class Feeding:
     """The feeds of a plan that are read, in the order of `targets`.
 
-    together  staging memory for the run counter and small feeds; that of larger feeds is made when the host
+    together  staging memory for the run counter and small feeds; that of larger feeds is taken when the host
             feeds them
+    held      what runs on their way read where it lies
     copied  the Places of feeds that are all copied
     """
 
-    def __init__(self, bound: BoundProgram, runtime: Any, address: int, counts_runs: bool) -> None:
+    def __init__(self, bound: BoundProgram, runtime: Any, address: int, counts_runs: bool, pinned: Pinned) -> None:
         self.runtime, self.address, self.nbytes, self.counts_runs = runtime, address, bound.staging.sent, counts_runs
+        self.pinned, self.held = pinned, pinned.lists(runtime)
         at = {id(b): offset for b, offset in bound.staging.fields}
         self.targets: dict[str, Buffer] = {}
-        small: dict[str, tuple[int, Buffer]] = {}
+        self.small: dict[str, tuple[int, Buffer]] = {}
         for name, index in bound.schedule.feeds.items():
             buffer = bound.buffers[index]
             if bound.schedule.values[index].last_use >= 0 and buffer.nbytes:
                 self.targets[name] = buffer
                 if id(buffer) in at:
-                    small[name] = at[id(buffer)], buffer
-        self.together = self._slots(self.nbytes, small)
-        self.small, self.large = small.keys(), dict[str, Ring[StagingSlot]]()
+                    self.small[name] = at[id(buffer)], buffer
+        self.together = pinned.slots(runtime, "together", self.nbytes)
+        self.large: dict[str, Ring[Slot]] = {}
+        self.views: dict[tuple[Slot, str], np.ndarray] = {}
         self.own = {name: buffer.ptr for name, buffer in self.targets.items()}  # addresses in the plan's memory
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
@@ -102,12 +68,6 @@ class Feeding:
         self.movable = {name: id(b) not in fetched and not fixed for name, b in self.targets.items()}
         self.known: dict[int, tuple[weakref.ref[Any], int]] = {}  # arrays by id, and where they lie
         self.seen: OrderedDict[Any, int] = OrderedDict()
-        self.held: Ring[list[Any]] = Ring([[] for _ in range(HELD)], runtime)
-
-    def _slots(self, nbytes: int, feeds: Mapping[str, tuple[int, Buffer]]) -> Ring[StagingSlot]:
-        count = min(SLOTS, max(2, STAGED // nbytes))
-        memory = self.runtime.pinned(count * nbytes)
-        return Ring([StagingSlot(memory[i * nbytes : (i + 1) * nbytes], feeds) for i in range(count)], self.runtime)
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""
@@ -164,7 +124,7 @@ class Feeding:
                 taken.append((array, buffer))
             elif name in self.small:
                 slot = slot or self.together.next()
-                np.copyto(slot.feeds[name], array)
+                np.copyto(self._view(slot, name, *self.small[name]), array)
             elif buffer.nbytes > PINNED:
                 self.runtime.upload(array, buffer)
             else:
@@ -177,10 +137,18 @@ class Feeding:
 
     def _send_large(self, name: str, array: np.ndarray, buffer: Buffer) -> None:
         if name not in self.large:
-            self.large[name] = self._slots(buffer.nbytes, {name: (0, buffer)})
+            number = list(self.targets).index(name)  # feeds of one run have slots of their own
+            self.large[name] = self.pinned.slots(self.runtime, number, buffer.nbytes)
         slot = self.large[name].next()
-        _copy(slot.feeds[name], array)
+        _copy(self._view(slot, name, 0, buffer), array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
+
+    def _view(self, slot: Slot, name: str, at: int, b: Buffer) -> np.ndarray:
+        """The part of a slot that a feed fills, which is made once."""
+        view = self.views.get((slot, name))
+        if view is None:
+            view = self.views[slot, name] = slot.memory[at : at + b.nbytes].view(b.dtype).reshape(b.shape)
+        return view
 
     def end(self, feeds: Mapping[str, Any], route: Route) -> None:
         """The calls have been given to the stream: what they read lives until they have."""

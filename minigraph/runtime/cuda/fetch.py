@@ -12,6 +12,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from .bind import BoundProgram
 from .faults import Faults
 from .memory import PlanMemory
+from .pinned import Pinned
 
 
 class Fetching:
@@ -21,10 +22,12 @@ class Fetching:
     values     for each fetched value its buffer, and where it is received if it is small
     """
 
-    def __init__(self, bound: BoundProgram, runtime: Any, memory: PlanMemory, faults: Faults) -> None:
+    def __init__(
+        self, bound: BoundProgram, runtime: Any, memory: PlanMemory, faults: Faults, pinned: Pinned
+    ) -> None:
         self.runtime, self.memory, self.faults = runtime, memory, faults
         start, nbytes = bound.staging.sent, bound.binder.fault.nbytes
-        self.received = received = runtime.pinned(bound.staging.nbytes - start)
+        self.received = received = pinned.receiving(runtime, bound.staging.nbytes - start)
         places = received.ctypes.data, memory.staging.data.ptr + start
         self.copy, self.fault_copy = (*places, received.nbytes), (*places, nbytes)
         self.reported = received[:nbytes].view(np.int64)

@@ -14,15 +14,18 @@ from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.runtime.schedule import Value
 
 from .bind import BoundProgram
+from .pinned import Pinned
 
 
-class Arenas:
-    """Memory of temporaries, shared by plans that never run at the same time; it goes with the last of them."""
+class SharedMemory:
+    """What plans that never run at the same time share: memory of temporaries, which goes with the last of them, and
+    pinned memory of the host."""
 
     def __init__(self) -> None:
+        self.pinned = Pinned()
         self.arrays: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def take(self, runtime: Any, nbytes: int) -> Any:
+    def arena(self, runtime: Any, nbytes: int) -> Any:
         """The smallest one that suffices, or a new one."""
         fitting = [a for a in self.arrays.values() if a.nbytes >= nbytes]
         if fitting:
@@ -34,10 +37,10 @@ class Arenas:
 class PlanMemory:
     """Places of all buffers but those that a Scope owns."""
 
-    def __init__(self, bound: BoundProgram, runtime: Any, arenas: Arenas) -> None:
+    def __init__(self, bound: BoundProgram, runtime: Any, shared: SharedMemory) -> None:
         self.bound, self.runtime = bound, runtime
         size = bound.arena_bytes
-        self.arena = self.allocated(partial(arenas.take, runtime, size), "temporaries", size)
+        self.arena = self.allocated(partial(shared.arena, runtime, size), "temporaries", size)
         size = bound.staging.nbytes
         empty = np.zeros(size, np.uint8)  # gaps are copied, too
         self.staging = self.allocated(partial(runtime.to_device, empty), "small feeds and results", size)

@@ -28,7 +28,7 @@ from .bind import bind_program
 from .faults import Faults
 from .feed import PLACES_KEPT, Feeding, Places, Route
 from .fetch import Fetching
-from .memory import Arenas, PlanMemory
+from .memory import PlanMemory, SharedMemory
 from .scope_arrays import ScopeArrays
 
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
@@ -53,18 +53,20 @@ class CudaPlan:
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune,
-        seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, arenas: Arenas | None = None,
+        seed: int, runtime: Any, tf32: bool, options: RunOptions = DEFAULT, shared: SharedMemory | None = None,
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
             self.bound = bind_program(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
             self.schedule, self.program = self.bound.schedule, program
-            self.memory = PlanMemory(self.bound, runtime, arenas or Arenas())
+            self.shared = shared or SharedMemory()
+            self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
             counts_runs = any(b is counter for call in self.bound.binder.calls for b in call.buffers())
-            self.feeding = Feeding(self.bound, runtime, self.memory.staging.data.ptr, counts_runs)
+            address, pinned = self.memory.staging.data.ptr, self.shared.pinned
+            self.feeding = Feeding(self.bound, runtime, address, counts_runs, pinned)
             self.prepare_fetches()
         self.arrays = ScopeArrays(self.bound, runtime, self.memory)
         self.constants_are_computed = False
@@ -82,7 +84,7 @@ class CudaPlan:
 
     def prepare_fetches(self) -> None:
         """Ready to receive fetched values from where their buffers lie now."""
-        self.fetching = Fetching(self.bound, self.runtime, self.memory, self.faults)
+        self.fetching = Fetching(self.bound, self.runtime, self.memory, self.faults, self.shared.pinned)
 
     @property
     def arena(self) -> Any:
