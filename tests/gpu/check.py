@@ -65,7 +65,7 @@ class Poisoned:
             self.owned = [(b, plan.runtime.allocate(b.nbytes)) for b, _ in plan.bound.offsets]
             for buffer, memory in self.owned:
                 buffer.ptr = memory.data.ptr
-            plan.feeding.own = {n: b.ptr for n, b in plan.feeding.targets.items()}  # they go where buffers lie now
+            plan.feeding.settle()
             plan.prepare_fetches()
             plan.faults.clear()
 

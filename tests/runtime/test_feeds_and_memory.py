@@ -221,16 +221,49 @@ def test_an_array_that_numpy_cannot_take_says_why():
         static.Executor().run(main, {"x": [[1.0] * 4, [1.0]]}, [out])
 
 
-def test_temporaries_go_with_the_plans_that_used_them(stub, monkeypatch):
+@pytest.mark.parametrize("rows", [(1000, 2000, 5000), (5000, 2000, 1000), (3000, 5000, 1000)])
+def test_plans_of_all_shapes_take_one_arena_that_suffices_for_the_largest(stub, rows):
+    main, out = doubled()
+    exe, alone = static.Executor(mg.CUDAPlace(0)), static.Executor(mg.CUDAPlace(0))
+    feeds = [{"x": np.random.default_rng(n).normal(size=(n, 4)).astype("f4")} for n in rows]
+    for _ in range(4):
+        for feed in feeds:
+            np.testing.assert_array_equal(exe.run(main, feed, [out])[0], 2 * feed["x"])
+    alone.run(main, feeds[rows.index(5000)], [out])
+    (largest,) = alone._plans.values()
+    assert {plan.arena.nbytes for plan in exe._plans.values()} == {largest.bound.arena_bytes}
+    assert all(plan.binding.launch is not None for plan in exe._plans.values())
+
+
+def test_temporaries_go_with_the_plans_that_used_them(stub):
     main, out = doubled()
     exe = static.Executor(mg.CUDAPlace(0))
-    monkeypatch.setattr(executor, "PLANS_KEPT", 8)
-    for rows in range(1000, 10_000, 1000):
-        exe.run(main, {"x": np.ones((rows, 4), np.float32)}, [out])
-    assert len(exe._plans) == 8
-    plans = {id(plan.arena): plan.arena.nbytes for plan in exe._plans.values()}
-    kept = list(exe.backend.shared.arrays.values())
-    assert {id(a): a.nbytes for a in kept} == plans
+    for n in (1000, 3000):
+        exe.run(main, {"x": np.ones((n, 4), np.float32)}, [out])
+    arena = weakref.ref(next(iter(exe._plans.values())).memory.arena)
+    exe._plans.popitem()
+    exe._latest = None
+    assert arena() is not None
+    exe._plans.clear()
+    assert arena() is None
+
+
+def test_plans_go_on_where_there_is_no_room_for_a_larger_one(stub, monkeypatch):
+    main, out = doubled()
+    exe, x = static.Executor(mg.CUDAPlace(0)), np.ones((3000, 4), np.float32)
+    np.testing.assert_array_equal(exe.run(main, {"x": x[:2000]}, [out])[0], 2 * x[:2000])
+    allocate = stub.allocate
+
+    def scarce(nbytes: int) -> Any:
+        if nbytes > 70_000:
+            raise MemoryError("the rest is taken")
+        return allocate(nbytes)
+
+    monkeypatch.setattr(stub, "allocate", scarce)
+    with pytest.raises(KernelError, match="no room for temporaries"):
+        exe.run(main, {"x": x}, [out])
+    for n in (2000, 30, 2000):
+        np.testing.assert_array_equal(exe.run(main, {"x": x[:n]}, [out])[0], 2 * x[:n])
 
 
 @pytest.mark.parametrize(("runs", "cost"), [(1, "1.54 s"), (3, "1.79 s")])

@@ -148,6 +148,9 @@ class StubRuntime:
             raise MemoryError(f"the stub has {LIMIT} bytes")
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> StubArray:
         size = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         raw = np.empty(size + 512, np.uint8)

@@ -61,13 +61,17 @@ class Feeding:
         self.together = pinned.slots(runtime, "together", self.nbytes)
         self.large: dict[str, Ring[Slot]] = {}
         self.views: dict[tuple[Slot, str], np.ndarray] = {}
-        self.own = {name: buffer.ptr for name, buffer in self.targets.items()}  # addresses in the plan's memory
+        self.settle()
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
         fixed = bound.not_captured() is not None  # the host reads values at addresses that are known now
         self.movable = {name: id(b) not in fetched and not fixed for name, b in self.targets.items()}
         self.known: dict[int, tuple[weakref.ref[Any], int]] = {}  # arrays by id, and where they lie
         self.seen: OrderedDict[Any, int] = OrderedDict()
+
+    def settle(self) -> None:
+        """Remember where the buffers lie in the plan's memory."""
+        self.own = {name: buffer.ptr for name, buffer in self.targets.items()}
 
     def places(self, feeds: Mapping[str, Any]) -> Places:
         """Where these feeds could be read without a copy."""

@@ -17,40 +17,70 @@ from .bind import BoundProgram
 from .pinned import Pinned
 
 
+class Arena:
+    """Memory of temporaries for plans that never run at the same time.
+
+    array   None until a plan wants it;  made: how often it was made
+    """
+
+    def __init__(self) -> None:
+        self.array: Any = None
+        self.made = 0
+
+    def reach(self, runtime: Any, nbytes: int) -> Any:
+        """The array, of at least so many bytes; a larger one where that takes it, once the old one is given back."""
+        if self.array is None or self.array.nbytes < nbytes:
+            if self.array is not None:
+                runtime.stream.synchronize()  # runs on their way still use it
+                self.array = None
+                runtime.give_back()
+            self.array = runtime.allocate(nbytes)
+            self.made += 1
+        return self.array
+
+
 class SharedMemory:
-    """What plans that never run at the same time share: memory of temporaries, which goes with the last of them, and
-    pinned memory of the host."""
+    """What the plans of one executor share: an arena, which goes with the last of them, and pinned memory of the
+    host."""
 
     def __init__(self) -> None:
         self.pinned = Pinned()
-        self.arrays: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._arena: Callable[[], Arena | None] = lambda: None
 
-    def arena(self, runtime: Any, nbytes: int) -> Any:
-        """The smallest one that suffices, or a new one."""
-        fitting = [a for a in self.arrays.values() if a.nbytes >= nbytes]
-        if fitting:
-            return min(fitting, key=lambda a: a.nbytes)
-        made = self.arrays[nbytes] = runtime.allocate(nbytes)
-        return made
+    def arena(self) -> Arena:
+        """That of the plans there are."""
+        arena = self._arena()
+        if arena is None:
+            arena = Arena()
+            self._arena = weakref.ref(arena)
+        return arena
 
 
 class PlanMemory:
     """Places of all buffers but those that a Scope owns."""
 
     def __init__(self, bound: BoundProgram, runtime: Any, shared: SharedMemory) -> None:
-        self.bound, self.runtime = bound, runtime
-        size = bound.arena_bytes
-        self.arena = self.allocated(partial(shared.arena, runtime, size), "temporaries", size)
+        self.bound, self.runtime, self.arena, self.made = bound, runtime, shared.arena(), 0
+        self.follow()
         size = bound.staging.nbytes
         empty = np.zeros(size, np.uint8)  # gaps are copied, too
         self.staging = self.allocated(partial(runtime.to_device, empty), "small feeds and results", size)
         size = bound.constant_bytes
         self.constants = self.allocated(partial(runtime.allocate, size), "constants", size)
-        for memory, placed in (
-            (self.arena, bound.offsets), (self.staging, bound.staging.fields), (self.constants, bound.constants)
-        ):  # fmt: skip
+        for memory, placed in ((self.staging, bound.staging.fields), (self.constants, bound.constants)):
             for buffer, offset in placed:
                 buffer.ptr = memory.data.ptr + offset
+
+    def follow(self) -> bool:
+        """Let temporaries lie where the arena lies now; whether that is elsewhere than before."""
+        arena, size = self.arena, self.bound.arena_bytes
+        if self.made == arena.made and arena.array is not None:
+            return False
+        memory = self.allocated(partial(arena.reach, self.runtime, size), "temporaries", size)
+        self.made = arena.made
+        for buffer, offset in self.bound.offsets:
+            buffer.ptr = memory.data.ptr + offset
+        return True
 
     def allocated(self, allocate: Callable[[], Any], what: str, nbytes: int = 0) -> Any:
         """What `allocate` returns; where memory runs out, an error with the peak and the largest values."""

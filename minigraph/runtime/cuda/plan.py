@@ -4,8 +4,9 @@
     run 2   the calls are captured into a CUDA graph
     run n   feeds, one launch, fetched values; without fetches the host does not wait
 
-Addresses are those of the plan's memory (memory.py) and of the Scope's arrays (scope_arrays.py). Where these change,
-calls are bound anew; the bindings of the last few sets of arrays are kept. feed.py brings the feeds, fetch.py results.
+Addresses are those of the plan's memory (memory.py), whose arena moves when a larger plan comes, and of the Scope's
+arrays (scope_arrays.py). Where these change, calls are bound anew; the bindings of the last few sets of arrays are
+kept. feed.py brings the feeds, fetch.py results.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class CudaPlan:
 
     @property
     def arena(self) -> Any:
-        """The memory of temporaries, which other plans may use between two runs."""
-        return self.memory.arena
+        """The memory of temporaries, which other plans use between two runs."""
+        return self.memory.arena.array
 
     @property
     def calls(self) -> Sequence[Callable[[], None]]:
@@ -106,6 +107,9 @@ class CudaPlan:
         if anew:
             arrays.bring(scope)
         with self.runtime.turn:
+            if self.memory.follow():
+                self.bindings.clear()
+                self.feeding.settle()
             if scope.waiting:
                 arrays.fill(scope)
             if anew:

@@ -63,6 +63,11 @@ class Memory:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
+    def give_back(self) -> None:
+        """Let others have what CuPy keeps of memory that nobody uses."""
+        with cupy.cuda.Device(self.device.index):
+            cupy.get_default_memory_pool().free_all_blocks()
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """An array of this GPU with undefined content; MemoryError where there is no room."""
         with cupy.cuda.Device(self.device.index), self.turn.own_is_current():
