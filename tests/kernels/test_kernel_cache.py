@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from minigraph.kernels.cuda.record import compile
+from minigraph.kernels.cuda.record import compile, progress
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
 SOURCE = 'extern "C" __global__ void nothing() {}'
@@ -54,6 +60,45 @@ def test_where_the_folder_cannot_be_written_kernels_go_with_the_process(compiled
     first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
     assert first == second and len(compiled) == 1 and first.path.exists()
     assert str(first.path.parent) == compile._own_folder().name
+
+
+@pytest.fixture
+def own_folder(monkeypatch):
+    """A folder of the process that nobody has used."""
+    made = cache(compile._own_folder.__wrapped__)
+    monkeypatch.setattr(compile, "_own_folder", made)
+    yield
+    made().cleanup()
+
+
+def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_path, own_folder):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    fdopen = os.fdopen
+
+    def full(handle: int, *mode: str) -> Any:
+        there = Path(f"/proc/self/fd/{handle}").readlink().parent == tmp_path
+        os.close(handle) if there else None
+        return open("/dev/full", "wb", buffering=0) if there else fdopen(handle, *mode)
+
+    monkeypatch.setattr(compile.os, "fdopen", full)
+    first, second = compile.compile_source(SOURCE), compile.compile_source(SOURCE)
+    assert first == second and len(compiled) == 1 and first.path.stat().st_size
+    assert str(first.path.parent) == compile._own_folder().name
+    assert not list(tmp_path.iterdir()), "nothing is left half written"
+
+
+def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    sources, waits = [f"{SOURCE} // {i}" for i in range(3)], threading.Event()
+    compile.compile_all(sources, "sm_80")
+    assert capsys.readouterr().err == ""
+    say, own = progress._say, compile._compiled
+    monkeypatch.setattr(progress, "PATIENCE", 0)
+    monkeypatch.setattr(progress, "_say", lambda text: (say(text), waits.set()))
+    monkeypatch.setattr(compile, "_compiled", lambda *given: (waits.wait(), own(*given))[1])
+    compile.compile_all(sources, "sm_90a")
+    said = f"minigraph: compiling 3 of 3 kernels for sm_90a; once, they stay in {tmp_path}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_folder_that_can_only_be_read_serves_what_it_has(compiled, monkeypatch, tmp_path):

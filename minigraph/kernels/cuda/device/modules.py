@@ -26,7 +26,7 @@ class Modules:
     def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
         """Compile those (source, name) that are not loaded, side by side."""
         new = [source for source, name in kernels if (source, name) not in self._functions]
-        if len(new) > 1:
+        if new:
             compile_all(new, self.arch)
 
     def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:

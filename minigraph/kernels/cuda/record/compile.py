@@ -1,6 +1,6 @@
 """CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
 
-They lie in CACHE; where that cannot be written, in a folder of the process, which goes with it. From compute
+They lie in CACHE; where that cannot be written or is full, in a folder of the process, which goes with it. From compute
 capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it
 while they end (device/programmatic_launch.py).
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .bindings import nvrtc
+from .progress import told
 
 
 def _home() -> Path:
@@ -80,10 +81,9 @@ def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     _, major, minor = nvrtc().nvrtcVersion()
     key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
     cubin = _found(CACHE, key)
-    if cubin is None:
-        folder = _writable(CACHE)
-        cubin = _found(folder, key) or _made(folder, key, source, arch)
-    return cubin
+    if cubin is None and _own_folder.cache_info().currsize:  # the folder could not be written, or was full
+        cubin = _found(Path(_own_folder().name), key)
+    return cubin or _made(_writable(CACHE), key, source, arch)
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
@@ -98,7 +98,13 @@ def _found(folder: Path, key: str) -> Cubin | None:
 
 def _made(folder: Path, key: str, source: str, arch: str) -> Cubin:
     code, ptx, report = _compiled(source, arch)
-    return _kept(folder, key, code, f"{report}\n{WAITS}" if waits_first(ptx) else report)
+    report = f"{report}\n{WAITS}" if waits_first(ptx) else report
+    try:
+        return _kept(folder, key, code, report)
+    except OSError:  # the disk is full, or the folder went away
+        with _one_thread:
+            folder = Path(_own_folder().name)
+        return _kept(folder, key, code, report)
 
 
 def _kept(folder: Path, key: str, code: bytes, report: str) -> Cubin:
@@ -131,9 +137,18 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 
 def compile_all(sources: Iterable[str], arch: str) -> None:
     """Bring the cubins of several sources to the disk, several at a time."""
-    wanted = list(dict.fromkeys(sources))
-    with ThreadPoolExecutor(max_workers=min(THREADS, max(len(wanted), 1))) as pool:
-        for _ in pool.map(lambda source: compile_source(source, arch), wanted):
+    left = list(dict.fromkeys(sources))
+    count = len(left)
+
+    def compile_one(source: str) -> None:
+        compile_source(source, arch)
+        left.remove(source)
+
+    with (
+        told(lambda: f"compiling {len(left)} of {count} kernels for {arch}; once, they stay in {CACHE}"),
+        ThreadPoolExecutor(max_workers=min(THREADS, max(count, 1))) as pool,
+    ):
+        for _ in pool.map(compile_one, list(left)):
             pass
 
 
@@ -178,6 +193,10 @@ def waits_first(ptx: str) -> bool:
 def write_whole(path: Path, content: bytes) -> None:
     """All or nothing, also when two processes write the same file."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
