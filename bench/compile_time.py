@@ -25,10 +25,10 @@ from typing import Any
 
 import minigraph as mg
 from minigraph.program.builder import Builder
+from minigraph.program.garbage import without_collection
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.plan import CudaPlan
-from minigraph.runtime.garbage import without_collection
 from minigraph.types import TensorType
 
 from .harness import RESULTS, machine, versions
