@@ -63,11 +63,12 @@ class Adjacency:
         return edges
 
     def _exchange(self, old: Any, new: Any, before: bool) -> None:
-        """Let `new` have the edges of `old` on one side, where the two have no neighbour in common."""
+        """Let `new` have the edges of `old` on one side, too."""
         own, others = (self.pred, self.succ) if before else (self.succ, self.pred)
         for node, edges in own[old].items():
-            del others[node][old]
-            others[node][new] = own[new][node] = edges
+            of_node, known = others[node], own[new].get(node)
+            del of_node[old]
+            of_node[new] = own[new][node] = edges if known is None else {**known, **edges}
         own[old].clear()
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
