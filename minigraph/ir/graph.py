@@ -125,8 +125,11 @@ class OpNode:
 
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
-        shapes_only, read = self.opdef.unread(self.outputs), v.read_by.get(self, ())
-        return any(slot not in shapes_only for slot, _ in read) if shapes_only else bool(read)
+        opdef, read = self.opdef, v.read_by.get(self)
+        if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
+            return read is not None
+        shapes_only = opdef.unread(self.outputs)
+        return any(slot not in shapes_only for slot, _ in read)
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
