@@ -9,6 +9,7 @@ import pytest
 import minigraph as mg
 from minigraph.compiler import CompiledProgram
 from minigraph.program import Program
+from minigraph.program.builder import Builder
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32
@@ -17,6 +18,7 @@ from tests.support.counted_work import check_proportion, lines
 WIDTH = 8
 SMALL, LARGE = 400, 2000  # operators
 MOST = 1500  # lines for an operator
+MOST_FOR_A_TENSOR = 1300  # that AdamW updates
 FEED = {"x": TensorType((4, WIDTH), float32)}
 
 
@@ -49,6 +51,22 @@ def check(makes) -> None:
     small, large = (lines(make) for make in makes)
     assert small < MOST * SMALL
     check_proportion(small, large, LARGE / SMALL)
+
+
+def test_updates_of_many_parameters_are_work_in_proportion():
+    """Each has four states, which the startup program fills."""
+
+    def minimized(number: int) -> int:
+        main, startup = Program(), Program()
+        with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+            params = [mg.static.create_parameter([2, 3], "float32") for _ in range(number)]
+            loss = mg.mean(Builder(main.global_block()).sum(params) * mg.static.data("x", [2, 3]))
+            return lines(lambda: mg.optimizer.AdamW(1e-3).minimize(loss))
+
+    minimized(2)  # what each type of operator looks up once
+    few, many = minimized(50), minimized(400)
+    assert few < MOST_FOR_A_TENSOR * 50
+    check_proportion(few, many, 8)
 
 
 @pytest.mark.parametrize("kind", ["plain", "fused"])

@@ -104,6 +104,23 @@ def graph_of_two() -> tuple[Graph, OpNode, OpNode]:
     return graph, first, second
 
 
+def test_a_variable_takes_the_place_of_another():
+    """Also where one operator reads both, and at two positions."""
+    graph, first, second = graph_of_two()
+    h, other = graph.vars["h", 0], graph.add_var("other", F)
+    third = graph.add_var("third", F)
+    slots = {"X": [h], "Y": [other]}
+    both = graph.add_op(OpNode(get_op("elementwise_add"), slots, {"Out": [third]}, {"axis": -1}, rank=(2,)))
+    graph.changed.clear()
+    graph.merge_var(h, other)
+    assert first.outputs == {"Out": [other]} and second.inputs == both.inputs == {"X": [other], "Y": [other]}
+    assert ("h", 0) not in graph.vars and other.producer is first and other.consumers == [second, both]
+    assert {first, second, both, other} <= graph.changed.keys()
+    edges = {(other, both, ("X", 0)), (other, both, ("Y", 0)), (first, other, ("Out", 0))}
+    assert set(graph.nx.edges(keys=True)) >= edges
+    verify(graph)
+
+
 def test_surgery_keeps_edges_and_slots_together():
     graph, first, second = graph_of_two()
     x, h = graph.vars["x", 0], graph.vars["h", 0]
