@@ -35,6 +35,8 @@ INTS = frozenset({int64, int32, int16, int8, uint8})
 
 def as_dtype(dtype: Any) -> DType:
     """The supported data type that `dtype` (a name, a NumPy type or a dtype) stands for."""
+    if isinstance(dtype, np.dtype) and dtype in SHORT_NAMES:
+        return dtype
     try:
         if dtype is None:  # float64 to NumPy
             raise TypeError

@@ -22,10 +22,10 @@ from minigraph.ir.verify import verify, verify_changes
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
 from minigraph.program.copies import NotPickled
+from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.runtime import flags
 from minigraph.runtime.devices import PLANS_FOR, backend_of
-from minigraph.runtime.garbage import without_collection
 from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions

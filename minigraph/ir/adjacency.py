@@ -54,10 +54,22 @@ class Adjacency:
         """The edges between a node and its neighbours by slot."""
         edges: dict[Any, Edges] = {}
         for slot, neighbours in slots.items():
+            if len(neighbours) == 1 and (v := neighbours[0]) not in edges:  # as most are
+                edges[v] = self._single[slot, 0]
+                continue
             for i, v in enumerate(neighbours):
                 at = slot, i
                 edges[v] = self._single[at] if v not in edges else {**edges[v], at: NOTHING}
         return edges
+
+    def _exchange(self, old: Any, new: Any, before: bool) -> None:
+        """Let `new` have the edges of `old` on one side, too."""
+        own, others = (self.pred, self.succ) if before else (self.succ, self.pred)
+        for node, edges in own[old].items():
+            of_node, known = others[node], own[new].get(node)
+            del of_node[old]
+            of_node[new] = own[new][node] = edges if known is None else {**known, **edges}
+        own[old].clear()
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""

@@ -35,13 +35,12 @@ def to_graph(program: Program, fetches: Iterable[str] = (), ops: Iterable[Operat
     for position, op in enumerate(program.ops if ops is None else ops):
         inputs = {slot: list(map(read, vs)) for slot, vs in op.inputs.items()}
         outputs = {slot: list(map(write, vs)) for slot, vs in op.outputs.items()}
-        nodes[id(op)] = graph.add_op(
-            OpNode(
-                op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
-                forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
-                number=op.number, scope_name=op.scope_name,
-            )
+        nodes[id(op)] = node = OpNode(
+            op.opdef, inputs, outputs, dict(op.attrs), rank=(position,), role=op.role,
+            forward=nodes.get(id(op.forward)), grad_slot=op.grad_slot, site=op.site,
+            number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
+        graph.put(node)
     graph.changed.clear()  # by passes, nothing yet
     return graph
 

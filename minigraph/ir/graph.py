@@ -95,7 +95,7 @@ class VarNode:
 class OpNode:
     """One operator; the fields mean what they mean in program.Operator.
 
-    grads     the grad operators that are linked to this one
+    grads     the grad operators that are linked to this one, in the order of their links
     rewriter  the pass that made this operator, None if the user's program did
     """
 
@@ -113,7 +113,7 @@ class OpNode:
         self.opdef, self.type, self.inputs, self.outputs, self.attrs = opdef, opdef.type, inputs, outputs, attrs
         self.rank, self.role, self.forward, self.grad_slot = rank, role, forward, grad_slot
         self.site, self.number, self.scope_name, self.rewriter = site, number, scope_name, rewriter
-        self.grads: list[OpNode] = []
+        self.grads: dict[OpNode, None] = {}
 
     @property
     def input_vars(self) -> Iterator[VarNode]:
@@ -125,8 +125,11 @@ class OpNode:
 
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
-        shapes_only, read = self.opdef.unread(self.outputs), v.read_by.get(self, ())
-        return any(slot not in shapes_only for slot, _ in read) if shapes_only else bool(read)
+        opdef, read = self.opdef, v.read_by.get(self)
+        if read is None or not (opdef.no_need_buffer or opdef.read_for):  # as of most operators
+            return read is not None
+        shapes_only = opdef.unread(self.outputs)
+        return any(slot not in shapes_only for slot, _ in read)
 
     def call(self) -> str:
         return describe_call(self.type, self.inputs)
@@ -174,7 +177,7 @@ class Graph(Adjacency):
 
     def ops_of(self, types: Iterable[str]) -> list[OpNode]:
         """The operators of these types in the order of their ranks; looks at no others."""
-        return sorted((op for t in types for op in self._by_type.get(t, ())), key=_rank)
+        return sorted([op for t in types for op in self._by_type.get(t, ())], key=_rank)
 
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
@@ -209,6 +212,12 @@ class Graph(Adjacency):
 
     def add_op(self, op: OpNode) -> OpNode:
         """Put an operator in at its rank; its variables are in the graph already."""
+        self.put(op)
+        self._wrote(op, op.output_vars)
+        return op
+
+    def put(self, op: OpNode) -> None:
+        """As `add_op`, of what counts as no change: the graph of a program is made so."""
         self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
         read, written = self._edges_of(op.inputs), self._edges_of(op.outputs)
@@ -218,28 +227,27 @@ class Graph(Adjacency):
         for v, edges in written.items():
             v.written_by[op] = edges
         if op.forward is not None:
-            op.forward.grads.append(op)
-        self._wrote(op, op.output_vars)
-        return op
+            op.forward.grads[op] = None
 
     def _wrote(self, op: OpNode, outputs: Iterable[VarNode]) -> None:
         """Note `op`, the versions that it writes, and which operators must run before or after it."""
-        self.changed[op] = None
+        changed = self.changed
+        changed[op] = None
         for v in outputs:
-            self.changed[v] = None
+            changed[v] = None
             if v.previous_version is not None:
-                self.changed.update(dict.fromkeys(v.previous_version.read_by))
+                changed.update(dict.fromkeys(v.previous_version.read_by))
             if v.next_version is not None:
-                self.changed.update(dict.fromkeys(v.next_version.written_by))
+                changed.update(dict.fromkeys(v.next_version.written_by))
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         """Make `op` a grad operator of `forward`, or of no operator for None."""
         self.changed[op] = None
         if op.forward is not None:
-            op.forward.grads.remove(op)
+            del op.forward.grads[op]
         op.forward = forward
         if forward is not None:
-            forward.grads.append(op)
+            forward.grads[op] = None
         else:
             op.grad_slot = None
 
@@ -255,9 +263,10 @@ class Graph(Adjacency):
         self._sorted = None
         self._remove_node(op)
         self.changed.pop(op, None)
-        self.changed.update(dict.fromkeys((*op.output_vars, *op.grads)))
+        for node in (*op.output_vars, *op.grads):
+            self.changed[node] = None
         if op.forward is not None:
-            op.forward.grads.remove(op)
+            del op.forward.grads[op]
 
     def remove_var(self, v: VarNode) -> None:
         """Take out the newest version of a variable, which has no producer and no reader any more."""
@@ -272,6 +281,21 @@ class Graph(Adjacency):
             self.latest[v.name] = v.version - 1
         else:
             del self.latest[v.name]
+
+    def merge_var(self, v: VarNode, into: VarNode) -> None:
+        """Let the operators that write and read `v` do so with another variable, and take `v` out."""
+        for op, positions in v.written_by.items():
+            for slot, i in positions:
+                op.outputs[slot][i] = into
+        for op, positions in v.read_by.items():
+            for slot, i in positions:
+                op.inputs[slot][i] = into
+            self.changed[op] = None
+        self._exchange(v, into, before=True)
+        self._exchange(v, into, before=False)
+        for op in into.written_by:
+            self._wrote(op, (into,))
+        self.remove_var(v)
 
     def set_input(self, op: OpNode, slot: str, index: int, v: VarNode) -> None:
         """Let `op` read `v` at this position instead."""

@@ -56,8 +56,9 @@ def _verify_op(graph: Graph, op: OpNode, after: str, types: bool) -> None:
     problem, rank = graph.order_problem(op.rank, op.input_vars), op.rank
     for v in op.output_vars:
         earlier = v.previous_version
-        if earlier is not None and any(writer.rank >= rank for writer in earlier.written_by):
-            problem = problem or f"{v.name} is written before its earlier version"
+        for writer in earlier.written_by if earlier is not None else ():
+            if writer.rank >= rank:
+                problem = problem or f"{v.name} is written before its earlier version"
         for reader in v.read_by:
             if reader.rank <= rank:
                 problem = problem or f"{v.name} is read before by {reader.type}"

@@ -44,12 +44,16 @@ def read_attr(parameter: inspect.Parameter) -> Attr:
 
 
 def _to_int(value: Any) -> int:
+    if type(value) is int:  # as most are
+        return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError
     return int(value)
 
 
 def _to_float(value: Any) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
         raise TypeError
     return float(value)
@@ -79,9 +83,10 @@ def _list_of(element: Callable[[Any], Any], single: bool = False) -> Callable[[A
     def to_tuple(value: Any) -> tuple[Any, ...]:
         if single and isinstance(value, (int, np.integer)):
             value = (value,)
-        if isinstance(value, str) or not isinstance(value, (Sequence, Iterator, np.ndarray)):
+        known = type(value) is tuple or type(value) is list  # the others are asked for slowly
+        if not known and (isinstance(value, str) or not isinstance(value, (Sequence, Iterator, np.ndarray))):
             raise TypeError
-        return tuple(element(v) for v in value)
+        return tuple([element(v) for v in value])
 
     return to_tuple
 

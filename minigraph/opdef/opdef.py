@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from minigraph.errors import PlaceError, ProgramError, raise_unknown
 from minigraph.types import TensorType
 
@@ -55,6 +57,7 @@ def _without_kernel(op_type: str, *_: Any) -> None:
 
 
 INFERRED_KEPT = 256  # answers of type inference for each operator type
+UNCHANGING = frozenset({int, float, bool, str, tuple, type(None)})  # a tuple that an attribute takes holds numbers
 
 
 class OpDef(Signature):
@@ -88,6 +91,7 @@ class OpDef(Signature):
         self.shows, self.joins = shows, joins
         self.infer_function: Callable[..., Any] | None = None
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
+        self._resolved: dict[Any, tuple[Any, ...]] = {}  # likewise `resolved`
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
@@ -211,6 +215,28 @@ class OpDef(Signature):
         assert self.grad_function is not None
         parameters = inspect.signature(self.grad_function).parameters.values()
         return frozenset(p.name for p in parameters if p.default is None)
+
+    def resolved(
+        self, inputs: Mapping[str, Sequence[Any]], attrs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Mapping[str, list[TensorType]]]:
+        """(attributes in canonical form, output types) of a call; what does not fit is refused.
+
+        inputs   {slot: variables};  attrs: as they were given
+        Layers of one shape give the same values, not only equal ones: what was found for these is kept.
+        """
+        given = attrs.values()
+        types = [(slot, *[v.type for v in vs]) for slot, vs in inputs.items()]
+        key = self.infer_function, *types, *attrs, *map(id, given)
+        known = self._resolved.get(key)
+        if known is None:
+            self.check_inputs(inputs)
+            bound = self.bind_attrs(attrs)
+            known = bound, self.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, bound), [*given]
+            if all(type(value) in UNCHANGING or isinstance(value, np.dtype) for value in given):
+                if len(self._resolved) >= INFERRED_KEPT:
+                    self._resolved.clear()
+                self._resolved[key] = known  # with the values, so that no other ones get their ids
+        return dict(known[0]), known[1]
 
     def infer_types(
         self, inputs: Mapping[str, Sequence[TensorType]], attrs: Mapping[str, Any]

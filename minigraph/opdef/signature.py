@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import (
-    AttrError,
-    MinigraphError,
-    ProgramError,
-    raise_unknown,
-    require,
-    shortened,
-)
+from minigraph.errors import AttrError, MinigraphError, ProgramError, raise_unknown, shortened
 
 from .attr import Attr, read_attr
 
@@ -60,22 +53,24 @@ class Signature:
     def output_names(self) -> tuple[str, ...]:
         return tuple(s.name for s in self.outputs)
 
+    @cached_property
+    def slots(self) -> Mapping[str, Slot]:
+        """Inputs and outputs by name."""
+        return {s.name: s for s in (*self.inputs, *self.outputs)}
+
     def bind_inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, list[Any]]:
         """{slot: variables} from a call's arguments; takes the slots out of `kwargs`."""
         if len(args) > len(self.inputs):
             raise ProgramError(f"{self.type} takes {len(self.inputs)} inputs, {len(args)} were given")
-        given = dict(zip(self.input_names, args, strict=False))
-        for slot in self.inputs:
-            if slot.name in kwargs:
-                require(slot.name not in given, f"input {slot.name} is given twice", ProgramError)
-                given[slot.name] = kwargs.pop(slot.name)
-        bound = {}
-        for slot in self.inputs:
-            value = given.get(slot.name)
-            if slot.variadic and value is not None:
-                bound[slot.name] = list(value)
-            elif value is not None:
-                bound[slot.name] = [value]
+        bound, number = {}, len(args)
+        for position, (name, _, variadic) in enumerate(self.inputs):
+            value = args[position] if position < number else None
+            if name in kwargs:
+                if position < number:
+                    raise ProgramError(f"input {name} is given twice")
+                value = kwargs.pop(name)
+            if value is not None:
+                bound[name] = list(value) if variadic else [value]
         return bound
 
     def check_inputs(self, bound: Mapping[str, Sequence[Any]]) -> None:
@@ -84,7 +79,7 @@ class Signature:
             unknown = next(name for name in bound if name not in self._input_set)
             raise_unknown(f"input slot of {self.type}", unknown, self.input_names, ProgramError)
         for name, optional, variadic in self.inputs:
-            number = len(bound.get(name, ()))
+            number = len(bound[name]) if name in bound else 0
             if number == 0 and not optional:
                 raise ProgramError(f"{name} is an empty list" if variadic else f"input {name} is missing")
             if number > 1 and not variadic:
@@ -92,8 +87,9 @@ class Signature:
 
     def bind_attrs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All attributes in canonical form; unknown names and wrong types are refused."""
-        for name in given.keys() - self.attrs.keys():
-            raise_unknown(f"attribute of {self.type}", name, self.attrs, AttrError)
+        if not given.keys() <= self.attrs.keys():
+            unknown = next(name for name in given if name not in self.attrs)
+            raise_unknown(f"attribute of {self.type}", unknown, self.attrs, AttrError)
         bound = {}
         for name, attr in self.attrs.items():
             if name in given:
@@ -105,10 +101,9 @@ class Signature:
                     shown = shortened(repr(given[name]))
                     raise AttrError(f"attribute {name} must be {attr.words}, not {shown}") from None
             else:
-                require(
-                    attr.default is not inspect.Parameter.empty, f"attribute {name} is missing", AttrError
-                )
                 bound[name] = attr.default
+                if attr.default is inspect.Parameter.empty:
+                    raise AttrError(f"attribute {name} is missing")
         return bound
 
 

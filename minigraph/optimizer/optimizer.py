@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
-from minigraph.errors import AttrError, ProgramError, require
+from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.opdef import get_op
 from minigraph.program import (
     Block,
@@ -25,6 +26,7 @@ from minigraph.program import (
 )
 from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
+from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
 
@@ -87,11 +89,15 @@ class Optimizer:
         self._rates: dict[int, Rate] = {}  # by program id
         self._startup: Block | None = None  # where states are initialised, while updates are appended
 
+    @cached_property
+    def _named(self) -> list[tuple[str, str]]:
+        """(attribute of the operator, hyperparameter that it is)."""
+        names = [(attr, self.renamed.get(attr, attr)) for attr in get_op(self.op_type).attrs]
+        return [(attr, name) for attr, name in names if name in self.hyper]
+
     def attrs(self, param: Parameter) -> dict[str, Any]:
         """Attributes of the operator that updates `param`."""
-        opdef = get_op(self.op_type)
-        names = {attr: self.renamed.get(attr, attr) for attr in opdef.attrs}
-        return {attr: self.of(param, name) for attr, name in names.items() if name in self.hyper}
+        return {attr: self.of(param, name) for attr, name in self._named}
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         """The states that the update of `param` has."""
@@ -126,7 +132,8 @@ class Optimizer:
 
     def of(self, param: Parameter, name: str) -> Any:
         """A hyperparameter as it holds for `param`: its group's, else the optimizer's."""
-        return self._groups.get(param.name, {}).get(name, getattr(self, name))
+        group = self._groups.get(param.name, {}) if self._groups else {}
+        return group[name] if name in group else getattr(self, name)
 
     # appending operators
 
@@ -167,7 +174,7 @@ class Optimizer:
         startup = startup if startup is not None else default_startup_program()
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}", ProgramError)
         self._startup, rates = startup.global_block(), dict(self._rates)
-        with program.global_block().whole(), self._startup.whole():
+        with without_collection(), program.global_block().whole(), self._startup.whole():
             try:
                 yield
             except BaseException:
@@ -187,9 +194,11 @@ class Optimizer:
             assert self._startup is not None
             rate = self._rates[program.id] = Rate.of(params, self.learning_rate, self._startup)
             g, first = Builder(program.global_block()), len(program.ops)
-            for p, grad in pairs:
-                factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
-                self.append_update(g, p, grad, rate.times(g, factor))
+            startup, site = self._startup.program, call_site()  # one line wrote all updates
+            with program.emitting("optimize", site=site), startup.emitting(startup.role, site=site):
+                for p, grad in pairs:
+                    factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
+                    self.append_update(g, p, grad, rate.times(g, factor))
         return [op for op in program.ops[first:] if "optimizer" in op.opdef.traits]
 
     def _check_first(self, program: Program) -> None:

@@ -22,7 +22,8 @@ def persistable(
     name = unique_name.generate(key)
     while block.has_var(name) or startup.has_var(name):
         name = unique_name.generate(key)
-    own, initial = (b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup))
+    own = block.create_var(name, type=type, persistable=True, stop_gradient=True)
+    initial = startup.create_var(name, type=type, persistable=True, stop_gradient=True)
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     return own, startup.ops[-1]
 

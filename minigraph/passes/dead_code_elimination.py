@@ -24,7 +24,7 @@ def dead_code_elimination(graph: Graph, report: PassReport) -> int:
         if "side_effect" in op.opdef.traits or not is_unread(op):
             continue
         if op.grads:
-            report.refuse(RULE, op.label(), f"{op.grads[0].label()} computes its gradient", op.site)
+            report.refuse(RULE, op.label(), f"{next(iter(op.grads)).label()} computes its gradient", op.site)
             continue
         removed.append(Applied(RULE, "nothing", (op.label(),), op.site, op.role))
         take_out(graph, op)

@@ -208,7 +208,7 @@ class _Differentiation:
     def _kept(self, g: Builder, op: Operator, name: str, grads_of_outputs: dict[str, list[Variable | None]]) -> Any:
         """The argument of the gradient rule called `name`: an input, an output or an output's gradient."""
         opdef = op.opdef
-        slots = {s.name: s for s in (*opdef.inputs, *opdef.outputs)}
+        slots = opdef.slots
         if name in slots:
             values: list[Any] = list(op.inputs.get(name, ()) or op.outputs.get(name, ()))
             for v in values:

@@ -70,7 +70,7 @@ class Block(PartOfProgram):
         type = type or tensor_type(shape, dtype if dtype is not None else default_dtype())
         return self._add(
             Variable(self, name, type, persistable=persistable, stop_gradient=stop_gradient, is_data=is_data,
-                     site=call_site())
+                     site=self.program.site or call_site())
         )  # fmt: skip
 
     def create_parameter(
@@ -150,22 +150,17 @@ class Block(PartOfProgram):
 
     def prepare_op(
         self, type: str, inputs: Slots, attrs: Mapping[str, Any]
-    ) -> tuple[Operator, dict[str, list[TensorType]]]:
+    ) -> tuple[Operator, Mapping[str, list[TensorType]]]:
         """A checked Operator without outputs that is not in the Block yet, and its output types."""
         program = self.program
         site = program.site or call_site()
         try:
             opdef = get_op(type)
-            opdef.check_inputs(inputs)
-            types: dict[str, list[TensorType]] = {}
             for slot, variables in inputs.items():
-                types[slot] = each = []
                 for v in variables:
                     if not isinstance(v, Variable) or v.block is not self:
                         _check_own(self, slot, v)
-                    each.append(v.type)
-            bound = opdef.bind_attrs(attrs)
-            inferred = opdef.infer_types(types, bound)
+            bound, inferred = opdef.resolved(inputs, attrs)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(

@@ -19,6 +19,7 @@ from minigraph.errors import FetchError, OutOfMemoryError, ProgramError, nearest
 from minigraph.kernels import host_memory
 from minigraph.program import Program, default_main_program
 from minigraph.program.copies import NotPickled
+from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType
@@ -27,7 +28,6 @@ from . import flags
 from .backend import Backend, RunnablePlan
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds
-from .garbage import without_collection
 from .options import DEFAULT, RunOptions
 from .seeds import seed_of
 from .targets import check_updates, read_targets

@@ -53,20 +53,12 @@ class Step:
     op: Operator
     inputs: list[Any]
     outputs: list[Any]
+    read: list[int]  # the values that are read
+    written: list[int]  # the values that are written
     in_place: list[Any] = field(default_factory=list)  # as outputs: the value whose array is updated, or None
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
-
-    @property
-    def read(self) -> list[int]:
-        """The values that are read."""
-        return [i for i in flat(self.inputs) if isinstance(i, int)]
-
-    @property
-    def written(self) -> list[int]:
-        """The values that are written."""
-        return flat(self.outputs)
 
     @property
     def updates(self) -> list[tuple[int, int]]:
@@ -126,7 +118,7 @@ class Schedule:
 
     def _new_value(self, name: str, type: TensorType, producer: int = -1, persistable: bool = False) -> int:
         index = len(self.values)
-        self.values.append(Value(name, type, producer, persistable, root=index))
+        self.values.append(Value(name, type, producer, persistable, -1, index))
         self.current[name] = index
         return index
 
@@ -152,43 +144,51 @@ class Schedule:
         unread = opdef.unread([s.name for s in computed])
         inputs: list[Any] = []
         types: dict[str, list[TensorType]] = {}
-        for slot in opdef.inputs:
-            indices = [self._read(v.name) for v in op.inputs.get(slot.name, ())]
-            if not indices:
+        values, current, read = self.values, self.current, list[int]()
+        for name, _, variadic in opdef.inputs:
+            variables = op.inputs.get(name)
+            if not variables:
                 inputs.append(None)
                 continue
-            types[slot.name] = [self.values[i].type for i in indices]
-            if slot.name in unread:
-                inputs.append(types[slot.name] if slot.variadic else types[slot.name][0])
+            indices = [current[n] if (n := v.name) in current else self._read(n) for v in variables]
+            types[name] = given = [values[i].type for i in indices]
+            if name in unread:
+                inputs.append(given if variadic else given[0])
                 continue
             for i in indices:
-                self.values[i].last_use = position
-            inputs.append(indices if slot.variadic else indices[0])
+                values[i].last_use = position
+            read += indices
+            inputs.append(indices if variadic else indices[0])
         try:
             inferred = opdef.infer_types(types, op.attrs)
         except MinigraphError as error:
             raise error.at(_describe(op, types), op.site) from None
-        step, read = Step(op, inputs, []), set(flat(inputs) if opdef.inplace else ())
+        step, seen = Step(op, inputs, [], read, []), {*read} if opdef.inplace else ()
         for slot in opdef.outputs:
-            sources = op.inputs.get(opdef.inplace.get(slot.name, ""), [])
-            variables = op.outputs[slot.name] if slot in computed else []
-            indices, in_place = [], []
+            if slot not in computed:
+                step.outputs.append(None)
+                step.in_place.append(None)
+                continue
             source = opdef.inplace.get(slot.name)
-            for v, t in zip(variables, inferred[slot.name] if variables else (), strict=True):
+            sources = op.inputs.get(source, ()) if source is not None else ()
+            indices, in_place = [], []
+            for v, t in zip(op.outputs[slot.name], inferred[slot.name], strict=True):
                 if t is not v.type and not v.type.accepts(t):
                     problem = ShapeError(f"{v.name} is {t} in this run, and declared {v.type}")
                     raise problem.at(_describe(op, types), op.site)
                 name, persistable = v.name, v.persistable
-                self._check_feed_is_used(op, v)
+                if name in self.feeds:
+                    self._check_feed_is_used(op, v)
                 own = persistable and len(indices) < len(sources) and sources[len(indices)].name == name
-                unread = source and name in self.persistables and self.current[name] not in read
-                in_place.append(self.current[name] if own or unread else None)
+                unread = source and name in self.persistables and current[name] not in seen
+                in_place.append(current[name] if own or unread else None)
                 index = self._new_value(name, t, position, persistable)
                 indices.append(index)
                 if persistable:
                     step.stored.append((index, name))
-            step.outputs.append((indices if slot.variadic else indices[0]) if indices else None)
-            step.in_place.append((in_place if slot.variadic else in_place[0]) if in_place else None)
+            step.written += indices
+            step.outputs.append(indices if slot.variadic else indices[0])
+            step.in_place.append(in_place if slot.variadic else in_place[0])
         self.steps.append(step)
 
     def _is_idle(self, op: Operator, slot: Slot) -> bool:
@@ -199,8 +199,8 @@ class Schedule:
 
     def _check_feed_is_used(self, op: Operator, written: Variable) -> None:
         """A value that is fed for a computed variable must be read before it is overwritten."""
-        fed = self.feeds.get(written.name)
-        if fed is not None and not written.is_data and self.values[fed].last_use < 0:
+        fed = self.feeds[written.name]
+        if not written.is_data and self.values[fed].last_use < 0:
             raise FeedError(
                 f"feed {written.name!r} would have no effect: {op.type} computes it", site=op.site,
                 hint="with use_prune=True the operators before a fed value are left out",

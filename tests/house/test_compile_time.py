@@ -9,6 +9,7 @@ import pytest
 import minigraph as mg
 from minigraph.compiler import CompiledProgram
 from minigraph.program import Program
+from minigraph.program.builder import Builder
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, float32
@@ -17,6 +18,7 @@ from tests.support.counted_work import check_proportion, lines
 WIDTH = 8
 SMALL, LARGE = 400, 2000  # operators
 MOST = 1500  # lines for an operator
+MOST_FOR_A_TENSOR = 1300  # that AdamW updates
 FEED = {"x": TensorType((4, WIDTH), float32)}
 
 
@@ -51,6 +53,22 @@ def check(makes) -> None:
     check_proportion(small, large, LARGE / SMALL)
 
 
+def test_updates_of_many_parameters_are_work_in_proportion():
+    """Each has four states, which the startup program fills."""
+
+    def minimized(number: int) -> int:
+        main, startup = Program(), Program()
+        with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+            params = [mg.static.create_parameter([2, 3], "float32") for _ in range(number)]
+            loss = mg.mean(Builder(main.global_block()).sum(params) * mg.static.data("x", [2, 3]))
+            return lines(lambda: mg.optimizer.AdamW(1e-3).minimize(loss))
+
+    minimized(2)  # what each type of operator looks up once
+    few, many = minimized(50), minimized(400)
+    assert few < MOST_FOR_A_TENSOR * 50
+    check_proportion(few, many, 8)
+
+
 @pytest.mark.parametrize("kind", ["plain", "fused"])
 @pytest.mark.parametrize("make", [bind_program, Plan])
 def test_a_plan_is_work_in_proportion(programs, kind, make):
@@ -62,7 +80,7 @@ def test_the_bound_notices_a_quadratic_step(programs, monkeypatch):
     from minigraph.runtime import schedule
 
     def counted(step, values, i):
-        return [values[j].root for j in step.read].count(values[i].root) <= 1
+        return [values[j].root for j in schedule.flat(step.inputs)].count(values[i].root) <= 1
 
     monkeypatch.setattr(schedule, "shown_once", counted)
     with pytest.raises(AssertionError, match="lines for 5 times as much"):

@@ -39,16 +39,20 @@ class AttrVar:
 
 
 class PatternOp:
-    """An operator of the pattern."""
+    """An operator of the pattern; `attrs` are all of its attributes, with the value that is wanted."""
 
     def __init__(self, opdef: OpDef, inputs: dict[str, PatternVar], attrs: dict[str, Any]) -> None:
-        self.opdef, self.inputs, self.attrs = opdef, inputs, attrs
+        self.opdef, self.inputs = opdef, inputs
+        self.attrs = [(name, attrs.get(name, attr.default)) for name, attr in opdef.attrs.items()]
         self.outputs = {s: PatternVar(s, self) for s in opdef.output_names}
 
     def __getattr__(self, slot: str) -> PatternVar:
         if slot not in self.__dict__.get("outputs", {}):
             raise AttributeError(slot)
         return self.outputs[slot]
+
+
+Order = dict[PatternOp, dict[str, PatternVar]]  # inputs of operators whose operands have changed places
 
 
 class Match:
@@ -116,56 +120,56 @@ class Pattern:
         most, reason = 0, None
         for order in self.orders:
             match = Match()
-            try:
-                self._match_op(self.root, anchor, match, order)
+            why = self._match_op(self.root, anchor, match, order)
+            if why is None:
                 match.kept = [match.bound.get(v) for v in self.kept]
                 matches.append(match)
-            except Mismatch as why:
-                if len(match.ops) > most:
-                    most, reason = len(match.ops), why.with_traceback(None)  # which would keep this call alive
+            elif len(match.ops) > most:
+                most, reason = len(match.ops), why
         return matches, most, reason
 
-    def _match_op(
-        self, pattern: PatternOp, op: OpNode, match: Match, order: dict[PatternOp, bool]
-    ) -> None:
+    def _match_op(self, pattern: PatternOp, op: OpNode, match: Match, order: Order) -> Mismatch | None:
+        """Match an operator and what leads to it; says why it does not fit."""
         if op.opdef is not pattern.opdef:
-            raise Mismatch("{} is not a {}", op, pattern.opdef.type)
+            return Mismatch("{} is not a {}", op, pattern.opdef.type)
         if pattern in match.ops:
-            if match.ops[pattern] is not op:
-                raise Mismatch(f"{op.label()} is not the operator matched before")
-            return
+            return None if match.ops[pattern] is op else Mismatch("{} is not the operator matched before", op)
         match.ops[pattern] = op
-        self._match_attrs(pattern, op, match)
+        if (why := self._match_attrs(pattern, op, match)) is not None:
+            return why
         for slot, v in pattern.outputs.items():
             nodes = op.outputs.get(slot)
             node = nodes[0] if nodes else None
             if match.bound.setdefault(v, node) is not node:
-                raise Mismatch(f"{op.label()} writes another variable than matched before")
-        for slot in op.inputs.keys() - pattern.inputs.keys():
-            raise Mismatch(f"{op.label()} has an input {slot}")
-        for slot, v in _swapped(pattern, order).items():
-            if slot not in op.inputs or len(op.inputs[slot]) != 1:
-                raise Mismatch(f"{op.label()} has no single input {slot}")
-            self._match_var(v, op.inputs[slot][0], match, order)
-
-    def _match_var(self, v: PatternVar, node: VarNode, match: Match, order: dict[PatternOp, bool]) -> None:
-        if match.bound.get(v, node) is not node:
-            raise Mismatch(f"{node.name} is not the variable that was matched as {v.name}")
-        match.bound[v] = node
-        if v.op is not None:
+                return Mismatch("{} writes another variable than matched before", op)
+        if not op.inputs.keys() <= pattern.inputs.keys():
+            return Mismatch("{} has an input {}", op, next(s for s in op.inputs if s not in pattern.inputs))
+        for slot, v in order.get(pattern, pattern.inputs).items():
+            nodes = op.inputs.get(slot)
+            if nodes is None or len(nodes) != 1:
+                return Mismatch("{} has no single input {}", op, slot)
+            node = nodes[0]
+            if match.bound.setdefault(v, node) is not node:
+                return Mismatch("{} is not the variable that was matched as {}", node.name, v.name)
+            if v.op is None:
+                continue
             producer = node.producer
             if producer is None:
-                raise Mismatch("{} is not computed by a {}", node.name, v.op.opdef.type)
-            self._match_op(v.op, producer, match, order)
+                return Mismatch("{} is not computed by a {}", node.name, v.op.opdef.type)
+            if (why := self._match_op(v.op, producer, match, order)) is not None:
+                return why
+        return None
 
-    def _match_attrs(self, pattern: PatternOp, op: OpNode, match: Match) -> None:
-        for name, attr in op.opdef.attrs.items():
-            wanted, value = pattern.attrs.get(name, attr.default), op.attrs[name]
+    def _match_attrs(self, pattern: PatternOp, op: OpNode, match: Match) -> Mismatch | None:
+        for name, wanted in pattern.attrs:
+            value = op.attrs[name]
             if isinstance(wanted, AttrVar):
-                if not same(match.attrs.setdefault(wanted.name, value), value):
-                    raise Mismatch(f"{op.label()} has {name}={value}, not {match.attrs[wanted.name]}")
-            elif not same(wanted, value):
-                raise Mismatch(f"{op.label()} has {name}={value}, wanted {wanted}")
+                bound = match.attrs.setdefault(wanted.name, value)
+                if bound is not value and not same(bound, value):
+                    return Mismatch("{} has {}={}, not {}", op, name, value, bound)
+            elif wanted is not value and not same(wanted, value):
+                return Mismatch("{} has {}={}, wanted {}", op, name, value, wanted)
+        return None
 
 
 def _variable(value: Any) -> PatternVar:
@@ -173,11 +177,11 @@ def _variable(value: Any) -> PatternVar:
     return value
 
 
-def _operand_orders(root: PatternOp) -> Iterator[dict[PatternOp, bool]]:
-    """Which commutative operators have X and Y swapped: all combinations, as written first."""
+def _operand_orders(root: PatternOp) -> Iterator[Order]:
+    """The commutative operators whose X and Y are swapped: all combinations, as written first."""
     commutative = [op for op in _ops(root) if "commutative" in op.opdef.traits]
     for bits in range(2 ** len(commutative)):
-        yield {op: bool(bits >> i & 1) for i, op in enumerate(commutative)}
+        yield {op: _swapped(op) for i, op in enumerate(commutative) if bits >> i & 1}
 
 
 def _ops(op: PatternOp) -> Iterator[PatternOp]:
@@ -190,7 +194,5 @@ def _ops(op: PatternOp) -> Iterator[PatternOp]:
             stack.extend(v.op for v in op.inputs.values() if v.op is not None)
 
 
-def _swapped(pattern: PatternOp, order: dict[PatternOp, bool]) -> dict[str, PatternVar]:
-    if not order.get(pattern):
-        return pattern.inputs
+def _swapped(pattern: PatternOp) -> dict[str, PatternVar]:
     return {**pattern.inputs, "X": pattern.inputs["Y"], "Y": pattern.inputs["X"]}

@@ -84,9 +84,7 @@ class GraphBuilder(GradNeeds):
         """Add an operator; returns its outputs as Builder.emit does."""
         opdef = get_op(op_type)
         inputs = opdef.bind_inputs(args, kwargs)
-        opdef.check_inputs(inputs)
-        attrs = opdef.bind_attrs(kwargs)
-        types = opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, attrs)
+        attrs, types = opdef.resolved(inputs, kwargs)
         outputs: dict[str, list[VarNode]] = {}
         for slot in opdef.outputs:
             if slot.name in types and (not slot.optional or self.wanted(slot.name, needs)):
@@ -242,7 +240,7 @@ class _Rewrite:
                         outgoing[v] = out_grad
         entering = [v for op in self.old for v in op.input_vars]
         for v in outgoing:  # its gradient here may stand for one of the two places, the new one for both
-            if sum(x is v for x in entering) != 1:
+            if entering.count(v) != 1:
                 raise Refused(f"{v.name} enters {self.rule.name} twice or is differentiated twice")
         known = {v for op in self.old for v in (*op.input_vars, *op.output_vars)}
         made = {v for grad in self.grads for v in grad.output_vars}
@@ -317,11 +315,7 @@ class _Rewrite:
     def _take_over(self, g: GraphBuilder, new: Sequence[VarNode], old: Sequence[VarNode]) -> None:
         """The new operators write and read the variables of old, whose names live on."""
         for a, b in zip(new, old, strict=True):
-            for op, slot, i in [(op, *at) for op, positions in a.written_by.items() for at in positions]:
-                self.graph.set_output(op, slot, i, b)
-            for op, slot, i in [(op, *at) for op, positions in a.read_by.items() for at in positions]:
-                self.graph.set_input(op, slot, i, b)
-            self.graph.remove_var(a)
+            self.graph.merge_var(a, b)
             g.created.remove(a)
 
     def _name_new(
@@ -386,7 +380,7 @@ def gradient_slots(grad: OpNode) -> list[tuple[str, list[VarNode]]]:
 
 def _kept(op: OpNode, grads: dict[VarNode, VarNode], name: str) -> Any:
     """The argument of a gradient rule called `name`: an input, an output or an output's gradient."""
-    slots = {s.name: s for s in (*op.opdef.inputs, *op.opdef.outputs)}
+    slots = op.opdef.slots
     if name in slots:
         values = list(op.inputs.get(name, ()) or op.outputs.get(name, ()))
         return values if slots[name].variadic else (values[0] if values else None)

@@ -11,25 +11,25 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 
-@dataclass
+@dataclass(slots=True)
 class Unit:
     """What one recorded call reads and writes: numbers of the blocks of memory.
 
     barrier   it must keep its place: the host takes part, or what it touches is not known
     after     numbers of units that must have ended besides
+    blocks    all that it touches
     """
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     barrier: bool = False
     after: frozenset[int] = frozenset()
+    blocks: set[int] = field(init=False)
 
-    @cached_property
-    def blocks(self) -> set[int]:
-        return self.reads | self.writes
+    def __post_init__(self) -> None:
+        self.blocks = self.reads | self.writes
 
 
 def conflict(a: Unit, b: Unit) -> bool:
@@ -44,7 +44,7 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
     readers: dict[int, list[int]] = {}
     fence, since = -1, []
     for i, unit in enumerate(units):
-        wanted = {*unit.after} | ({fence} if fence >= 0 else set())
+        wanted = {*unit.after, fence} if fence >= 0 else {*unit.after}
         if unit.barrier:
             wanted.update(since)
             fence, since = i, []
@@ -58,7 +58,8 @@ def dependencies(units: Sequence[Unit]) -> list[set[int]]:
             writer[b] = i
         for b in unit.reads - unit.writes:
             readers.setdefault(b, []).append(i)
-        before.append(wanted - {i})
+        wanted.discard(i)
+        before.append(wanted)
     return before
 
 
@@ -99,8 +100,13 @@ def greedy(
 
     def growth(i: int) -> int:
         """Bytes that are live after unit i and not before it."""
-        new = sum(sizes.get(b, 0) for b in units[i].blocks if b not in live)
-        return new - sum(sizes.get(b, 0) for b in units[i].blocks if len(accessors[b]) == 1 and b not in kept)
+        change = 0
+        for b in units[i].blocks:
+            if b not in live:
+                change += sizes.get(b, 0)
+            if len(accessors[b]) == 1 and b not in kept:
+                change -= sizes.get(b, 0)
+        return change
 
     def look(i: int) -> None:
         if missing[i] == 0 and not done[i]:
@@ -173,7 +179,8 @@ def lives(order: Sequence[int], units: Sequence[Unit]) -> dict[int, tuple[int, i
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for at, i in enumerate(order):
-        last.update(dict.fromkeys(units[i].blocks, at))
-    for at, i in zip(range(len(order) - 1, -1, -1), reversed(order), strict=True):
-        first.update(dict.fromkeys(units[i].blocks, at))
+        for b in units[i].blocks:
+            if b not in first:
+                first[b] = at
+            last[b] = at
     return {b: (at, last[b]) for b, at in first.items()}

@@ -52,19 +52,20 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     units: list[Unit] = []
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = {*_read_only(recorded, position), *tables}
+        read_only = _read_only(recorded, position)
+        read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(b): b for b in map(owner, call.buffers())}
+            given = {id(b): b for b in map(owner, recorded.repeats.touched_by(call))}
             if not tables.keys().isdisjoint(given):
                 given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-            unit = Unit(barrier=call.on_host)
+            reads, writes, after = set[int](), set[int](), frozenset[int]()
             if at in own:
-                unit.after = reporters
+                after = reporters
                 waited.append(at)
             elif id(binder.fault) in given:
-                unit.after, reporters = frozenset(waited), reporters | {at}
+                after, reporters = frozenset(waited), reporters | {at}
             unchanged = read_only
             if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
                 unchanged = read_only - binder.outside
@@ -74,8 +75,8 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 if key not in ignored:
                     number = numbers.setdefault(key, len(numbers))
                     blocks[number] = b
-                    (unit.reads if key in unchanged else unit.writes).add(number)
-            units.append(unit)
+                    (reads if key in unchanged else writes).add(number)
+            units.append(Unit(reads, writes, call.on_host, after))
     return Units(units, blocks)
 
 
@@ -85,8 +86,9 @@ def _read_only(recorded: Recorded, position: int) -> set[int]:
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read, written = ({id(owner(buffers[i])) for i in indices} for indices in (step.read, step.written))
-    return (read | {id(recorded.binder.counter)}) - written
+    read = {id(owner(buffers[i])) for i in step.read}
+    read.add(id(recorded.binder.counter))
+    return read.difference([id(owner(buffers[i])) for i in step.written])
 
 
 def place(

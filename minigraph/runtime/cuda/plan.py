@@ -18,9 +18,9 @@ from typing import Any
 
 from minigraph.kernels.cuda.record.call import Segment
 from minigraph.program import Program
+from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
-from minigraph.runtime.garbage import without_collection
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.undo import check_whole, why
 from minigraph.types import TensorType

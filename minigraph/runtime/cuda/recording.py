@@ -29,6 +29,7 @@ class Recorded:
 
     spans    for each step the range of its calls;  rest: that of the calls at the end
     stores   that of the calls which bring to the Scope what was kept apart, in the last step that writes there
+    repeats  which calls are copies of others
     last     the step after which nothing is written that the Scope keeps; -1 where no step writes such
     """
 
@@ -38,6 +39,7 @@ class Recorded:
     spans: list[range]
     stores: range
     rest: range
+    repeats: Repeats
     last: int
 
 
@@ -64,7 +66,7 @@ def record(
             store(binder, [(values.outside[name], b) for name, b in values.apart.items()])
             stores = range(start, len(binder.calls))
         spans.append(range(first, len(binder.calls)))
-    return Recorded(schedule, binder, values, spans, stores, _record_end(binder, values), stored)
+    return Recorded(schedule, binder, values, spans, stores, _record_end(binder, values), repeats, stored)
 
 
 def _writes(schedule: Schedule, step: Step) -> bool:

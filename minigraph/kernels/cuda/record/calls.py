@@ -83,7 +83,9 @@ class Launch(Call):
         return given
 
     def moved(self, places: Places, step: int | None = None) -> Launch:
-        args = tuple([moved(arg, places) if isinstance(arg, HOLDERS) else arg for arg in self.args])
+        args = tuple([
+            places.get(id(arg)) or moved(arg, places) if isinstance(arg, HOLDERS) else arg for arg in self.args
+        ])  # fmt: skip
         reads = moved(self.reads, places) if self.reads else ()
         return Launch(
             self.source, self.function, self.grid, self.block, args, self.shared, self.together, self.form, reads
@@ -156,6 +158,19 @@ class Gemm(Call):
     def operands(self) -> list[Buffer]:
         return [b for b in (self.a, self.b, self.c, self.bias, self.aux) if b is not None]
 
+    def buffers(self) -> list[Buffer]:
+        return self.operands if self.workspace is None else [*self.operands, self.workspace]
+
+    def moved(self, places: Places, step: int | None = None) -> Gemm:
+        a, b, c, bias, aux, workspace = (
+            x and (places.get(id(x)) or moved(x, places))
+            for x in (self.a, self.b, self.c, self.bias, self.aux, self.workspace)
+        )
+        return Gemm(
+            a, b, c, self.m, self.n, self.k, self.trans_a, self.trans_b, self.epilogue, bias, aux, self.aux_ld,
+            self.beta, self.batch, self.strides, workspace, self.algorithm, self.others,
+        )
+
     def facts(self) -> Any:
         known = [name for name in names_of(Gemm) if name not in LATER]
         return ["Gemm", {name: facts(getattr(self, name)) for name in known}]
@@ -203,7 +218,7 @@ class Choice(Call):
     step: int
 
     def buffers(self) -> list[Buffer]:
-        return [b for call in self.leaves() for b in call.buffers()]
+        return [b for calls in self.variants.values() for call in calls for b in call.buffers()]
 
     def moved(self, places: Places, step: int | None = None) -> Choice:
         variants = {name: [c.moved(places, step) for c in calls] for name, calls in self.variants.items()}

@@ -32,9 +32,9 @@ def unplaced(call: Any) -> Any:
 
 
 class Recording(NamedTuple):
-    """The calls of one operator; whose memory they touch, what it was given and its scratch; what was noted."""
+    """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted."""
 
-    calls: list[Call]
+    calls: list[tuple[Call, list[Buffer]]]
     given: list[Buffer]
     scratch: list[Buffer]
     notes: list[str]
@@ -51,6 +51,7 @@ class Repeats:
     def __init__(self, binder: Binder) -> None:
         self.binder = binder
         self.known: dict[Hashable, Recording] = {}
+        self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
 
     def key(self, what: Hashable, slots: Sequence[Any]) -> tuple[Hashable, list[Buffer]]:
         """(what a bind function can tell of these slots, the owners of their memory)."""
@@ -76,7 +77,7 @@ class Repeats:
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset(map(id, _roots(calls))):
-            self.known[key] = Recording(calls, given, scratch, notes)
+            self.known[key] = Recording([(call, _roots([call])) for call in calls], given, scratch, notes)
 
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
@@ -88,4 +89,14 @@ class Repeats:
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
         for text in known.notes:
             self.binder.note(text)
-        return [call.moved(places, self.binder.step) for call in known.calls]
+        copies = []
+        for call, touched in known.calls:
+            there = [places[id(b)] for b in touched]  # before `places` gets what shows them
+            copies.append(copy := call.moved(places, self.binder.step))
+            self._touched[id(copy)] = copy, there
+        return copies
+
+    def touched_by(self, call: Call) -> Sequence[Buffer]:
+        """The buffers that a call is given, or those whose memory they show."""
+        known = self._touched.get(id(call))
+        return known[1] if known is not None else call.buffers()
