@@ -138,7 +138,7 @@ def compiled(source: str, function: str) -> ctypes.CDLL:
     if not path.exists():
         _compile_header()
         libraries = "-nostdlib", _runtime(), "-lm", "-lc", "-lgcc"  # looking through all that C++ has takes time
-        _compile(path, "-shared", "-x", "c++", "-", "-x", "none", *libraries, text=text)
+        _compile(path, "-shared", "-s", "-x", "c++", "-", "-x", "none", *libraries, text=text)
     _load_runtime()
     library = _load(path)
     library.host_run.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 4]
