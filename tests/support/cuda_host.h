@@ -71,7 +71,7 @@ extern Dim gridDim, blockDim;
 typedef void HostKernel(const void** arguments);
 void run_grid(HostKernel* kernel, const void** arguments, Dim grid, unsigned threads, unsigned cluster);
 template <class... P, size_t... N>
-static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(P*)args[N]...); }
+static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(std::remove_reference_t<P>*)args[N]...); }
 template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeof...(P); }
 #define HOST_ENTRY(kernel, cluster)                                                                                \
     extern "C" long host_parameters() { return parameters(kernel); }                                               \
