@@ -422,7 +422,7 @@ def test_the_caller_waits_for_who_is_last(late, two_threads):
     main, both, ended = threading.get_ident(), threading.Barrier(2), []
 
     def body(start, stop):
-        both.wait(20)
+        both.wait(120)
         if (threading.get_ident() == main) == (late == "caller"):
             time.sleep(0.02)
         ended.append(start)
@@ -584,7 +584,7 @@ def test_blocks_within_blocks(two_threads):
 def meet(queue=None):
     """Two blocks that wait for each other end only if two threads run them."""
     barrier = threading.Barrier(2)
-    parallel.for_blocks(128, 64, lambda start, stop: barrier.wait(20))
+    parallel.for_blocks(128, 64, lambda start, stop: barrier.wait(120))
     if queue is not None:
         queue.put("met")
 
