@@ -13,7 +13,7 @@ N ?= 20000
 help:
 	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
 	@echo "make test      the whole test suite"
-	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, by NVRTC, without a GPU"
+	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, by NVRTC, and the long sweeps"
 	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
 	@echo "make lint      ruff"
 	@echo "make types     pyright"
@@ -31,9 +31,9 @@ demo: $(EXAMPLES)
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph.
+# NVRTC needs no GPU. The sweeps are those of which `make test` runs a part. What was compiled once is kept in ~/.cache/minigraph.
 kernels: $(DEV)
-	$(BIN)/python -m pytest -n 2 -m kernels
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from .cores import cgroup_folders, text_of
@@ -17,19 +16,19 @@ def available(root: Path = Path("/")) -> int | None:
     Sources: /proc/meminfo, MemAvailable in KiB; cgroup v2, memory.max and memory.current; v1, memory.limit_in_bytes and
     memory.usage_in_bytes.
     """
-    return min(_left(root), default=None)
-
-
-def _left(root: Path) -> Iterator[int]:
     known = _table(text_of(root / "proc/meminfo").replace(":", " "))
-    if "MemAvailable" in known:
-        yield known["MemAvailable"] << 10
+    least = known["MemAvailable"] << 10 if "MemAvailable" in known else None
     for folder in cgroup_folders(root, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             most, now = (text_of(folder / name).strip() for name in (limit, used))
-            if most.isdecimal() and now.isdecimal():
+            if not most.isdecimal() or not now.isdecimal():
+                continue
+            room = int(most) - int(now)
+            if least is None or room < least:  # memory.stat takes milliseconds, and only adds to the room
                 stat = _table(text_of(folder / "memory.stat"))
-                yield max(0, int(most) - int(now) + sum(stat.get(name, 0) for name in PAGE_CACHE))
+                room = max(0, room + sum(stat.get(name, 0) for name in PAGE_CACHE))
+                least = room if least is None else min(least, room)
+    return least
 
 
 def _table(text: str) -> dict[str, int]:

@@ -11,6 +11,7 @@ from minigraph.errors import AttrError, CallSite
 from minigraph.ir.text import parse
 from minigraph.passes.engine.log import Applied, PassReport
 from tests.fuzz import FLAGS, ORDERED, check, passed
+from tests.support.grades import graded
 from tests.support.random_programs import Case, known_program
 
 PROGRAMS, POOL = 3, 300  # for each ordered pair; the next pair takes the next ones, of so many; `make fuzz` has more
@@ -31,12 +32,12 @@ def test_the_order_of_the_table_is_the_one_it_asks_for():
         assert all(hasattr(BuildStrategy(), other) for other in step.conflicts)
 
 
+@pytest.mark.parametrize("program", graded(range(PROGRAMS), now=lambda program: program == 0))
 @pytest.mark.parametrize(("first", "second"), ORDERED, ids=lambda flag: flag)
-def test_every_ordered_pair_changes_no_result(first, second):
+def test_every_ordered_pair_changes_no_result(first, second, program):
     """In the other order too, which the table does not use: order decides how much is rewritten, not what it means."""
-    start = ORDERED.index((first, second)) * PROGRAMS
-    for seed in range(start, start + PROGRAMS):
-        check(known_program(seed % POOL), [(first, second)])
+    seed = ORDERED.index((first, second)) * PROGRAMS + program
+    check(known_program(seed % POOL), [(first, second)])
 
 
 # a program for each reason of the table: in its order less is left

@@ -6,7 +6,7 @@ The functions take an Executor, so that tests/runtime/test_check_nan_inf.py runs
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from tests.support import opcheck
 from tests.support.opcheck import Call
 from tests.support.update_nets import LEVELS, OPTIMIZERS, Clip
 
+DTYPES = ("float32", "bfloat16")
 PLANTED = (np.nan, np.inf, -np.inf)
 Make = Callable[[], Executor]
 
@@ -67,11 +68,11 @@ def checking(on: bool = True) -> Iterator[None]:
 # one operator
 
 
-def planted(op_type: str, make: Make) -> None:
+def planted(op_type: str, make: Make, dtypes: Sequence[str] = DTYPES) -> None:
     """NaN and both infinities in each float input of the samples: refused just as its results deserve."""
     each(
         (f"{call} {dtype} {place} {value}", partial(_planted, one, place, value))
-        for dtype in ("float32", "bfloat16")
+        for dtype in dtypes
         for call in _calls(op_type)
         for one in [_One(call.for_gpu(dtype), make())]
         for place in [None, *call.float_places]

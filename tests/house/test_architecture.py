@@ -100,8 +100,13 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+@cache
+def imports(path: Path) -> list[tuple[str, ast.stmt]]:
     """Absolute names of all modules that a file imports, with their statements."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
     package = ["minigraph", *module(path).split(".")] if module(path) else ["minigraph"]
     if path.name != "__init__.py":
         package = package[:-1]
@@ -247,7 +252,7 @@ def test_every_file_of_the_package_is_installed():
 
 def run_python(code: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=PACKAGE.parent
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, cwd=PACKAGE.parent
     )
     return result.stdout.strip()
 

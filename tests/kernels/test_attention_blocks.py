@@ -19,6 +19,7 @@ from tests.gpu.attention_small import hiding
 from tests.kernels.test_attention_mma import DEVICES, UNIT
 from tests.kernels.test_cuda_attention import ONE, both, bound, qkv
 from tests.support.cuda_host import COMPILER
+from tests.support.grades import graded
 
 on_host = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 EXACT, MMA = (next(k for k in attention.KERNELS if k.name == name) for name in ("exact", "mma"))
@@ -43,7 +44,7 @@ def near(inputs: dict[str, Any], kernel: Any, dtype: Any, device: Device | None 
 
 @on_host
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-@pytest.mark.parametrize("size", [1, 7, 16, 32, 64, 96, 200])
+@pytest.mark.parametrize("size", graded([1, 7, 16, 32, 64, 96, 200], now=lambda size: size in (7, 32, 200)))
 @pytest.mark.parametrize(("kernel", "dtype"), [(EXACT, float64), (MMA, float32)], ids=["exact", "mma"])
 def test_sizes_of_blocks(rng, kernel, dtype, size, device):
     inputs = qkv(rng, sq=150, sk=230, h=4, hk=2, d=8, dv=8)
@@ -69,11 +70,18 @@ MODIFIERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"Mask": 1}, {"masked_score": -1e9}), ({"Mask": 1}, {"masked_score": -2.0}), ({"Key": 1}, {"dropout": 0.3}),
     ({}, {"layout": "bhsd", "scale": -0.3}),
 ]  # fmt: skip
+HEADS = (), (1,), (4,)  # of a table: one for all, in two ways, or one for each
 
 
 @on_host
-@pytest.mark.parametrize("heads", [(), (1,), (4,)], ids=["one table", "one head", "each head"])
-@pytest.mark.parametrize(("more", "attrs"), MODIFIERS, ids=str)
+@pytest.mark.parametrize(
+    ("more", "attrs", "heads"),
+    graded(
+        ((*modifier, heads) for modifier in MODIFIERS for heads in HEADS),
+        now=lambda more, attrs, heads: heads == (4,) or attrs in ({"causal": True}, {"masked_score": -1e9}),
+    ),
+    ids=str,
+)
 @pytest.mark.parametrize(("kernel", "dtype"), [(EXACT, float64), (MMA, float32)], ids=["exact", "mma"])
 def test_beside_every_modifier(rng, kernel, dtype, more, attrs, heads):
     inputs = {**qkv(rng, sq=130, sk=150, h=4, hk=2), "Blocks": table(rng, 130, 150, 32, *heads)}

@@ -172,17 +172,17 @@ def test_blas_is_set_back_when_the_last_of_several_threads_leaves():
 
     def other():
         with product.one_thread_in_blas():
-            inside.wait(20)
-            leave.wait(20)
+            inside.wait(120)
+            leave.wait(120)
 
     thread = threading.Thread(target=other)
     try:
         with product.one_thread_in_blas():
             thread.start()
-            inside.wait(20)
+            inside.wait(120)
         assert product._libraries()[1] or blas() == [1] * len(before)
         leave.set()
-        thread.join(20)
+        thread.join(120)
         assert blas() == before
     finally:
         for library in product._libraries()[0]:

@@ -24,6 +24,7 @@ from minigraph.program.builder import Builder
 from minigraph.runtime.schedule import Schedule
 from minigraph.types import bfloat16, float16, float32
 from tests.support import opcheck
+from tests.support.grades import graded
 
 FORWARD_NEAR = {float32: (3e-4, 2e-5), float16: (4e-3, 4e-4), bfloat16: (2e-2, 5e-3)}  # atol, rtol
 BACKWARD_NEAR = {float32: (9e-4, 1e-4), float16: (0.2, 2e-2), bfloat16: (0.9, 0.1)}
@@ -140,7 +141,7 @@ def test_head_sizes_forward_and_backward(rng, d):
         near(found, r, *BACKWARD_NEAR[float32])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", graded(range(60), now=lambda seed: seed % 3 == 1))
 def test_random_shapes_with_a_random_mask(seed):
     """Every kind of mask at random against its dense form, in float64, several blocks of queries and keys."""
     rng = np.random.default_rng(seed)

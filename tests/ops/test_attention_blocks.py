@@ -16,6 +16,7 @@ from minigraph.ops.attention.attention_grad import memory_efficient_attention_gr
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.support import opcheck
+from tests.support.grades import graded
 from tests.support.opcheck import Call
 
 
@@ -37,7 +38,7 @@ def calls(rng, b, sq, sk, h, hk, size, heads: tuple[int, ...], **attrs: Any) -> 
 
 
 @pytest.mark.parametrize("heads", [(), (1,), (4,)], ids=str)
-@pytest.mark.parametrize("size", [1, 5, 16, 32, 100, 300, 2000])
+@pytest.mark.parametrize("size", graded([1, 5, 16, 32, 100, 300, 2000], now=lambda size: size in (5, 32, 100, 2000)))
 @pytest.mark.parametrize(
     "attrs", [{}, {"causal": True, "dropout": 0.3}, {"window": (70, 30)}, {"masked_score": -1e9}], ids=str
 )

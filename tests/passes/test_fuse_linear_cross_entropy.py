@@ -26,8 +26,14 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from tests.fuzz import choices, failure
 from tests.support import random_programs
+from tests.support.grades import graded
 
 WITHIN = 500  # programs in which a planted defect must be seen
+SHOWN = {  # where to look first: it saves time, no more
+    "argmax_before_the_bias": 25, "softcap_is_not_compared": 7, "ignored_label_is_forgotten": 7,
+    "rows_are_not_moved": 113, "value_of_the_loss_is_taken_for_known": 2, "factors_are_swapped": 106,
+    "fetched_parts_are_not_checked": 1,
+}  # fmt: skip
 HEAD = ("fuse_linear_cross_entropy",)
 ACCUMULATION = ("fuse_grad_accumulation",)
 
@@ -525,8 +531,9 @@ def many_heads(monkeypatch):
 
 
 @pytest.mark.usefixtures("many_heads")
-def test_last_layers_of_random_programs_compute_the_same():
-    for seed in range(150):
+@pytest.mark.parametrize("seeds", graded([range(40), range(40, 150)], now=lambda seeds: 0 in seeds), ids=str)
+def test_last_layers_of_random_programs_compute_the_same(seeds):
+    for seed in {*seeds, *SHOWN.values()}:
         every = choices(seed)[0]
         assert failure(seed, [HEAD, (*HEAD, *ACCUMULATION), every]) is None, f"seed {seed}"
 
@@ -598,7 +605,9 @@ PLANTED = {
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_planted_defect_is_seen(plant, monkeypatch):
     plant(monkeypatch)
-    assert any(failure(seed, [PLANTED[plant]]) for seed in range(WITHIN)), f"{WITHIN} programs did not show it"
+    first = SHOWN[plant.__name__]
+    seen = (failure((first + i) % WITHIN, [PLANTED[plant]]) for i in range(WITHIN))
+    assert any(seen), f"{WITHIN} programs did not show it"
 
 
 def test_what_one_hot_refuses_is_refused():

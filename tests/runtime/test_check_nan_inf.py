@@ -23,6 +23,7 @@ from minigraph.static import BuildStrategy, CompiledProgram
 from tests.gpu import nan
 from tests.gpu.nan import Trained, checking, kept, refused
 from tests.support import gpu_stub
+from tests.support.grades import graded
 
 needs_compiler = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
 ON_STUB = "relu", "layer_norm", "reshape", "transpose", "concat", "softmax", "memory_efficient_attention", "adamw"
@@ -40,9 +41,10 @@ def stub(monkeypatch):
     return gpu_stub.install()
 
 
+@pytest.mark.parametrize("dtype", graded(nan.DTYPES, now=lambda dtype: dtype == "float32"))
 @pytest.mark.parametrize("op_type", nan.op_types())
-def test_what_an_operator_is_given_shows(op_type):
-    nan.planted(op_type, Executor)
+def test_what_an_operator_is_given_shows(op_type, dtype):
+    nan.planted(op_type, Executor, [dtype])
 
 
 @pytest.mark.parametrize("run", nan.PROGRAMS, ids=lambda run: run.__name__)
@@ -51,9 +53,10 @@ def test_programs(run):
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", graded(nan.DTYPES, now=lambda dtype: dtype == "float32"))
 @pytest.mark.parametrize("op_type", ON_STUB)
-def test_what_an_operator_is_given_shows_on_the_stub(stub, op_type):
-    nan.planted(op_type, nan.GpuExecutor)
+def test_what_an_operator_is_given_shows_on_the_stub(stub, op_type, dtype):
+    nan.planted(op_type, nan.GpuExecutor, [dtype])
 
 
 @needs_compiler

@@ -131,39 +131,46 @@ double erfinv(double y) {
 }
 
 unsigned shown[MOST][6];
-static float tf32_of(unsigned x) { return bits_as<float>(x & 0xffffe000u); }  // the rest is not read
+// What a register holds, one TF32 number or two 16-bit floats of `type`; a product of two such numbers is exact in double.
+template <int K> static void numbers_of(double* numbers, const char* type, unsigned x) {
+    if (K == 8) numbers[0] = bits_as<float>(x & 0xffffe000u);  // the rest is not read
+    else numbers[0] = half_of(type, x & 0xffff), numbers[1] = half_of(type, x >> 16);
+}
+// 2 ^ exponent. Sums of products of floats are far from the ends of double, so their bits do what ldexp and ilogb do.
+static double power_of_2(int exponent) { return bits_as<double>((unsigned long long)(1023 + exponent) << 52); }
 // As tensor cores add: of each term is cut off what lies below 2^-25 of the largest one's power of 2, and of the sum what
 // float has no bits for.
-static float cut_sum(const double* terms, int count) {
+template <int COUNT> static float cut_sum(const double (&terms)[COUNT]) {
     double largest = 0, sum = 0;
-    for (int i = 0; i < count; ++i) largest = fmax(largest, fabs(terms[i])), sum += terms[i];
+    for (double term : terms) {
+        const double size = fabs(term);
+        largest = size > largest ? size : largest, sum += term;
+    }
     if (!(fabs(sum) <= 3e38) || largest == 0) return float(sum);
-    const double unit = __builtin_ldexp(1.0, __builtin_ilogb(largest) - 25);
-    sum = 0;
-    for (int i = 0; i < count; ++i) sum += trunc(terms[i] / unit) * unit;
-    return __double2float_rz(sum);
+    const int exponent = int(bits_as<unsigned long long>(largest) >> 52) - 1023 - 25;
+    const double per_unit = power_of_2(-exponent);
+    int units = 0;  // of the 2^26 that a term may have
+    for (double term : terms) units += int(term * per_unit);
+    return __double2float_rz(units * power_of_2(exponent));
 }
-// K 8: a register is one TF32 number; K 16: two 16-bit floats of `type`.
 template <int K>
 static void mma_on_host(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1) {
+    constexpr int EACH = K / 8;  // numbers of a register
+    static double held[2][MOST][6 * EACH];
     const unsigned first = host_thread->number / 32 * 32, g = lane_id() / 4, t = lane_id() % 4;
     const unsigned mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    static unsigned registers[2][MOST][6];
-    auto& shown = registers[warp().generation % 2];
-    memcpy(shown[host_thread->number], mine, sizeof mine);
+    auto& lanes = held[warp().generation % 2];
+    for (int r = 0; r < 6; ++r) numbers_of<K>(lanes[host_thread->number] + r * EACH, type, mine[r]);
     meet(warp());
     for (int e = 0; e < 4; ++e) {
-        double terms[17] = {c[e]};
-        int count = 1;
+        double terms[8 * EACH + 1];
+        terms[8 * EACH] = c[e];
         for (int r = 0; r < 8; ++r) {  // registers of a row of A, of a column of B
-            const unsigned x = shown[first + 4 * g + r % 4][r / 4 * 2 + e / 2];
-            const unsigned y = shown[first + 4 * (2 * t + e % 2) + r % 4][4 + r / 4];
-            if (K == 8) terms[count++] = double(tf32_of(x)) * tf32_of(y);
-            else
-                for (int shift = 0; shift < 32; shift += 16)
-                    terms[count++] = double(half_of(type, x >> shift & 0xffff)) * half_of(type, y >> shift & 0xffff);
+            const double* x = lanes[first + 4 * g + r % 4] + (r / 4 * 2 + e / 2) * EACH;
+            const double* y = lanes[first + 4 * (2 * t + e % 2) + r % 4] + (4 + r / 4) * EACH;
+            for (int i = 0; i < EACH; ++i) terms[r * EACH + i] = x[i] * y[i];
         }
-        c[e] = cut_sum(terms, count);
+        c[e] = cut_sum(terms);
     }
 }
 void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed) {

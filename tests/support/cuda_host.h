@@ -71,7 +71,7 @@ extern Dim gridDim, blockDim;
 typedef void HostKernel(const void** arguments);
 void run_grid(HostKernel* kernel, const void** arguments, Dim grid, unsigned threads, unsigned cluster);
 template <class... P, size_t... N>
-static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(P*)args[N]...); }
+static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(std::remove_reference_t<P>*)args[N]...); }
 template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeof...(P); }
 #define HOST_ENTRY(kernel, cluster)                                                                                \
     extern "C" long host_parameters() { return parameters(kernel); }                                               \
@@ -129,7 +129,7 @@ template <class X> static X atomicMin(X* p, X x) { X old = *p; if (x < old) *p =
 
 template <class A, class B> static std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
 template <class A, class B> static std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
-template <class To, class From> static To bits_as(From x) {
+template <class To, class From> [[gnu::always_inline]] static inline To bits_as(From x) {
     To y;
     memcpy(&y, &x, sizeof y);
     return y;
@@ -153,7 +153,6 @@ static inline void sincospi(double x, double* s, double* c) {
 }
 double erfinv(double y);
 
-static inline float cvt_f32_f16(unsigned short x) { return float(bits_as<_Float16>(x)); }
 static inline unsigned short cvt_rn_f16_f32(float x) { return bits_as<unsigned short>(_Float16(x)); }
 static inline unsigned short cvt_rn_bf16_f32(float x) {
     const unsigned u = bits_as<unsigned>(x);
@@ -165,9 +164,14 @@ void mma_tf32(float (&c)[4], const unsigned* a, unsigned b0, unsigned b1);
 void mma_16(const char* type, float (&c)[4], const unsigned* a, unsigned b0, unsigned b1);
 void matrices_on_host(unsigned* x, const unsigned char* tile, int row, bool transposed);
 extern unsigned shown[MOST][6];  // registers that lanes show to their warp
-static inline float half_of(const char* type, unsigned x) {
-    return type[0] == 'f' ? float(bits_as<_Float16>((unsigned short)x)) : bits_as<float>(x << 16);
+// A 16-bit float of `type`, "f16" or "bf16". The exponent of f16 is 112 less than that of float; compilers call a function.
+[[gnu::always_inline]] static inline float half_of(const char* type, unsigned x) {
+    if (type[0] != 'f') return bits_as<float>(x << 16);
+    const unsigned size = (x & 0x7fff) << 13, sign = (x & 0x8000) << 16;
+    const float number = size < 0x0f800000 ? bits_as<float>(size) * 0x1p112f : bits_as<float>(size | 0x7f800000);
+    return bits_as<float>(sign | bits_as<unsigned>(number));
 }
+static inline float cvt_f32_f16(unsigned short x) { return half_of("f16", x); }
 static inline unsigned two_of(const char* type, float low, float high) {
     if (type[0] == 'f') return cvt_rn_f16_f32(low) | unsigned(cvt_rn_f16_f32(high)) << 16;
     return cvt_rn_bf16_f32(low) | unsigned(cvt_rn_bf16_f32(high)) << 16;

@@ -33,6 +33,7 @@ GUARD, ALIGNMENT = 256, 256  # bytes
 GARBAGE = 0xA7
 CONVERSION = re.compile(r'asm\("cvt\.([\w.]+) %0, %1;" : "=\w"\((.+?)\) : "\w"\((.+)\)\);')
 DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
+SHARED_ARGUMENT = re.compile(r"const __grid_constant__ (\w+) (\w+)")  # a copy for each thread takes long
 CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
 OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
@@ -131,13 +132,14 @@ def launch(source: str, function: str, grid: Grid, block: Grid, args: tuple[Any,
 def compiled(source: str, function: str) -> ctypes.CDLL:
     """The kernel as a function of this process."""
     text, _ = CONVERSION.subn(lambda m: f"{m[2]} = cvt_{m[1].replace('.', '_')}({m[3]});", source)
+    text = SHARED_ARGUMENT.sub(r"const \1& \2", text)
     own = rf"static \1 \2_of[CLUSTER_BLOCKS][{SHARED_BYTES} / sizeof(\1)]; \1* const \2 = \2_of[host_thread->rank];"
     text, blocks = DYNAMIC_SHARED.sub(own, text), CLUSTER.search(text)
     text = f"#include \"{HEADER.name}\"\n{text}\nHOST_ENTRY({function}, {blocks[1] if blocks else 1})\n"
     path = _folder() / f"{_hash(text)}.so"
     if not path.exists():
         _compile_header()
-        libraries = "-nostdlib", _runtime(), "-lm", "-lc"  # looking through all that C++ has takes time
+        libraries = "-nostdlib", _runtime(), "-lm", "-lc", "-lgcc"  # looking through all that C++ has takes time
         _compile(path, "-shared", "-s", "-x", "c++", "-", "-x", "none", *libraries, text=text)
     _load_runtime()
     library = _load(path)

@@ -64,7 +64,7 @@ static inline void named_sync(int name, int count) {
 }
 
 // Rows of 128 bytes; pieces of 16 bytes of a row change places by the row's address.
-static inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+[[gnu::always_inline]] static inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 static void load_box(u32 to, const TensorMap& map, u32 barrier, int x, int y, int z, int w) {
     const u64* m = map.words;
     const int rows = int(m[8]);
@@ -90,42 +90,47 @@ static inline u64 descriptor(u32 sixteenths, u32 leading, u32 stride) {
 }
 #pragma GCC push_options
 #pragma GCC optimize("O2")
-// An element of an operand in shared memory of this block: of row `row`, place k along the sum; by_rows: where the summed
-// axis goes over rows.
-static inline float operand(u64 descriptor, int row, int k, bool by_rows) {
+// Elements of an operand in shared memory of this block, of row `row`, along the sum; by_rows: where the summed axis goes
+// over rows.
+static inline void read_operand(float (&x)[16], u64 descriptor, int row, bool by_rows) {
     const u32 start = u32(descriptor & 0x3fff) << 4, leading = u32(descriptor >> 16 & 0x3fff) << 4;
     const u32 stride = u32(descriptor >> 32 & 0x3fff) << 4;
-    const u32 place = by_rows ? row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2
-                              : row / 8 * stride + row % 8 * 128 + k * 2;
-    return half_of(PTX_T, *(unsigned short*)(windows[host_thread->rank] + swizzled(start + place)));
+    const u32 first = start + (by_rows ? row / 64 * leading + row % 64 * 2 : row / 8 * stride + row % 8 * 128);
+    const unsigned char* window = windows[host_thread->rank];
+    for (u32 k = 0; k < 16; ++k) {
+        const u32 place = first + (by_rows ? k / 8 * stride + k % 8 * 128 : k * 2);
+        x[k] = half_of(PTX_T, *(const unsigned short*)(window + swizzled(place)));
+    }
 }
-template <int N, class A> static void multiplied(float (&d)[N], A a, u64 b, bool by_rows, bool add) {
-    const int lane = lane_id();
-    float x[2][16], y[16];
-    for (int h = 0; h < 2; ++h)
-        for (int k = 0; k < 16; ++k) x[h][k] = a(lane / 4 + 8 * h, k);
-    for (int i = 0; i < N; i += 4)
-        for (int e = 0; e < 2; ++e) {
-            for (int k = 0; k < 16; ++k) y[k] = operand(b, i / 4 * 8 + lane % 4 * 2 + e, k, by_rows);
-            for (int h = 0; h < 2; ++h) {
-                float sum = add ? d[i + 2 * h + e] : 0;
-                for (int k = 0; k < 16; ++k) sum += x[h][k] * y[k];
-                d[i + 2 * h + e] = sum;
-            }
-        }
+// x: rows lane / 4 and 8 below it. The sums are independent, so the host adds to all at once.
+template <int N> static void multiplied(float (&d)[N], const float (&x)[2][16], u64 b, bool by_rows, bool add) {
+    float y[2][16];
+    for (int i = 0; i < N; i += 4) {
+        for (int e = 0; e < 2; ++e) read_operand(y[e], b, i / 4 * 8 + lane_id() % 4 * 2 + e, by_rows);
+        float sum[4] = {};
+        if (add) memcpy(sum, d + i, sizeof sum);
+        for (int k = 0; k < 16; ++k)
+            for (int j = 0; j < 4; ++j) sum[j] += x[j / 2][k] * y[j % 2][k];
+        memcpy(d + i, sum, sizeof sum);
+    }
 }
 template <int N> static void wgmma_ss(float (&d)[N], u64 a, u64 b, int add = 1) {
-    const int warp = threadIdx.x % 128 / 32;
-    multiplied(d, [&](int row, int k) { return operand(a, warp * 16 + row, k, false); }, b, false, add);
+    const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
+    float x[2][16];
+    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, false);
+    multiplied(d, x, b, false, add);
 }
 template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b, int add = 1) {
     const unsigned first = host_thread->number / 32 * 32;
     memcpy(shown[host_thread->number], a, sizeof a);
     __syncwarp();
-    multiplied(d, [&](int row, int k) {
-        const u32 two = shown[first + row % 8 * 4 + k % 8 / 2][k / 8 * 2 + row / 8];
-        return half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
-    }, b, true, add);
+    float x[2][16];
+    for (int h = 0; h < 2; ++h)
+        for (int k = 0; k < 16; ++k) {
+            const u32 two = shown[first + lane_id() / 4 * 4 + k % 8 / 2][k / 8 * 2 + h];
+            x[h][k] = half_of(PTX_T, two >> 16 * (k % 2) & 0xffff);
+        }
+    multiplied(d, x, b, true, add);
     __syncwarp();
 }
 #pragma GCC pop_options
