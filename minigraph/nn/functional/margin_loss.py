@@ -7,7 +7,7 @@ from typing import Any
 
 from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.program import Variable
-from minigraph.tensor import clip, mean, minimum, pow, sqrt, square, sum, where
+from minigraph.tensor import mean, minimum, pow, sqrt, square, sum, where
 from minigraph.tensor.arguments import as_type
 
 from .activation import relu
@@ -54,7 +54,7 @@ def cosine_embedding_loss(
         )
     lengths = (sum(square(input1), axis=-1) + TINY) * (sum(square(input2), axis=-1) + TINY)
     cosine = sum(input1 * input2, axis=-1) / sqrt(lengths)
-    return where(label == 1, 1 - cosine, where(label == -1, clip(cosine - margin, min=0.0), 0.0))
+    return where(label == 1, 1 - cosine, where(label == -1, relu(cosine - margin), 0.0))
 
 
 @with_reduction
@@ -98,7 +98,7 @@ def _triplet(
     near, far = distance(x, positive), distance(x, negative)
     if swap:
         far = minimum(far, distance(positive, negative))
-    return clip(near - far + margin, min=0.0)
+    return relu(near - far + margin)
 
 
 @with_reduction
@@ -119,7 +119,7 @@ def multi_margin_loss(
     gap = margin - own + input
     if weight is not None:
         gap = gap * sum(where(mine, as_type(weight, input.dtype), 0.0), axis=1, keepdim=True)
-    return mean(where(mine, 0.0, pow(clip(gap, min=0.0), p)), axis=1)
+    return mean(where(mine, 0.0, pow(relu(gap), p)), axis=1)
 
 
 __all__ = [
