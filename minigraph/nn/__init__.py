@@ -1,28 +1,30 @@
 """Layers, their functional forms, initialisers and gradient clipping."""
 
-from . import functional, initializer
+from . import (
+    activation_layers,
+    functional,
+    initializer,
+    layers,
+    loss_layers,
+    norm_layers,
+    shape_layers,
+)
+from .activation_layers import *  # noqa: F403
 from .attention import MultiHeadAttention
 from .clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 from .container import LayerList, Sequential
 from .layer import Layer
-from .layers import (
-    GELU,
-    CrossEntropyLoss,
-    Dropout,
-    Embedding,
-    LayerNorm,
-    Linear,
-    MSELoss,
-    ReLU,
-    Sigmoid,
-    SiLU,
-    Silu,
-    Softmax,
-    Tanh,
-)
+from .layers import *  # noqa: F403
+from .loss_layers import *  # noqa: F403
+from .norm_layers import *  # noqa: F403
+from .shape_layers import *  # noqa: F403
 
 __all__ = [
-    "GELU", "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "CrossEntropyLoss", "Dropout", "Embedding",
-    "Layer", "LayerList", "LayerNorm", "Linear", "MSELoss", "MultiHeadAttention", "ReLU", "Sequential", "SiLU",
-    "Sigmoid", "Silu", "Softmax", "Tanh", "functional", "initializer",
+    "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "Layer", "LayerList", "MultiHeadAttention",
+    "Sequential", "functional", "initializer",
 ]  # fmt: skip
+__all__ += activation_layers.__all__
+__all__ += layers.__all__
+__all__ += loss_layers.__all__
+__all__ += norm_layers.__all__
+__all__ += shape_layers.__all__

@@ -1,14 +1,12 @@
-"""Layers: affine maps, tables, normalisation, activations, losses."""
+"""Layers with weights: affine maps, tables, products of two inputs, slopes."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from minigraph.errors import AttrError, require
 from minigraph.program import Variable
 from minigraph.program.builder import whole
-from minigraph.types import normalize_shape
 
 from . import functional as F
 from .initializer import Constant
@@ -62,136 +60,47 @@ class Embedding(Layer):
         return f"{', '.join(map(str, self.weight.shape))}"  # pyright: ignore[reportOptionalMemberAccess]
 
 
-class LayerNorm(Layer):
-    """Normalisation over the last axes, of sizes `normalized_shape`, with a weight (1 at first) and bias (0)."""
+class Bilinear(Layer):
+    """functional.bilinear with a weight [out_features, in1_features, in2_features] and a bias [1, out_features]."""
 
     @whole
     def __init__(
-        self, normalized_shape: Any, epsilon: float = 1e-5, weight_attr: Any = None, bias_attr: Any = None,
+        self, in1_features: int, in2_features: int, out_features: int, weight_attr: Any = None, bias_attr: Any = None,
         name: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.normalized_shape, self.epsilon, self.name = normalize_shape(normalized_shape), epsilon, name
-        size = [math.prod(self.normalized_shape)]
-        self.weight = self.create_parameter(size, attr=weight_attr, default_initializer=Constant(1.0))
-        self.bias = self.create_parameter(size, attr=bias_attr, is_bias=True)
+        self.name = name
+        self.weight = self.create_parameter([out_features, in1_features, in2_features], attr=weight_attr)
+        require(self.weight is not None, "Bilinear needs a weight, weight_attr=False gives none", AttrError)
+        self.bias = self.create_parameter([1, out_features], attr=bias_attr, is_bias=True)
 
-    def forward(self, input: Variable) -> Variable:
-        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.epsilon, name=self.name)
+    def forward(self, x1: Variable, x2: Variable) -> Variable:
+        return F.bilinear(x1, x2, self.weight, self.bias, name=self.name)  # pyright: ignore[reportArgumentType]
 
     def extra_repr(self) -> str:
-        return f"normalized_shape={list(self.normalized_shape)}, epsilon={self.epsilon}"
+        return f"{', '.join(map(str, self.weight.shape))}"  # pyright: ignore[reportOptionalMemberAccess]
 
 
-class Dropout(Layer):
-    """functional.dropout while training, by layer.train() and eval() or program.clone(for_test=True)."""
+class PReLU(Layer):
+    """functional.prelu with a weight of `num_parameters` elements, 1 or one for each channel, that begin at `init`."""
 
+    @whole
     def __init__(
-        self, p: float = 0.5, axis: Any = None, mode: str = "upscale_in_train", name: str | None = None
-    ) -> None:
-        super().__init__()
-        self.p, self.axis, self.mode, self.name = p, axis, mode, name
-
-    def forward(self, input: Variable) -> Variable:
-        return F.dropout(input, self.p, self.axis, self.training, self.mode, name=self.name)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-class ReLU(Layer):
-    """max(x, 0)"""
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.relu(x, name=self.name)
-
-
-class GELU(Layer):
-    """x * Phi(x); approximate=True uses the tanh form."""
-
-    def __init__(self, approximate: bool = False, name: str | None = None) -> None:
-        super().__init__()
-        self.approximate, self.name = approximate, name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.gelu(x, self.approximate, name=self.name)
-
-
-class SiLU(Layer):
-    """x * sigmoid(x)"""
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.silu(x, name=self.name)
-
-
-Silu = SiLU  # as Paddle spells it
-
-
-class Tanh(Layer):
-    """The hyperbolic tangent."""
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.tanh(x, name=self.name)
-
-
-class Sigmoid(Layer):
-    """1 / (1 + exp(-x))"""
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.sigmoid(x, name=self.name)
-
-
-class Softmax(Layer):
-    """exp(x) / sum(exp(x)) along `axis`."""
-
-    def __init__(self, axis: int = -1, name: str | None = None) -> None:
-        super().__init__()
-        self.axis, self.name = axis, name
-
-    def forward(self, x: Variable) -> Variable:
-        return F.softmax(x, self.axis, name=self.name)
-
-
-class CrossEntropyLoss(Layer):
-    """functional.cross_entropy with its options."""
-
-    def __init__(
-        self, weight: Variable | None = None, ignore_index: int = -100, reduction: str = "mean",
-        soft_label: bool = False, axis: int = -1, use_softmax: bool = True, label_smoothing: float = 0.0,
+        self, num_parameters: int = 1, init: float = 0.25, weight_attr: Any = None, data_format: str = "NCHW",
         name: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.options: dict[str, Any] = {
-            "weight": weight, "ignore_index": ignore_index, "reduction": reduction, "soft_label": soft_label,
-            "axis": axis, "use_softmax": use_softmax, "label_smoothing": label_smoothing,
-        }  # fmt: skip
+        self.data_format, self.name = data_format, name
+        self.weight = self.create_parameter(
+            [num_parameters], attr=weight_attr, default_initializer=Constant(init)
+        )
+        require(self.weight is not None, "PReLU needs a weight, weight_attr=False gives none", AttrError)
 
-    def forward(self, input: Variable, label: Variable) -> Variable:
-        return F.cross_entropy(input, label, **self.options)
+    def forward(self, x: Variable) -> Variable:
+        return F.prelu(x, self.weight, self.data_format, name=self.name)  # pyright: ignore[reportArgumentType]
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.weight.shape[0]}"  # pyright: ignore[reportOptionalMemberAccess]
 
 
-class MSELoss(Layer):
-    """The mean (or sum, or each) of (input - label)^2."""
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
-
-    def forward(self, input: Variable, label: Variable) -> Variable:
-        return F.mse_loss(input, label, self.reduction)
+__all__ = ["Bilinear", "Embedding", "Linear", "PReLU"]

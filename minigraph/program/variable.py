@@ -10,6 +10,7 @@ import numpy as np
 from minigraph.errors import CallSite, DTypeError, MinigraphError, ProgramError, call_site, require
 from minigraph.types import TensorType
 
+from .arithmetic import Arithmetic
 from .copies import PartOfProgram
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 GRAD_SUFFIX = "@GRAD"
 
 
-class Variable(PartOfProgram):
+class Variable(PartOfProgram, Arithmetic):
     """A named, typed place for a value in a Block.
 
     persistable    lives in the Scope between runs (parameters, optimizer states)

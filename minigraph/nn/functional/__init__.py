@@ -1,21 +1,26 @@
-"""Functions of networks: activations, affine maps, normalisation, losses."""
+"""Functions of networks: activations, affine maps, normalisation, distances, losses. Each file lists its names."""
 
-from .activation import gelu, leaky_relu, log_softmax, relu, sigmoid, silu, softmax, softplus, tanh
+from . import activation, binary_loss, distance, loss, margin_loss, norm, regression_loss
+from .activation import *  # noqa: F403
 from .attention import scaled_dot_product_attention
-from .linear import embedding, linear, one_hot
+from .binary_loss import *  # noqa: F403
+from .distance import *  # noqa: F403
+from .dropout import alpha_dropout, dropout, dropout2d, dropout3d
+from .linear import bilinear, embedding, linear, one_hot
 from .linear_cross_entropy import fused_linear_cross_entropy
-from .loss import (
-    cross_entropy,
-    label_smooth,
-    mse_loss,
-    softmax_with_cross_entropy,
-    square_error_cost,
-)
-from .norm import dropout, layer_norm
+from .loss import *  # noqa: F403
+from .margin_loss import *  # noqa: F403
+from .norm import *  # noqa: F403
+from .regression_loss import *  # noqa: F403
 
 __all__ = [
-    "cross_entropy", "dropout", "embedding", "fused_linear_cross_entropy", "gelu", "label_smooth",
-    "layer_norm", "leaky_relu", "linear", "log_softmax", "mse_loss", "one_hot", "relu",
-    "scaled_dot_product_attention", "sigmoid", "silu", "softmax", "softmax_with_cross_entropy", "softplus",
-    "square_error_cost", "tanh",
+    "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "fused_linear_cross_entropy",
+    "linear", "one_hot", "scaled_dot_product_attention",
 ]  # fmt: skip
+__all__ += activation.__all__
+__all__ += binary_loss.__all__
+__all__ += distance.__all__
+__all__ += loss.__all__
+__all__ += margin_loss.__all__
+__all__ += norm.__all__
+__all__ += regression_loss.__all__

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from minigraph.errors import ShapeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -30,5 +33,29 @@ def embedding(
 
 def one_hot(x: Variable, num_classes: int, name: str | None = None) -> Variable:
     """1 at the place of each class number of x along a new last axis, else 0, in the default data type."""
-    x = variable(x, "one_hot")
-    return emit("one_hot", "one_hot", x, depth=num_classes, dtype=default_dtype(), name=name)
+    return one_hot_as(variable(x, "one_hot"), num_classes, default_dtype(), name)
+
+
+def one_hot_as(x: Variable, num_classes: int, dtype: np.dtype, name: str | None = None) -> Variable:
+    """one_hot in a data type of the caller's choice."""
+    return emit("one_hot", "one_hot", x, depth=num_classes, dtype=dtype, name=name)
+
+
+@whole
+def bilinear(
+    x1: Variable, x2: Variable, weight: Variable, bias: Variable | None = None, name: str | None = None
+) -> Variable:
+    """out[n, s] = sum over i, j of x1[n, i] * weight[s, i, j] * x2[n, j], plus bias[s].
+
+    x1  [N, I]; x2 [N, J]; weight [S, I, J]; bias [1, S] or [S]
+    """
+    x, y = variable(x1, "bilinear", "x1"), variable(x2, "bilinear", "x2")
+    w = variable(weight, "bilinear", "weight")
+    g, prefix = builder_of(x), output_prefix("bilinear", name)
+    if (x.ndim, y.ndim, w.ndim) != (2, 2, 3):
+        raise ShapeError(f"x1 {x} and x2 {y} must be 2-D, weight {w} 3-D", call="bilinear", site=call_site())
+    size, first, second = w.shape
+    rows = g.reshape(g.transpose(w, perm=(1, 0, 2)), shape=(first, size * second))
+    partial = g.reshape(g.matmul(x, rows), shape=(-1, size, second))
+    out = g.reduce_sum(g.elementwise_mul(partial, g.unsqueeze(y, axes=[1])), axis=[2], name=prefix)
+    return out if bias is None else g.elementwise_add(out, variable(bias, "bilinear", "bias"), name=prefix)

@@ -10,7 +10,8 @@ from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, output_prefix, variable
 from minigraph.types import DType, float32
 
-from .loss import check_reduction, kept_labels, mean_over, reduced
+from .loss import kept_labels, mean_over
+from .reduction import check_reduction, reduced
 
 
 @whole

@@ -1,4 +1,4 @@
-"""Loss functions."""
+"""Losses of class numbers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, ShapeError, call_site, raise_unknown
+from minigraph.errors import AttrError, ShapeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
 from minigraph.types import INTS, bool_, float32, float64, normalize_axis
 
-REDUCTIONS = ("mean", "sum", "none")
-
-
-@whole
-def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """(input - label)^2, element by element."""
-    call = "square_error_cost"
-    x, y = operands(variable(input, call, "input"), variable(label, call, "label"), call)
-    g, prefix = builder_of(x), output_prefix(call, None)
-    return g.square(g.elementwise_sub(x, y, name=prefix), name=prefix)
-
-
-@whole
-def mse_loss(input: Variable, label: Variable, reduction: str = "mean", name: str | None = None) -> Variable:
-    """The mean (or sum, or each) of (input - label)^2."""
-    check_reduction("mse_loss", reduction)
-    return reduced(square_error_cost(input, label), reduction)
+from .reduction import check_reduction, reduced
 
 
 def softmax_with_cross_entropy(
@@ -128,14 +112,67 @@ def _distribution(
         if kept is not None:
             zero = constant(0, label.dtype, label)
             numbers = g.where(g.squeeze(kept, axes=[axis]), numbers, zero)
-        label = g.one_hot(numbers, depth=_classes(x, axis), dtype=x.dtype)
-        if axis != x.ndim - 1:
-            order = list(range(x.ndim - 1))
-            order.insert(axis, x.ndim - 1)
-            label = g.transpose(label, perm=order)
+        label = _one_hot(g, numbers, x, axis)
     if smoothing == 0:
         return label
     return g.scale(label, scale=1 - smoothing, bias=smoothing / _classes(x, axis))
+
+
+def _one_hot(g: Builder, numbers: Variable, x: Variable, axis: int) -> Variable:
+    """1 in x's shape where the position along `axis` is the row's number."""
+    label = g.one_hot(numbers, depth=_classes(x, axis), dtype=x.dtype)
+    if axis == x.ndim - 1:
+        return label
+    order = list(range(x.ndim - 1))
+    order.insert(axis, x.ndim - 1)
+    return g.transpose(label, perm=order)
+
+
+def picked(x: Variable, label: Variable, axis: int, kept: Variable | None = None) -> tuple[Variable, Variable]:
+    """The elements of x at `label` along `axis`, which has size 1 then; and where in x they stand, as bool.
+
+    label  class numbers with size 1 at `axis` or without it; kept: of that shape, where False class 0 stands for it
+    """
+    g = builder_of(x)
+    if label.ndim == x.ndim:
+        label = g.squeeze(label, axes=[axis])
+        kept = None if kept is None else g.squeeze(kept, axes=[axis])
+    if kept is not None:
+        label = g.where(kept, label, constant(0, label.dtype, label))
+    chosen = g.cast(_one_hot(g, label, x, axis), dtype=bool_)
+    own = g.reduce_sum(g.where(chosen, x, constant(0, x.dtype, x)), axis=[axis], keepdim=True)
+    return own, chosen
+
+
+@whole
+def nll_loss(
+    input: Variable, label: Variable, weight: Variable | None = None, ignore_index: int = -100,
+    reduction: str = "mean", name: str | None = None,
+) -> Variable:  # fmt: skip
+    """-input[label] of logarithms of probabilities [N, C, ...], times weight[label].
+
+    label         class numbers [N, ...]; rows with ignore_index count nowhere
+    weight        [C]
+    reduction     mean (divided by the sum of the weights of the rows kept; 0 where none is), sum, or none, which has
+                  label's shape
+    """
+    call = "nll_loss"
+    x, label = variable(input, call, "input"), variable(label, call, "label")
+    check_reduction(call, reduction)
+    if x.ndim < 2 or label.ndim != x.ndim - 1:
+        raise ShapeError(f"label {label} must be input {x} without axis 1", call=call, site=call_site())
+    g, kept = builder_of(x), kept_labels(g=builder_of(x), label=label, ignore_index=ignore_index)
+    own, chosen = picked(x, label, 1, kept)
+    loss, rows = g.scale(g.squeeze(own, axes=[1]), scale=-1.0), kept
+    if weight is not None:
+        factors = g.reshape(variable(weight, call, "weight"), shape=(-1, *[1] * (x.ndim - 2)))
+        rows = g.reduce_sum(g.where(chosen, factors, constant(0, factors.dtype, x)), axis=[1])
+        loss = g.elementwise_mul(loss, rows)
+    if kept is not None:
+        nothing = constant(0, loss.dtype, x)
+        loss = g.where(kept, loss, nothing)
+        rows = kept if weight is None else g.where(kept, rows, nothing)
+    return mean_over(g, loss, rows) if reduction == "mean" and rows is not None else reduced(loss, reduction)
 
 
 def _cross_entropy(g: Builder, x: Variable, target: Variable, axis: int, use_softmax: bool) -> Variable:
@@ -168,16 +205,10 @@ def mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
     return as_type(mean, loss.dtype)
 
 
-def reduced(loss: Variable, reduction: str) -> Variable:
-    return loss if reduction == "none" else emit(reduction, f"reduce_{reduction}", loss)
-
-
 def _classes(x: Variable, axis: int) -> int:
     if x.shape[axis] < 1:
         raise ShapeError(f"the number of classes, axis {axis} of {x}, must be known", call="loss", site=call_site())
     return x.shape[axis]
 
 
-def check_reduction(call: str, reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise_unknown(f"reduction of {call}", reduction, REDUCTIONS, AttrError)
+__all__ = ["cross_entropy", "label_smooth", "nll_loss", "softmax_with_cross_entropy"]

@@ -285,35 +285,11 @@ def _(g, X, Out_grad, X_grad_grad):
     return g.sigmoid_grad(s, product), g.silu_grad(X, X_grad_grad)
 
 
-@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="(X > C(0) ? X : C(0)) + log1p(exp(-fabs(X)))")
-def softplus(X, *, out=None):
-    """log(1 + exp(X))"""
-    return np.logaddexp(X, X.dtype.type(0), out=out[0] if out else None)
-
-
-@softplus.grad
-def _(g, X, Out_grad):
-    return g.softplus_grad(X, Out_grad)
-
-
-@op("X_grad", traits={"elementwise"}, cuda="Out_grad / (C(1) + exp(-X))")
-def softplus_grad(X, Out_grad, *, out=None):
-    """Out_grad * sigmoid(X)"""
-    s = one_plus_exp_minus(X, destination(out, X))
-    return np.divide(Out_grad, s, out=s)
-
-
-@softplus_grad.grad
-def _(g, X, Out_grad, X_grad_grad):
-    bend = g.sigmoid_grad(g.sigmoid(X), g.elementwise_mul(Out_grad, X_grad_grad))
-    return bend, g.softplus_grad(X, X_grad_grad)
-
-
-for _op in (relu, tanh, sigmoid, silu, softplus):
+for _op in (relu, tanh, sigmoid, silu):
     _op.samples(_samples)
 
-for _op in (relu_grad, tanh_grad, sigmoid_grad, silu_grad, softplus_grad):
+for _op in (relu_grad, tanh_grad, sigmoid_grad, silu_grad):
     _op.samples(_pairs)
 
-for _op in (relu, gelu, leaky_relu, tanh, sigmoid, silu, softplus):
+for _op in (relu, gelu, leaky_relu, tanh, sigmoid, silu):
     _op.infer(infer_float)

@@ -194,3 +194,34 @@ def _(g, Mask, X_grad_grad, *, p, mode):
 def _(rng):
     yield (rng.integers(0, 2, size=(4, 3)).astype(np.uint8), rng.normal(size=(4, 3))), {"p": 0.3}
     yield (np.zeros((2,), np.uint8), rng.normal(size=(2,))), {"p": 1.0, "mode": "downscale_in_infer"}
+
+
+@op(traits={"random", "nondifferentiable"}, no_need_buffer={"X"}, gpu="elementwise.random")
+def uniform_random_like(
+    X, *, min: float = 0.0, max: float = 1.0, test_value: float | None = None, is_test: bool = False, seed: int = 0,
+    rng=(0, 0, 0),
+):  # fmt: skip
+    """Uniform numbers in [min, max) in X's shape and type.
+
+    test_value  in inference (is_test) every element is this; None draws there, too
+    """
+    if is_test and test_value is not None:
+        return np.full(X.shape, test_value, X.dtype)
+    return philox.uniform(keyed(rng, seed), X.shape, min, max, computed(X.dtype)).astype(X.dtype, copy=False)
+
+
+@uniform_random_like.infer
+def _(X, *, min, max, test_value, is_test, seed):
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    require_finite(min=min, max=max)
+    require(min <= max, f"min {min} is greater than max {max}", AttrError)
+    require(seed >= 0, f"a seed is not negative, got {seed}", AttrError)
+    return X
+
+
+@uniform_random_like.samples
+def _(rng):
+    yield (rng.normal(size=(4, 3)),), {}
+    yield (rng.normal(size=()),), {"min": 2.0, "max": 2.5, "seed": 7}
+    yield (rng.normal(size=(4, 3)),), {"test_value": 0.25, "is_test": True}
+    yield (np.zeros((0, 2)),), {"test_value": 0.25}

@@ -44,6 +44,14 @@ def uniform_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> Non
     _fill(binder, "uniform", out, attrs, low, high - low, largest)
 
 
+def uniform_random_like(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Uniform numbers in X's shape, or in inference one number."""
+    if attrs["is_test"] and attrs["test_value"] is not None:
+        bind_pointwise(binder, {"Out": outs["Out"]}, {}, {"Out": "C(value)"}, {"value": attrs["test_value"]})
+    else:
+        uniform_random(binder, ins, outs, attrs)
+
+
 def gaussian_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Normal numbers."""
     _fill(binder, "normal", outs["Out"], attrs, attrs["mean"], attrs["std"])

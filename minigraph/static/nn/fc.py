@@ -1,23 +1,17 @@
-"""`static.nn`: layers as one call."""
+"""An affine map as one call."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from minigraph.errors import (
-    AttrError,
-    DTypeError,
-    ProgramError,
-    ShapeError,
-    call_site,
-    raise_unknown,
-)
-from minigraph.nn.functional import activation as activations
+from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site
 from minigraph.nn.parameter import create_parameter
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import variable
+
+from .activated import activated, check_activation
 
 
 @whole
@@ -33,8 +27,7 @@ def fc(
     activation        the name of a function of nn/functional/activation.py
     The result has the leading axes of x and `size`.
     """
-    if activation is not None and activation not in activations.__all__:
-        raise_unknown("activation of fc", activation, activations.__all__, AttrError)
+    check_activation("fc", activation)
     inputs = [variable(v, "fc") for v in x] if isinstance(x, (list, tuple)) else [variable(x, "fc")]
     if not inputs:
         raise ProgramError("x is an empty list", call="fc", site=call_site())
@@ -48,7 +41,7 @@ def fc(
     bias = create_parameter(layer, [size], out.dtype, bias_attr, is_bias=True)
     if bias is not None:
         out = g.elementwise_add(out, bias, name=prefix)
-    return out if activation is None else g.emit(activation, out, name=prefix)
+    return activated(out, activation, layer)
 
 
 def _product(
