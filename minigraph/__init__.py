@@ -1,14 +1,16 @@
 """minigraph: a static-graph deep-learning framework with graph rewriting, after Paddle's static API."""
 
+import sys
+
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
-from minigraph.static.mode import enable_static, in_dynamic_mode
+from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
 from minigraph.tensor import foreach, math_op_patch
 
-from . import base, cuda, nn, optimizer, regularizer, static, tensor
+from . import base, cuda, nn, optimizer, paddle_names, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
 from .program import Variable
@@ -36,7 +38,18 @@ __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
     "enable_static", "float16", "float32", "float64", "foreach", "get_default_dtype", "get_flags",
     "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64",
-    "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
+    "math_op_patch", "nn", "no_grad", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
     "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__
+
+paddle_names.explain_missing(
+    {
+        "": sys.modules[__name__], "base": base, "nn": nn, "nn.functional": nn.functional,
+        "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr": optimizer.lr,
+        "regularizer": regularizer, "static": static, "static.amp": static.amp, "static.nn": static.nn,
+        "Variable": Variable, "Program": static.Program, "Block": static.Block, "Operator": static.Operator,
+        "Executor": static.Executor, "BuildStrategy": static.BuildStrategy, "Layer": nn.Layer,
+        "Optimizer": optimizer.Optimizer,
+    }
+)  # fmt: skip

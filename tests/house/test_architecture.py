@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "version": "",
     "errors": "",
     "types": "errors",
+    "paddle_names": "errors",  # of Paddle that are not here
     "opdef": "errors types",
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors types kernels program.context",
     "runtime": "version errors types opdef kernels program cuda",
-    "compiler": "errors types opdef program ir passes runtime",
+    "compiler": "errors types opdef program ir passes runtime paddle_names",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
     "tensor": "errors types program",
@@ -53,7 +54,8 @@ MAY_IMPORT = {
     "optimizer": "errors types opdef program regularizer nn",
     "static": "errors types opdef program cuda runtime compiler tensor nn",
     "base": "program runtime",
-    "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static base",
+    "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static base"
+        " paddle_names",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
