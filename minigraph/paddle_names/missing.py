@@ -54,21 +54,22 @@ def explain_missing(spaces: Mapping[str, Any]) -> None:
     SPACES.update(spaces)
     for space, owner in spaces.items():
         if isinstance(owner, ModuleType):
-            owner.__dict__["__getattr__"] = _of_module(space, owner)
+            owner.__dict__["__getattr__"] = _of_module([s for s, o in spaces.items() if o is owner], owner)
         elif not hasattr(owner, "__getattr__"):  # else it asks for `refusal` itself
             owner.__getattr__ = _of_class(space, owner)
 
 
-def _of_module(space: str, module: ModuleType) -> Callable[[str], Any]:
+def _of_module(spaces: list[str], module: ModuleType) -> Callable[[str], Any]:
     def missing(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-        if name in listed()[space]:
+        space = next((s for s in spaces if name in listed()[s]), None)
+        if space is not None:
             function = module.__dict__.get(name[:-1]) if name.endswith("_") else None
             if callable(function):
                 return _not_in_place(space, name, function)
             raise refusal(space, name, NotHereToImport if _imports() else NotHere)
-        _raise_unknown(f"module {module.__name__!r}", name, {*listed()[space], *vars(module)})
+        _raise_unknown(f"module {module.__name__!r}", name, {*vars(module)}.union(*(listed()[s] for s in spaces)))
 
     missing.__qualname__ = "__getattr__"
     return missing

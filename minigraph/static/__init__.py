@@ -20,13 +20,14 @@ from minigraph.runtime.executor import Executor
 
 from . import amp, nn
 from .debug import Print
-from .input import InputSpec, create_parameter, data
+from .input import InputSpec, create_global_var, create_parameter, data
 from .io import load, load_program_state, save, set_program_state
-from .places import cpu_places, cuda_places
+from .places import cpu_places, cuda_places, device_guard
 
 __all__ = [
-    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter", "Print",
-    "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_parameter", "cuda_places", "data",
-    "default_main_program", "default_startup_program", "global_scope", "gradients", "load", "load_program_state",
-    "name_scope", "nn", "program_guard", "save", "scope_guard", "set_program_state",
+    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter",
+    "Print", "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_global_var",
+    "create_parameter", "cuda_places", "data", "default_main_program", "default_startup_program", "device_guard",
+    "global_scope", "gradients", "load", "load_program_state", "name_scope", "nn", "program_guard", "save",
+    "scope_guard", "set_program_state",
 ]  # fmt: skip
