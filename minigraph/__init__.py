@@ -10,6 +10,7 @@ from minigraph.nn.param_attr import ParamAttr
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
+from minigraph.static.objects import load, save
 from minigraph.tensor import foreach, math_op_patch
 
 from . import (
@@ -71,8 +72,8 @@ __all__ = [
     "foreach", "framework", "get_cudnn_version", "get_default_dtype", "get_device", "get_flags",
     "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64", "io",
     "is_compiled_with_cinn", "is_compiled_with_cuda", "is_compiled_with_custom_device",
-    "is_compiled_with_distribute", "is_compiled_with_ipu", "is_compiled_with_rocm", "is_compiled_with_xpu",
-    "math_op_patch", "nn", "no_grad", "optimizer", "reader", "regularizer", "seed", "set_default_dtype",
+    "is_compiled_with_distribute", "is_compiled_with_ipu", "is_compiled_with_rocm", "is_compiled_with_xpu", "load",
+    "math_op_patch", "nn", "no_grad", "optimizer", "reader", "regularizer", "save", "seed", "set_default_dtype",
     "set_device", "set_flags", "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
     "utils",
 ]  # fmt: skip
