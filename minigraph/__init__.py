@@ -1,18 +1,51 @@
 """minigraph: a static-graph deep-learning framework with graph rewriting, after Paddle's static API."""
 
+import sys
+
+import numpy
+
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
-from minigraph.static.mode import enable_static, in_dynamic_mode
+from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
+from minigraph.static.objects import load, save
 from minigraph.tensor import foreach, math_op_patch
 
-from . import base, cuda, nn, optimizer, regularizer, static, tensor
+from . import (
+    base,
+    cuda,
+    device,
+    io,
+    nn,
+    optimizer,
+    paddle_names,
+    reader,
+    regularizer,
+    static,
+    tensor,
+    utils,
+)
+from .base import framework
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
+from .device import (
+    get_cudnn_version,
+    get_device,
+    is_compiled_with_cinn,
+    is_compiled_with_cuda,
+    is_compiled_with_custom_device,
+    is_compiled_with_distribute,
+    is_compiled_with_ipu,
+    is_compiled_with_rocm,
+    is_compiled_with_xpu,
+    set_device,
+)
 from .errors import MinigraphError
 from .program import Variable
 from .program.default_dtype import get_default_dtype, set_default_dtype
+from .reader import batch
+from .static import create_parameter
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
     CPUPlace,
@@ -31,12 +64,30 @@ from .types import bool_ as bool
 from .version import VERSION
 
 __version__ = VERSION
+Tensor, dtype = Variable, numpy.dtype  # in static mode a tensor is a Variable
 
 __all__ = [
-    "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
-    "enable_static", "float16", "float32", "float64", "foreach", "get_default_dtype", "get_flags",
-    "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64",
-    "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
-    "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
+    "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Tensor", "Variable", "base", "batch", "bfloat16",
+    "bool", "create_parameter", "cuda", "device", "dtype", "enable_static", "float16", "float32", "float64",
+    "foreach", "framework", "get_cudnn_version", "get_default_dtype", "get_device", "get_flags",
+    "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64", "io",
+    "is_compiled_with_cinn", "is_compiled_with_cuda", "is_compiled_with_custom_device",
+    "is_compiled_with_distribute", "is_compiled_with_ipu", "is_compiled_with_rocm", "is_compiled_with_xpu", "load",
+    "math_op_patch", "nn", "no_grad", "optimizer", "reader", "regularizer", "save", "seed", "set_default_dtype",
+    "set_device", "set_flags", "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
+    "utils",
 ]  # fmt: skip
 __all__ += tensor.__all__
+
+paddle_names.explain_missing(
+    {
+        "": sys.modules[__name__], "base": base, "base.framework": framework, "device": device,
+        "framework": framework, "io": io, "nn": nn, "nn.functional": nn.functional,
+        "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr": optimizer.lr,
+        "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
+        "static.nn": static.nn,
+        "Variable": Variable, "Program": static.Program, "Block": static.Block, "Operator": static.Operator,
+        "Executor": static.Executor, "BuildStrategy": static.BuildStrategy, "Layer": nn.Layer,
+        "Optimizer": optimizer.Optimizer, "utils": utils, "utils.unique_name": utils.unique_name,
+    }
+)  # fmt: skip

@@ -1,6 +1,43 @@
-"""Paddle's `base` namespace: `base.unique_name.guard()`, `base.set_flags()`."""
+"""Paddle's `base`: what older scripts take from `paddle.base` (and `paddle.fluid` before)."""
 
+from minigraph.nn.param_attr import ParamAttr
 from minigraph.program import unique_name
 from minigraph.runtime.flags import get_flags, set_flags
+from minigraph.static import (
+    BuildStrategy,
+    CompiledProgram,
+    Executor,
+    Program,
+    Scope,
+    Variable,
+    append_backward,
+    cpu_places,
+    cuda_places,
+    default_main_program,
+    default_startup_program,
+    device_guard,
+    global_scope,
+    gradients,
+    name_scope,
+    program_guard,
+    scope_guard,
+)
+from minigraph.static.mode import in_dynamic_mode as in_dygraph_mode
+from minigraph.types import CPUPlace, CUDAPlace
 
-__all__ = ["get_flags", "set_flags", "unique_name"]
+from . import compiled as core
+from . import framework
+from .compiled import (
+    is_compiled_with_cinn,
+    is_compiled_with_cuda,
+    is_compiled_with_rocm,
+    is_compiled_with_xpu,
+)
+
+__all__ = [
+    "BuildStrategy", "CPUPlace", "CUDAPlace", "CompiledProgram", "Executor", "ParamAttr", "Program", "Scope",
+    "Variable", "append_backward", "core", "cpu_places", "cuda_places", "default_main_program",
+    "default_startup_program", "device_guard", "framework", "get_flags", "global_scope", "gradients",
+    "in_dygraph_mode", "is_compiled_with_cinn", "is_compiled_with_cuda", "is_compiled_with_rocm",
+    "is_compiled_with_xpu", "name_scope", "program_guard", "scope_guard", "set_flags", "unique_name",
+]  # fmt: skip

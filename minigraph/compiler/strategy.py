@@ -8,11 +8,12 @@ passes/, a row here, a field of BuildStrategy with its line of documentation, a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from minigraph.errors import AttrError, nearest, require
+from minigraph.errors import AttrError, MinigraphError, nearest, require
+from minigraph.paddle_names import is_listed, refusal
 from minigraph.passes.accumulation.fuse_grad_accumulation import fuse_grad_accumulation
 from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
 from minigraph.passes.common_subexpression_elimination import common_subexpression_elimination
@@ -298,9 +299,7 @@ class BuildStrategy(NotPickled):
     def __setattr__(self, name: str, value: Any) -> None:
         known, name = {f.name: f for f in fields(self)}, ALIASES.get(name, name)
         if name not in known:
-            raise UnknownField(
-                f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
-            )
+            raise _unknown(name, known)
         if self.__dict__.get("_compiled"):
             raise AttrError(
                 f"{name} is set after the strategy was compiled, it would have no effect",
@@ -324,7 +323,7 @@ class BuildStrategy(NotPickled):
     def __getattr__(self, name: str) -> Any:
         if name in ALIASES:
             return getattr(self, ALIASES[name])
-        raise UnknownField(f"BuildStrategy has no field {name!r}", hint=nearest(name, [f.name for f in fields(self)]))
+        raise _unknown(name, [f.name for f in fields(self)])
 
     def freeze(self) -> None:
         """No field can be set any more. Flags that cannot be on together are refused."""
@@ -351,3 +350,12 @@ class BuildStrategy(NotPickled):
         """Flags that are on although no pass implements them."""
         passes = {step.flag for step in PASSES} | RUN_FLAGS.keys()
         return [f.name for f in fields(self) if getattr(self, f.name) is True and f.name not in passes]
+
+
+def _unknown(name: str, known: Collection[str]) -> MinigraphError:
+    """The error for a field that does not exist, or that Paddle alone has."""
+    if is_listed("BuildStrategy", name):
+        return refusal("BuildStrategy", name)
+    return UnknownField(
+        f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
+    )

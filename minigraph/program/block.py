@@ -34,6 +34,9 @@ MAX_NAME = 256
 class Block(PartOfProgram):
     """Variables by name and Operators in order."""
 
+    idx: int
+    parent_idx: int
+
     def __init__(self, program: Program) -> None:
         self.program = program
         self.idx, self.parent_idx = 0, -1

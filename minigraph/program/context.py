@@ -49,6 +49,10 @@ class Guards(Generic[T]):
             return entries[-1].value
         return next((e.value for e in reversed(entries) if e.open), default) if entries else default
 
+    def replace(self, value: T) -> None:
+        """Another value for the innermost open guard."""
+        next(e for e in reversed(self.entries.get()) if e.open).value = value
+
     @contextmanager
     def entered(self, value: T) -> Iterator[None]:
         """Open a guard for the block."""

@@ -43,11 +43,13 @@ class ScopeTensor(NotPickled):
 
         The shape must stay as it is, numbers of another type are cast where their kind fits.
         """
-        old = self._scope.arrays[self._name]
         try:
             new = as_numpy(array)
         except NO_ARRAY as problem:
             raise DTypeError(f"value of {self._name} is {why_no_array(array, problem)}") from None
+        old = self._scope.arrays.get(self._name)
+        if old is None:  # of `scope.var`
+            return self._scope.write(self._name, new)
         require(
             new.shape == old.shape, f"{self._name} has shape {list(old.shape)}, not {list(new.shape)}", ShapeError
         )
@@ -59,7 +61,13 @@ class ScopeTensor(NotPickled):
         self._scope.take(self._name, typed)  # astype has made a new array
 
     def shape(self) -> list[int]:
-        return list(self._scope.arrays[self._name].shape)
+        return list(self._scope.arrays[self._name].shape) if self._scope.has(self._name) else []
+
+    def lod(self) -> list[list[int]]:
+        """Offsets of sequences in one tensor: none, there are no such tensors here."""
+        return []
+
+    recursive_sequence_lengths = lod
 
     def __repr__(self) -> str:
         return f"<ScopeTensor {self._name}: {self.shape()}>"
@@ -262,6 +270,11 @@ class Scope(NotPickled):
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""
         return ScopeVariable(self, name) if name in self.arrays else None
+
+    def var(self, name: str) -> ScopeVariable:
+        """The variable called `name`; `var(name).get_tensor().set(array, place)` gives it a value where it has none."""
+        require(isinstance(name, str) and name, f"name must be a str, is {name!r}", ProgramError)
+        return ScopeVariable(self, name)
 
     def list_names(self) -> list[str]:
         return list(self.arrays)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
+
+from minigraph.errors import ProgramError, require
 
 from .context import Guards
 
@@ -29,6 +32,23 @@ def generate(key: str) -> str:
     entries = _guards.entries.get()
     names = _guards.innermost(_everywhere) if entries else _everywhere
     return f"{names.prefix}{key}_{next(names.asked[key])}"
+
+
+def switch(new_generator: _Names | None = None, new_para_name_checker: Any = None) -> tuple[_Names, Any]:
+    """Count from zero from now on, or go on with what an earlier `switch` returned; returns what counted before.
+
+    new_generator          what `switch` returned, or its first part
+    new_para_name_checker  Paddle's second part, says nothing here
+    """
+    global _everywhere
+    before = _guards.innermost(_everywhere)
+    names = new_generator[0] if isinstance(new_generator, tuple) else new_generator or _Names()
+    require(isinstance(names, _Names), f"switch takes what switch returned, not {new_generator!r}", ProgramError)
+    if before is _everywhere:
+        _everywhere = names
+    else:
+        _guards.replace(names)
+    return before, new_para_name_checker
 
 
 @contextmanager

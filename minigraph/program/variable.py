@@ -12,6 +12,7 @@ from minigraph.types import TensorType
 
 from .arithmetic import Arithmetic
 from .copies import PartOfProgram
+from .scope import Scope, ScopeTensor, ScopeVariable, global_scope
 
 if TYPE_CHECKING:
     from .program import Block, Program
@@ -95,6 +96,42 @@ class Variable(PartOfProgram, Arithmetic):
     @property
     def ndim(self) -> int:
         return self.type.ndim
+
+    def dim(self) -> int:
+        """Number of axes."""
+        return self.type.ndim
+
+    ndimension = dim
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self.type.dtype.itemsize
+
+    @property
+    def lod_level(self) -> int:
+        """0: there are no sequences of several lengths in one tensor."""
+        return 0
+
+    @property
+    def is_parameter(self) -> bool:
+        return isinstance(self, Parameter)
+
+    def get_value(self, scope: Scope | None = None) -> ScopeTensor:
+        """The value in the scope (the global one for None): `np.array(v.get_value())` copies it."""
+        return self._in_scope(scope).get_tensor()
+
+    def set_value(self, value: Any, scope: Scope | None = None) -> None:
+        """Replace the value in the scope (the global one for None) by that of an array of the same shape."""
+        self._in_scope(scope).get_tensor().set(value)
+
+    def _in_scope(self, scope: Scope | None) -> ScopeVariable:
+        found = (scope if scope is not None else global_scope()).find_var(self._name)
+        if found is None:
+            raise ProgramError(
+                f"{self} has no value in the scope", site=call_site(),
+                hint="run the startup program first" if self.persistable else "fetch it: only persistables are kept",
+            )  # fmt: skip
+        return found
 
     @property
     def grad_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import ProgramError, require
+from minigraph.program.context import Setting
 from minigraph.types import CPUPlace, CUDAPlace
 
 from .backend import Backend
@@ -12,7 +13,8 @@ from .cpu.backend import CPUBackend
 from .cuda.backend import CUDABackend
 
 BACKENDS: dict[type, type[Backend]] = {CPUPlace: CPUBackend, CUDAPlace: CUDABackend}
-RUNS_AT, PLANS_FOR = CPUPlace(), CUDAPlace(0)  # where programs run, and whose memory is told, for None
+PLANS_FOR = CUDAPlace(0)  # whose memory is told for None
+RUNS_AT = Setting[Any]("device", CPUPlace())  # where programs run for None: what set_device set
 
 
 def backend_of(place: Any) -> Backend:

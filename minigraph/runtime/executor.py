@@ -91,7 +91,7 @@ class Executor(NotPickled):
     _instead = "make another one with static.Executor(place)"
 
     def __init__(self, place: Any = None) -> None:
-        self.place = place if place is not None else RUNS_AT
+        self.place = place if place is not None else RUNS_AT.get()
         self.backend = backend_of(self.place)
         self.backend.require_available()
         self._plans: OrderedDict[Any, RunnablePlan] = OrderedDict()

@@ -20,13 +20,27 @@ from minigraph.runtime.executor import Executor
 
 from . import amp, nn
 from .debug import Print
-from .input import InputSpec, create_parameter, data
+from .inference import (
+    deserialize_persistables,
+    deserialize_program,
+    load_from_file,
+    load_inference_model,
+    normalize_program,
+    save_inference_model,
+    save_to_file,
+    serialize_persistables,
+    serialize_program,
+)
+from .input import InputSpec, create_global_var, create_parameter, data
 from .io import load, load_program_state, save, set_program_state
-from .places import cpu_places, cuda_places
+from .places import cpu_places, cuda_places, device_guard
 
 __all__ = [
-    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter", "Print",
-    "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_parameter", "cuda_places", "data",
-    "default_main_program", "default_startup_program", "global_scope", "gradients", "load", "load_program_state",
-    "name_scope", "nn", "program_guard", "save", "scope_guard", "set_program_state",
+    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter",
+    "Print", "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_global_var",
+    "create_parameter", "cuda_places", "data", "default_main_program", "default_startup_program",
+    "deserialize_persistables", "deserialize_program", "device_guard", "global_scope", "gradients", "load",
+    "load_from_file", "load_inference_model", "load_program_state", "name_scope", "nn", "normalize_program",
+    "program_guard", "save", "save_inference_model", "save_to_file", "scope_guard", "serialize_persistables",
+    "serialize_program", "set_program_state",
 ]  # fmt: skip

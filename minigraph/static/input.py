@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import MinigraphError, ProgramError, call_site
+from minigraph.errors import MinigraphError, ProgramError, call_site, require
 from minigraph.nn.initializer import Initializer
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.nn.parameter import create_parameter as make_parameter
-from minigraph.program import Parameter, Variable, default_main_program, unique_name
+from minigraph.program import (
+    Parameter,
+    Variable,
+    default_main_program,
+    default_startup_program,
+    unique_name,
+)
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import as_dtype, normalize_shape, tensor_type
 
@@ -23,7 +29,10 @@ def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variab
     Asked for twice with the same shape and type it is the same Variable; otherwise an error.
     """
     if lod_level != 0:
-        raise ProgramError(f"lod_level {lod_level} is not supported, only 0", call="data", site=call_site())
+        raise ProgramError(
+            f"lod_level {lod_level} is not supported, only 0", call="data", site=call_site(),
+            hint="pad sequences to one length and feed a mask beside them",
+        )  # fmt: skip
     if not isinstance(name, str):
         raise ProgramError(f"name must be a str, is {name!r}", call="data", site=call_site())
     try:
@@ -62,6 +71,31 @@ def create_parameter(
     if parameter is None:
         raise ProgramError("attr=False makes no parameter", call="create_parameter", site=call_site())
     return parameter
+
+
+def create_global_var(
+    shape: Any, value: Any, dtype: Any, persistable: bool = False, force_cpu: bool = False, name: str | None = None
+) -> Variable:
+    """A Variable full of one number: persistable, filled by the startup program; else filled in each run.
+
+    persistable  Paddle 2.6.2 has no value for one that is not, and a run that reads it fails
+    force_cpu    says nothing here: a value lives where its program runs
+    """
+    name = name if name is not None else unique_name.generate("global_var")
+    try:
+        type = tensor_type(shape, dtype)
+        require(type.is_static, f"every size must be known, got {type}")
+    except MinigraphError as error:
+        raise error.at(f"create_global_var({name!r})", call_site()) from None
+    main, startup = default_main_program().global_block(), default_startup_program().global_block()
+    block = startup if persistable else main
+    with main.whole(), startup.whole():
+        variable = main.create_var(name, type=type, persistable=bool(persistable), stop_gradient=True)
+        filled = startup.create_var(name, type=type, persistable=True) if persistable else variable
+        block.append_op(
+            "fill_constant", outputs={"Out": filled}, attrs={"shape": type.shape, "value": value, "dtype": type.dtype}
+        )
+    return variable
 
 
 class InputSpec:

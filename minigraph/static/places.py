@@ -1,8 +1,10 @@
-"""Lists of places, with Paddle's names."""
+"""Places, with Paddle's names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from minigraph import cuda
 from minigraph.errors import AttrError, require
@@ -19,3 +21,14 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 def cuda_places(device_ids: Sequence[int] | None = None) -> list[CUDAPlace]:
     """CUDAPlaces of the given GPUs, of all by default."""
     return [CUDAPlace(i) for i in (device_ids if device_ids is not None else range(cuda.device_count()))]
+
+
+@contextmanager
+def device_guard(device: str | None = None) -> Iterator[None]:
+    """`with device_guard("gpu:0"):`, which changes nothing: a program runs at the place of its Executor.
+
+    device  "cpu", "gpu", "gpu:1" or None
+    """
+    fits = device is None or (isinstance(device, str) and re.fullmatch(r"|cpu|gpu(:\d+)?", device))
+    require(fits, f"device must be 'cpu', 'gpu', 'gpu:<number>' or None, is {device!r}", AttrError)
+    yield

@@ -6,6 +6,7 @@ variables are called `tmp_0`, `tmp_1`, ... as in Paddle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,13 @@ def detach(self: Variable) -> Variable:
     return copy
 
 
+def size(self: Variable) -> Variable:
+    """The number of elements, an int64 of rank 0."""
+    if self.type.is_static:
+        return tensor.full([], math.prod(self.shape), "int64")
+    return tensor.sum(tensor.full_like(self, 1, "int64"))
+
+
 def install() -> None:
     """Hang operators and methods on Variable."""
     attributes: dict[str, Any] = {
@@ -131,6 +139,7 @@ def install() -> None:
         "__getitem__": indexing.getitem, "__setitem__": indexing.setitem, "__iter__": indexing.iterate,
         "__hash__": object.__hash__,  # defining == would drop it
         "T": property(_transposed), "astype": tensor.cast, "detach": detach,
+        "clone": tensor.assign, "size": size,
     }  # fmt: skip
     for name, (op_type, symbol) in ARITHMETIC.items():
         attributes[f"__{name}__"], attributes[f"__r{name}__"] = _arithmetic(op_type, symbol)

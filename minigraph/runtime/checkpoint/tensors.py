@@ -17,6 +17,7 @@ from minigraph.errors import ProgramError
 from minigraph.kernels.parallel import for_each
 
 from . import storage
+from .foreign import PREFIX, foreign
 from .header import HEADER_LIMIT, LENGTH, METADATA, NAMES, FileLayout, header_of, parsed
 from .paths import shown
 
@@ -76,12 +77,32 @@ def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[
         layout = _layout(descriptor, size)
         arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
     except ValueError as problem:
-        raise ProgramError(f"{shown(path)} is no file of weights: {problem}") from None
+        why = foreign(_content(descriptor, 0, min(PREFIX, size)))
+        raise ProgramError(f"{shown(path)} is {why[0]}" if why else f"{shown(path)} is no file of weights: {problem}",
+                           hint=why[1] if why else None) from None  # fmt: skip
     for name, (_, _, at) in layout.tensors.items():
         storage.read_at(descriptor, at, _bytes_of(arrays[name]))
     if record is not None:
         _check_tensors(path, arrays, record["tensors"])
     return arrays, layout.mark
+
+
+def unpacked(content: bytes, what: str) -> dict[str, np.ndarray]:
+    """The arrays in the bytes of a safetensors file; a ProgramError that says `what` they should be."""
+    size, view = len(content), memoryview(content)
+    try:
+        header_size = int.from_bytes(view[:LENGTH], "little")
+        if size < LENGTH or header_size > min(size - LENGTH, HEADER_LIMIT):
+            raise ValueError("they are shorter than their header")
+        layout = parsed(content[LENGTH : LENGTH + header_size], size)
+    except ValueError as problem:
+        why = foreign(content[:PREFIX])
+        raise ProgramError(f"{what} are {why[0]}" if why else f"{what} are no weights: {problem}",
+                           hint=why[1] if why else None) from None  # fmt: skip
+    arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
+    for name, (_, _, at) in layout.tensors.items():
+        _bytes_of(arrays[name])[:] = view[at : at + arrays[name].nbytes]
+    return arrays
 
 
 def _layout(descriptor: int, size: int) -> FileLayout:

@@ -1,0 +1,1 @@
+"""Data sets, and loaders that put their samples into batches."""

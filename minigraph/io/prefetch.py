@@ -1,0 +1,75 @@
+"""Work of threads ahead of who asks for it: samples that are read, batches that are put together.
+
+NumPy and files release Python's lock, so that threads are of use; an error in one is raised where its result is asked
+for. A generator that is left before its end stops its threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+END = object()
+WAIT = 0.1  # seconds after which a thread looks whether anybody still wants its results
+
+
+def mapped(
+    function: Callable[[Any], Any], values: Iterable[Any], threads: int, ahead: int,
+    begin: Callable[[], None] | None = None, timeout: float | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """function(value) of each, in order, computed by `threads` threads up to `ahead` values ahead.
+
+    begin    called once in each thread before its first value
+    timeout  seconds after which a result that is not there is a TimeoutError; None waits
+    """
+    waiting: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(threads, "minigraph-io", initializer=begin) as pool:
+        try:
+            for value in values:
+                waiting.append(pool.submit(function, value))
+                if len(waiting) >= max(ahead, 1):
+                    yield waiting.popleft().result(timeout)
+            while waiting:
+                yield waiting.popleft().result(timeout)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
+    """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
+    ready: queue.Queue[Any] = queue.Queue(ahead)
+    left = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not left.is_set():
+            try:
+                ready.put(item, timeout=WAIT)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def read() -> None:
+        try:
+            for value in source():
+                if not put((value, None)):
+                    return
+            put((END, None))
+        except BaseException as problem:
+            put((END, problem))
+
+    threading.Thread(target=read, name="minigraph-io", daemon=True).start()
+    try:
+        while True:
+            value, problem = ready.get()
+            if problem is not None:
+                raise problem
+            if value is END:
+                return
+            yield value
+    finally:
+        left.set()

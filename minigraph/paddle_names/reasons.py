@@ -1,0 +1,216 @@
+"""Why a name of Paddle is not here: one reason for each family, one line for each name that has more to say.
+
+A name that comes to exist drops out by itself: only missing ones are looked up.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+
+class Reason(NamedTuple):
+    """Why the names of a family are not here, and what to use instead of them."""
+
+    why: str
+    instead: str | None
+
+
+FETCH = "fetch the value: (value,) = exe.run(main, feed={...}, fetch_list=[variable])"
+MINIMIZE = "static.append_backward(loss), or optimizer.minimize(loss), adds the gradients to the program"
+
+FAMILIES = {
+    "dynamic": Reason(
+        "there is no dynamic mode, in which Paddle computes line by line",
+        "build a program once and run it: exe = static.Executor(); exe.run(static.default_startup_program());"
+        " exe.run(main, feed={...}, fetch_list=[...])",
+    ),
+    "value": Reason("there is no dynamic mode: a variable has no value while the program is built", FETCH),
+    "gradient": Reason("there is no dynamic mode: gradients are part of the program", MINIMIZE),
+    "convolution": Reason(
+        "convolution and pooling are not part of minigraph",
+        "a convolution whose patches do not overlap is a reshape and nn.Linear; pooling of such is mean or max",
+    ),
+    "image": Reason("functions of images are not part of minigraph", "prepare images before they are fed"),
+    "recurrent": Reason(
+        "recurrent layers are not part of minigraph", "nn.MultiHeadAttention, or a step written out for each time",
+    ),
+    "sequence": Reason(
+        "sequences of several lengths in one tensor (LoD) are not part of minigraph",
+        "pad them to one length, feed a mask beside them",
+    ),
+    "sparse": Reason("sparse tensors are not part of minigraph", "dense tensors; nn.Embedding's gradient is dense"),
+    "quantisation": Reason("quantisation is not part of minigraph", "bfloat16 or float16"),
+    "distributed": Reason("minigraph trains on one device", "run one process for each device"),
+    "complex": Reason("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
+    "device": Reason("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
+    "control flow": Reason(
+        "control flow inside a program is not here yet", "mg.where for a choice by value; a Python loop, unrolled",
+    ),
+    "data size": Reason(
+        "the size of its result depends on values, and memory is planned before a run", "mg.where with a mask",
+    ),
+    "fleet": Reason("Paddle's trainers that read files by themselves are not here", "io.DataLoader and exe.run"),
+    "writes": Reason("it writes over its argument; values of a program are written once", "assign its result"),
+    "inner": Reason("an inner part of Paddle", None),
+    "precision": Reason(
+        "automatic mixed precision is not here yet", "cast to bfloat16 by hand; a float32 copy of each parameter:"
+        " multi_precision=True of the optimizer",
+    ),
+    "domain": Reason("a library of Paddle for one subject, not part of minigraph", "it runs before the feed"),
+    "export": Reason("exchange with other formats is not here", "static.save_inference_model, or safetensors files"),
+    "random state": Reason("random numbers are counted, not drawn from a state", "mg.seed(n), program.random_seed"),
+    "later": Reason("not here yet", None),
+}  # fmt: skip
+
+DEFAULT = {"base": "inner", "base.framework": "inner", "framework": "inner", "utils": "inner"}  # else "later"
+
+# (namespace, family, names): the first row that fits holds; * as in file names
+ROWS = (
+    ("*", "device", "*IPU* *Ipu* *ipu* *XPU* *xpu* *Custom* *custom_device* *rocm* *HeterXpu*"),
+    ("", "dynamic", "DataParallel LazyGuard Model disable_static enable_grad set_grad_enabled is_grad_enabled summary"
+        " flops callbacks hapi hub jit autograd"),
+    ("", "gradient", "grad"),
+    ("", "value", "tolist set_printoptions"),
+    ("", "distributed", "distributed shard_index"),
+    ("", "sparse", "sparse geometric"),
+    ("", "quantisation", "quantization"),
+    ("", "complex", "complex complex64 complex128 is_complex as_complex as_real polar angle conj real imag fft signal"),
+    ("", "domain", "audio dataset text vision distribution incubate"),
+    ("", "export", "onnx inference"),
+    ("", "inner", "dtype check_shape disable_signal_handler sysconfig version get_cudnn_version profiler hub"),
+    ("", "random state", "get_cuda_rng_state get_rng_state set_cuda_rng_state set_rng_state"),
+    ("", "data size", "masked_select nonzero unique unique_consecutive"),
+    ("", "writes", "*_"),
+    ("", "precision", "amp"),
+    ("", "inner", "as_strided view view_as"),
+    ("", "device", "CUDAPinnedPlace"),
+    ("amp", "precision", "*"),
+    ("static.amp", "precision", "*"),
+    ("base", "dynamic", "dygraph enable_dygraph disable_dygraph enable_imperative disable_imperative"),
+    ("base", "sequence", "*LoD* *lod*"),
+    ("base", "fleet", "*Trainer* *Dataset* DataFeedDesc TrainerDesc"),
+    ("device", "device", "*"),
+    ("framework", "dynamic", "disable_static to_variable grad"),
+    ("reader", "inner", "multiprocess_reader"),
+    ("utils", "domain", "cpp_extension download"),
+    ("io", "distributed", "DistributedBatchSampler"),
+    ("linalg", "data size", "matrix_rank"),
+    ("linalg", "complex", "eig eigvals"),
+    ("metric", "later", "*"),
+    ("nn", "convolution", "*Pool* Conv* *MaxUnPool*"),
+    ("nn", "image", "BatchNorm2D BatchNorm3D InstanceNorm2D InstanceNorm3D ChannelShuffle Dropout2D Dropout3D Fold"
+        " LocalResponseNorm Pad2D Pad3D PixelShuffle PixelUnshuffle Softmax2D Unfold Upsamp* ZeroPad2D"),
+    ("nn", "recurrent", "*RNN* *GRU* *LSTM* BeamSearchDecoder dynamic_decode CTCLoss"),
+    ("nn", "distributed", "SyncBatchNorm"),
+    ("nn", "quantisation", "quant"),
+    ("nn", "gradient", "utils"),
+    ("nn.functional", "convolution", "*pool* conv* *unpool*"),
+    ("nn.functional", "image", "affine_grid channel_shuffle dropout2d dropout3d fold grid_sample interpolate"
+        " local_response_norm pixel_* temporal_shift unfold upsample zeropad2d"),
+    ("nn.functional", "recurrent", "ctc_loss rnnt_loss gather_tree"),
+    ("nn.functional", "sparse", "sparse_attention"),
+    ("nn.functional", "distributed", "class_center_sample margin_cross_entropy"),
+    ("nn.functional", "writes", "*_"),
+    ("nn.initializer", "convolution", "Bilinear Dirac"),
+    ("static", "fleet", "ctr_metric_bundle"),
+    ("static.nn", "convolution", "*conv*"),
+    ("static.nn", "sequence", "sequence_*"),
+    ("static.nn", "control flow", "case cond switch_case while_loop"),
+    ("static.nn", "sparse", "sparse_embedding nce"),
+    ("static.nn", "fleet", "data_norm"),
+    ("static.nn", "gradient", "static_pylayer"),
+    ("Variable", "value", "numpy item tolist"),
+    ("Variable", "gradient", "backward gradient clear_gradient register_hook grad"),
+    ("Variable", "device", "cpu cuda place pin_memory"),
+    ("Variable", "control flow", "append pop"),
+    ("Variable", "complex", "as_complex as_real polar angle conj real imag is_complex istft stft"),
+    ("Variable", "data size", "masked_select nonzero unique unique_consecutive"),
+    ("Variable", "sparse", "indices values to_dense"),
+    ("Variable", "distributed", "dist_attr shard_index"),
+    ("Variable", "writes", "*_"),
+    ("Variable", "inner", "as_strided attr attr_names create_parameter create_tensor view view_as var"),
+    ("Program", "inner", "parse_from_string"),
+    ("Executor", "fleet", "train_from_dataset infer_from_dataset start_heter_trainer split_program_by_device flush"),
+    ("Operator", "inner", "*"),
+    ("Block", "inner", "*"),
+    ("BuildStrategy", "distributed", "*nccl* *bkcl* *trainer* *hierarchical* is_distribution async_mode *_allreduce*"),
+    ("BuildStrategy", "inner", "*"),
+    ("Layer", "gradient", "backward clear_gradients"),
+    ("Layer", "dynamic", "create_tensor create_variable to_static_state_dict"),
+    ("Optimizer", "gradient", "step clear_grad backward"),
+)  # fmt: skip
+
+# what to use instead of a name, where its family does not say it well
+INSTEAD = {
+    "disable_static": "static mode is the only one: build with static.data and nn, run with static.Executor",
+    "jit": "a program is compiled by static.CompiledProgram(main, static.BuildStrategy.all())",
+    "Model": "write the loop: for batch in loader: exe.run(main, feed=batch, fetch_list=[loss])",
+    "grad": "static.gradients(targets, inputs)",
+    "set_grad_enabled": "variable.stop_gradient = True, or no_grad_set= of minimize and append_backward",
+    "is_grad_enabled": "ask variable.stop_gradient",
+    "enable_grad": "variable.stop_gradient = False",
+    "summary": "print(main) shows the program, compiled.memory_report() its memory",
+    "tolist": "fetch the value and call its tolist()",
+    "masked_select": "mg.where(mask, x, mg.zeros_like(x)): the same shape, 0 where the mask is False",
+    "nonzero": "mg.where with the condition itself",
+    "dtype": "names such as 'float32', or mg.float32; NumPy's dtypes",
+    "as_strided": "reshape, transpose and slices",
+    "view": "reshape",
+    "view_as": "reshape",
+    "autograd": "static.append_backward, static.gradients",
+    "distribution": "mg.randn, mg.uniform and formulas of elementwise operators",
+    "CUDAPinnedPlace": "feeds reach the GPU through pinned memory anyway",
+    "vision": "prepare images with another library, feed arrays",
+    "incubate": "nn.functional.fused_linear_cross_entropy, nn.functional.scaled_dot_product_attention",
+    "base.dygraph": "static.data, nn and static.Executor",
+    "base.layers": "the functions have been mg.*, nn.functional.* and static.nn.* since Paddle 2.0",
+    "base.LoDTensor": "numpy.array",
+    "static.auc": "metric.Auc, updated with fetched predictions",
+    "static.py_func": "an operator of your own: docs/add_an_operator.md",
+    "static.nn.py_func": "an operator of your own: docs/add_an_operator.md",
+    "static.nn.static_pylayer": "an operator with a gradient of your own: docs/add_an_operator.md",
+    "static.nn.nce": "nn.functional.fused_linear_cross_entropy computes the whole softmax in little memory",
+    "static.nn.sparse_embedding": "static.nn.embedding",
+    "nn.SyncBatchNorm": "nn.BatchNorm1D: there is one device",
+    "nn.Upsample": "mg.repeat_interleave along an axis",
+    "nn.utils": "grad_clip= of the optimizer; static.WeightNormParamAttr",
+    "Variable.numpy": FETCH,
+    "Variable.item": FETCH,
+    "Variable.backward": MINIMIZE,
+    "Variable.gradient": "fetch variable.name + '@GRAD' after static.append_backward(loss)",
+    "Variable.grad": "fetch variable.name + '@GRAD' after static.append_backward(loss)",
+    "Variable.clear_gradient": "nothing needs to be cleared: each run computes its gradients anew",
+    "Variable.register_hook": "change the gradient with operators: params_grads = optimizer.backward(loss), then"
+        " optimizer.apply_gradients(params_grads)",
+    "Variable.append": "a Python list and mg.concat or mg.stack",
+    "Variable.pop": "a Python list and mg.concat or mg.stack",
+    "Variable.cpu": "static.Executor(place) decides where a program runs",
+    "Variable.cuda": "static.Executor(place) decides where a program runs",
+    "Variable.place": "static.Executor(place) decides where a program runs",
+    "Program.parse_from_string": "minigraph.ir.text.parse(text) reads what print(program) writes",
+    "Layer.backward": MINIMIZE,
+    "Layer.clear_gradients": "nothing needs to be cleared: each run computes its gradients anew",
+    "Optimizer.step": "optimizer.minimize(loss) once, while the program is built; each exe.run(main, ...) is a step",
+    "Optimizer.clear_grad": "nothing needs to be cleared: each run computes its gradients anew",
+    "optimizer.LBFGS": "optimizer.Adam, optimizer.Momentum; or fetch loss and gradients and call"
+        " scipy.optimize.minimize(method='L-BFGS-B')",
+}  # fmt: skip
+
+OWN_REASON = {  # instead of that of the family
+    "optimizer.LBFGS": "it evaluates the loss several times in one step, a run of a program does so once",
+    "static.nn.py_func": "a Python function inside a program is not here yet",
+    "static.py_func": "a Python function inside a program is not here yet",
+}
+
+
+def reason_of(space: str, name: str) -> Reason:
+    """Why `name` of a namespace is not here, and what to use instead."""
+    key = f"{space}.{name}" if space else name
+    family = next(
+        (f for where, f, names in ROWS if where in ("*", space) and any(fnmatchcase(name, n) for n in names.split())),
+        DEFAULT.get(space, "later"),
+    )  # fmt: skip
+    why, instead = FAMILIES[family]
+    instead = INSTEAD.get(key) or (INSTEAD.get(name) if space == "Variable" else None) or instead
+    return Reason(OWN_REASON.get(key, why), instead)

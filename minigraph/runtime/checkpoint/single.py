@@ -1,0 +1,70 @@
+"""One file that stands for itself: it is the one before or the new one, whenever a crash comes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import ProgramError, require
+
+from . import storage
+from .paths import shown
+from .tensors import read
+
+
+def file_path(path: Any) -> str:
+    """A path of a file; an error for what cannot be one."""
+    require(isinstance(path, (str, os.PathLike)), f"path must be a path, is {path!r}", ProgramError)
+    name = os.fsdecode(os.fspath(path))
+    if not os.path.basename(name) or "\0" in name or storage.is_folder(name):
+        raise ProgramError(f"{shown(name)!r} names no file" + (", it is a folder" if storage.is_folder(name) else ""))
+    return name
+
+
+def write_file(path: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Put these bytes into the file at `path`, in place of what is there."""
+    folder, fresh = os.path.dirname(path) or ".", f"{path}.{secrets.token_hex(8)}"
+    try:
+        storage.make_folder(folder)
+        try:
+            storage.write_new(fresh, parts)
+            storage.rename(fresh, path)
+        except BaseException:
+            with suppress(OSError):
+                storage.remove(fresh)
+            raise
+        storage.sync_folder(folder)
+    except OSError as problem:
+        raise storage.problem_with("write", path, problem) from None
+
+
+def read_file(path: str) -> bytes:
+    """All bytes of a file."""
+    try:
+        descriptor = storage.open_file(path)
+        try:
+            return storage.read_whole(descriptor, storage.size_of(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as problem:
+        raise storage.problem_with("read", path, problem) from None
+
+
+def read_arrays(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file."""
+    try:
+        descriptor = storage.open_file(path)
+        try:
+            return read(path, descriptor, None)[0]
+        finally:
+            os.close(descriptor)
+    except OSError as problem:
+        raise storage.problem_with("read", path, problem) from None
+
+
+__all__ = ["file_path", "read_arrays", "read_file", "write_file"]
