@@ -1,3 +1,15 @@
 """Operators on each element, and reductions."""
 
-from . import activation, compare, elementwise, p_norm, random, reduce, unary  # noqa: F401
+from . import (  # noqa: F401
+    activation,
+    choice,
+    compare,
+    elementwise,
+    functions,
+    integers,
+    p_norm,
+    random,
+    reduce,
+    special,
+    unary,
+)
