@@ -11,8 +11,8 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_, float32
 
-from .arguments import Number, Operand, as_type, emit, operands, output_prefix, plain, variable
-from .logic import where
+from .arguments import Number, Operand, as_type, emit, operands, output_prefix, variable
+from .logic import equal, where
 from .math import arithmetic, cast, clip, multiply, scale
 
 
@@ -89,7 +89,7 @@ def rad2deg(x: Variable, name: str | None = None) -> Variable:
     return scale(_float(x, "rad2deg"), 180 / math.pi, name=name)
 
 
-def _float(x: Any, call: str) -> Variable:
+def _float(x: Any, call: str) -> Any:
     x = variable(x, call)
     return x if x.dtype in FLOATS else as_type(x, float32)
 
@@ -110,7 +110,7 @@ def stanh(x: Variable, scale_a: float = 0.67, scale_b: float = 1.7159, name: str
 @whole
 def logit(x: Variable, eps: float | None = None, name: str | None = None) -> Variable:
     """log(x / (1 - x)), with x brought into [eps, 1 - eps] first; without eps NaN outside [0, 1]."""
-    x = variable(x, "logit") if not eps else clip(x, eps, 1 - eps)
+    x = variable(clip(x, eps, 1 - eps) if eps else x, "logit")
     return log(x / (1.0 - x), name=name)
 
 
@@ -123,8 +123,8 @@ def nan_to_num(
     largest = float(_largest(x))
     g = builder_of(x)
     out = where(g.isnan(x), float(nan), x)
-    out = where(x == math.inf, largest if posinf is None else float(posinf), out)
-    return where(x == -math.inf, -largest if neginf is None else float(neginf), out, name=name)
+    out = where(equal(x, math.inf), largest if posinf is None else float(posinf), out)
+    return where(equal(x, -math.inf), -largest if neginf is None else float(neginf), out, name=name)
 
 
 def _largest(x: Variable) -> Any:
@@ -160,7 +160,7 @@ def _binary(op_type: str, call: str, doc: str) -> Callable[..., Variable]:
 
 
 def _two(op_type: str, x: Any, y: Any, call: str, prefix: str) -> Variable:
-    x, y = operands(plain(x), plain(y), call)
+    x, y = operands(x, y, call)
     return builder_of(x).emit(op_type, x, y, name=prefix)
 
 
@@ -183,10 +183,10 @@ def atan2(x: Variable, y: Variable, name: str | None = None) -> Variable:
 @whole
 def lcm(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """The least common multiple of ints, 0 where one of them is 0."""
-    g = builder_of(x)
+    x, y = operands(x, y, "lcm")
     divisor = gcd(x, y)
-    divisor = where(divisor == 0, 1, divisor)
-    return g.abs(floor_divide(x, divisor) * y, name=output_prefix("lcm", name))
+    divisor = where(equal(divisor, 0), 1, divisor)
+    return builder_of(x).abs(multiply(floor_divide(x, divisor), y), name=output_prefix("lcm", name))
 
 
 @whole
@@ -212,7 +212,7 @@ def heaviside(x: Variable, y: Variable, name: str | None = None) -> Variable:
     """0 where x < 0, y where x = 0, 1 where x > 0."""
     x, y = operands(x, y, "heaviside")
     step = as_type(x > 0, x.dtype)
-    return where(x == 0, y, where(builder_of(x).isnan(x), x, step), name=name)
+    return where(equal(x, 0), y, where(builder_of(x).isnan(x), x, step), name=name)
 
 
 @whole
@@ -226,7 +226,7 @@ def ldexp(x: Variable, y: Variable, name: str | None = None) -> Variable:
 @whole
 def lerp(x: Variable, y: Variable, weight: Variable | Number, name: str | None = None) -> Variable:
     """x + weight * (y - x)"""
-    x = variable(x, "lerp")
+    x, y = variable(x, "lerp"), variable(y, "lerp", "y")
     return arithmetic("elementwise_add", x, (y - x) * weight, "lerp", output_prefix("lerp", name))
 
 
@@ -235,14 +235,14 @@ def lerp(x: Variable, y: Variable, weight: Variable | Number, name: str | None =
 
 def bits(op_type: str, x: Any, y: Any, prefix: str) -> Variable:
     """x <op> y for ints, or for two bools."""
-    x, y = operands(plain(x), plain(y), op_type)
+    x, y = operands(x, y, op_type)
     return builder_of(x).emit(op_type, x, y, name=prefix)
 
 
 def _bitwise(op_type: str, word: str) -> Callable[..., Variable]:
     @whole
     def function(x: Operand, y: Operand, out: Variable | None = None, name: str | None = None) -> Variable:
-        x, y = operands(plain(x), plain(y), op_type)
+        x, y = operands(x, y, op_type)
         return emit(op_type, op_type, x, y, name=name, out=None if out is None else {"Out": out})
 
     function.__name__ = function.__qualname__ = op_type

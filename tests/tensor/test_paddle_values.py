@@ -1,4 +1,4 @@
-"""Paddle's functions of tensors give Paddle's values, data types and shapes: as recorded, and asked where it is there."""
+"""Functions of tensors give Paddle's values, data types and shapes: recorded ones, and those of a Paddle here."""
 
 from __future__ import annotations
 
