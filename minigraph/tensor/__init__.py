@@ -1,6 +1,6 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
-from . import functions
+from . import functions, picking
 from .creation import (
     arange,
     assign,
@@ -62,6 +62,7 @@ from .math import (
     subtract,
     sum,
 )
+from .picking import *  # noqa: F403
 
 __all__ = [
     "add", "arange", "argmax", "argmin", "assign", "cast", "clip", "concat", "cumsum", "divide", "equal",
@@ -71,4 +72,4 @@ __all__ = [
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
     "where", "zeros", "zeros_like",
 ]  # fmt: skip
-__all__ += functions.__all__
+__all__ += functions.__all__ + picking.__all__

@@ -40,7 +40,7 @@ MISSING = {
     "rshift": (">>", "divide by a power of 2"),
 }
 FROM_NOTHING = (
-    "arange", "concat", "full", "is_tensor", "ones", "stack", "where", "zeros",
+    "arange", "concat", "full", "is_tensor", "multiplex", "ones", "scatter_nd", "stack", "where", "zeros",
 )  # fmt: skip  # functions that are no methods
 
 

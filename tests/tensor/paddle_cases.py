@@ -115,6 +115,36 @@ case("x % 2.5", lambda p, x: x % 2.5, I)
 case("x & y", lambda p, x, y: [x & y, x | y, x ^ y, ~x], I, J)
 case("a & b", lambda p, x, y: [x & y, x | y, x ^ y, ~x], T, ~T)
 
+# Picking and putting by position
+
+A = np.arange(6.0).reshape(2, 3)
+CUBE = np.arange(24.0).reshape(2, 3, 4)
+named("index_select", CUBE, [2, 0, 0], axis=1)
+named("gather_nd", CUBE, [[[1, 2], [0, 0]]])
+named("gather_nd whole", A, [[1, 2], [0, 1]])
+named("scatter", np.ones((3, 2)), [2, 1, 0, 1], np.arange(8.0).reshape(4, 2))
+named("scatter sums", np.ones((3, 2)), [2, 1, 1], np.arange(6.0).reshape(3, 2), overwrite=False)
+named("scatter_nd", [[1], [1], [0]], [1.0, 2.0, 3.0], shape=[3])
+named("scatter_nd_add", A, [[1, 1], [1, 1], [0, 2]], [5.0, 6.0, 7.0])
+named("scatter_nd_add rows", A, [[1], [1]], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+named("take_along_axis", A, [[0], [2]], axis=1)
+named("take_along_axis broadcast", CUBE, [[[2], [0]]], axis=1)
+named("put_along_axis", A, [[0], [2]], [[9.0], [9.0]], axis=1)
+named("put_along_axis variable", A, [[0, 0], [2, 1]], [[1.0, 2.0], [3.0, 4.0]], axis=1)
+named("put_along_axis add", A, [[0, 0], [2, 1]], [[1.0, 2.0], [3.0, 4.0]], axis=1, reduce="add")
+named("index_sample", A, [[0, 1], [2, 2]])
+case("index_add", lambda p, x, i, v: p.index_add(x, i, 1, v), A, [0, 0], np.ones((2, 2)))
+case("index_put", lambda p, x, i, j, v: p.index_put(x, (i, j), v), A, [0, 1], [1, 2], [7.0, 8.0])
+case("index_put add", lambda p, x, i, v: p.index_put(x, (i,), v, accumulate=True), A, [1, 1], A)
+case("index_fill", lambda p, x, i: p.index_fill(x, i, 1, 5.0), A, [0])
+case("masked_fill", lambda p, x: p.masked_fill(x, x > 2, 7.0), A)
+named("take", A, [0, -1, 5])
+named("take wrap", A, [0, -7, 8], mode="wrap")
+named("take clip", A, [0, -7, 8], mode="clip")
+case("multiplex", lambda p, x, y, i: p.multiplex([x, y], i), A, A + 10, np.array([[1], [0]], "int32"))
+named("repeat_interleave", A, repeats=2, axis=1)
+named("repeat_interleave flat", A, repeats=2)
+
 
 def record() -> None:
     """Write what the Paddle that is installed says of every case."""

@@ -23,6 +23,14 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]] = [
     ("two bools or two ints", lambda x, y: x & (y > 0), (I, I)),
     ("not an integer", lambda x: mg.bitwise_not(x), (X,)),
     ("not an integer", lambda x, y: mg.gcd(x, y), (X, X)),
+    ("coordinate of axis 1 3 is out of range [-3, 3)", lambda x: mg.gather_nd(x, mg.assign([[0, 3]])), (X,)),
+    ("Index holds 3 coordinates, X has rank 2", lambda x: mg.gather_nd(x, mg.assign([[0, 0, 0]])), (X,)),
+    ("out of range [-3, 3)", lambda x: mg.take_along_axis(x, mg.assign([[3]]), 1), (X,)),
+    ("out of range [-2, 2)", lambda x: mg.scatter(x, mg.assign([2]), x[:1]), (X,)),
+    ("index asks for the shape [1, 3]", lambda x: mg.scatter(x, mg.assign([1]), x), (X,)),
+    ("'assign' and 'add' are", lambda x: mg.put_along_axis(x, mg.assign([[0]]), 1.0, 1, reduce="mul"), (X,)),
+    ("none of raise, wrap, clip", lambda x: mg.take(x, mg.assign([0]), mode="no"), (X,)),
+    ("known only at run time", lambda x: mg.repeat_interleave(x, mg.assign([1, 2]), 0), (X,)),
     ("n must lie in [0, 20]", lambda x: mg.polygamma(x, -1), (X,)),
 ]
 
