@@ -1,4 +1,4 @@
-"""Functions that NumPy lacks: the normal distribution's cumulative function, density and quantile.
+"""Functions that NumPy lacks: the error function, the normal distribution's function, density and quantile.
 
 With u = SLOPE x and w = u / (1 + u), E(w) = erfc(x / sqrt 2) exp(x^2 / 2) (1 + u) / 2 is smooth on [0, 1),
 x from 0 to infinity, so one short polynomial in w gives Phi(-x) = E(w) exp(-x^2 / 2) / (1 + u) to the
@@ -24,6 +24,7 @@ SPLITTER = 2.0**27 + 1  # Veltkamp's constant: parts a float64 into two halves o
 PI = Decimal("3.141592653589793238462643383279502884197169")
 CENTRAL = 0.4773  # a little more than Phi(2) - 1/2
 CENTRAL_DEGREE = 56
+ERF_TERMS = 24  # of the power series for |x| <= 1
 
 
 def normal_cdf(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -152,3 +153,31 @@ def _quantile_series() -> np.ndarray:
         return inverse(0.5 + q) / q
 
     return np.polynomial.chebyshev.chebinterpolate(np.vectorize(ratio), CENTRAL_DEGREE)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """2 Phi(sqrt(2) x) - 1; near 0 by its power series, which keeps relative accuracy."""
+    wide = np.asarray(x, np.float64)
+    near = np.clip(wide, -1, 1)
+    term, series = near.copy(), near.copy()
+    for k in range(1, ERF_TERMS):
+        term *= near * near / -k
+        series += term / (2 * k + 1)
+    far = 1 - 2 * normal_cdf(np.asarray(-math.sqrt(2) * np.abs(wide)))
+    return np.where(np.abs(wide) <= 1, 2 / math.sqrt(math.pi) * series, np.copysign(far, wide)).astype(x.dtype)
+
+
+def erf_inverse(y: np.ndarray) -> np.ndarray:
+    """x with erf(x) = y; infinite at -1 and 1, NaN beyond."""
+    size = np.abs(np.asarray(y, np.float64))
+    inside = np.where(size < 1, size, 0.5)
+    tail = np.log((1 - inside) * (1 + inside))  # Winitzki's approximation, then Halley's steps
+    half = 2 / (math.pi * 0.147) + tail / 2
+    x = np.sqrt(np.maximum(np.sqrt(half * half - tail / 0.147) - half, 0))
+    for _ in range(3):
+        beyond = 1 - inside - 2 * normal_cdf(np.asarray(-math.sqrt(2) * x))
+        error = np.where(x > 0.5, beyond, erf(x) - inside)
+        step = error / (2 / math.sqrt(math.pi) * np.exp(-x * x))
+        x = x - step / (1 + x * step)
+    x = np.where(size < 1, x, np.where(size == 1, np.inf, np.nan))
+    return np.copysign(x, y).astype(y.dtype)

@@ -176,6 +176,16 @@ class Variable(PartOfProgram, Arithmetic):
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         raise self._no_value(f"numpy.{function.__name__}()")
 
+    if TYPE_CHECKING:  # tensor/math_op_patch.py hangs them on this class
+
+        def _formula(self, other: Any) -> Variable: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _formula
+        __floordiv__ = __mod__ = __pow__ = __matmul__ = __and__ = __or__ = __getitem__ = _formula
+        __lt__ = __le__ = __gt__ = __ge__ = _formula
+
+        def __neg__(self) -> Variable: ...
+
     def __len__(self) -> int:
         require(self.ndim > 0, f"len() of a 0-d variable {self}", ProgramError)
         require(self.shape[0] >= 0, f"len() of {self}: axis 0 is known only at run time", ProgramError)

@@ -1,5 +1,6 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
+from . import functions, picking
 from .creation import (
     arange,
     assign,
@@ -13,6 +14,7 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .functions import *  # noqa: F403
 from .logic import (
     equal,
     greater_equal,
@@ -40,23 +42,13 @@ from .manipulation import (
     unsqueeze,
 )
 from .math import (
-    abs,
     add,
     argmax,
     argmin,
     cast,
-    ceil,
     clip,
-    cos,
     cumsum,
     divide,
-    exp,
-    floor,
-    isfinite,
-    isinf,
-    isnan,
-    log,
-    log1p,
     matmul,
     max,
     maximum,
@@ -66,25 +58,18 @@ from .math import (
     multiply,
     pow,
     prod,
-    reciprocal,
-    round,
-    rsqrt,
     scale,
-    sign,
-    sin,
-    sqrt,
-    square,
     subtract,
     sum,
-    tanh,
 )
+from .picking import *  # noqa: F403
 
 __all__ = [
-    "abs", "add", "arange", "argmax", "argmin", "assign", "cast", "ceil", "clip", "concat", "cos", "cumsum", "divide",
-    "equal", "exp", "expand", "flatten", "floor", "full", "full_like", "gather", "greater_equal", "greater_than",
-    "is_tensor", "isfinite", "isinf", "isnan", "less_equal", "less_than", "log", "log1p", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "matmul", "max", "maximum", "mean", "min", "minimum", "multiply", "not_equal", "ones",
-    "ones_like", "pow", "prod", "reciprocal", "reshape", "round", "rsqrt", "scale", "sign", "sin", "split", "sqrt",
-    "square", "squeeze", "stack", "subtract", "sum", "tanh", "tile", "transpose", "tril", "triu", "unsqueeze", "where",
-    "zeros", "zeros_like",
+    "add", "arange", "argmax", "argmin", "assign", "cast", "clip", "concat", "cumsum", "divide", "equal",
+    "expand", "flatten", "full", "full_like", "gather", "greater_equal", "greater_than", "is_tensor",
+    "less_equal", "less_than", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "max",
+    "maximum", "mean", "min", "minimum", "multiply", "not_equal", "ones", "ones_like", "pow", "prod", "reshape",
+    "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
+    "where", "zeros", "zeros_like",
 ]  # fmt: skip
+__all__ += functions.__all__ + picking.__all__

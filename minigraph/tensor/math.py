@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from minigraph.errors import ProgramError, call_site
@@ -132,35 +131,6 @@ def scale(
     """x * scale + bias, or (x + bias) * scale with bias_after_scale=False."""
     attrs = {"scale": scale, "bias": bias, "bias_after_scale": bias_after_scale}
     return emit("scale", "scale", variable(x, "scale"), name=name, **attrs)
-
-
-def _function(op_type: str, doc: str) -> Callable[..., Variable]:
-    def function(x: Variable, name: str | None = None) -> Variable:
-        return emit(op_type, op_type, variable(x, op_type), name=name)
-
-    function.__name__ = function.__qualname__ = op_type
-    function.__doc__ = doc
-    return function
-
-
-exp = _function("exp", "e ** x")
-log = _function("log", "The natural logarithm of x.")
-log1p = _function("log1p", "log(1 + x), accurate near 0.")
-sqrt = _function("sqrt", "The square root of x.")
-rsqrt = _function("rsqrt", "1 / sqrt(x)")
-square = _function("square", "x * x")
-abs = _function("abs", "|x|; its gradient at 0 is 0.")
-sign = _function("sign", "-1, 0 or 1 with the sign of x; no gradient.")
-sin = _function("sin", "sin(x), x in radians.")
-cos = _function("cos", "cos(x), x in radians.")
-tanh = _function("tanh", "The hyperbolic tangent of x.")
-reciprocal = _function("reciprocal", "1 / x")
-floor = _function("floor", "The largest whole number <= x; no gradient.")
-ceil = _function("ceil", "The smallest whole number >= x; no gradient.")
-round = _function("round", "The nearest whole number, halves to the even one; no gradient.")
-isnan = _function("isnan", "Whether x is NaN, as bool.")
-isinf = _function("isinf", "Whether x is infinite, as bool.")
-isfinite = _function("isfinite", "Whether x is neither infinite nor NaN, as bool.")
 
 
 def clip(x: Variable, min: float | None = None, max: float | None = None, name: str | None = None) -> Variable:

@@ -14,10 +14,11 @@ from minigraph import tensor
 from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import bool_
+from minigraph.types import FLOATS, bool_
 
 from . import indexing
 from .arguments import operands
+from .functions import bits, sigmoid
 from .logic import comparison
 from .math import arithmetic
 
@@ -33,21 +34,15 @@ COMPARISONS = {
     "ge": "greater_equal",
 }  # fmt: skip
 CONNECTIVES = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+OF_INTS = {"floordiv": "floor_divide", "mod": "remainder"}
 MISSING = {
-    "floordiv": ("//", "of floats: mg.floor(x / y); ints are cast first"),
-    "mod": ("%", "of floats: x - mg.floor(x / y) * y; ints are cast first"),
-    "divmod": ("divmod", "of floats: mg.floor(x / y) and x - mg.floor(x / y) * y"),
+    "divmod": ("divmod", "x // y and x % y"),
     "lshift": ("<<", "multiply by a power of 2"),
     "rshift": (">>", "divide by a power of 2"),
 }
-METHODS = (
-    "abs", "add", "argmax", "argmin", "cast", "ceil", "clip", "cos", "cumsum", "divide", "equal", "exp", "expand",
-    "flatten", "floor", "gather", "greater_equal", "greater_than", "isfinite", "isinf", "isnan", "less_equal",
-    "less_than", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "max", "maximum",
-    "mean", "min", "minimum", "multiply", "not_equal", "pow", "prod", "reciprocal", "reshape", "round", "rsqrt",
-    "scale", "sign", "sin", "split", "sqrt", "square", "squeeze", "subtract", "sum", "tanh", "tile", "transpose",
-    "tril", "triu", "unsqueeze",
-)  # fmt: skip
+FROM_NOTHING = (
+    "arange", "concat", "full", "is_tensor", "multiplex", "ones", "scatter_nd", "stack", "where", "zeros",
+)  # fmt: skip  # functions that are no methods
 
 
 def _arithmetic(op_type: str, symbol: str) -> tuple[Callable[..., Variable], Callable[..., Variable]]:
@@ -69,17 +64,25 @@ def _comparison(op_type: str) -> Callable[..., Any]:
     return compare
 
 
-def _connective(op_type: str) -> Callable[..., Variable]:
-    def connect(self: Variable, other: Variable) -> Variable:
-        for v in (self, other):
-            if not (isinstance(v, Variable) and v.dtype == bool_):
-                raise DTypeError(
-                    f"operands must be bool variables, one is {v!r}"[:200], call=op_type, site=call_site(),
-                    hint="compare first, in parentheses: (x > 0) & (y > 0)",
-                )  # fmt: skip
-        return builder_of(self).emit(op_type, self, other, name="tmp")
+def _connective(op_type: str) -> tuple[Callable[..., Variable], Callable[..., Variable]]:
+    """Of two bools `logical_and`, of ints `bitwise_and`, and so on."""
 
-    return connect
+    def both(x: Any, y: Any) -> Variable:
+        bools = [isinstance(v, bool) or (isinstance(v, Variable) and v.dtype == bool_) for v in (x, y)]
+        if any(isinstance(v, Variable) and v.dtype in FLOATS for v in (x, y)) or any(bools) != all(bools):
+            raise DTypeError(
+                f"operands must be two bools or two ints, are {x!r} and {y!r}"[:200], call=op_type, site=call_site(),
+                hint="compare first, in parentheses: (x > 0) & (y > 0)",
+            )  # fmt: skip
+        return bits(op_type if all(bools) else op_type.replace("logical", "bitwise"), x, y, "tmp")
+
+    def forward(self: Variable, other: Any) -> Variable:
+        return both(self, other)
+
+    def reverse(self: Variable, other: Any) -> Variable:
+        return both(other, self)
+
+    return forward, reverse
 
 
 def _no_operator(symbol: str, hint: str) -> Callable[[Variable, Any], Variable]:
@@ -108,9 +111,20 @@ def _neg(self: Variable) -> Variable:
 
 
 def _invert(self: Variable) -> Variable:
-    if self.dtype != bool_:
-        raise DTypeError(f"~ takes a bool variable, not {self}", site=call_site())
-    return builder_of(self).logical_not(self, name="tmp")
+    if self.dtype in FLOATS:
+        raise DTypeError(f"~ takes a bool or int variable, not {self}", site=call_site())
+    op_type = "logical_not" if self.dtype == bool_ else "bitwise_not"
+    return builder_of(self).emit(op_type, self, name="tmp")
+
+
+def _of_ints(function: str) -> tuple[Callable[..., Variable], Callable[..., Variable]]:
+    def forward(self: Variable, other: Any) -> Variable:
+        return getattr(tensor, function)(self, other)
+
+    def reverse(self: Variable, other: Any) -> Variable:
+        return getattr(tensor, function)(other, self)
+
+    return forward, reverse
 
 
 def _transposed(self: Variable) -> Variable:
@@ -139,18 +153,21 @@ def install() -> None:
         "__getitem__": indexing.getitem, "__setitem__": indexing.setitem, "__iter__": indexing.iterate,
         "__hash__": object.__hash__,  # defining == would drop it
         "T": property(_transposed), "astype": tensor.cast, "detach": detach,
-        "clone": tensor.assign, "size": size,
+        "clone": tensor.assign, "size": size, "sigmoid": sigmoid,
     }  # fmt: skip
     for name, (op_type, symbol) in ARITHMETIC.items():
         attributes[f"__{name}__"], attributes[f"__r{name}__"] = _arithmetic(op_type, symbol)
     for name, op_type in COMPARISONS.items():
         attributes[f"__{name}__"] = _comparison(op_type)
     for name, op_type in CONNECTIVES.items():
-        attributes[f"__{name}__"] = _connective(op_type)
+        attributes[f"__{name}__"], attributes[f"__r{name}__"] = _connective(op_type)
+    for name, function in OF_INTS.items():
+        attributes[f"__{name}__"], attributes[f"__r{name}__"] = _of_ints(function)
     for name, (symbol, hint) in MISSING.items():
         attributes[f"__{name}__"] = attributes[f"__r{name}__"] = _no_operator(symbol, hint)
-    for name in METHODS:
-        attributes[name] = getattr(tensor, name)
+    for name in tensor.__all__:
+        if name not in FROM_NOTHING:
+            attributes[name] = getattr(tensor, name)
     for name, value in attributes.items():
         setattr(Variable, name, value)
 

@@ -23,10 +23,6 @@ REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
     ("device_count must be an int > 0, is 'a'", lambda x: mg.static.cpu_places("a")),
     ("device_count must be an int > 0, is 0", lambda x: mg.static.cpu_places(0)),
     ("state_dict must be a dict, is 3", lambda x: mg.optimizer.lr.StepDecay(0.1, 2).set_state_dict(3)),
-    ("there is no operator // on variables", lambda x: x // 2),
-    ("there is no operator // on variables", lambda x: 5 // x),
-    ("there is no operator % on variables", lambda x: x % 2),
-    ("there is no operator % on variables", lambda x: 5 % x),
     ("there is no operator divmod on variables", lambda x: divmod(x, 2)),
     ("there is no operator << on variables", lambda x: x << 2),
     ("has no value while the program is built", lambda x: bool(x > 0)),
@@ -51,9 +47,8 @@ def test_paddles_arguments_of_append_backward_may_be_none_or_empty(x):
     assert [p.name for p, _ in found] == [w.name]
 
 
-def test_floor_and_remainder_by_the_hint(x):
-    out = mg.floor(x / 2.0), x - mg.floor(x / 2.0) * 2.0
+def test_floor_and_remainder(x):
     feed = {"x": np.array([[-3, -1, 0], [1, 2, 5]], "float32")}
-    floors, rests = mg.static.Executor(mg.CPUPlace()).run(x.block.program, feed=feed, fetch_list=list(out))
+    floors, rests = mg.static.Executor(mg.CPUPlace()).run(x.block.program, feed=feed, fetch_list=[x // 2, x % 2])
     np.testing.assert_array_equal(floors, feed["x"] // 2)
     np.testing.assert_array_equal(rests, feed["x"] % 2)

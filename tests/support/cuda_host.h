@@ -12,13 +12,14 @@
 #define MATH(name)                           \
     extern "C" double name(double) noexcept; \
     extern "C" float name##f(float) noexcept;
-MATH(ceil) MATH(cos) MATH(erf) MATH(erfc) MATH(exp) MATH(exp2) MATH(fabs) MATH(floor) MATH(log) MATH(log1p) MATH(log2)
+MATH(acos) MATH(acosh) MATH(asin) MATH(asinh) MATH(atan) MATH(atanh) MATH(cosh) MATH(expm1) MATH(lgamma) MATH(log10)
+MATH(sinh) MATH(tan) MATH(ceil) MATH(cos) MATH(erf) MATH(erfc) MATH(exp) MATH(exp2) MATH(fabs) MATH(floor) MATH(log) MATH(log1p) MATH(log2)
 MATH(rint) MATH(round) MATH(sin) MATH(sqrt) MATH(tanh) MATH(trunc)
 #undef MATH
 #define MATH(name)                                   \
     extern "C" double name(double, double) noexcept; \
     extern "C" float name##f(float, float) noexcept;
-MATH(fmax) MATH(fmin) MATH(nextafter) MATH(pow)
+MATH(atan2) MATH(fmax) MATH(fmin) MATH(fmod) MATH(nextafter) MATH(pow)
 #undef MATH
 extern "C" double fma(double, double, double) noexcept;
 extern "C" float fmaf(float, float, float) noexcept;
@@ -152,6 +153,8 @@ static inline void sincospi(double x, double* s, double* c) {
     *s = sin(3.14159265358979323846 * x), *c = cos(3.14159265358979323846 * x);
 }
 double erfinv(double y);
+static inline double cospi(double x) { return cos(3.14159265358979323846 * fmod(x, 2)); }
+static inline double sinpi(double x) { return x == floor(x) ? 0 : sin(3.14159265358979323846 * fmod(x, 2)); }
 
 static inline unsigned short cvt_rn_f16_f32(float x) { return bits_as<unsigned short>(_Float16(x)); }
 static inline unsigned short cvt_rn_bf16_f32(float x) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from minigraph.kernels.cuda.record.binder import Binder
@@ -58,20 +59,26 @@ def operand_shapes(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str
     return {"Y": aligned(ins["Y"].shape, ins["X"].ndim, axis)} if axis != -1 else {}
 
 
-def elementwise_pow(
-    binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]
-) -> None:
-    """X ** Y; a negative power of an int is reported."""
+def _bind_refusing(
+    expression: str, refused: str, wrong: str, binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Out = an expression of X and Y; of ints, a Y for which `refused` holds is reported as `wrong`."""
     X, Y, Out = ins["X"], ins["Y"], outs["Out"]
     shapes = operand_shapes(ins, attrs)
     if X.dtype in FLOATS:
-        return bind_pointwise(binder, {"Out": Out}, {"X": X, "Y": Y}, {"Out": "power(X, Y)"}, shapes=shapes)
-    fault, step = binder.report("a negative power of an integer")
-    refused = "(look((Fault*)p_fault), Y < 0 ? report((Fault*)p_fault, s_step, Y, i64(o_Out) + i) : void())"
+        return bind_pointwise(binder, {"Out": Out}, {"X": X, "Y": Y}, {"Out": expression}, shapes=shapes)
+    fault, step = binder.report(wrong)
+    looked = f"(look((Fault*)p_fault), {refused} ? report((Fault*)p_fault, s_step, Y, i64(o_Out) + i) : void())"
     bind_pointwise(
-        binder, {"Out": Out}, {"X": X, "Y": Y, "fault": fault}, {"Out": f"({refused}, power(X, Y))"},
+        binder, {"Out": Out}, {"X": X, "Y": Y, "fault": fault}, {"Out": f"({looked}, {expression})"},
         {"step": int(step)}, shapes | {"fault": ()},
     )  # fmt: skip
+
+
+elementwise_pow = partial(_bind_refusing, "power(X, Y)", "Y < 0", "a negative power of an integer")
+floor_divide = partial(_bind_refusing, "floor_quotient(X, Y)", "Y == 0", "no divisor of an integer")
+elementwise_mod = partial(_bind_refusing, "floor_rest(X, Y)", "Y == 0", "no divisor of an integer")
 
 
 def bind_gradients(

@@ -125,6 +125,30 @@ template <class C> __device__ __forceinline__ C power(C x, C y) {
     return C(result);
 }
 
+// The exact quotient rounded down, and what it leaves, with the sign of y; of ints for y != 0.
+template <class C> __device__ __forceinline__ C with_sign_of(C rest, C y) {
+    return rest != 0 && (rest < 0) != (y < 0) ? C(rest + y) : rest;
+}
+__device__ __forceinline__ float floor_rest(float x, float y) { return with_sign_of(fmodf(x, y), y); }
+__device__ __forceinline__ double floor_rest(double x, double y) { return with_sign_of(fmod(x, y), y); }
+template <class C> __device__ __forceinline__ C floor_rest(C x, C y) { return y == 0 ? C(0) : with_sign_of(C(x % y), y); }
+template <class C> __device__ __forceinline__ C rounded_quotient(C x, C y) {
+    return y == 0 ? x / y : C(rint((x - floor_rest(x, y)) / y));  // whole but for rounding
+}
+__device__ __forceinline__ float floor_quotient(float x, float y) { return rounded_quotient(x, y); }
+__device__ __forceinline__ double floor_quotient(double x, double y) { return rounded_quotient(x, y); }
+template <class C> __device__ __forceinline__ C floor_quotient(C x, C y) {
+    return y == 0 ? C(0) : C(x / y - (x % y != 0 && (x < 0) != (y < 0)));
+}
+template <class C> __device__ __forceinline__ C common_divisor(C x, C y) {
+    while (y != 0) {
+        const C rest = C(x % y);
+        x = y;
+        y = rest;
+    }
+    return x < 0 ? C(-x) : x;
+}
+
 template <class C> __device__ __forceinline__ C infinity() { return C(__int_as_float(0x7f800000)); }
 template <class C> __device__ __forceinline__ C not_a_number() { return C(__int_as_float(0x7fffffff)); }
 
@@ -154,6 +178,31 @@ template <class C> __device__ __forceinline__ C block_max(C x, C* shared) {
     __syncthreads();
     x = shared[threadIdx.x % 32 < blockDim.x / 32 ? threadIdx.x % 32 : 0];
     return warp_max(x);
+}
+
+// The n-th derivative of the digamma function: its recurrence up to where Stirling's series holds. NaN far below 0.
+template <class C> __device__ __forceinline__ C polygamma(C x, int n) {
+    constexpr double B[] = {1.0 / 12, -1.0 / 720, 1.0 / 30240, -1.0 / 1209600, 1.0 / 47900160, -691.0 / 1307674368000,
+        1.0 / 74724249600, -3617.0 / 10670622842880000};  // Bernoulli's numbers B_2k / (2k)!
+    if (x < C(-10000) || (n == 0 && x <= C(0) && x == floor(x))) return not_a_number<C>();
+    C shifted = C(0), factorial = C(1);
+    for (int k = 2; k <= n; ++k) factorial *= C(k);
+    C extra = C(0);
+    if (n == 0 && x < C(0)) {  // reflection
+        extra = C(-3.141592653589793) * cospi(x) / sinpi(x);
+        x = C(1) - x;
+    }
+    for (; x < C(16 + n); x += C(1)) shifted += power(x, C(-1 - n));
+    const C inverse = C(1) / x;
+    C term = n == 0 ? inverse * inverse : C(n + 1) * power(inverse, C(n + 2)), series = C(0);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        series += C(B[k]) * term;
+        term *= inverse * inverse * C(n + 2 * k + 2) * C(n + 2 * k + 3);
+    }
+    if (n == 0) return log(x) - C(0.5) * inverse - series - shifted + extra;
+    const C zeta = shifted + power(inverse, C(n)) / C(n) + C(0.5) * power(inverse, C(n + 1)) + series;
+    return (n % 2 ? factorial : -factorial) * zeta;
 }
 
 // The normal distribution function and its density. In float, 2^p(|x|) is what lies beyond |x|: p is a polynomial
