@@ -205,17 +205,20 @@ class Executor(NotPickled):
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""
         program = key[:-1]
         own = [k for k in self._plans if k[:-1] == program]
-        if len(own) > PLANS_KEPT or (len(own) > LEAST_KEPT and _host_is_full()):
-            del self._plans[own[0]]
+        gone = own[: len(own) > PLANS_KEPT]
+        if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
+            gone = own[:-LEAST_KEPT]
+        for k in gone:
+            del self._plans[k]
         if len(own) == 1 and program in self._gone:
             self._again += 1
             if self._again == WARNED_AFTER:
                 self._warn_of_turns(key)
         programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
-        for gone in programs[PROGRAMS_KEPT:]:
-            for k in [k for k in self._plans if k[:-1] == gone]:
+        for other in programs[PROGRAMS_KEPT:]:
+            for k in [k for k in self._plans if k[:-1] == other]:
                 del self._plans[k]
-            self._gone[gone] = None
+            self._gone[other] = None
         if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
             del self._gone[next(iter(self._gone))]
 
