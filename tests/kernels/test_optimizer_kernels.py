@@ -26,7 +26,7 @@ from tests.support.grades import graded
 UPDATES = (*updates.PLAIN, "squared_l2_norm")
 CORES = 1, 2, 5
 # Machine code takes a second to make. These have all that a loop may have: no state, states and powers, a norm before
-# it, a sum; the formulas of all others are tried on few elements by tests/optimizer.
+# it, a sum; the others are tried on few elements by tests/optimizer and tests/ops.
 SOONER = "sgd", "adamw", "lamb", "squared_l2_norm"
 SIZES = (0, 1, 3, 65535, 65536, 65537, kernels.BLOCK, kernels.BLOCK + 1, 2**20 + 1)
 
