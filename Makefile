@@ -31,7 +31,8 @@ demo: $(EXAMPLES)
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# NVRTC needs no GPU. The sweeps are those of which `make test` runs a part. What was compiled once is kept in ~/.cache/minigraph.
+# NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph. Sweeps are those of which `make test` runs
+# a part.
 kernels: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
 
