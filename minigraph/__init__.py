@@ -8,7 +8,7 @@ from minigraph.runtime.seeds import seed
 from minigraph.static.mode import enable_static, in_dynamic_mode
 from minigraph.tensor import foreach, math_op_patch
 
-from . import base, cuda, nn, optimizer, regularizer, static, tensor
+from . import base, cuda, metric, nn, optimizer, regularizer, static, tensor
 from .cuda import get_float32_matmul_precision, set_float32_matmul_precision
 from .errors import MinigraphError
 from .program import Variable
@@ -36,7 +36,7 @@ __all__ = [
     "CPUPlace", "CUDAPlace", "MinigraphError", "ParamAttr", "Variable", "base", "bfloat16", "bool", "cuda",
     "enable_static", "float16", "float32", "float64", "foreach", "get_default_dtype", "get_flags",
     "get_float32_matmul_precision", "get_num_threads", "in_dynamic_mode", "int8", "int16", "int32", "int64",
-    "math_op_patch", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
+    "math_op_patch", "metric", "nn", "optimizer", "regularizer", "seed", "set_default_dtype", "set_flags",
     "set_float32_matmul_precision", "set_num_threads", "static", "tensor", "uint8",
 ]  # fmt: skip
 __all__ += tensor.__all__

@@ -22,11 +22,13 @@ from . import amp, nn
 from .debug import Print
 from .input import InputSpec, create_parameter, data
 from .io import load, load_program_state, save, set_program_state
+from .metrics import accuracy, auc
 from .places import cpu_places, cuda_places
 
 __all__ = [
-    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter", "Print",
-    "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_parameter", "cuda_places", "data",
-    "default_main_program", "default_startup_program", "global_scope", "gradients", "load", "load_program_state",
-    "name_scope", "nn", "program_guard", "save", "scope_guard", "set_program_state",
+    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter",
+    "Print", "Program", "Scope", "Variable", "accuracy", "amp", "append_backward", "auc", "cpu_places",
+    "create_parameter", "cuda_places", "data", "default_main_program", "default_startup_program", "global_scope",
+    "gradients", "load", "load_program_state", "name_scope", "nn", "program_guard", "save", "scope_guard",
+    "set_program_state",
 ]  # fmt: skip

@@ -52,8 +52,10 @@ MAY_IMPORT = {
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
     "static": "errors types opdef program cuda runtime compiler tensor nn",
+    "metric": "errors types program tensor static",
     "base": "program runtime",
-    "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static base",
+    "": "version errors types opdef kernels ops program cuda runtime regularizer tensor nn optimizer static metric"
+        " base",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
