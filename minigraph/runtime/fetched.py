@@ -24,8 +24,8 @@ class FetchedArray(np.ndarray):
         return Shape(super().shape)
 
     @shape.setter
-    def shape(self, sizes: Any) -> None:
-        np.ndarray.shape.__set__(self, sizes)  # pyright: ignore[reportAttributeAccessIssue]
+    def shape(self, value: Any) -> None:
+        np.ndarray.shape.__set__(self, value)  # pyright: ignore[reportAttributeAccessIssue]
 
     def lod(self) -> list[list[int]]:
         """Offsets of sequences in one tensor: there are no such tensors here."""

@@ -43,7 +43,8 @@ def samplers(paddle: Any) -> Any:
         "lengths": [len(io.BatchSampler(data, batch_size=2)), len(io.BatchSampler(data, batch_size=2, drop_last=True))],
         "of a sampler": list(io.BatchSampler(sampler=io.SequenceSampler(data), batch_size=3)),
         "all": sorted(io.RandomSampler(data)), "sequence": list(io.SequenceSampler(data)),
-        "weighted": list(io.WeightedRandomSampler([0, 0, 1], 4)), "one": list(io.SubsetRandomSampler([7])),
+        "weighted": list(io.WeightedRandomSampler(np.array([0.0, 0.0, 1.0]), 4)),
+        "one": list(io.SubsetRandomSampler([7])),
     }  # fmt: skip
 
 
