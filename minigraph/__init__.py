@@ -137,7 +137,8 @@ paddle_names.explain_missing(
         "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
         "static.nn": static.nn,
         "Variable": Variable, "Program": static.Program, "Block": static.Block, "Operator": static.Operator,
-        "Executor": static.Executor, "BuildStrategy": static.BuildStrategy, "Layer": nn.Layer,
+        "Executor": static.Executor, "BuildStrategy": static.BuildStrategy,
+        "ExecutionStrategy": static.ExecutionStrategy, "Layer": nn.Layer,
         "Optimizer": optimizer.Optimizer, "utils": utils, "utils.unique_name": utils.unique_name,
     }
 )  # fmt: skip

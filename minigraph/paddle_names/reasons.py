@@ -174,7 +174,7 @@ INSTEAD = {
     "static.nn.sparse_embedding": "static.nn.embedding",
     "nn.SyncBatchNorm": "nn.BatchNorm1D: there is one device",
     "nn.Upsample": "mg.repeat_interleave along an axis",
-    "nn.utils": "grad_clip= of the optimizer; static.WeightNormParamAttr",
+    "nn.utils": "grad_clip= of the optimizer",
     "Variable.numpy": FETCH,
     "Variable.item": FETCH,
     "Variable.backward": MINIMIZE,
@@ -193,6 +193,7 @@ INSTEAD = {
     "Layer.clear_gradients": "nothing needs to be cleared: each run computes its gradients anew",
     "Optimizer.step": "optimizer.minimize(loss) once, while the program is built; each exe.run(main, ...) is a step",
     "Optimizer.clear_grad": "nothing needs to be cleared: each run computes its gradients anew",
+    "static.WeightNormParamAttr": "g * v / mg.sqrt(mg.sum(v * v)), with g and v from static.create_parameter",
     "optimizer.LBFGS": "optimizer.Adam, optimizer.Momentum; or fetch loss and gradients and call"
         " scipy.optimize.minimize(method='L-BFGS-B')",
 }  # fmt: skip

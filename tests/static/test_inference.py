@@ -52,7 +52,8 @@ def test_what_is_refused(net, tmp_path: Path):
     for feeds, fetches, why in (
         ([x], [loss], "needs y: f32"), ([x, x], [out], "holds a variable twice"),
         ([x], [], "must be a Variable or a list"),
-        ([x, out.program.all_parameters()[0]], [out], "kept between runs"), ([y], [static.Program], "must be a Variable"),
+        ([x, out.program.all_parameters()[0]], [out], "kept between runs"),
+        ([y], [static.Program], "must be a Variable"),
     ):  # fmt: skip
         with pytest.raises(ProgramError, match=why):
             static.save_inference_model(tmp_path / "net", feeds, fetches, exe)
