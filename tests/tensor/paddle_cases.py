@@ -145,6 +145,95 @@ case("multiplex", lambda p, x, y, i: p.multiplex([x, y], i), A, A + 10, np.array
 named("repeat_interleave", A, repeats=2, axis=1)
 named("repeat_interleave flat", A, repeats=2)
 
+# Pieces and orders
+
+named("slice", CUBE, axes=[0, 2], starts=[0, -3], ends=[1, 9])
+named("strided_slice", CUBE, axes=[2], starts=[3], ends=[-9], strides=[-2])
+named("crop", A, shape=[1, -1], offsets=[1, 1])
+named("chunk", A, chunks=3, axis=1)
+named("unbind", A, axis=1)
+named("unstack", A)
+named("flip", CUBE, axis=[0, -1])
+named("reverse", A, axis=0)
+named("rot90", A)
+named("rot90 back", A, k=-1)
+named("rot90 twice", CUBE, k=2, axes=[1, 2])
+named("roll", A, shifts=4)
+named("roll axes", A, shifts=[1, -1], axis=[0, 1])
+named("t", A)
+named("moveaxis", CUBE, source=[0, 1], destination=[2, 0])
+named("unflatten", A, axis=1, shape=[3, -1])
+named("broadcast_to", A, shape=[2, 2, 3])
+named("expand_as", A, CUBE[0, :3, 0] + A)
+case("broadcast_tensors", lambda p, x, y: p.broadcast_tensors([x, y]), A, np.array([[1.0], [2.0]]))
+case("meshgrid", lambda p, x, y: p.meshgrid(x, y), np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0]))
+for _name in ("shape", "numel", "rank", "is_empty", "clone"):
+    named(_name, A)
+case("add_n", lambda p, x, y: p.add_n([x, y]), A, A * 2)
+case("increment", lambda p, x: p.increment(p.assign(x), 2.0), np.array([1.0]))
+case("to_tensor", lambda p, x: p.to_tensor([[1, 2], [3, 4]], dtype="float64"), A)
+
+# Products
+
+named("mm", A, A.T)
+named("bmm", CUBE, CUBE.transpose(0, 2, 1))
+named("mv", A, [1.0, 2.0, 3.0])
+named("dot", [1.0, 2.0], [3.0, 4.0])
+named("dot of ints", [1, 2], [3, 4])
+named("dot rows", A, A)
+named("outer", [1.0, 2.0], [3.0, 4.0, 5.0])
+named("inner", CUBE, CUBE[0])
+named("addmm", np.ones((2, 2)), A, A.T, beta=0.5, alpha=2.0)
+named("kron", [1.0, 2.0], [[1.0, 1.0], [2.0, 0.0]])
+
+# Reductions
+
+GAPS = np.array([[3.0, 1.0, NAN, 2.0], [1.0, 1.0, 0.0, 5.0]])
+named("all", T, axis=1)
+named("all of ints", I)
+named("any", T, axis=0, keepdim=True)
+named("amax", CUBE, axis=[0, 2])
+named("amin", CUBE, axis=1)
+named("allclose", X, X + 1e-9)
+named("equal_all", X, X)
+named("equal_all no", X, Y)
+named("count_nonzero", A, axis=0)
+named("nansum", GAPS, axis=1)
+named("nanmean", GAPS, axis=1, keepdim=True)
+for _name in ("std", "var"):
+    named(_name, X)
+    named(f"{_name} biased", X, axis=1, unbiased=False, keepdim=True)
+    named(f"{_name} of one", np.array([3.0]))
+named("logsumexp", X, axis=1)
+named("logsumexp all", X, keepdim=True)
+named("logsumexp large", np.array([1000.0, 1000.5]))
+named("norm", X)
+named("norm one", X, p=1, axis=1)
+named("norm inf", X, p=INF, axis=0)
+named("norm least", X, p=-INF, axis=0)
+named("norm three", X, p=3, axis=1, keepdim=True)
+named("norm count", A, p=0, axis=1)
+named("norm fro", X, p="fro", axis=[0, 1])
+named("dist", X, Y, p=3)
+named("dist largest", X, Y, p=INF)
+
+# Grids and diagonals
+
+case("linspace", lambda p, x: [p.linspace(0, 10, 4), p.linspace(3, 10, 1), p.linspace(0, 10, 4, "int32")], A)
+case("logspace", lambda p, x: p.logspace(0, 3, 4), A)
+case("eye", lambda p, x: [p.eye(2, 3), p.eye(2, dtype="int64")], A)
+case("tril_indices", lambda p, x: [p.tril_indices(3, 3, 0), p.tril_indices(2, 4, 1)], A)
+case("triu_indices", lambda p, x: [p.triu_indices(2, 3, 1), p.triu_indices(3, 3, -1)], A)
+named("diag", [1.0, 2.0], offset=-1, padding_value=5)
+named("diag above", [1.0, 2.0], offset=2)
+named("diag of a matrix", A, offset=1)
+named("diag_embed", A, offset=1)
+named("diag_embed axes", A, offset=-1, dim1=0, dim2=2)
+named("diagonal", CUBE, offset=1, axis1=0, axis2=2)
+named("diagonal below", A, offset=-1)
+named("diagflat", A, offset=1)
+named("trace", CUBE, offset=-1, axis1=1, axis2=2)
+
 
 def record() -> None:
     """Write what the Paddle that is installed says of every case."""
