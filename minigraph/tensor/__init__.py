@@ -1,6 +1,6 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
-from . import functions, grids, picking, pieces, random, statistics
+from . import functions, grids, picking, pieces, random, search, statistics
 from .creation import (
     arange,
     assign,
@@ -66,6 +66,7 @@ from .math import (
 from .picking import *  # noqa: F403
 from .pieces import *  # noqa: F403
 from .random import *  # noqa: F403
+from .search import *  # noqa: F403
 from .statistics import *  # noqa: F403
 
 __all__ = [
@@ -81,4 +82,5 @@ __all__ += grids.__all__
 __all__ += random.__all__
 __all__ += picking.__all__
 __all__ += pieces.__all__
+__all__ += search.__all__
 __all__ += statistics.__all__

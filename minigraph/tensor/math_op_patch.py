@@ -41,7 +41,7 @@ MISSING = {
 }
 FROM_NOTHING = (
     "add_n", "arange", "broadcast_tensors", "concat", "empty", "eye", "full", "is_tensor", "linspace", "logspace",
-    "meshgrid", "multiplex", "normal", "ones", "rand", "randint", "randn", "scatter_nd", "shape", "stack",
+    "meshgrid", "multiplex", "normal", "ones", "rand", "randint", "randn", "randperm", "scatter_nd", "shape", "stack",
     "standard_normal", "to_tensor", "tril_indices", "triu_indices", "uniform", "where", "zeros",
 )  # fmt: skip  # functions that are no methods
 

@@ -234,6 +234,34 @@ named("diagonal below", A, offset=-1)
 named("diagflat", A, offset=1)
 named("trace", CUBE, offset=-1, axis1=1, axis2=2)
 
+# Order
+
+S = np.array([[3.0, 1.0, NAN, 2.0], [1.0, 4.0, 0.0, 5.0]])
+FEW = np.array([[1, 2, 2, 3, 3], [5, 5, 1, 1, 2]])
+for _name in ("sort", "argsort"):
+    named(_name, S)
+    named(f"{_name} down", S, axis=0, descending=True)
+named("topk", S, k=2)
+named("topk smallest", S, k=1, axis=0, largest=False)
+named("kthvalue", S, k=2)
+named("kthvalue axis", S, k=2, axis=0, keepdim=True)
+named("mode", FEW)
+named("mode axis", FEW, axis=0, keepdim=True)
+named("median", X)
+named("median axis", S, axis=1)
+named("median of ints", np.array([1, 2, 3, 4]))
+named("median keepdim", X, keepdim=True)
+named("quantile", X, q=[0.3, 0.5], axis=1)
+named("quantile all", X, q=0.7, keepdim=True)
+named("quantile nan", S, q=0.5, axis=1)
+case("searchsorted", lambda p, r, x: p.searchsorted(r, x, right=True), np.array([1.0, 3.0, 5.0]), A)
+case("searchsorted rows", lambda p, r, x: p.searchsorted(r, x), np.array([[1.0, 3.0, 5.0], [0.0, 3.0, 4.0]]), A)
+case("bucketize", lambda p, x, r: p.bucketize(x, r, out_int32=True), A, np.array([1.0, 3.0, 5.0]))
+named("histogram", [1, 2, 1], bins=4, min=0, max=3)
+named("histogram range", np.array([1.0, 2.0, 1.0, 7.0], "float32"), bins=4)
+named("diff", [1, 4, 9, 16], n=2)
+case("diff more", lambda p, x, y: p.diff(x, axis=0, prepend=y), A, A[:1])
+
 
 def record() -> None:
     """Write what the Paddle that is installed says of every case."""

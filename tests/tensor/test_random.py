@@ -48,3 +48,14 @@ def test_distribution(name):
 def test_every_int_is_drawn():
     assert set(drawn(lambda: mg.randint(-2, 3, MANY)).ravel()) == {-2, -1, 0, 1, 2}
     assert set(drawn(lambda: mg.randint(3, shape=[100])).ravel()) == {0, 1, 2}
+
+
+def test_permutations_and_draws_of_classes():
+    assert sorted(drawn(lambda: mg.randperm(50))) == list(range(50))
+    weights = np.array([[0.0, 1.0, 3.0], [2.0, 2.0, 0.0]])
+    found = drawn(lambda: mg.multinomial(mg.assign(weights), 20000, replacement=True))
+    shares = np.stack([np.bincount(row, minlength=3) for row in found]) / 20000
+    np.testing.assert_allclose(shares, weights / weights.sum(1, keepdims=True), atol=0.02)
+    found = drawn(lambda: mg.multinomial(mg.full([5000, 3], 1.0) * mg.assign([0.0, 1.0, 3.0]), 2))
+    assert (np.sort(found, axis=1) == [1, 2]).all()
+    assert abs((found[:, 0] == 2).mean() - 0.75) < 0.03

@@ -44,6 +44,10 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]] = [
     ("probabilities are floats", lambda x: mg.bernoulli(x), (I,)),
     ("num must be an int > 0", lambda x: mg.linspace(0, 1, 0), (X,)),
     ("must be a vector or a matrix", lambda x: mg.diag(x.unsqueeze(0)), (X,)),
+    ("k 4 is not in [1, 3]", lambda x: mg.topk(x, 4), (X,)),
+    ("q must lie in [0, 1]", lambda x: mg.quantile(x, 2), (X,)),
+    ("without replacement", lambda x: mg.multinomial(x, 4), (X,)),
+    ("cast one of them", lambda x, i: mg.searchsorted(x[0], i), (X, I)),
     ("n must lie in [0, 20]", lambda x: mg.polygamma(x, -1), (X,)),
 ]
 
