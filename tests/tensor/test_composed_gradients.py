@@ -63,6 +63,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "normal": (lambda x: mg.normal(x, 0.0), (X,)),
 }
 
+OF_KNOWN_SIZES = {"roll", "diagonal", "kron", "normal", "inner"}
+
 
 @pytest.mark.parametrize("known", [True, False], ids=["sizes known", "batch unknown"])
 @pytest.mark.parametrize("name", CASES)
@@ -71,12 +73,11 @@ def test_gradients_are_the_slopes(name, known):
     given = [static.data(f"x{i}", a.shape if known else (None, *a.shape[1:]), "float64") for i, a in enumerate(arrays)]
     for v in given:
         v.stop_gradient = False
-    try:
-        out = build(*given)
-    except mg.MinigraphError as refusal:
-        assert "known" in str(refusal)
-        assert not known
+    if not known and name in OF_KNOWN_SIZES:
+        with pytest.raises(mg.MinigraphError, match="known"):
+            build(*given)
         return
+    out = build(*given)
     exe, weights = static.Executor(mg.CPUPlace()), np.random.default_rng(3)
     feed = {f"x{i}": a for i, a in enumerate(arrays)}
     (value,) = exe.run(feed=feed, fetch_list=[out])
