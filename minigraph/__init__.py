@@ -132,7 +132,7 @@ __all__ += tensor.__all__
 paddle_names.explain_missing(
     {
         "": sys.modules[__name__], "base": base, "base.framework": framework, "device": device,
-        "framework": framework, "io": io, "nn": nn, "nn.functional": nn.functional,
+        "framework": framework, "io": io, "metric": metric, "nn": nn, "nn.functional": nn.functional,
         "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr": optimizer.lr,
         "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
         "static.nn": static.nn,

@@ -128,7 +128,8 @@ def test_pickles_are_never_opened(net, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("head", "what"),
-    [(b"\x0a\x94v\x08", "protobuf"), (bytes(24), "inference model"), (b"PK\x03\x04aaaa", "a zip of pickles")],
+    [(b"\x0a\x94v\x08\x00\x10\xff", "protobuf"),
+     (bytes(24), "inference model"), (b"PK\x03\x04aaaa", "a zip of pickles")],
 )
 def test_other_files_of_paddle(tmp_path: Path, head: bytes, what: str):
     (tmp_path / "w").write_bytes(head + b"abcdefgh")

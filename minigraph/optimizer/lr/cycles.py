@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from minigraph.errors import DTypeError, require
+
 from .schedules import LRScheduler, check, is_int, is_number, is_rate
 
 
@@ -79,6 +81,8 @@ class OneCycleLR(LRScheduler):
         end_learning_rate: float = 0.0001, phase_pct: float = 0.3, anneal_strategy: str = "cos",
         three_phase: bool = False, last_epoch: int = -1, verbose: bool = False,
     ) -> None:  # fmt: skip
+        wanted = f"max_learning_rate must be a number, is {max_learning_rate!r}"
+        require(is_number(max_learning_rate), wanted, DTypeError)
         top = check("max_learning_rate", max_learning_rate, is_rate(max_learning_rate), "a number >= 0")
         end = check("end_learning_rate", end_learning_rate, is_rate(end_learning_rate), "a number >= 0")
         self.total_steps = check("total_steps", total_steps, is_int(total_steps, 1), "an int > 0")

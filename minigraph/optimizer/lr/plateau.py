@@ -29,8 +29,6 @@ class ReduceOnPlateau(LRScheduler):
         threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0, min_lr: float = 0,
         epsilon: float = 1e-8, verbose: bool = False,
     ) -> None:  # fmt: skip
-        wanted = f"learning_rate must be a float, is {learning_rate!r}"
-        require(isinstance(learning_rate, (float, np.floating)), wanted, DTypeError)
         self.mode = check("mode", mode, mode in ("min", "max"), "'min' or 'max'")
         known = threshold_mode in ("rel", "abs")
         self.threshold_mode = check("threshold_mode", threshold_mode, known, "'rel' or 'abs'")
@@ -40,6 +38,7 @@ class ReduceOnPlateau(LRScheduler):
         self.threshold = check("threshold", threshold, is_number(threshold), "a number")
         self.min_lr = check("min_lr", min_lr, is_rate(min_lr), "a number >= 0")
         self.epsilon = check("epsilon", epsilon, is_rate(epsilon), "a number >= 0")
+        require(is_number(learning_rate), f"learning_rate must be a number, is {learning_rate!r}", DTypeError)
         self.base_lr = self.last_lr = float(check("learning_rate", learning_rate, is_rate(learning_rate), ">= 0"))
         self.best: float | None = None
         self.cooldown_counter = self.num_bad_epochs = self.last_epoch = 0
