@@ -42,11 +42,11 @@ class UnknownName(AttributeError):
 
     def __init__(self, what: str, name: str, known: Callable[[], Iterable[str]]) -> None:
         super().__init__(what, name)
-        self.what, self.name, self.known = what, name, known
+        self.what, self.wanted, self.known = what, name, known
 
     def __str__(self) -> str:
-        hint = nearest(self.name, (n for n in self.known() if not n.startswith("_")))
-        return f"{self.what} has no attribute {self.name!r}{f'; {hint}' if hint else ''}"
+        hint = nearest(self.wanted, (n for n in self.known() if not n.startswith("_")))
+        return f"{self.what} has no attribute {self.wanted!r}{f'; {hint}' if hint else ''}"
 
 
 def is_listed(space: str, name: str) -> bool:

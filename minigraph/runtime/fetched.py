@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-class Shape(tuple[int, ...]):
+class FetchedShape(tuple[int, ...]):
     """Sizes that may also be called, as in Paddle: `value.shape()` is a list."""
 
     __slots__ = ()
@@ -21,7 +21,7 @@ class FetchedArray(np.ndarray):
 
     @property
     def shape(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Shape(super().shape)
+        return FetchedShape(super().shape)
 
     @shape.setter
     def shape(self, value: Any) -> None:
