@@ -39,7 +39,7 @@ def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"})):
 def _divided(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     wide = state_dtype(x.dtype)
     with np.errstate(all="ignore"):
-        return np.divide(x, scale, dtype=wide).astype(x.dtype, copy=False)
+        return np.asarray(np.divide(x, scale, dtype=wide)).astype(x.dtype, copy=False)
 
 
 def _is_number(type: TensorType) -> bool:
@@ -83,7 +83,7 @@ def _scale(found: str) -> str:
 )  # fmt: skip
 def update_loss_scaling(
     FoundInfinite, PrevLossScaling, InGoodSteps, InBadSteps, *, incr_every_n_steps: int = 1000,
-    decr_every_n_nan_or_inf: int = 2, incr_ratio: float = 2.0, decr_ratio: float = 0.8,
+    decr_every_n_nan_or_inf: int = 2, incr_ratio: float = 2.0, decr_ratio: float = 0.8, out=None,
 ):  # fmt: skip
     """The loss scale of the next step, and how many good or bad steps have come one after the other.
 
@@ -96,13 +96,21 @@ def update_loss_scaling(
         good = np.zeros_like(InGoodSteps)
         if bad.item() >= decr_every_n_nan_or_inf:
             scale, bad = np.maximum(scale * ratio(decr_ratio), ratio(1)), np.zeros_like(InBadSteps)
-        return np.array(scale), good, bad
-    bad = np.zeros_like(InBadSteps)
-    if good.item() >= incr_every_n_steps:
-        with np.errstate(over="ignore"):
-            more = scale * ratio(incr_ratio)
-        scale, good = more if np.isfinite(more).all() else scale, np.zeros_like(InGoodSteps)
-    return np.array(scale), good, bad
+    else:
+        bad = np.zeros_like(InBadSteps)
+        if good.item() >= incr_every_n_steps:
+            with np.errstate(over="ignore"):
+                more = scale * ratio(incr_ratio)
+            scale, good = more if np.isfinite(more).all() else scale, np.zeros_like(InGoodSteps)
+    values = np.array(scale), good, bad
+    return tuple(_put(value, to) for value, to in zip(values, out or (None,) * 3, strict=True))
+
+
+def _put(value: np.ndarray, to: np.ndarray | None) -> np.ndarray:
+    if to is None:
+        return value
+    to[...] = value
+    return to
 
 
 @update_loss_scaling.infer
