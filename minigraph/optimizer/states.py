@@ -29,7 +29,7 @@ def persistable(
 
 
 def master_weight(param: Parameter, startup: Block) -> Variable:
-    """A float32 copy of `param`, which the startup program makes of its first value."""
+    """A float32 copy of `param`, which the startup program makes of its first value, before that is rounded."""
     type = param.type.with_dtype(float32)
     own = persistable(param.block, startup, f"{param.name}_fp32_master", 0.0, type)[0]
     require(
@@ -38,6 +38,9 @@ def master_weight(param: Parameter, startup: Block) -> Variable:
     )  # fmt: skip
     startup.ops.pop()  # instead of a constant
     first, copy = startup.var(param.name), startup.var(own.name)
+    writer = next((op for op in reversed(startup.ops) if param.name in op.output_arg_names), None)
+    if writer is not None and writer.type == "cast" and next(writer.input_vars).dtype == float32:
+        first = next(writer.input_vars)
     Builder(startup).cast(first, dtype=float32, out={"Out": copy})
     return own
 

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "nn": "errors types program tensor",
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
-    "static": "errors types opdef program ir cuda runtime compiler tensor nn",
+    "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "io": "errors types program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
