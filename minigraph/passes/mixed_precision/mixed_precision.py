@@ -4,7 +4,8 @@
     relu(H)       ->  relu(H), H in 16 bits          gray: as the input
     log(H)        ->  log(cast(H, float32))          all others
 
-A value is cast to a type once, by an operator before the first reader, and all readers share it.
+A value is cast to a type once, and all readers share it: weights before all operators, other values
+before their first reader.
 Values keep their names and get the type in which they are computed. What the user typed himself, in
 another type than float32 or by a cast, stays so. It stands before `append_backward`: the gradient of
 a cast is a cast.
@@ -21,7 +22,7 @@ from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.opdef import get_op
 from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.program import Parameter
-from minigraph.types import DType, TensorType, float32
+from minigraph.types import DType, float32
 
 from .lists import GRAY_O2, KEPT_WIDE
 
@@ -148,10 +149,15 @@ class _Rewrite:
             return bool(np.isfinite(np.asarray(op.attrs["value"]).astype(self.facts.half)))
 
     def _cast(self, v: VarNode, dtype: DType, reader: OpNode, rank: tuple[int, ...]) -> VarNode:
-        """`v` in another type; made behind the operator of `rank` where it is the first time."""
+        """`v` in another type; made behind the operator of `rank` where it is the first time.
+
+        Weights are cast before all operators, side by side: one launch can do it for all.
+        """
         known = self.casts.get((v, dtype))
         if known is not None:
             return known
+        if v.given and v.persistable and v.next_version is None:
+            rank = (-1,)
         graph, opdef = self.graph, get_op("cast")
         result = graph.add_var(graph.fresh_name(f"{v.name}.cast_{dtype}"), v.type.with_dtype(dtype))
         graph.add_op(
@@ -170,10 +176,7 @@ class _Rewrite:
         for slot, vs in op.outputs.items():
             for v, inferred in zip(vs, types[slot], strict=True):
                 if v.type.dtype != inferred.dtype:
-                    self._set_type(v, inferred)
-
-    def _set_type(self, v: VarNode, inferred: TensorType) -> None:
-        v.type = v.type.with_dtype(inferred.dtype)
+                    v.type = v.type.with_dtype(inferred.dtype)
 
 
 def _floats(op: OpNode) -> Iterator[tuple[str, VarNode]]:
