@@ -26,7 +26,7 @@ from minigraph.types import DType, float32
 
 from .lists import GRAY_O2, KEPT_WIDE
 
-BEHIND = 1 << 40  # in ranks: behind all that stands at the place of an operator
+BEHIND = 1 << 39  # in ranks: behind what stands at the place of an operator, before a stop of gradients
 
 
 @dataclass
@@ -122,10 +122,7 @@ class _Rewrite:
 
     def _is_free(self, op: OpNode) -> bool:
         """Whether the types of its floats are not the user's own choice, nor what a Scope holds."""
-        own = all(v in self.typed and self.typed[v].dtype == float32 for _, v in _floats(op))
-        return own and all(
-            v.pinned != "persistable" and v.previous_version is None and v.next_version is None for v in op.output_vars
-        )
+        return all(self.typed[v].dtype == float32 for _, v in _floats(op)) and _may_change(op)
 
     def _is_half(self, op: OpNode) -> bool:
         """Whether it computes in 16 bits: a white one in any case, others where no activation has more."""
@@ -182,6 +179,15 @@ class _Rewrite:
 def _floats(op: OpNode) -> Iterator[tuple[str, VarNode]]:
     """(slot, value) of the float inputs."""
     return ((slot, v) for slot, vs in op.inputs.items() for v in vs if v.type.is_float)
+
+
+def _may_change(op: OpNode) -> bool:
+    """Whether its results may have another type: no Scope holds them, and no update in place joins versions."""
+    return all(
+        not v.persistable and v.previous_version is None and v.next_version is None
+        and all(_may_change(reader) for reader in v.read_by if reader.type == "stop_gradient")
+        for v in op.output_vars
+    )  # fmt: skip
 
 
 def gray_of(level: str, gray: Collection[str]) -> frozenset[str]:

@@ -1,0 +1,257 @@
+"""The rewrite of mixed precision: where casts go, what the lists decide, and that no value changes but by rounding."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import nn, static
+from minigraph.compiler.validate import distance, evaluate, made_up_values
+from minigraph.errors import ProgramError
+from minigraph.ir.convert import to_graph
+from minigraph.ir.diff import first_difference
+from minigraph.ir.text import parse
+from minigraph.ir.verify import verify
+from minigraph.program import Program, unique_name
+from minigraph.program.backward import append_backward
+from minigraph.static.amp import AutoMixedPrecisionLists, cast_model_to_fp16
+from minigraph.types import bfloat16, float16, float32
+from tests.support import random_programs
+from tests.support.random_programs import _Net
+
+LEVELS = [("O1", "float16"), ("O1", "bfloat16"), ("O2", "float16"), ("O2", "bfloat16"), ("OD", "bfloat16")]
+
+
+class Forward(_Net):
+    """A random program in float32 without an ending: the value that would be fetched is the loss."""
+
+    def emit(self, op_type, *inputs, **attrs):
+        if attrs.get("dtype") == "float64":
+            attrs["dtype"] = "float32"
+        return super().emit(op_type, *inputs, **attrs)
+
+    def finish(self, bare):
+        self.choose = lambda weights: "inference"
+        super().finish(bare)
+        self.loss = self.block.var(self.fetches[0] if self.fetches else next(reversed(self.block.vars)))
+
+
+def random_forward(seed: int) -> Forward:
+    with unique_name.guard():
+        net = Forward(random.Random(seed), seed)
+        for i in range(net.r.randint(2, 7)):
+            net.r = random.Random(f"{seed}:{i}")
+            net.layer(False)
+        net.r = random.Random(f"{seed}:end")
+        net.finish(False)
+    return net
+
+
+@pytest.mark.parametrize(("level", "dtype"), LEVELS)
+def test_random_programs_compute_the_same_but_for_rounding(level, dtype, monkeypatch):
+    """With every float lifted to float64, casts round nothing: values and gradients are those of before, each one."""
+    monkeypatch.setattr(random_programs, "float64", float32)
+    halves = compared = refused = 0
+    for seed in range(30):
+        plain, net = random_forward(seed), random_forward(seed)
+        cast_model_to_fp16(net.program, None, False, dtype, level)
+        verify(to_graph(net.program))
+        halves += sum(v.dtype.itemsize == 2 and v.type.is_float for v in net.program.list_vars())
+        grads = []
+        for n in (plain, net):
+            try:
+                grads.append([(p.name, g.name) for p, g in append_backward(n.loss)])
+            except ProgramError as problem:
+                grads.append(problem.fact)
+        if isinstance(grads[0], str) or isinstance(grads[1], str):
+            assert type(grads[0]) is type(grads[1]) or "overwritten" in str(grads[1]), f"seed {seed}: {grads[1]}"
+            refused += 1
+            continue
+        assert first_difference(parse(str(net.program)), net.program) is None
+        values = {**made_up_values(plain.program), **net.values, **net.feeds}
+        before, after = evaluate(plain.program, values), evaluate(net.program, values)
+        assert [name for name, _ in grads[0]] == [name for name, _ in grads[1]]
+        pairs = [(a, b) for (_, a), (_, b) in zip(*grads, strict=True)]
+        for a, b in [*((n, n) for n in plain.fetches), *pairs]:
+            assert distance(before[a], after[b]) < 1e-10, f"seed {seed}: {a}"
+            compared += 1
+    assert halves > 30 and compared > 50 and refused < 20, (halves, compared, refused)
+
+
+# where casts go
+
+
+def program(body) -> Program:
+    main, startup = Program("main"), Program("startup")
+    with static.program_guard(main, startup), unique_name.guard():
+        body()
+    return main
+
+
+def types(main: Program) -> list[str]:
+    return [op.type for op in main.ops]
+
+
+def dtype_of(main: Program, op_type: str) -> str:
+    """The type in which the only operator of this type writes."""
+    (op,) = (op for op in main.ops if op.type == op_type)
+    return str(next(op.output_vars).dtype)
+
+
+def two_heads():
+    x = static.data("x", [None, 8])
+    a, b = nn.Linear(8, 4)(x), nn.Linear(8, 4)(x)
+    mg.mean(mg.exp(a) + mg.log(mg.abs(a) + 1.0) + b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_value_is_cast_once_and_weights_before_all_operators(dtype):
+    main = program(two_heads)
+    cast_model_to_fp16(main, None, False, dtype, "O1")
+    casts = [op for op in main.ops if op.type == "cast"]
+    read = Counter(v.name for op in casts for v in op.input_vars)
+    assert set(read.values()) == {1} and read["x"] == 1
+    assert types(main)[:4] == ["cast"] * 4, "the weights and biases of both layers"
+    assert all(p.dtype == float32 for p in main.all_parameters())
+    made = [next(op.output_vars) for op in main.ops if op.type in ("exp", "log", "reduce_mean")]
+    assert {v.dtype for v in made} == {float32}
+    assert all(op.site is not None for op in main.ops)
+
+
+def test_the_gradient_of_a_shared_cast_is_added_before_it_is_cast():
+    main = program(lambda: mg.mean(mg.matmul(x := static.data("x", [2, 3]), w := nn.Linear(3, 3).weight) +
+                                   mg.matmul(x * 2.0, w)))  # fmt: skip
+    cast_model_to_fp16(main, None, False, "float16", "O1")
+    append_backward(main.ops[-1].outputs["Out"][0])
+    assert types(main).count("sum") == 1
+    (total,) = (op for op in main.ops if op.type == "sum")
+    assert next(total.output_vars).dtype == float16
+
+
+def test_level_o2_gives_parameters_16_bits_but_those_of_norms():
+    def body():
+        h = nn.LayerNorm(4)(nn.Linear(8, 4)(static.data("x", [None, 8])))
+        mg.mean(nn.functional.softmax(nn.functional.gelu(h)))
+
+    main = program(body)
+    narrowed = cast_model_to_fp16(main, None, False, "bfloat16")
+    assert {p.name for p in main.all_parameters() if p.dtype == bfloat16} == narrowed
+    assert narrowed == {"linear_0.w_0", "linear_0.b_0"}
+    assert [dtype_of(main, t) for t in ("layer_norm", "gelu", "softmax", "reduce_mean")] == ["bfloat16"] * 3 + ["float32"]
+    assert types(main).count("cast") == 2, "of the data, and before the mean"
+
+
+def test_gray_operators_beside_float32_activations_compute_in_float32():
+    def body():
+        x = static.data("x", [None, 4])
+        h = nn.Linear(4, 4)(x)
+        mg.mean((h + x) * mg.full([1], 2.0) + mg.tanh(h * mg.full([1], 1e6)))
+
+    main = program(body)
+    cast_model_to_fp16(main, None, False, "float16", "O1")
+    adds = [op for op in main.ops if op.type == "elementwise_add"]
+    assert [str(next(op.output_vars).dtype) for op in adds] == ["float16", "float32", "float32"]
+    muls = [op for op in main.ops if op.type == "elementwise_mul"]
+    assert [next(op.output_vars).dtype for op in muls] == [float32, float32], "1e6 is infinite in float16"
+
+
+def test_what_the_user_typed_stays():
+    def body():
+        x = static.data("x", [None, 4])
+        h = nn.Linear(4, 4)(x)
+        wide = mg.cast(h, "float32")
+        low = mg.cast(x, "bfloat16")
+        mg.mean(mg.tanh(wide))
+        mg.mean(mg.matmul(low, low, transpose_y=True))
+        mg.tanh(mg.cast(x, "float64"))
+
+    main = program(body)
+    cast_model_to_fp16(main, None, False, "float16", "O1")
+    tanh = [next(op.output_vars).dtype.name for op in main.ops if op.type == "tanh"]
+    assert tanh == ["float32", "float64"]
+    matmuls = [next(op.output_vars).dtype.name for op in main.ops if op.type == "matmul"]
+    assert matmuls == ["float16", "bfloat16"]
+
+
+def test_stopped_gradients_stay_stopped():
+    def body():
+        h = nn.Linear(4, 4)(static.data("x", [None, 4]))
+        h.stop_gradient = True
+        body.loss = mg.mean(nn.Linear(4, 1)(nn.functional.relu(h)))
+
+    main = program(body)
+    cast_model_to_fp16(main, None, False, "float16", "O2")
+    assert sorted(p.name for p, _ in append_backward(body.loss)) == ["linear_1.b_0", "linear_1.w_0"]
+
+
+# lists and guards
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_lists_are_obeyed(level):
+    def body():
+        h = nn.Linear(8, 8)(static.data("x", [None, 8]))
+        mg.mean(mg.tanh(nn.functional.softmax(nn.functional.relu(h))))
+
+    def found(**lists):
+        main = program(body)
+        cast_model_to_fp16(main, AutoMixedPrecisionLists(**lists), False, "float16", level)
+        return {t: dtype_of(main, t) for t in ("matmul", "relu", "softmax", "tanh", "reduce_mean")}
+
+    usual = found()
+    assert usual["matmul"] == usual["relu"] == "float16" and usual["reduce_mean"] == "float32"
+    assert usual["softmax"] == usual["tanh"] == ("float32" if level == "O1" else "float16")
+    assert set(found(custom_black_list={"matmul_v2"}).values()) == {"float32"} or level == "O2"
+    assert found(custom_black_list={"matmul_v2"})["matmul"] == "float32"
+    assert found(custom_black_list={"relu"})["relu"] == "float32"
+    assert found(custom_black_list={"softmax"})["softmax"] == "float32"
+    white = found(custom_white_list={"softmax", "mean"})
+    assert white["softmax"] == white["tanh"] == white["reduce_mean"] == "float16"
+    assert found(custom_black_varnames={"linear_0.w_0"})["matmul"] == "float32"
+
+
+def test_guards():
+    def body():
+        x = static.data("x", [None, 4])
+        with static.amp.fp16_guard():
+            a = mg.matmul(x, x, transpose_y=True)
+        with static.name_scope("block"), static.amp.bf16_guard():
+            b = mg.matmul(x, x, transpose_y=True)
+        mg.mean(mg.matmul(a + b, x))
+
+    for guard, halves in ((True, 2), (False, 3)):
+        main = program(body)
+        cast_model_to_fp16(main, None, guard, "bfloat16", "O1")
+        matmuls = [next(op.output_vars).dtype for op in main.ops if op.type == "matmul"]
+        assert matmuls == [bfloat16] * halves + [float32] * (3 - halves)
+    plain = program(body)
+    assert {op.type for op in plain.ops} == {"matmul", "elementwise_add", "reduce_mean"}, "guards change nothing"
+
+
+def test_a_program_with_gradients_is_refused_and_stays():
+    main = program(two_heads)
+    append_backward(main.ops[-1].outputs["Out"][0])
+    text = str(main)
+    with pytest.raises(ProgramError, match="has gradients or updates already"):
+        cast_model_to_fp16(main, None, False)
+    assert str(main) == text
+
+
+def test_masks_of_data_are_not_rounded():
+    """-1e9 would be -inf in float16."""
+
+    def body():
+        x, mask = static.data("x", [2, 4, 8]), static.data("mask", [4, 4])
+        scores = mg.matmul(x, x, transpose_y=True) + mask
+        body.out = mg.matmul(nn.functional.softmax(scores), x)
+
+    main = program(body)
+    cast_model_to_fp16(main, None, False, "float16", "O2")
+    rng = np.random.default_rng(0)
+    feed = {"x": rng.normal(size=(2, 4, 8)).astype(float32), "mask": np.full((4, 4), -1e9, float32)}
+    (found,) = static.Executor().run(main, feed, [body.out], scope=static.Scope())
+    assert found.dtype == float16 and np.isfinite(found).all()
