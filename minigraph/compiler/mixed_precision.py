@@ -14,8 +14,9 @@ from minigraph.types import DType, TensorType
 from .rewrite import rewrite
 
 __all__ = [
-    "BLACK", "ELSEWHERE", "GRAY", "PADDLES", "WHITE", "MixedPrecision", "cast_program", "gray_of", "narrow_initial_values",
-]
+    "BLACK", "ELSEWHERE", "GRAY", "PADDLES", "WHITE", "MixedPrecision", "cast_program", "gray_of",
+    "narrow_initial_values",
+]  # fmt: skip
 
 
 def cast_program(program: Program, facts: MixedPrecision) -> PassReport:

@@ -18,7 +18,14 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.static.amp import cast_model_to_fp16, cast_parameters_to_fp16
 from minigraph.types import as_dtype, float16, float32
-from tests.passes.test_fuse_gemm_epilogue import ACTIVATIONS, BATCH, HIDDEN, LENGTH, MultiFCLayer, compiled
+from tests.passes.test_fuse_gemm_epilogue import (
+    ACTIVATIONS,
+    BATCH,
+    HIDDEN,
+    LENGTH,
+    MultiFCLayer,
+    compiled,
+)
 from tests.support.mixed_training import Training
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -111,8 +118,8 @@ def test_fused_programs_err_at_most_twice_as_much_as_the_unfused_ones(activation
 
 @pytest.mark.parametrize(("activation", "training"), list(itertools.product(ACTIVATIONS, [False, True])))
 def test_the_fp16_rows_of_paddle_pr_39437(activation, training):
-    """cast_model_to_fp16 of the guarded layers, then the fused program against the unfused one: atol 1e-3, rtol 1e-2."""
-    program, startup, fetches = build(activation, training, "O2")
+    """cast_model_to_fp16 of the guarded layers; the fused program against the unfused one, atol 1e-3 and rtol 1e-2."""
+    program, _, fetches = build(activation, training, "O2")
     scope, exe = Scope(), Executor()
     exe.run(build(activation, training)[1], scope=scope)  # values in float32, as Paddle's startup program gives them
     cast_parameters_to_fp16(mg.CPUPlace(), program, scope)

@@ -16,7 +16,7 @@ from minigraph.nn import functional as F
 from minigraph.program import unique_name
 from minigraph.types import CUDAPlace, bfloat16, float16, float32
 from tests.support import gpu_stub
-from tests.support.mixed_training import Training, feeds, same_bits
+from tests.support.mixed_training import Training, feeds, mlp, same_bits
 
 MATRIX = list(itertools.product(["O1", "O2"], ["float16", "bfloat16"]))
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative rounding
@@ -38,7 +38,8 @@ def test_a_training_follows_the_curve_of_float32(model, level, dtype, fused):
     """A step errs by some roundings of its type; the paths drift apart by as many of them as there were steps."""
     steps = 24
     plain = Training(model).curve(steps)
-    mixed = Training(model, {"level": level, "dtype": dtype, "init_loss_scaling": 1024.0 if dtype == "float16" else None})
+    scale = 1024.0 if dtype == "float16" else None
+    mixed = Training(model, {"level": level, "dtype": dtype, "init_loss_scaling": scale})
     found = (mixed.compile() if fused else mixed).curve(steps)
     assert plain[-1] < 0.8 * plain[0]
     allowed = 4 * EPSILON[dtype] * (1 + np.arange(steps))
@@ -202,8 +203,8 @@ def test_the_scale_cancels(options):
     """Scales that are powers of 2 give the same bits, in float32 exactly those without one."""
     found = []
     for scale in (1.0, 64.0, 4096.0):
-        facts = {"level": "OD", "init_loss_scaling": scale, "amp_lists": None, "use_dynamic_loss_scaling": False}
-        t = Training("mlp", facts | {"level": "O1", "dtype": "bfloat16"}, lambda: mg.optimizer.Momentum(0.02, **options))
+        facts = {"dtype": "bfloat16", "init_loss_scaling": scale, "use_dynamic_loss_scaling": False}
+        t = Training("mlp", facts, lambda: mg.optimizer.Momentum(0.02, **options))
         t.curve(3)
         found.append({n: a for n, a in t.states().items() if n != "loss_scaling_0"})
     assert same_bits(found[1], found[2])
@@ -263,8 +264,6 @@ def test_backward_and_apply_gradients_are_minimize():
     main, startup = static.Program("main"), static.Program("startup")
     main.random_seed = startup.random_seed = 7
     with static.program_guard(main, startup), unique_name.guard():
-        from tests.support.mixed_training import mlp
-
         loss = mlp()
         optimizer = static.amp.decorate(mg.optimizer.AdamW(0.01), level="O2")
         with pytest.raises(ProgramError, match="comes after backward"):
@@ -319,7 +318,7 @@ def test_bad_settings_are_refused(facts, message):
 
 
 def test_other_bad_input_is_refused():
-    with pytest.raises(AttrError, match="decorate takes an optimizer of mg.optimizer"):
+    with pytest.raises(AttrError, match=r"decorate takes an optimizer of mg\.optimizer"):
         static.amp.decorate("sgd")  # type: ignore[arg-type]
     with pytest.raises(AttrError, match="matmull"):
         static.amp.CustomOpLists(custom_white_list={"matmull"})

@@ -87,7 +87,7 @@ def update_loss_scaling(
 ):  # fmt: skip
     """The loss scale of the next step, and how many good or bad steps have come one after the other.
 
-    incr_every_n_steps       good steps in a row after which the scale is multiplied by incr_ratio, unless that overflows
+    incr_every_n_steps       good steps in a row after which the scale is multiplied by incr_ratio, if that is finite
     decr_every_n_nan_or_inf  bad steps in a row after which it is multiplied by decr_ratio, down to 1 at the least
     """
     ratio = PrevLossScaling.dtype.type

@@ -62,7 +62,7 @@ class MixedPrecision:
 
     def may_be_half(self, op: OpNode) -> bool:
         """Whether the lists, names and guards allow 16 bits."""
-        if op.type in self.black or op.type not in self.white and op.type not in self.gray:
+        if op.type in self.black or not (op.type in self.white or op.type in self.gray):
             return False
         if self.guard is not None and not any(f"{g}/" in op.scope_name for g in self.guard):
             return False

@@ -12,7 +12,7 @@ MARKS = ("__use_fp16__", "__use_bf16__")  # name scopes, as in Paddle
 def fp16_guard() -> AbstractContextManager[None]:
     """Operators appended inside may compute in 16 bits.
 
-    Without effect unless `decorate(..., use_amp_guard=True)` or `cast_model_to_fp16` asks for guards: then no others do.
+    Without effect unless `decorate(..., use_amp_guard=True)` or `cast_model_to_fp16` asks for it; then no others do.
     """
     return name_scope(MARKS[0])
 

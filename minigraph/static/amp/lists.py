@@ -28,7 +28,8 @@ class AutoMixedPrecisionLists:
         custom_black_varnames: Iterable[str] | None = None, dtype: Any = "float16",
     ) -> None:  # fmt: skip
         self.amp_dtype = check_half(dtype).name
-        white, black = _operators("custom_white_list", custom_white_list), _operators("custom_black_list", custom_black_list)
+        white = _operators("custom_white_list", custom_white_list)
+        black = _operators("custom_black_list", custom_black_list)
         both = sorted(white & black)
         require(not both, f"custom_white_list and custom_black_list both hold {', '.join(both)}", AttrError)
         self.white_list = (set(WHITE) - black) | white
@@ -52,7 +53,7 @@ def check_half(dtype: Any) -> DType:
         found = as_dtype(dtype)
     except DTypeError:
         found = None
-    if found not in (float16, bfloat16):
+    if found is None or found not in (float16, bfloat16):
         raise DTypeError(f"mixed precision has the types float16 and bfloat16, not {dtype!r}"[:200])
     return found
 

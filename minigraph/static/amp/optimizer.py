@@ -113,8 +113,8 @@ class OptimizerWithMixedPrecision:
         startup = startup if startup is not None else default_startup_program()
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}"[:200], ProgramError)
         before = dict(self.__dict__)
-        main = loss.block
-        with main.as_before_on_error(), startup.global_block().as_before_on_error(), program_guard(main.program, startup):
+        main, filling = loss.block, startup.global_block()
+        with main.as_before_on_error(), filling.as_before_on_error(), program_guard(main.program, startup):
             self._startup = startup
             try:
                 yield
@@ -129,14 +129,14 @@ class OptimizerWithMixedPrecision:
         narrow_initial_values(self._startup, self._narrowed, facts.half)
         self._make_states()
         g = Builder(program.global_block())
-        wide = loss if loss.dtype == float32 or loss.dtype.itemsize != 2 else g.cast(loss, dtype=float32)
-        self._scaled_loss = wide
+        wide: Variable = g.cast(loss, dtype=float32) if loss.dtype.itemsize == 2 else loss
         if facts.scales:
             assert self._loss_scaling is not None
             scale = g.reshape(self._loss_scaling, shape=loss.shape)
             scale = scale if scale.dtype == wide.dtype else g.cast(scale, dtype=wide.dtype)
-            self._scaled_loss = g.elementwise_mul(wide, scale)
-        return self._optimizer.backward(self._scaled_loss, self._startup, parameter_list, no_grad_set, callbacks)
+            wide = g.elementwise_mul(wide, scale)
+        self._scaled_loss = wide
+        return self._optimizer.backward(wide, self._startup, parameter_list, no_grad_set, callbacks)
 
     def _cast(self, program: Program) -> set[str]:
         facts = self._settings

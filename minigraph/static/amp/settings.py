@@ -36,7 +36,8 @@ class Settings:
 
 def dynamic_scaling(dynamic: bool | None, half: DType) -> bool:
     """Whether the loss scale follows overflows: None stands for float16's need. bfloat16 has float32's range."""
-    require(dynamic is None or isinstance(dynamic, bool), f"use_dynamic_loss_scaling must be a bool, is {dynamic!r}", AttrError)
+    fits = dynamic is None or isinstance(dynamic, bool)
+    require(fits, f"use_dynamic_loss_scaling must be a bool, is {dynamic!r}", AttrError)
     return half != bfloat16 if dynamic is None else dynamic and half != bfloat16
 
 
