@@ -68,7 +68,8 @@ def _(rng):
 def _scale(found: str) -> str:
     less, more = "PrevLossScaling * decr_ratio", "PrevLossScaling * incr_ratio"
     lower = f"InBadSteps + 1 >= decr_every_n_nan_or_inf ? ({less} < C(1) ? C(1) : {less}) : PrevLossScaling"
-    higher = f"InGoodSteps + 1 >= incr_every_n_steps && {more} - {more} == C(0) ? {more} : PrevLossScaling"
+    # a factor of 0 tells what is finite; a difference could be contracted to the rounding error of the product
+    higher = f"InGoodSteps + 1 >= incr_every_n_steps && {more} * C(0) == C(0) ? {more} : PrevLossScaling"
     return f"{found} ? ({lower}) : ({higher})"
 
 
@@ -137,3 +138,5 @@ def _(rng):
     ):  # fmt: skip
         steps = np.array([good], np.int32), np.array([bad], np.int32)
         yield (np.array([found]), np.array([scale]), *steps), facts
+    steps = np.array([2], np.int32), np.array([0], np.int32)
+    yield (np.array([False]), np.array([1.7]), *steps), {**facts, "incr_ratio": 1.1}  # a product that is rounded

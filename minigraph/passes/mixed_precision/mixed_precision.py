@@ -26,6 +26,8 @@ from minigraph.types import DType, float32
 
 from .lists import GRAY_O2, KEPT_WIDE
 
+Place = tuple[str, int]  # an input: its slot, and where it stands there
+NUMBERS = ("float", "float | None", "Number")  # kinds of attributes
 BEHIND = 1 << 39  # in ranks: behind what stands at the place of an operator, before a stop of gradients
 
 
@@ -55,58 +57,64 @@ class MixedPrecision:
     def __call__(self, graph: Graph, report: PassReport) -> int:
         """Apply it; returns how many operators compute in 16 bits."""
         pass_ = _Rewrite(self, graph, report)
+        pass_.decide()
         if self.level == "O2":
             pass_.narrow_parameters()
         pass_.cast_inputs()
         return len(report.applied)
 
-    def may_be_half(self, op: OpNode) -> bool:
-        """Whether the lists, names and guards allow 16 bits."""
-        if op.type in self.black or not (op.type in self.white or op.type in self.gray):
-            return False
+    def is_kept_wide(self, op: OpNode) -> bool:
+        """Whether a list, a name or a guard keeps it in float32."""
+        if op.type in self.black:
+            return True
         if self.guard is not None and not any(f"{g}/" in op.scope_name for g in self.guard):
-            return False
-        return all(v.name not in self.black_names for v in (*op.input_vars, *op.output_vars))
+            return True
+        return any(v.name in self.black_names for v in (*op.input_vars, *op.output_vars))
 
 
 class _Rewrite:
     """One run of the pass on one graph.
 
-    typed  types as the user wrote them
-    casts  what was cast so far, by value and type
+    typed   types as the user wrote them
+    wanted  {operator: {place of a float input: the type that it shall have}}; other places stay as they are
+    casts   what was cast so far, by value and type
     """
 
     def __init__(self, facts: MixedPrecision, graph: Graph, report: PassReport) -> None:
         self.facts, self.graph, self.report = facts, graph, report
         self.typed = {v: v.type for v in graph.vars.values()}
+        self.wanted: dict[OpNode, dict[Place, DType]] = {}
         self.casts: dict[tuple[VarNode, DType], VarNode] = {}
 
-    def narrow_parameters(self) -> None:
-        """Give 16 bits to parameters that an operator in 16 bits may read."""
+    def decide(self) -> None:
+        """Say for each operator in order in which types it reads, and give its results theirs."""
         for op in self.graph.ops:
-            if not self.facts.may_be_half(op) or not self._is_free(op):
-                continue
-            for slot, v in _floats(op):
+            self.wanted[op] = self._wanted(op)
+            self._retype(op)
+
+    def narrow_parameters(self) -> None:
+        """Give 16 bits to parameters that an operator reads in 16 bits, and none reads that the user keeps wide."""
+        ops = self.graph.ops
+        wide = {v for op in ops if self.facts.is_kept_wide(op) for v in op.input_vars}
+        for op in ops:
+            for (slot, i), dtype in self.wanted[op].items():
+                v = op.inputs[slot][i]
                 is_parameter = isinstance(v.source, Parameter) and v.given and v.next_version is None
-                if is_parameter and v.type.dtype == float32 and slot not in KEPT_WIDE.get(op.type, ()):
-                    v.type = v.type.with_dtype(self.facts.half)
+                if is_parameter and dtype == self.facts.half and v not in wide:
+                    v.type = v.type.with_dtype(dtype)
                     self.facts.narrowed.add(v.name)
 
     def cast_inputs(self) -> None:
-        """Decide for each operator in order, cast what it reads, and give its results their types."""
+        """Cast what is read in another type than it has."""
         rank: tuple[int, ...] = (-1,)
         for op in list(self.graph.ops):
-            wanted = self._wanted(op)
-            for slot, vs in op.inputs.items():
-                for i, v in enumerate(vs):
-                    dtype = wanted.get((slot, i))
-                    if dtype is not None and v.type.dtype != dtype:
-                        self.graph.set_input(op, slot, i, self._cast(v, dtype, op, rank))
-            self._retype(op)
+            for (slot, i), dtype in self.wanted[op].items():
+                v = op.inputs[slot][i]
+                if v.type.dtype != dtype:
+                    self.graph.set_input(op, slot, i, self._cast(v, dtype, op, rank))
             rank = op.rank
 
-    def _wanted(self, op: OpNode) -> dict[tuple[str, int], DType]:
-        """{place of a float input: the type that it shall have}; what is not named stays as it is."""
+    def _wanted(self, op: OpNode) -> dict[Place, DType]:
         places = {(slot, i): v for slot, vs in op.inputs.items() for i, v in enumerate(vs) if v.type.is_float}
         if not places or op.type == "cast":
             return {}
@@ -114,36 +122,41 @@ class _Rewrite:
             return {place: self.typed[v].dtype for place, v in places.items()}
         if not self._is_half(op):
             return dict.fromkeys(places, float32)
-        kept = KEPT_WIDE.get(op.type, ())
         self.report.applied.append(
             Applied(f"{self.facts.level} {self.facts.half}", op.label(), (op.label(),), op.site, op.role)
         )
-        return {(slot, i): self.facts.half for slot, i in places if slot not in kept}
+        kept = KEPT_WIDE.get(op.type, ())
+        return {place: float32 if place[0] in kept else self.facts.half for place in places}
 
     def _is_free(self, op: OpNode) -> bool:
         """Whether the types of its floats are not the user's own choice, nor what a Scope holds."""
         return all(self.typed[v].dtype == float32 for _, v in _floats(op)) and _may_change(op)
 
     def _is_half(self, op: OpNode) -> bool:
-        """Whether it computes in 16 bits: a white one in any case, others where no activation has more."""
-        if not self.facts.may_be_half(op):
+        """Whether it computes in 16 bits: a white one in any case, a gray one where no activation has more."""
+        facts = self.facts
+        if facts.is_kept_wide(op):
             return False
-        if op.type in self.facts.white:
+        if op.type in facts.white:
             return True
+        if op.type not in facts.gray or not all(self._holds(number) for number in _numbers(op)):
+            return False
         kept = KEPT_WIDE.get(op.type, ())
         floats = [v for slot, v in _floats(op) if slot not in kept and not self._is_small_constant(v)]
         own = [v for v in floats if not (v.given and v.persistable)]
         if any(v.type.dtype == float32 for v in own):
             return False
-        return bool(own) or (self.facts.level == "O2" and bool(floats))
+        return bool(own) or (facts.level == "O2" and bool(floats))
 
     def _is_small_constant(self, v: VarNode) -> bool:
         """Whether all its elements are one number that 16 bits can hold."""
         op = v.producer
-        if op is None or op.type != "fill_constant" or not np.isfinite(op.attrs["value"]):
-            return False
+        return op is not None and op.type == "fill_constant" and self._holds(op.attrs["value"])
+
+    def _holds(self, number: float) -> bool:
+        """Whether 16 bits round it to no infinity."""
         with np.errstate(over="ignore"):
-            return bool(np.isfinite(np.asarray(op.attrs["value"]).astype(self.facts.half)))
+            return bool(np.isfinite(np.asarray(number).astype(self.facts.half))) or not np.isfinite(number)
 
     def _cast(self, v: VarNode, dtype: DType, reader: OpNode, rank: tuple[int, ...]) -> VarNode:
         """`v` in another type; made behind the operator of `rank` where it is the first time.
@@ -168,8 +181,13 @@ class _Rewrite:
         return result
 
     def _retype(self, op: OpNode) -> None:
-        """Give its results the types that its inputs lead to."""
-        types = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in op.inputs.items()}, op.attrs)
+        """Give its results the types that its inputs lead to, once they are cast."""
+        wanted = self.wanted[op]
+        inputs = {
+            slot: [v.type.with_dtype(wanted.get((slot, i), v.type.dtype)) for i, v in enumerate(vs)]
+            for slot, vs in op.inputs.items()
+        }
+        types = op.opdef.infer_types(inputs, op.attrs)
         for slot, vs in op.outputs.items():
             for v, inferred in zip(vs, types[slot], strict=True):
                 if v.type.dtype != inferred.dtype:
@@ -179,6 +197,12 @@ class _Rewrite:
 def _floats(op: OpNode) -> Iterator[tuple[str, VarNode]]:
     """(slot, value) of the float inputs."""
     return ((slot, v) for slot, vs in op.inputs.items() for v in vs if v.type.is_float)
+
+
+def _numbers(op: OpNode) -> Iterator[float]:
+    """Attributes that are floats, such as bounds and factors."""
+    kinds = op.opdef.attrs
+    return (value for name, value in op.attrs.items() if value is not None and kinds[name].kind in NUMBERS)
 
 
 def _may_change(op: OpNode) -> bool:

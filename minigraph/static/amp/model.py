@@ -71,7 +71,8 @@ def cast_parameters_to_fp16(
 def check_level(level: Any) -> str:
     """`level` in capitals, one of LEVELS."""
     known = isinstance(level, str) and level.upper() in LEVELS
-    require(known, f"level must be {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, is {level!r}"[:200], AttrError)
+    hint = None if isinstance(level, str) else "give init_loss_scaling by its name"  # Paddle's older form has it there
+    require(known, f"level must be {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, is {level!r}"[:200], AttrError, hint)
     return level.upper()
 
 

@@ -40,7 +40,9 @@ class OptimizerWithMixedPrecision:
         self._narrowed: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_optimizer"], name)
+        if name == "_optimizer":  # a copy asks before it has one
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
 
     def get_loss_scaling(self) -> Variable:
         """The variable with the loss scale of the next step, float32 [1]."""
@@ -114,12 +116,14 @@ class OptimizerWithMixedPrecision:
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}"[:200], ProgramError)
         before = dict(self.__dict__)
         main, filling = loss.block, startup.global_block()
+        rates = dict(self._optimizer._rates)
         with main.as_before_on_error(), filling.as_before_on_error(), program_guard(main.program, startup):
             self._startup = startup
             try:
                 yield
             except BaseException:
                 self.__dict__.update(before)
+                self._optimizer._rates = rates
                 raise
 
     def _backward(self, loss: Variable, parameter_list: Any, no_grad_set: Any, callbacks: Any) -> ParamsGrads:
@@ -128,15 +132,21 @@ class OptimizerWithMixedPrecision:
         self._program, self._narrowed = program, self._cast(program)
         narrow_initial_values(self._startup, self._narrowed, facts.half)
         self._make_states()
-        g = Builder(program.global_block())
-        wide: Variable = g.cast(loss, dtype=float32) if loss.dtype.itemsize == 2 else loss
-        if facts.scales:
-            assert self._loss_scaling is not None
+        self._scaled_loss = self._scaled(loss)
+        return self._optimizer.backward(
+            self._scaled_loss, self._startup, parameter_list, no_grad_set, callbacks
+        )
+
+    def _scaled(self, loss: Variable) -> Variable:
+        """The loss in float32 at least, times the loss scale. No test program has these operators."""
+        g = Builder(loss.block)
+        with loss.program.emitting("optimize"):
+            wide: Variable = g.cast(loss, dtype=float32) if loss.dtype.itemsize == 2 else loss
+            if not self._settings.scales:
+                return wide
             scale = g.reshape(self._loss_scaling, shape=loss.shape)
             scale = scale if scale.dtype == wide.dtype else g.cast(scale, dtype=wide.dtype)
-            wide = g.elementwise_mul(wide, scale)
-        self._scaled_loss = wide
-        return self._optimizer.backward(wide, self._startup, parameter_list, no_grad_set, callbacks)
+            return g.elementwise_mul(wide, scale)
 
     def _cast(self, program: Program) -> set[str]:
         facts = self._settings
