@@ -16,6 +16,8 @@ from minigraph.ir.convert import to_graph
 from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.ir.verify import verify
+from minigraph.opdef import OPS
+from minigraph.passes.mixed_precision.lists import BLACK, GRAY, GRAY_O2, WHITE
 from minigraph.program import Program, unique_name
 from minigraph.program.backward import append_backward
 from minigraph.static.amp import AutoMixedPrecisionLists, cast_model_to_fp16
@@ -256,3 +258,53 @@ def test_masks_of_data_are_not_rounded():
     feed = {"x": rng.normal(size=(2, 4, 8)).astype(float32), "mask": np.full((4, 4), -1e9, float32)}
     (found,) = static.Executor().run(main, feed, [body.out], scope=static.Scope())
     assert found.dtype == float16 and np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_numbers_that_16_bits_cannot_hold_keep_their_operator_in_float32(level):
+    def body():
+        h = nn.Linear(4, 4)(static.data("x", [None, 4]))
+        body.out = mg.where(h > 0.0, h, mg.full_like(h, -1e9)), mg.scale(h, 1.0, -1e9), mg.clip(h, -2.0, 2.0)
+
+    for dtype, types in (("float16", ["float32"] * 2), ("bfloat16", ["bfloat16"] * 2)):
+        main = program(body)
+        cast_model_to_fp16(main, None, False, dtype, level)
+        assert [v.dtype.name for v in body.out] == [*types, dtype]
+    feed, scope, exe = {"x": np.ones((1, 4), float32)}, static.Scope(), static.Executor()
+    main = program(body)
+    cast_model_to_fp16(main, None, False, "float16", level)
+    for p in main.all_parameters():
+        scope.write(p.name, np.full(p.shape, -1.0, p.dtype))
+    assert (exe.run(main, feed, [body.out[0]], scope=scope)[0] == np.float32(-1e9)).all()
+
+
+def tied():
+    """A weight that a table and a product read, and the scale of a batch norm."""
+    words = static.data("words", [None, 3], "int64")
+    table = nn.Embedding(5, 4)
+    h = nn.BatchNorm1D(4)(mg.reshape(table(words), [-1, 4]))
+    mg.mean(mg.matmul(nn.Linear(4, 4)(h), table.weight, transpose_y=True))
+
+
+def test_level_o2_leaves_parameters_wide_that_are_read_so():
+    """By operators that turn out to compute in float32, as those of batch norm, or by those that the user names."""
+    main = program(tied)
+    assert cast_model_to_fp16(main, None, False) == {"embedding_0.w_0", "linear_0.w_0", "linear_0.b_0"}
+    main = program(tied)
+    lists = AutoMixedPrecisionLists(custom_black_list={"embedding"})
+    assert cast_model_to_fp16(main, lists, False) == {"linear_0.w_0", "linear_0.b_0"}
+    cast_back = {v.name for op in main.ops for v in op.input_vars if op.type == "cast" and v.dtype == float16}
+    assert not cast_back & {p.name for p in main.all_parameters()}, "no parameter is rounded and cast back"
+
+
+def test_each_operator_is_in_a_list_or_left_to_float32_on_purpose():
+    """Whoever adds an operator says which."""
+    unlisted = {
+        "acosh", "argsort", "asinh", "atan", "atan2", "cast", "cos", "elementwise_mod", "elementwise_pow", "increment",
+        "lgamma", "polygamma", "running_average", "sin", "sqrt", "used_statistics",
+    }  # fmt: skip
+    listed = WHITE | GRAY | GRAY_O2 | BLACK
+    made = {n for n in OPS if n.startswith(("foreach_", "fused_elementwise")) or n.endswith("_grad")}
+    free = {n for n, op in OPS.items() if op.differentiable} - listed - made - {"matmul_accumulate"}
+    assert free == unlisted
+    assert listed - {"stop_gradient"} <= set(OPS) and not (WHITE & (GRAY | BLACK)) and not GRAY & BLACK

@@ -37,7 +37,7 @@ def decorate(
     init_loss_scaling         65536
     incr_every_n_steps        2000 good steps in a row, after which the scale is multiplied by incr_ratio
     decr_every_n_nan_or_inf   1 bad step, after which it is multiplied by decr_ratio, 0.5
-    use_dynamic_loss_scaling  False keeps the scale; without effect for bfloat16
+    use_dynamic_loss_scaling  False keeps the scale; True takes it from bfloat16, which needs none
     use_promote               accepted; an operator beside float32 activations computes in float32 in any case
     A step whose gradients have overflowed changes neither parameters nor states nor counters of the optimizer.
     Paddle's older form is chosen by use_pure_fp16 (O2), use_fp16_guard or use_bf16; it begins with 32768, 1000, 2
@@ -63,7 +63,7 @@ def decorate(
     numbers = {name: usual[name] if value is None else value for name, value in given.items()}
     dynamic = dynamic_scaling(use_dynamic_loss_scaling, half)
     scale = check_scale(numbers.pop("init_loss_scaling"))
-    if half != float16 and init_loss_scaling is None:
+    if half != float16 and (init_loss_scaling is None or use_dynamic_loss_scaling):
         scale = 1.0
     if level == "O2":
         optimizer.multi_precision = master_weight is not False
