@@ -22,7 +22,12 @@ EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative rou
 OPTIMIZERS = {
     "sgd": lambda **o: mg.optimizer.SGD(0.05, **o), "momentum": lambda **o: mg.optimizer.Momentum(0.02, **o),
     "adamw": lambda **o: mg.optimizer.AdamW(0.01, **o), "lamb": lambda **o: mg.optimizer.Lamb(0.01, **o),
-    "rmsprop": lambda **o: mg.optimizer.RMSProp(0.01, **o),
+    "rmsprop": lambda **o: mg.optimizer.RMSProp(0.01, centered=True, momentum=0.5, **o),
+    "amsgrad": lambda **o: mg.optimizer.Adam(0.01, amsgrad=True, **o),
+    "adamax": lambda **o: mg.optimizer.Adamax(0.01, **o),
+    "adagrad": lambda **o: mg.optimizer.Adagrad(0.01, **o), "adadelta": lambda **o: mg.optimizer.Adadelta(0.1, **o),
+    "lion": lambda **o: mg.optimizer.Lion(0.001, **o),
+    "scheduled": lambda **o: mg.optimizer.Adam(mg.optimizer.lr.StepDecay(0.01, 2), **o),
 }  # fmt: skip
 CLIP = {"grad_clip": nn.ClipGradByGlobalNorm(0.5)}
 
