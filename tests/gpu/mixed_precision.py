@@ -8,6 +8,8 @@ from functools import partial
 
 import numpy as np
 
+import minigraph as mg
+from minigraph import nn
 from minigraph.types import CUDAPlace
 from tests.gpu.check import Check
 from tests.support.mixed_training import Training, feeds
@@ -19,9 +21,9 @@ STEPS = 12
 def checks() -> Iterator[Check]:
     for model, level, dtype in itertools.product(("mlp", "attention"), ("O1", "O2"), EPSILON):
         yield Check(f"amp/curve/{model}-{level}-{dtype}", partial(_curve, model, level, dtype), product=True)
-    for level, fused in itertools.product(("O1", "O2"), (False, True)):
-        name = f"amp/overflow/{level}-{'fused' if fused else 'plain'}"
-        yield Check(name, partial(_overflow, level, fused), product=True)
+    for level, fused, clipped in itertools.product(("O1", "O2"), (False, True), (False, True)):
+        name = f"amp/overflow/{level}-{'fused' if fused else 'plain'}{'-clipped' if clipped else ''}"
+        yield Check(name, partial(_overflow, level, fused, clipped), product=True)
 
 
 def _facts(level: str, dtype: str) -> dict[str, object]:
@@ -36,9 +38,13 @@ def _curve(model: str, level: str, dtype: str) -> None:
     assert (np.abs(found - plain) <= allowed).all(), f"{np.max(np.abs(found - plain) / allowed):.3g} of what is allowed"
 
 
-def _overflow(level: str, fused: bool) -> None:
-    """The bad step changes the scale and the counter of good steps, and no other bit; the next one trains again."""
-    t = Training("mlp", _facts(level, "float16"), place=CUDAPlace(0))
+def _overflow(level: str, fused: bool, clipped: bool) -> None:
+    """The bad step changes the scale and the counter of good steps, and no other bit; the next one trains again.
+
+    Parameters of 16 bits are their float32 copies, rounded.
+    """
+    clip = nn.ClipGradByGlobalNorm(0.5) if clipped else None
+    t = Training("mlp", _facts(level, "float16"), lambda: mg.optimizer.AdamW(0.01, grad_clip=clip), CUDAPlace(0))
     (t.compile() if fused else t).start()
     steps = list(feeds("mlp", 5))
     for feed in steps[:3]:  # the second run captures, the third launches
@@ -50,5 +56,9 @@ def _overflow(level: str, fused: bool) -> None:
     assert changed == {"loss_scaling_0", "num_good_steps_0"}, changed
     assert after["loss_scaling_0"] == 0.5 * before["loss_scaling_0"] and after["num_good_steps_0"] == 0
     t.step(steps[4])
-    trained = {n for n, x in t.states().items() if x.tobytes() != after[n].tobytes()}
+    last = t.states()
+    trained = {n for n, x in last.items() if x.tobytes() != after[n].tobytes()}
     assert len(trained) > len(before) / 2 and t.number("num_good_steps") == 1
+    copies = {n.removesuffix("_fp32_master_0"): x for n, x in last.items() if n.endswith("_fp32_master_0")}
+    assert len(copies) == (6 if level == "O2" else 0)
+    assert all(last[n].tobytes() == x.astype(last[n].dtype).tobytes() for n, x in copies.items())
