@@ -9,6 +9,7 @@ from minigraph.passes.mixed_precision.lists import BLACK, ELSEWHERE, GRAY, PADDL
 from minigraph.passes.mixed_precision.mixed_precision import MixedPrecision, gray_of
 from minigraph.program import Program, Variable
 from minigraph.program.builder import Builder
+from minigraph.program.variable import WIDE_SUFFIX
 from minigraph.types import DType, TensorType
 
 from .rewrite import rewrite
@@ -32,7 +33,7 @@ def narrow_initial_values(startup: Program, names: Iterable[str], half: DType) -
         wide = block.vars.get(name)
         if wide is None or wide.dtype == half:
             continue
-        wide.name, wide.persistable = f"{name}.float32", False
+        wide.name, wide.persistable = name + WIDE_SUFFIX, False
         narrow: Variable = block.create_var(name, type=TensorType(wide.shape, half), persistable=True)
         narrow.stop_gradient = wide.stop_gradient
         Builder(block).cast(wide, dtype=half, out={"Out": narrow})

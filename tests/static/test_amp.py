@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 
 import numpy as np
@@ -295,6 +296,24 @@ def test_the_older_form_has_the_older_numbers():
 
 def test_level_o0_changes_nothing():
     assert [op.type for op in Training("mlp", {"level": "O0"}).main.ops] == [op.type for op in Training("mlp").main.ops]
+
+
+def test_minimize_takes_as_much_work_for_each_layer_of_a_deep_program():
+    """Counted in calls: they grow with the number of layers, not with its square."""
+
+    def calls(layers):
+        main, startup = static.Program(), static.Program()
+        with static.program_guard(main, startup), unique_name.guard():
+            h = static.data("x", [None, 4])
+            for _ in range(layers):
+                h = F.relu(nn.Linear(4, 4)(h))
+            optimizer, loss = static.amp.decorate(mg.optimizer.SGD(0.1), level="O2"), mg.mean(h)
+            profile = cProfile.Profile()
+            profile.runcall(optimizer.minimize, loss)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(1)  # imports what others have loaded by now
+    assert calls(120) < 4.4 * calls(30)
 
 
 # on a GPU, of which there is a stub
