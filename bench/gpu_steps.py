@@ -64,6 +64,8 @@ class Row:
     flops: float = 0.0
     masters: bool = False  # whether peers keep float32 parameters beside those of `dtype`
     without: Sequence[str] = ()  # kernels for products (product_kernels.py) that an arm of ours goes without
+    amp: Mapping[str, Any] = field(default_factory=dict)  # for static.amp.decorate; PyTorch has autocast then
+    amp: Mapping[str, Any] = field(default_factory=dict)  # for static.amp.decorate; PyTorch has autocast then
     note: str = field(default="")
 
     def parameters(self) -> list[np.ndarray]:

@@ -65,6 +65,7 @@ class Minigraph(Arm):
             parameters = main.all_parameters()
             if row.trains:
                 optimizer = mg.optimizer.AdamW(RATE, *BETAS, epsilon=EPSILON, weight_decay=DECAY)
+                optimizer = mg.static.amp.decorate(optimizer, **row.amp) if row.amp else optimizer
                 optimizer.minimize(self.loss)
             else:
                 inputs = [*parameters, *(data[name] for name in row.wrt)]
@@ -78,6 +79,8 @@ class Minigraph(Arm):
         for p, value in zip(parameters, row.parameters(), strict=True):
             assert p.shape == value.shape, (p, value.shape)
             self.scope.write(p.name, value.astype(dtype))
+        if row.amp:  # these are the first values of the float32 copies, too
+            optimizer.amp_init(mg.CUDAPlace(0), self.scope, rewrite_master_weight=True)
         self.program = main
         if flags is not None and not flags.get("allow_cuda_graph_capture", True):
             self.queued = ONE_BY_ONE
@@ -151,7 +154,10 @@ class Without(Minigraph):
 
 
 class Torch(Arm):
-    """mode: eager, graph, compile or reduce-overhead; parameters in `dtype`, or float32 with `masters`."""
+    """mode: eager, graph, compile or reduce-overhead; parameters in `dtype`, or float32 with `masters`.
+
+    Rows with `amp` run under autocast with float32 parameters, and with a GradScaler where that is float16.
+    """
 
     def __init__(self, row: Row, drop: float, mode: str, masters: bool) -> None:
         torch = self.torch = importlib.import_module("torch")
@@ -175,10 +181,17 @@ class Torch(Arm):
         self.optimizer = torch.optim.AdamW(
             self.parameters, RATE, BETAS, EPSILON, DECAY, fused=True, capturable=mode == "graph"
         )
-        loss = lambda p, b: row.torch(torch, p, b, drop)  # noqa: E731
+        half = getattr(torch, row.amp.get("dtype", "bfloat16"))
+        self.scaler = torch.amp.GradScaler("cuda", enabled=bool(row.amp) and half == torch.float16)
+
+        def loss(p: Any, b: Any) -> Any:
+            with torch.autocast("cuda", half, enabled=bool(row.amp)):
+                return row.torch(torch, p, b, drop)
+
         if mode in ("compile", "reduce-overhead"):
-            loss = torch.compile(loss, mode="default" if mode == "compile" else mode)
-        self.loss = loss
+            self.loss = torch.compile(loss, mode="default" if mode == "compile" else mode)
+        else:
+            self.loss = loss
         if mode == "graph":
             self._capture()
 
@@ -186,9 +199,10 @@ class Torch(Arm):
         loss = self.loss(self.parameters, batch)
         for t in (*self.parameters, *(batch[n] for n in self.row.wrt)):
             t.grad = None
-        loss.backward()
+        self.scaler.scale(loss).backward()
         if self.row.trains:
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return loss
 
     def _capture(self) -> None:
@@ -342,7 +356,7 @@ def arms(row: Row, peers: list[str], drop: float) -> Iterator[tuple[str, Callabl
             yield f"torch {mode}", lambda mode=mode: Torch(row, drop, mode, row.masters)
         if row.masters:
             yield "torch compile, all bf16", lambda: Torch(row, drop, "compile", masters=False)
-    if "jax" in peers:
+    if "jax" in peers and not row.amp:
         yield "jax", lambda: Jax(row, drop, row.masters)
 
 

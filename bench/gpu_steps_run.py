@@ -34,10 +34,10 @@ REPEATS = 20  # of one call, when its time inside a graph is measured
 class GpuSteps:
     """A bench of whole steps: the rows of one file of results."""
 
-    peers = ("torch", "jax")
-
-    def __init__(self, name: str, title: str, rows: Sequence[Row], cold: bool = False) -> None:
-        self.name, self.title, self.rows = name, title, rows
+    def __init__(
+        self, name: str, title: str, rows: Sequence[Row], cold: bool = False, peers: Sequence[str] = ("torch", "jax")
+    ) -> None:  # fmt: skip
+        self.name, self.title, self.rows, self.peers = name, title, rows, tuple(peers)
         self.cold = cold  # whether first steps of new processes are timed, too
 
     def missing(self) -> str | None:

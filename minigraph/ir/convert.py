@@ -78,6 +78,7 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
 
     known   the Operators from which nodes of the graph were made
     Variables that no operator uses any more, though one did, leave the program; parameters and data stay.
+    Those that a pass gave another type have it afterwards.
     """
     block = program.global_block()
     new: dict[str, Variable] = {}
@@ -92,6 +93,8 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
                 block, node.name, node.type, stop_gradient=op is None or not op.opdef.differentiable,
                 site=op.site if op is not None else None,
             )  # fmt: skip
+        elif v.type != node.type:
+            v.type = node.type
         return v
 
     operators: dict[OpNode, Operator] = {}

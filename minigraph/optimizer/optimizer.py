@@ -209,9 +209,13 @@ class Optimizer:
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
-        if "GradScale" not in self._flags or not any(self._clip_of(p) or self._regularizer_of(p) for p, _ in pairs):
+        if "GradScale" not in self._flags or not self.changes_gradients(p for p, _ in pairs):
             return pairs
         return scaled(pairs, self._flags.pop("GradScale"))
+
+    def changes_gradients(self, params: Iterable[Parameter]) -> bool:
+        """Whether clipping or weight decay reads a gradient before its update does."""
+        return any(self._clip_of(p) or self._regularizer_of(p) for p in params)
 
     def _clip_of(self, param: Parameter) -> Any:
         return self._groups.get(param.name, {}).get("grad_clip", self.grad_clip)

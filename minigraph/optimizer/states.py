@@ -9,6 +9,7 @@ from minigraph.errors import ProgramError, require
 from minigraph.program import Block, Operator, Parameter, Variable, unique_name
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
+from minigraph.program.variable import WIDE_SUFFIX
 from minigraph.types import TensorType, float32, float64, tensor_type
 
 from .lr import LRScheduler
@@ -19,27 +20,30 @@ def persistable(
     block: Block, startup: Block, key: str, value: float, type: TensorType
 ) -> tuple[Variable, Operator]:
     """A new persistable variable, and the startup operator that fills it."""
-    name = unique_name.generate(key)
-    while block.has_var(name) or startup.has_var(name):
-        name = unique_name.generate(key)
-    own = block.create_var(name, type=type, persistable=True, stop_gradient=True)
-    initial = startup.create_var(name, type=type, persistable=True, stop_gradient=True)
+    own, initial = _declared(block, startup, key, type)
     Builder(startup).fill_constant(shape=type.shape, value=value, dtype=type.dtype, out={"Out": initial})
     return own, startup.ops[-1]
 
 
 def master_weight(param: Parameter, startup: Block) -> Variable:
-    """A float32 copy of `param`, which the startup program makes of its first value."""
-    type = param.type.with_dtype(float32)
-    own = persistable(param.block, startup, f"{param.name}_fp32_master", 0.0, type)[0]
+    """A float32 copy of `param`, which the startup program makes of its first value, before that is rounded."""
     require(
         startup.has_var(param.name), f"the startup program does not initialise {param.name}, so it cannot"
         " initialise its float32 copy", ProgramError,
     )  # fmt: skip
-    startup.ops.pop()  # instead of a constant
-    first, copy = startup.var(param.name), startup.var(own.name)
+    own, copy = _declared(param.block, startup, f"{param.name}_fp32_master", param.type.with_dtype(float32))
+    wide = param.name + WIDE_SUFFIX
+    first = startup.var(wide if startup.has_var(wide) else param.name)
     Builder(startup).cast(first, dtype=float32, out={"Out": copy})
     return own
+
+
+def _declared(block: Block, startup: Block, key: str, type: TensorType) -> list[Variable]:
+    """A new persistable variable of both programs."""
+    name = unique_name.generate(key)
+    while block.has_var(name) or startup.has_var(name):
+        name = unique_name.generate(key)
+    return [b.create_var(name, type=type, persistable=True, stop_gradient=True) for b in (block, startup)]
 
 
 def rate_of(learning_rate: Any) -> float:

@@ -53,10 +53,7 @@ FAMILIES = {
     "fleet": Absence("Paddle's trainers that read files by themselves are not here", "io.DataLoader and exe.run"),
     "writes": Absence("it writes over its argument; values of a program are written once", "assign its result"),
     "inner": Absence("an inner part of Paddle", None),
-    "precision": Absence(
-        "automatic mixed precision is not here yet", "cast to bfloat16 by hand; a float32 copy of each parameter:"
-        " multi_precision=True of the optimizer",
-    ),
+    "precision": Absence("it casts values while they are computed", "static.amp.decorate(optimizer, level, dtype)"),
     "domain": Absence("a library of Paddle for one subject, not part of minigraph", "it runs before the feed"),
     "export": Absence("exchange with other formats is not here", "static.save_inference_model, or safetensors files"),
     "random state": Absence("random numbers are counted, not drawn from a state", "mg.seed(n), program.random_seed"),

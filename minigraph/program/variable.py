@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .program import Block, Program
 
 GRAD_SUFFIX = "@GRAD"
+WIDE_SUFFIX = ".float32"  # of a first value that a startup program rounds to 16 bits
 
 
 class Variable(PartOfProgram, Arithmetic):

@@ -339,4 +339,4 @@ def test_the_usage_example_keeps_its_guard() -> None:
     with static.amp.fp16_guard(), static.name_scope("block"):
         x = static.data("x", [2, 2])
         paddle.matmul(x, x)
-    assert "in block/" in str(static.default_main_program())
+    assert "in __use_fp16__/block/" in str(static.default_main_program())

@@ -265,7 +265,7 @@ def test_print_runs_although_nobody_reads_it(capsys: pytest.CaptureFixture[str])
 def test_guards_and_places() -> None:
     with static.amp.fp16_guard(), static.name_scope("block"):
         y = static.data("x", [2]) + 1
-    assert static.default_main_program().ops[-1].scope_name == "block/"
+    assert static.default_main_program().ops[-1].scope_name == "__use_fp16__/block/"
     assert y.dtype == "float32"
     assert static.cpu_places(2) == [mg.CPUPlace(), mg.CPUPlace()]
     assert static.cuda_places([1]) == [mg.CUDAPlace(1)]

@@ -1,3 +1,3 @@
 """Updates of parameters."""
 
-from . import adam, foreach, optimizer, update  # noqa: F401
+from . import adam, foreach, loss_scaling, optimizer, update  # noqa: F401

@@ -235,7 +235,10 @@ def replaced(graph: Graph, group: UpdateGroup, new: Sequence[OpNode], report: Pa
 
 
 def join_norms(graph: Graph, report: PassReport) -> int:
-    """sum(squared_l2_norm(a), squared_l2_norm(b), ...) -> foreach_squared_l2_norm(a, b, ...)"""
+    """sum(squared_l2_norm(a), squared_l2_norm(b), ...) -> foreach_squared_l2_norm(a, b, ...)
+
+    Arrays of several types, as mixed precision has them, give one such operator for each type, and their sum.
+    """
     joined = 0
     for total in [op for op in graph.ops_of(["sum"]) if op.role == "optimize"]:
         norms = [v.producer for v in total.inputs["X"]]
@@ -243,28 +246,42 @@ def join_norms(graph: Graph, report: PassReport) -> int:
             continue
         squares = [op for op in norms if op is not None]
         arrays = [op.inputs["X"][0] for op in squares]
+        kinds = list(dict.fromkeys(v.type.dtype for v in arrays))
         try:
             for v in total.inputs["X"]:
                 _require_inner(v, total)
-            refuse_unless(
-                len({v.type.dtype for v in arrays}) == 1, "gradients of several data types have a norm together"
-            )
             for v in arrays:
                 require_readable(graph, v, [total])
+            refuse_unless(len(kinds) < len(arrays), "each gradient has a data type of its own")
         except Refused as why:
             report.refuse("JoinNorms", total.label(), str(why), total.site)
             continue
-        outputs = {"Out": list(total.outputs["Out"])}
-        rank = total.rank
+        result, type = total.outputs["Out"][0], total.inputs["X"][0].type
         graph.remove_op(total)
-        op = OpNode(
-            get_op("foreach_squared_l2_norm"), {"X": arrays}, outputs, {}, rank=(*rank, graph.ticket()),
-            role=total.role, site=total.site, number=total.number, scope_name=total.scope_name, rewriter=report.name,
-        )  # fmt: skip
-        graph.add_op(op)
+        parts = [result] if len(kinds) == 1 else [
+            graph.add_var(graph.fresh_name(f"{result.name}.{dtype}"), type) for dtype in kinds
+        ]  # fmt: skip
+        for dtype, part in zip(kinds, parts, strict=True):
+            some = [v for v in arrays if v.type.dtype == dtype]
+            _emit_beside(graph, total, "foreach_squared_l2_norm", some, part, report)
+        if len(kinds) > 1:
+            _emit_beside(graph, total, "sum", parts, result, report)
         for square in dict.fromkeys(squares):  # gradients may be one value
             take_out(graph, square)
         labels = squares[0].label(), f"{len(squares) - 1} more", total.label()
-        report.applied.append(Applied("JoinNorms", f"{op.label()}", labels, total.site, total.role))
+        new = f"foreach_squared_l2_norm {result.name}"
+        report.applied.append(Applied("JoinNorms", new, labels, total.site, total.role))
         joined += 1
     return joined
+
+
+def _emit_beside(
+    graph: Graph, old: OpNode, op_type: str, inputs: list[VarNode], result: VarNode, report: PassReport
+) -> None:  # fmt: skip
+    """Put an operator at the place of `old`."""
+    graph.add_op(
+        OpNode(
+            get_op(op_type), {"X": inputs}, {"Out": [result]}, {}, rank=(*old.rank, graph.ticket()), role=old.role,
+            site=old.site, number=old.number, scope_name=old.scope_name, rewriter=report.name,
+        )
+    )  # fmt: skip

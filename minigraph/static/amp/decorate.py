@@ -1,0 +1,73 @@
+"""`decorate`: mixed precision by one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minigraph.errors import AttrError, require
+from minigraph.optimizer import Optimizer
+from minigraph.types import float16
+
+from .lists import AutoMixedPrecisionLists, check_half
+from .model import check_level, check_lists
+from .optimizer import OptimizerWithMixedPrecision
+from .settings import Settings, check_scale, check_steps_and_ratios, dynamic_scaling
+
+NEW = {"init_loss_scaling": 2**16, "incr_every_n_steps": 2000, "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+OLD = {"init_loss_scaling": 2**15, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 2, "decr_ratio": 0.8}
+
+
+def decorate(
+    optimizer: Optimizer, amp_lists: AutoMixedPrecisionLists | None = None, level: str = "O1", dtype: Any = "float16",
+    master_weight: bool | None = None, master_grad: bool = False, init_loss_scaling: float | None = None,
+    incr_every_n_steps: int | None = None, decr_every_n_nan_or_inf: int | None = None, incr_ratio: float = 2.0,
+    decr_ratio: float | None = None, use_dynamic_loss_scaling: bool | None = None, use_amp_guard: bool = False,
+    use_promote: bool = False, use_pure_fp16: bool | None = None, use_fp16_guard: bool | None = None,
+    use_bf16: bool | None = None,
+) -> OptimizerWithMixedPrecision:  # fmt: skip
+    """An optimizer whose `minimize` first lets the program compute in 16 bits.
+
+    amp_lists        which operators do; AutoMixedPrecisionLists() for None
+    level            O1: products and what follows them in 16 bits, parameters in float32
+                     O2: parameters in 16 bits too, and all operators but losses and sums
+                     OD: products only;  O0: nothing is changed
+    dtype            float16, with a loss scale, or bfloat16, without one
+    master_weight    at O2 parameters are updated in float32 copies, unless it is False
+    use_amp_guard    only operators that were appended inside fp16_guard or bf16_guard
+    init_loss_scaling         65536
+    incr_every_n_steps        2000 good steps in a row, after which the scale is multiplied by incr_ratio
+    decr_every_n_nan_or_inf   1 bad step, after which it is multiplied by decr_ratio, 0.5
+    use_dynamic_loss_scaling  False keeps the scale; True takes it from bfloat16, which needs none
+    use_promote               accepted; an operator beside float32 activations computes in float32 in any case
+    A step whose gradients have overflowed changes neither parameters nor states nor counters of the optimizer.
+    Paddle's older form is chosen by use_pure_fp16 (O2), use_fp16_guard or use_bf16; it begins with 32768, 1000, 2
+    and 0.8.
+    """
+    fits = isinstance(optimizer, Optimizer)
+    require(fits, f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], AttrError)
+    require(
+        not master_grad, "master_grad=True is not here: gradients have the type of their parameter", AttrError,
+        "level O1 keeps parameters and their gradients in float32",
+    )  # fmt: skip
+    older = {use_pure_fp16, use_fp16_guard, use_bf16} != {None}
+    if older:
+        level, dtype = "O2" if use_pure_fp16 else "O1", "bfloat16" if use_bf16 else "float16"
+        use_amp_guard = bool(use_pure_fp16) if use_fp16_guard is None else use_fp16_guard and bool(use_pure_fp16)
+    half, level, usual = check_half(dtype), check_level(level), OLD if older else NEW
+    lists = amp_lists if amp_lists is not None and level != "OD" else AutoMixedPrecisionLists(dtype=half)
+    check_lists(lists)
+    given = {
+        "init_loss_scaling": init_loss_scaling, "incr_every_n_steps": incr_every_n_steps,
+        "decr_every_n_nan_or_inf": decr_every_n_nan_or_inf, "decr_ratio": decr_ratio,
+    }  # fmt: skip
+    numbers = {name: usual[name] if value is None else value for name, value in given.items()}
+    dynamic = dynamic_scaling(use_dynamic_loss_scaling, half)
+    scale = check_scale(numbers.pop("init_loss_scaling"))
+    if half != float16 and (init_loss_scaling is None or use_dynamic_loss_scaling):
+        scale = 1.0
+    if level == "O2":
+        optimizer.multi_precision = master_weight is not False
+    steps = check_steps_and_ratios(incr_ratio=incr_ratio, **numbers)
+    return OptimizerWithMixedPrecision(
+        optimizer, Settings(lists, level, half, scale, dynamic, bool(use_amp_guard), steps)
+    )
