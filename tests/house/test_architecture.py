@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "kernels.cuda.device": "errors types kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
-    "kernels.cuda.linalg": "errors types kernels.cuda.record",
+    "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
     "kernels.cuda.movement": "errors types kernels.cuda.record kernels.cuda.elementwise",
     "kernels.cuda.optimizer": "errors types kernels.updates kernels.trace kernels.cuda.record kernels.cuda.elementwise",
     "kernels.cuda.matmul": "errors types opdef kernels.cuda.record kernels.cuda.elementwise kernels.cuda.tensor_cores",

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, ProgramError, require
+from minigraph.kernels.linalg import computed
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import INTS, TensorType, int32
 
-from .solve import computed, invertible, require_matrices, rounded, transposed
+from .solve import invertible, require_matrices, rounded, transposed
 
 
 def of_triangle(g: Any, both: Any, upper: bool) -> Any:

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from minigraph.kernels.linalg import computed
 from minigraph.opdef import op
 
 from .factors import of_triangle
-from .solve import computed, invertible, require_matrices, rounded, transposed, unit_like
+from .solve import invertible, require_matrices, rounded, transposed, unit_like
 
 
 def _row(g: Any, x: Any) -> Any:

@@ -6,22 +6,14 @@ compute in float64 by LAPACK, on a GPU too. A matrix that has no answer is a Ker
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, KernelError, require
+from minigraph.errors import DTypeError, require
+from minigraph.kernels.linalg import computed
 from minigraph.opdef import op
 from minigraph.types import TensorType
-
-
-def computed(function: Callable[..., Any], *arrays: np.ndarray, **options: Any) -> Any:
-    """What a function of np.linalg says of the arrays in float64; its LinAlgError as a KernelError."""
-    try:
-        return function(*(x.astype(np.float64) for x in arrays), **options)
-    except np.linalg.LinAlgError as problem:
-        raise KernelError(f"a matrix of {list(arrays[0].shape)} has no answer: {problem}") from None
 
 
 def rounded(like: np.ndarray, x: Any) -> np.ndarray:

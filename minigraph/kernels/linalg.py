@@ -1,0 +1,38 @@
+"""Functions of np.linalg as operators compute them: in float64, with one error for a matrix that has no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import KernelError
+
+
+class NoAnswerError(KernelError):
+    """A matrix is singular, or not positive definite, or not finite; `number` counts it among those of the call."""
+
+    number = 0
+
+
+def computed(function: Callable[..., Any], *arrays: np.ndarray, **options: Any) -> Any:
+    """What a function of np.linalg says of matrices in the last two axes, computed in float64."""
+    wide = [x.astype(np.float64) for x in arrays]
+    try:
+        return function(*wide, **options)
+    except np.linalg.LinAlgError as problem:
+        error = NoAnswerError(f"matrix {(number := _first(function, wide, options))} of {list(arrays[0].shape)} has no"
+                              f" answer: {problem}")  # fmt: skip
+        error.number = number
+        raise error from None
+
+
+def _first(function: Callable[..., Any], arrays: list[np.ndarray], options: dict[str, Any]) -> int:
+    """The number of the first matrix that the function does not take."""
+    for number, place in enumerate(np.ndindex(arrays[0].shape[:-2])):
+        try:
+            function(*(x[place] for x in arrays), **options)
+        except np.linalg.LinAlgError:
+            return number
+    raise AssertionError("each matrix has an answer, all together have none")
