@@ -16,6 +16,7 @@ from .creation import (
 )
 from .functions import *  # noqa: F403
 from .grids import *  # noqa: F403
+from .linalg import cholesky, inverse
 from .logic import (
     equal,
     greater_equal,
@@ -70,8 +71,8 @@ from .search import *  # noqa: F403
 from .statistics import *  # noqa: F403
 
 __all__ = [
-    "add", "arange", "argmax", "argmin", "assign", "cast", "clip", "concat", "cumsum", "divide", "equal",
-    "expand", "flatten", "full", "full_like", "gather", "greater_equal", "greater_than", "is_tensor",
+    "add", "arange", "argmax", "argmin", "assign", "cast", "cholesky", "clip", "concat", "cumsum", "divide", "equal",
+    "expand", "flatten", "full", "full_like", "gather", "greater_equal", "greater_than", "inverse", "is_tensor",
     "less_equal", "less_than", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "max",
     "maximum", "mean", "min", "minimum", "multiply", "not_equal", "ones", "ones_like", "pow", "prod", "reshape",
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",

@@ -16,7 +16,7 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_
 
-from . import indexing
+from . import indexing, linalg
 from .arguments import operands
 from .functions import bits, sigmoid
 from .logic import comparison
@@ -167,9 +167,8 @@ def install() -> None:
         attributes[f"__{name}__"], attributes[f"__r{name}__"] = _of_ints(function)
     for name, (symbol, hint) in MISSING.items():
         attributes[f"__{name}__"] = attributes[f"__r{name}__"] = _no_operator(symbol, hint)
-    for name in tensor.__all__:
-        if name not in FROM_NOTHING:
-            attributes[name] = getattr(tensor, name)
+    for room in (linalg, tensor):
+        attributes |= {name: getattr(room, name) for name in room.__all__ if name not in FROM_NOTHING}
     for name, value in attributes.items():
         setattr(Variable, name, value)
 

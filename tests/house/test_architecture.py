@@ -50,6 +50,7 @@ MAY_IMPORT = {
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
     "tensor": "errors types program",
+    "linalg": "tensor",
     "nn": "errors types program tensor",
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
@@ -60,8 +61,8 @@ MAY_IMPORT = {
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
-    "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
-        " static device io metric reader base utils",
+    "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
+        " optimizer static device io metric reader base utils",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
