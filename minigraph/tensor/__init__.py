@@ -1,6 +1,7 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
-from . import functions, grids, picking, pieces, random, search, statistics
+from . import contraction, functions, grids, picking, pieces, random, search, statistics
+from .contraction import *  # noqa: F403
 from .creation import (
     arange,
     assign,
@@ -78,6 +79,7 @@ __all__ = [
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
     "where", "zeros", "zeros_like",
 ]  # fmt: skip
+__all__ += contraction.__all__
 __all__ += functions.__all__
 __all__ += grids.__all__
 __all__ += random.__all__
