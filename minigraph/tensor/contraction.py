@@ -52,7 +52,7 @@ def einsum(equation: str, *operands: Any) -> Variable:
     parts = variables(list(given), "einsum", "operands")
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    require(len(terms) == len(parts), f"{equation!r} has {len(terms)} terms, there are {len(parts)} operands", AttrError)
+    require(len(terms) == len(parts), f"{equation!r} has {len(terms)} terms for {len(parts)} operands", AttrError)
     labelled = [_labelled(equation, term, v) for term, v in zip(terms, parts, strict=True)]
     used = [label for part in labelled for label in part.labels]
     dots = sorted({label for label in used if isinstance(label, int)})

@@ -60,7 +60,8 @@ def _first_zero(packed: Variable) -> Variable:
     number = g.where(zero, g.arange(start=1, end=size + 1, dtype="int32"),
                      g.fill_constant(value=size + 1, dtype="int32"))  # fmt: skip
     first = g.reduce_min(number, axis=[last - 1])
-    return g.elementwise_mul(first, g.cast(first <= size, dtype="int32"))
+    found = g.elementwise_mul(first, g.cast(first <= size, dtype="int32"))
+    return found if packed.ndim > 2 else g.reshape(found, shape=[1])  # as in Paddle
 
 
 @whole
@@ -160,7 +161,7 @@ def householder_product(x: Variable, tau: Variable, name: str | None = None) -> 
 
 @whole
 def matrix_rank(x: Variable, tol: Any = None, hermitian: bool = False, name: str | None = None) -> Variable:
-    """How many singular values are larger than `tol`, int64.
+    """How many singular values are larger than `tol`, int32.
 
     tol        a number or a Variable; None: the largest one, times the larger size, times the step of x's type
     hermitian  x is symmetric: the sizes of eigenvalues
@@ -174,7 +175,8 @@ def matrix_rank(x: Variable, tol: Any = None, hermitian: bool = False, name: str
     elif isinstance(tol, Variable):
         tol = cast(tol, x.dtype)
         tol = g.unsqueeze(tol, axes=[tol.ndim])
-    return g.reduce_sum(cast(s > tol, "int64"), axis=[-1], name=output_prefix("matrix_rank", name))
+    count = g.reduce_sum(cast(s > tol, "int64"), axis=[-1])
+    return g.cast(count, dtype="int32", name=output_prefix("matrix_rank", name))
 
 
 STEPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}  # from 1 to the next
