@@ -1,6 +1,20 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
-from . import contraction, functions, grids, picking, pieces, random, search, statistics
+from . import (
+    bounded,
+    contraction,
+    fitting,
+    functions,
+    grids,
+    kinds,
+    picking,
+    pieces,
+    random,
+    running,
+    search,
+    statistics,
+)
+from .bounded import *  # noqa: F403
 from .contraction import *  # noqa: F403
 from .creation import (
     arange,
@@ -15,8 +29,10 @@ from .creation import (
     zeros,
     zeros_like,
 )
+from .fitting import *  # noqa: F403
 from .functions import *  # noqa: F403
 from .grids import *  # noqa: F403
+from .kinds import *  # noqa: F403
 from .linalg import cholesky, inverse
 from .logic import (
     equal,
@@ -68,6 +84,7 @@ from .math import (
 from .picking import *  # noqa: F403
 from .pieces import *  # noqa: F403
 from .random import *  # noqa: F403
+from .running import *  # noqa: F403
 from .search import *  # noqa: F403
 from .statistics import *  # noqa: F403
 
@@ -79,11 +96,15 @@ __all__ = [
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
     "where", "zeros", "zeros_like",
 ]  # fmt: skip
+__all__ += bounded.__all__
 __all__ += contraction.__all__
+__all__ += fitting.__all__
 __all__ += functions.__all__
 __all__ += grids.__all__
+__all__ += kinds.__all__
 __all__ += random.__all__
 __all__ += picking.__all__
 __all__ += pieces.__all__
+__all__ += running.__all__
 __all__ += search.__all__
 __all__ += statistics.__all__
