@@ -327,7 +327,7 @@ __all__ = [
     "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "ceil", "cos", "cosh", "deg2rad", "digamma", "erf", "erfinv", "exp", "expm1",
     "floor", "floor_divide", "floor_mod", "fmax", "fmin", "frac", "frexp", "gcd", "heaviside", "hypot", "i0", "i0e",
-    "i1", "i1e", "isclose", "isfinite", "isinf", "isnan", "lcm", "ldexp", "lerp", "lgamma", "log", "log10", "log1p",
-    "log2", "logaddexp", "logit", "mod", "multigammaln", "nan_to_num", "neg", "polygamma", "rad2deg", "reciprocal",
+    "i1", "i1e", "isclose", "isfinite", "isinf", "isnan", "lcm", "ldexp", "lerp", "lgamma", "log", "log1p", "log2",
+    "log10", "logaddexp", "logit", "mod", "multigammaln", "nan_to_num", "neg", "polygamma", "rad2deg", "reciprocal",
     "remainder", "round", "rsqrt", "sgn", "sign", "sin", "sinh", "sqrt", "square", "stanh", "tan", "tanh", "trunc",
 ]  # fmt: skip

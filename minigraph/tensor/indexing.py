@@ -18,6 +18,7 @@ import numpy as np
 from minigraph.errors import DTypeError, ProgramError, ShapeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import known
 from minigraph.types import INTS, int64
 
 from .arguments import FIRST, LAST, constant, describe
@@ -110,6 +111,7 @@ def _item(x: Variable, item: Any) -> Any:
 
 def _bounds(x: Variable, axis: int, item: slice) -> tuple[int, int, int]:
     """start, end and step; (0, LAST, 1) for the whole axis."""
+    item = slice(*(known(bound) for bound in (item.start, item.stop, item.step)))
     for bound in (item.start, item.stop, item.step):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer))):
             _refuse(x, f"a slice takes ints, not {describe(bound)}", "mg.gather picks at positions known at run time")

@@ -8,6 +8,7 @@ from typing import Any
 from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import known
 from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_axes, normalize_axis
 
 from .arguments import as_type, emit, ints, output_prefix, variable
@@ -42,6 +43,7 @@ def topk(
     """
     x = variable(x, "topk")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
+    k = known(k)
     _check_k(k, x, axis)
     pair = emit("topk", "argsort", x, axis=axis, descending=largest, name=name)
     values, indices = (slice(v, [axis], [0], [k]) for v in pair)
@@ -61,6 +63,7 @@ def kthvalue(
     """The k-th smallest element along `axis` (the last one), counted from 1, and where it is, int64."""
     x = variable(x, "kthvalue")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
+    k = known(k)
     _check_k(k, x, axis)
     pair = emit("kthvalue", "argsort", x, axis=axis, name=name)
     values, indices = (_at(v, axis, k - 1, keepdim) for v in pair)
