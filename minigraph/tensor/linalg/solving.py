@@ -92,7 +92,9 @@ def det(x: Variable, name: str | None = None) -> Variable:
 @whole
 def slogdet(x: Variable, name: str | None = None) -> Variable:
     """[2, ...]: the signs of the determinants, and log |determinant|."""
-    return stack(emit("slogdet", "slogdeterminant", variable(x, "slogdet")), axis=0, name=name)
+    sign, size = emit("slogdet", "slogdeterminant", variable(x, "slogdet"))
+    sign.stop_gradient = True  # it has no slope
+    return stack([sign, size], axis=0, name=name)
 
 
 @whole
