@@ -120,7 +120,7 @@ ROWS = (
     ("Variable", "gradient", "backward gradient clear_gradient register_hook grad"),
     ("Variable", "device", "cpu cuda place pin_memory"),
     ("Variable", "control flow", "append pop"),
-    ("Variable", "complex", "as_complex as_real polar angle conj real imag is_complex istft stft"),
+    ("Variable", "complex", "eig eigvals as_complex as_real polar angle conj real imag is_complex istft stft"),
     ("Variable", "list", "broadcast_shape broadcast_tensors concat multi_dot multiplex stack"),
     ("Variable", "sparse", "indices values to_dense"),
     ("Variable", "distributed", "dist_attr shard_index"),
@@ -202,6 +202,10 @@ INSTEAD = {
 }  # fmt: skip
 
 OWN_REASON = {  # instead of that of the family
+    "nextafter": "it steps between patterns of bits, which no operator sees",
+    "Variable.nextafter": "it steps between patterns of bits, which no operator sees",
+    "poisson": "how many random numbers it draws depends on values, and random numbers are counted",
+    "Variable.top_p_sampling": "Paddle 2.6.2 has no kernel for it on a CPU either",
     "optimizer.LBFGS": "it evaluates the loss several times in one step, a run of a program does so once",
     "static.nn.py_func": "a Python function inside a program is not here yet",
     "static.py_func": "a Python function inside a program is not here yet",

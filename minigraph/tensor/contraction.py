@@ -138,8 +138,8 @@ def _product(x: Part, y: Part, needed: Collection[Label], out: Sequence[Label]) 
     hard = max(unknown) > 1 or (unknown == [1, 1] and len(rows) > 1)  # a shape has one size to find
     if not inner or hard:
         every = [*batch, *rows, *columns, *inner]
-        wide = [_beside(p, every) for p in (x, y)]
-        return Part(multiply(*wide), tuple(every)).summed([*batch, *rows, *columns])
+        wide = multiply(_beside(x, every), _beside(y, every))
+        return Part(wide, tuple(every)).summed([*batch, *rows, *columns])
     left, trans_x = _matrix(x, batch, rows, inner)
     right, trans_y = _matrix(y, batch, columns, inner)
     value = matmul(left, right, trans_x, not trans_y)

@@ -169,8 +169,8 @@ def renorm(x: Variable, p: float, axis: int, max_norm: float) -> Variable:
     x = variable(x, "renorm")
     axis = normalize_axis(axis, x.ndim)
     require(p > 0 and max_norm >= 0, f"p {p} must be positive, max_norm {max_norm} not negative", AttrError)
-    size = norm(x, float(p), [a for a in range(x.ndim) if a != axis], keepdim=True) if x.ndim > 1 else abs(x)
-    g = builder_of(x)
+    g, others = builder_of(x), [a for a in range(x.ndim) if a != axis]
+    size = norm(x, float(p), others, keepdim=True) if others else g.abs(x)
     large = size > float(max_norm)
     divisor = where(large, size, g.fill_any_like(size, value=1.0))
     return x * where(large, max_norm / divisor, g.fill_any_like(size, value=1.0))

@@ -82,7 +82,7 @@ def cov(
     require(x.dtype in FLOATS, f"x must be a float, is {x}", DTypeError)
     g = builder_of(x)
     rows = reshape(x, [1, -1]) if x.ndim == 1 else x if rowvar else g.transpose(x, perm=[1, 0])
-    weights = None
+    weights = share = None
     if fweights is not None:
         times = variable(fweights, "cov", "fweights")
         require(times.dtype in INTS, f"fweights must hold ints, is {times}", DTypeError)
@@ -98,7 +98,7 @@ def cov(
         total = sum(weights)
         centred = rows - sum(rows * weights, -1, keepdim=True) / total
         weighted = centred * weights
-        taken = g.fill_any_like(total, value=1.0) if aweights is None else sum(weights * share) / total
+        taken = g.fill_any_like(total, value=1.0) if share is None else sum(weights * share) / total
     divisor = clip(total - taken, 0.0) if ddof else total
     out = matmul(weighted, centred, transpose_y=True) / divisor
     return reshape(out, [], name=name) if x.ndim == 1 else g.assign(out, name=output_prefix("cov", name))
