@@ -11,21 +11,31 @@ from minigraph.errors import KernelError
 
 
 class NoAnswerError(KernelError):
-    """A matrix is singular, or not positive definite, or not finite; `number` counts it among those of the call."""
+    """A matrix is singular or not positive definite; `number` counts it among those of the call."""
 
     number = 0
 
 
 def computed(function: Callable[..., Any], *arrays: np.ndarray, **options: Any) -> Any:
-    """What a function of np.linalg says of matrices in the last two axes, computed in float64."""
+    """What a function of np.linalg says of matrices in the last two axes, computed in float64.
+
+    Of a first matrix with a NaN or an infinity it is NaN, as of other operators, also where LAPACK gives up.
+    """
     wide = [x.astype(np.float64) for x in arrays]
     try:
         return function(*wide, **options)
     except np.linalg.LinAlgError as problem:
-        error = NoAnswerError(f"matrix {(number := _first(function, wide, options))} of {list(arrays[0].shape)} has no"
-                              f" answer: {problem}")  # fmt: skip
-        error.number = number
-        raise error from None
+        bad = ~np.isfinite(wide[0]).all(axis=(-2, -1))
+        if not bad.any():
+            error = NoAnswerError(f"matrix {(number := _first(function, wide, options))} of {list(arrays[0].shape)}"
+                                  f" has no answer: {problem}")  # fmt: skip
+            error.number = number
+            raise error from None
+    unit = np.where(bad[..., None, None], np.eye(*wide[0].shape[-2:]), wide[0])
+    found = computed(function, unit, *wide[1:], **options)
+    for result in found if isinstance(found, tuple) else (found,):
+        result[bad] = np.nan
+    return found
 
 
 def _first(function: Callable[..., Any], arrays: list[np.ndarray], options: dict[str, Any]) -> int:

@@ -65,6 +65,15 @@ def training(optimizer: str) -> None:
                 assert_near(a, b, 1e-11, optimizer)
 
 
+def refusal(exe: Executor, main: Program, x: np.ndarray, fetches: list[mg.Variable], scope: Scope) -> str:
+    """What a run says of matrices that it does not take; empty where it takes them."""
+    try:
+        exe.run(main, {"x": x}, fetches, scope=scope)
+    except KernelError as problem:
+        return str(problem)
+    return ""
+
+
 def singular(optimizer: str) -> None:
     """A singular matrix is an error that names the operator; parameters, states and later steps do not notice."""
     main, startup, fetches = net(optimizer)
@@ -77,13 +86,9 @@ def singular(optimizer: str) -> None:
             if disturbed:
                 bad = x.copy()
                 bad[1] = 0.0
-                try:
-                    exe.run(main, {"x": bad}, fetches, scope=scope)
-                except KernelError as problem:
-                    assert "solve" in str(problem), problem
-                    assert "no answer" in str(problem), problem
-                else:
-                    raise AssertionError("a singular matrix was taken")
+                told = refusal(exe, main, bad, fetches, scope)
+                assert "solve" in told, told
+                assert "no answer" in told, told
             values.append(exe.run(main, {"x": x}, fetches, scope=scope))
         runs.append(values)
     for plain, other in zip(*runs, strict=True):

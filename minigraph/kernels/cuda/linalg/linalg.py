@@ -16,7 +16,7 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.linalg import NoAnswerError
 from minigraph.types import int64
 
-WRONG = "the number of a matrix that has no answer: it is singular, not positive definite, or not finite"
+WRONG = "the number of a matrix that has no answer: it is singular, or not positive definite"
 
 
 def _by_reference(
