@@ -63,7 +63,7 @@ def vsplit(x: Variable, num_or_sections: Any, name: str | None = None) -> list[V
 def _known(x: Variable, axis: int, call: str) -> tuple[int, int]:
     """`axis` counted from the front, and its size."""
     axis = normalize_axis(axis, x.ndim)
-    require(x.shape[axis] >= 0, f"{call} needs to know the size of axis {axis}, x is {x}", ShapeError)
+    require(x.shape[axis] >= 0, f"{call}: the size of axis {axis} must be known, x is {x}", ShapeError)
     return axis, x.shape[axis]
 
 

@@ -18,7 +18,7 @@ def known_sizes(x: Variable, call: str) -> tuple[int, int]:
     """Rows and columns of the matrices of x, which the number of operators depends on."""
     require(x.ndim >= 2, f"x must hold matrices in its last two axes, is {x}", ShapeError)
     rows, columns = x.shape[-2:]
-    require(-1 not in (rows, columns), f"{call} needs to know the sizes of its matrices, x is {x}", ShapeError)
+    require(-1 not in (rows, columns), f"{call}: the sizes of matrices must be known, x is {x}", ShapeError)
     return rows, columns
 
 
