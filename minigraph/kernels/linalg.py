@@ -25,7 +25,7 @@ def computed(function: Callable[..., Any], *arrays: np.ndarray, **options: Any) 
     try:
         return function(*wide, **options)
     except np.linalg.LinAlgError as problem:
-        bad = ~np.isfinite(wide[0]).all(axis=(-2, -1))
+        bad = np.asarray(~np.isfinite(wide[0]).all(axis=(-2, -1)))
         if not bad.any():
             error = NoAnswerError(f"matrix {(number := _first(function, wide, options))} of {list(arrays[0].shape)}"
                                   f" has no answer: {problem}")  # fmt: skip
