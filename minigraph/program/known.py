@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import ProgramError, call_site
+from minigraph.errors import AttrError, ProgramError, call_site
 from minigraph.opdef import OPS
 
 from .variable import Variable
@@ -46,7 +46,12 @@ def holds_variables(attrs: Mapping[str, Any]) -> bool:
 
 def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of a call with the numbers that Variables among them hold; one that a run decides is refused."""
-    found = {name: known(value) for name, value in attrs.items()}
+    found = {}
+    for name, value in attrs.items():
+        try:
+            found[name] = known(value)
+        except AttrError as problem:
+            raise AttrError(f"attribute {name}: {problem.fact}", site=problem.site, hint=problem.hint) from None
     for name, value in found.items():
         entries = value if isinstance(value, list) else [value]
         if op_type == "reshape" and name == "shape":
@@ -89,7 +94,7 @@ def _entries(value: Any) -> list[Any]:
     try:
         return [e.item() if isinstance(e, np.generic) else e for e in _value(value).reshape(-1)]
     except _Unknown as why:
-        raise ProgramError(
+        raise AttrError(
             f"{value} stands where a number is needed that is known before a run; {why}", site=call_site(),
             hint="it may come from constants and from mg.shape",
         ) from None
