@@ -18,6 +18,7 @@ from . import (
     cuda,
     device,
     io,
+    linalg,
     metric,
     nn,
     optimizer,
@@ -107,6 +108,7 @@ __all__ = [
     "is_compiled_with_ipu",
     "is_compiled_with_rocm",
     "is_compiled_with_xpu",
+    "linalg",
     "load",
     "math_op_patch",
     "metric",
@@ -132,7 +134,7 @@ __all__ += tensor.__all__
 paddle_names.explain_missing(
     {
         "": sys.modules[__name__], "base": base, "base.framework": framework, "device": device,
-        "framework": framework, "io": io, "metric": metric, "nn": nn, "nn.functional": nn.functional,
+        "framework": framework, "io": io, "linalg": linalg, "metric": metric, "nn": nn, "nn.functional": nn.functional,
         "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr": optimizer.lr,
         "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
         "static.nn": static.nn,

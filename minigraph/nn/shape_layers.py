@@ -29,6 +29,45 @@ class Flatten(FunctionalLayer, function=flatten, options="start_axis stop_axis",
     """The axes from start_axis to stop_axis as one."""
 
 
+class Pad1D(Layer):
+    """A border around [N, C, L]; padding: ints before and behind L, or one for both; the rest as functional.pad."""
+
+    layout = "NCL"
+
+    def __init__(
+        self, padding: Any, mode: str = "constant", value: float = 0.0, data_format: str | None = None,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.padding, self.mode, self.value, self.name = padding, mode, value, name
+        self.data_format = data_format or self.layout
+
+    def forward(self, x: Variable) -> Variable:
+        axes = len(self.layout)
+        if variable(x, type(self).__name__).ndim != axes:
+            raise ShapeError(f"x must have rank {axes}, is {x}", call=type(self).__name__, site=call_site())
+        return F.pad(x, self.padding, self.mode, self.value, self.data_format, self.name)
+
+
+class Pad2D(Pad1D):
+    """A border around [N, C, H, W]; padding: left, right, top, bottom."""
+
+    layout = "NCHW"
+
+
+class Pad3D(Pad1D):
+    """A border around [N, C, D, H, W]; padding: left, right, top, bottom, front, back."""
+
+    layout = "NCDHW"
+
+
+class ZeroPad2D(Pad2D):
+    """Zeros around [N, C, H, W]; padding: left, right, top, bottom."""
+
+    def __init__(self, padding: Any, data_format: str = "NCHW", name: str | None = None) -> None:
+        super().__init__(padding, "constant", 0.0, data_format, name)
+
+
 class Unflatten(Layer):
     """The axis `axis` as several axes of sizes `shape`, of which one may be -1."""
 
@@ -62,4 +101,4 @@ class Softmax2D(Layer):
         return F.softmax(x, axis=-3, name=self.name)
 
 
-__all__ = ["Flatten", "Identity", "Softmax2D", "Unflatten"]
+__all__ = ["Flatten", "Identity", "Pad1D", "Pad2D", "Pad3D", "Softmax2D", "Unflatten", "ZeroPad2D"]

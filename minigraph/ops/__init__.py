@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     elementwise,
     foreach_elementwise,
     fused_elementwise,
+    linalg,
     matmul,
     movement,
     optimizer,

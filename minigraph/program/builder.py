@@ -15,6 +15,7 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType
 
 from . import unique_name
+from .known import holds_variables, with_known
 from .program import Block, Operator, Variable, default_main_program, default_startup_program
 
 P = ParamSpec("P")
@@ -45,6 +46,8 @@ class Builder:
     ) -> Any:  # fmt: skip
         opdef = get_op(op_type)
         inputs = opdef.bind_inputs(args, kwargs)
+        if holds_variables(kwargs):
+            kwargs = with_known(op_type, inputs, kwargs)
         op, types = self.block.prepare_op(op_type, inputs, kwargs)
         prefix = name
         results = []

@@ -18,6 +18,7 @@ from minigraph.program import (
 from minigraph.program.backward import append_backward, gradients
 from minigraph.program.scope import Scope, global_scope, scope_guard
 from minigraph.runtime.executor import Executor
+from minigraph.tensor.assignment import setitem
 
 from . import amp, nn
 from .debug import Print
@@ -45,5 +46,5 @@ __all__ = [
     "default_main_program", "default_startup_program", "deserialize_persistables", "deserialize_program",
     "device_guard", "global_scope", "gradients", "load", "load_from_file", "load_inference_model",
     "load_program_state", "name_scope", "nn", "normalize_program", "program_guard", "save", "save_inference_model",
-    "save_to_file", "scope_guard", "serialize_persistables", "serialize_program", "set_program_state",
+    "save_to_file", "scope_guard", "serialize_persistables", "serialize_program", "set_program_state", "setitem",
 ]  # fmt: skip

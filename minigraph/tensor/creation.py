@@ -10,6 +10,7 @@ from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
+from minigraph.program.known import known
 from minigraph.types import as_dtype
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
@@ -21,7 +22,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def _number(value: Any, call: str, argument: str) -> Any:
-    value = plain(value)
+    value = plain(known(value))
     if not is_number(value):
         raise ProgramError(f"{argument} must be a number, is {describe(value)}", call=call, site=call_site())
     return value

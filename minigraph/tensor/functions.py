@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minigraph.errors import DTypeError, call_site
+from minigraph.errors import AttrError, DTypeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_, float32
@@ -44,6 +44,8 @@ log10 = _function("log10", "The logarithm of x to base 10.", ints=True)
 erf = _function("erf", "The error function.")
 erfinv = _function("erfinv", "The number whose error function is x; infinite at -1 and 1.")
 lgamma = _function("lgamma", "log |gamma(x)|")
+i0e = _function("i0e", "The modified Bessel function I0, divided by e ** |x|.")
+i1e = _function("i1e", "The modified Bessel function I1, divided by e ** |x|.")
 digamma = _function("polygamma", "The derivative of lgamma; NaN at 0, -1, -2, ...")
 trunc = _function("trunc", "x without its fraction; no gradient.")
 exp = _function("exp", "e ** x", ints=True)
@@ -72,6 +74,51 @@ sgn = sign
 def polygamma(x: Variable, n: int, name: str | None = None) -> Variable:
     """The n-th derivative of digamma."""
     return emit("polygamma", "polygamma", variable(x, "polygamma"), n=n, name=name)
+
+
+@whole
+def multigammaln(x: Variable, p: int, name: str | None = None) -> Variable:
+    """The logarithm of the multivariate gamma function of dimension p, for x > (p - 1) / 2."""
+    x = _float(x, "multigammaln")
+    require(isinstance(p, int) and p >= 1, f"p must be an int >= 1, is {p!r}", AttrError)
+    g = builder_of(x)
+    terms = [g.lgamma(scale(x, bias=-0.5 * i) if i else x) for i in range(p)]
+    return scale(g.sum(terms), bias=p * (p - 1) / 4 * math.log(math.pi), name=name)
+
+
+@whole
+def _grown(scaled: Variable, x: Variable, call: str, name: str | None) -> Variable:
+    """scaled * e ** |x|, infinite only where the result is."""
+    g = builder_of(x)
+    half = g.exp(scale(g.abs(x), 0.5))
+    grown = g.elementwise_mul(g.elementwise_mul(scaled, half), half)
+    return where(g.isinf(x), g.abs(x) if call == "i0" else x, grown, name=name)
+
+
+def i0(x: Variable, name: str | None = None) -> Variable:
+    """The modified Bessel function of the first kind of order 0."""
+    return _grown(i0e(x), x, "i0", name)
+
+
+def i1(x: Variable, name: str | None = None) -> Variable:
+    """The modified Bessel function of the first kind of order 1."""
+    return _grown(i1e(x), x, "i1", name)
+
+
+@whole
+def frexp(x: Variable, name: str | None = None) -> tuple[Variable, Variable]:
+    """The fraction, of a size in [0.5, 1), and the exponent, in x's type, with x = fraction * 2 ** exponent."""
+    x = _float(x, "frexp")
+    g = builder_of(x)
+    plain = g.logical_and(g.isfinite(x), x != 0)
+    safe = where(plain, x, 1.0)
+    exponent = g.floor(g.log2(g.abs(safe)))  # of near powers of 2 it may be one too large or small
+    two = g.fill_any_like(x, value=2.0)
+    fraction = g.scale(g.elementwise_div(safe, g.elementwise_pow(two, exponent)), scale=0.5)
+    low, high = g.abs(fraction) < 0.5, g.abs(fraction) >= 1.0
+    fraction = where(low, scale(fraction, 2.0), where(high, scale(fraction, 0.5), fraction))
+    exponent = scale(exponent, bias=1.0) + cast(high, x.dtype) - cast(low, x.dtype)
+    return where(plain, fraction, x, name=name), where(plain, exponent, 0.0, name=name)
 
 
 def neg(x: Variable, name: str | None = None) -> Variable:
@@ -279,8 +326,8 @@ def isclose(
 __all__ = [
     "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "ceil", "cos", "cosh", "deg2rad", "digamma", "erf", "erfinv", "exp", "expm1",
-    "floor", "floor_divide", "floor_mod", "fmax", "fmin", "frac", "gcd", "heaviside", "hypot", "isclose",
-    "isfinite", "isinf", "isnan", "lcm", "ldexp", "lerp", "lgamma", "log", "log1p", "log2", "log10", "logaddexp",
-    "logit", "mod", "nan_to_num", "neg", "polygamma", "rad2deg", "reciprocal", "remainder", "round", "rsqrt",
-    "sgn", "sign", "sin", "sinh", "sqrt", "square", "stanh", "tan", "tanh", "trunc",
+    "floor", "floor_divide", "floor_mod", "fmax", "fmin", "frac", "frexp", "gcd", "heaviside", "hypot", "i0", "i0e",
+    "i1", "i1e", "isclose", "isfinite", "isinf", "isnan", "lcm", "ldexp", "lerp", "lgamma", "log", "log1p", "log2",
+    "log10", "logaddexp", "logit", "mod", "multigammaln", "nan_to_num", "neg", "polygamma", "rad2deg", "reciprocal",
+    "remainder", "round", "rsqrt", "sgn", "sign", "sin", "sinh", "sqrt", "square", "stanh", "tan", "tanh", "trunc",
 ]  # fmt: skip

@@ -5,7 +5,8 @@
     x[..., None]        Ellipsis stands for the axes left over, None adds one of size 1
     x[i], x[:, i]       i an int Variable, array or list: gather along that axis
 
-A selection by truth values has a size that depends on values, so it is refused; assignment, too.
+A selection by truth values has a size that depends on values: mg.masked_select takes an upper bound. Variables are
+written once, so `x[...] = value` is refused, and static.setitem gives what x would be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from minigraph.errors import DTypeError, ProgramError, ShapeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import known
 from minigraph.types import INTS, int64
 
 from .arguments import FIRST, LAST, constant, describe
@@ -103,13 +105,15 @@ def _item(x: Variable, item: Any) -> Any:
     if item.dtype not in INTS:
         raise DTypeError(
             f"index {item} must hold ints", call="getitem", site=call_site(),
-            hint="a selection by truth values has a size known only at run time; mg.where keeps the shape",
+            hint="a selection by truth values has a size known only at run time: mg.masked_select(x, mask, size=n)"
+            " has a bound, mg.where keeps the shape",
         )  # fmt: skip
     return item
 
 
 def _bounds(x: Variable, axis: int, item: slice) -> tuple[int, int, int]:
     """start, end and step; (0, LAST, 1) for the whole axis."""
+    item = slice(*(known(bound) for bound in (item.start, item.stop, item.step)))
     for bound in (item.start, item.stop, item.step):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer))):
             _refuse(x, f"a slice takes ints, not {describe(bound)}", "mg.gather picks at positions known at run time")
@@ -131,11 +135,11 @@ def _refuse(x: Variable, fact: str, hint: str | None = None) -> NoReturn:
     raise ProgramError(fact, call=f"getitem(x={x})", site=call_site(), hint=hint)
 
 
-def setitem(x: Variable, index: Any, value: Any) -> NoReturn:
-    """Variables are written once: x[...] = value is refused."""
+def refuse_assignment(x: Variable, index: Any, value: Any) -> NoReturn:
+    """Variables are written once: x[...] = value is refused, as by Paddle in static mode."""
     raise ProgramError(
         f"variable {x} cannot be assigned to by index", call="setitem", site=call_site(),
-        hint="build a new variable with mg.where or mg.concat",
+        hint="x = mg.static.setitem(x, index, value) is a new variable; mg.where takes a condition",
     )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import ProgramError, call_site
 from minigraph.program import Variable
+from minigraph.program.known import known
 
-from .arguments import describe, emit, ints, variable, variables
+from .arguments import emit, ints, variable, variables
 
 
 def reshape(x: Variable, shape: Any, name: str | None = None) -> Variable:
@@ -55,14 +55,9 @@ def stack(x: Any, axis: int = 0, name: str | None = None) -> Variable:
 
 def split(x: Variable, num_or_sections: Any, axis: int = 0, name: str | None = None) -> list[Variable]:
     """x cut along `axis` into so many equal pieces, or into a list of sizes, one of which may be -1."""
-    x = variable(x, "split")
+    x, num_or_sections = variable(x, "split"), known(num_or_sections)
     if isinstance(num_or_sections, (list, tuple)):
         return emit("split", "split", x, sections=num_or_sections, axis=axis, name=name)
-    if isinstance(num_or_sections, Variable):
-        raise ProgramError(
-            f"num_or_sections must be an int or a list of ints, is {describe(num_or_sections)}", call="split",
-            site=call_site(),
-        )  # fmt: skip
     return emit("split", "split", x, num=num_or_sections, axis=axis, name=name)
 
 

@@ -16,7 +16,7 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_
 
-from . import indexing
+from . import indexing, linalg
 from .arguments import operands
 from .functions import bits, sigmoid
 from .logic import comparison
@@ -41,9 +41,9 @@ MISSING = {
     "rshift": (">>", "divide by a power of 2"),
 }
 FROM_NOTHING = (
-    "add_n", "arange", "broadcast_tensors", "concat", "empty", "eye", "full", "is_tensor", "linspace", "logspace",
-    "meshgrid", "multiplex", "normal", "ones", "rand", "randint", "randn", "randperm", "scatter_nd", "shape", "stack",
-    "standard_normal", "to_tensor", "tril_indices", "triu_indices", "uniform", "where", "zeros",
+    "arange", "broadcast_shape", "broadcast_tensors", "concat", "einsum", "empty", "eye", "finfo", "full", "iinfo",
+    "linspace", "logspace", "meshgrid", "multi_dot", "multiplex", "normal", "ones", "rand", "randint", "randn",
+    "randperm", "shape", "stack", "standard_normal", "to_tensor", "tril_indices", "triu_indices", "uniform", "zeros",
 )  # fmt: skip  # functions that are no methods
 
 
@@ -152,7 +152,7 @@ def install() -> None:
     """Hang operators and methods on Variable."""
     attributes: dict[str, Any] = {
         "__matmul__": _matmul, "__rmatmul__": _rmatmul, "__neg__": _neg, "__abs__": tensor.abs, "__invert__": _invert,
-        "__getitem__": indexing.getitem, "__setitem__": indexing.setitem, "__iter__": indexing.iterate,
+        "__getitem__": indexing.getitem, "__setitem__": indexing.refuse_assignment, "__iter__": indexing.iterate,
         "__hash__": object.__hash__,  # defining == would drop it
         "T": property(_transposed), "astype": tensor.cast, "detach": detach,
         "clone": tensor.assign, "size": size, "sigmoid": sigmoid,
@@ -167,9 +167,8 @@ def install() -> None:
         attributes[f"__{name}__"], attributes[f"__r{name}__"] = _of_ints(function)
     for name, (symbol, hint) in MISSING.items():
         attributes[f"__{name}__"] = attributes[f"__r{name}__"] = _no_operator(symbol, hint)
-    for name in tensor.__all__:
-        if name not in FROM_NOTHING:
-            attributes[name] = getattr(tensor, name)
+    for room in (linalg, tensor):
+        attributes |= {name: getattr(room, name) for name in room.__all__ if name not in FROM_NOTHING}
     for name, value in attributes.items():
         setattr(Variable, name, value)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ShapeError, require
+from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import FLOATS, as_dtype, float32, float64, normalize_axis
+from minigraph.program.known import known
+from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_axes, normalize_axis
 
-from .arguments import as_type, emit, output_prefix, variable
+from .arguments import as_type, emit, ints, output_prefix, variable
 from .functions import floor, isnan, log
 from .logic import greater_equal, less_equal, logical_and, where
 from .manipulation import concat, flatten, squeeze, stack
@@ -42,6 +43,7 @@ def topk(
     """
     x = variable(x, "topk")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
+    k = known(k)
     _check_k(k, x, axis)
     pair = emit("topk", "argsort", x, axis=axis, descending=largest, name=name)
     values, indices = (slice(v, [axis], [0], [k]) for v in pair)
@@ -61,6 +63,7 @@ def kthvalue(
     """The k-th smallest element along `axis` (the last one), counted from 1, and where it is, int64."""
     x = variable(x, "kthvalue")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
+    k = known(k)
     _check_k(k, x, axis)
     pair = emit("kthvalue", "argsort", x, axis=axis, name=name)
     values, indices = (_at(v, axis, k - 1, keepdim) for v in pair)
@@ -185,6 +188,73 @@ def histogram(input: Variable, bins: int = 100, min: float = 0, max: float = 0, 
     return slice(counts, [0], [0], [bins])
 
 
+@whole
+def bincount(x: Variable, weights: Variable | None = None, minlength: int = 0, name: str | None = None) -> Variable:
+    """How often 0, 1, ..., minlength - 1 occur in a vector of ints, int64; or the sums of `weights` for each, floats.
+
+    The result has minlength elements: larger ints in x are a KernelError.
+    """
+    x = variable(x, "bincount")
+    require(x.ndim == 1 and x.dtype in INTS, f"x must be a vector of ints, is {x}", ShapeError)
+    require(minlength > 0, "the size of the result would depend on values", ProgramError,
+            "minlength=: one more than the largest int, as far as it is known")  # fmt: skip
+    g = builder_of(x)
+    values = g.fill_any_like(x, value=1, dtype="int64") if weights is None else variable(weights, "bincount", "weights")
+    values = as_type(values, float64) if weights is not None and values.dtype not in FLOATS else values
+    zeros = g.fill_constant(shape=(minlength,), value=0, dtype=values.dtype)
+    inside = g.where(x >= 0, x, g.fill_any_like(x, value=minlength))  # else they would count from the back
+    return g.gather_grad(zeros, inside, values, axis=0, name=output_prefix("bincount", name))
+
+
+@whole
+def _numbers_quantiles(
+    x: Variable, fractions: list[float], axis: Any, keepdim: bool, call: str, name: str | None
+) -> list[Variable]:  # fmt: skip
+    """Quantiles of what is not NaN over `axis`, an int, several ones or None; NaN where there is nothing else."""
+    g, ndim = builder_of(x), x.ndim
+    axes = normalize_axes(None if axis is None else tuple(ints(axis) or ()), ndim)
+    others = [a for a in range(ndim) if a not in axes]
+    rows = g.transpose(x, perm=[*others, *axes])
+    rows = flatten(rows, len(others), ndim - 1) if len(axes) != 1 else rows
+    values = sort(rows, -1)
+    count = g.reduce_sum(cast(g.logical_not(isnan(rows)), float64), axis=[-1], keepdim=True)
+    found = []
+    for q in fractions:
+        require(isinstance(q, (int, float)) and 0 <= q <= 1, f"q must lie in [0, 1], is {q!r}", AttrError)
+        place = g.scale(g.clip(g.scale(count, bias=-1.0), min=0.0), scale=float(q))
+        low, high = (
+            take_along_axis(values, cast(end, "int64"), len(others), broadcast=False)
+            for end in (g.floor(place), g.ceil(place))
+        )
+        share = as_type(place - g.floor(place), x.dtype)
+        out = g.squeeze(low + (high - low) * share, axes=[len(others)])
+        found.append(g.unsqueeze(out, axes=axes, name=output_prefix(call, name)) if keepdim else out)
+    return found
+
+
+@whole
+def nanmedian(
+    x: Variable, axis: Any = None, keepdim: bool = False, mode: str = "avg", name: str | None = None
+) -> Variable:  # fmt: skip
+    """The middle element over `axis` of what is not NaN, the mean of the two middle ones; NaN where all are.
+
+    Ints become float32.
+    """
+    x = variable(x, "nanmedian")
+    require(mode == "avg", f"mode {mode!r} is not here, only 'avg'", AttrError)
+    x = x if x.dtype in FLOATS else as_type(x, float32)
+    return _numbers_quantiles(x, [0.5], axis, keepdim, "nanmedian", name)[0]
+
+
+@whole
+def nanquantile(x: Variable, q: Any, axis: Any = None, keepdim: bool = False) -> Variable:
+    """As quantile, of what is not NaN."""
+    fractions = list(q) if isinstance(q, (list, tuple)) else [q]
+    wide = cast(variable(x, "nanquantile"), float64)
+    found = _numbers_quantiles(wide, fractions, axis, keepdim, "nanquantile", None)
+    return stack(found, axis=0) if isinstance(q, (list, tuple)) else found[0]
+
+
 # Draws that sort
 
 
@@ -239,6 +309,6 @@ def diff(
 
 
 __all__ = [
-    "argsort", "bucketize", "diff", "histogram", "kthvalue", "median", "mode", "multinomial", "quantile", "randperm",
-    "searchsorted", "sort", "topk",
+    "argsort", "bincount", "bucketize", "diff", "histogram", "kthvalue", "median", "mode", "multinomial", "nanmedian",
+    "nanquantile", "quantile", "randperm", "searchsorted", "sort", "topk",
 ]  # fmt: skip

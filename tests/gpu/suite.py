@@ -43,6 +43,7 @@ from tests.gpu import gelu as gpu_gelu
 from tests.gpu import hopper_product as gpu_hopper_product
 from tests.gpu import huge as gpu_huge
 from tests.gpu import joined as gpu_joined
+from tests.gpu import linalg as gpu_linalg
 from tests.gpu import linear_cross_entropy as gpu_linear_cross_entropy
 from tests.gpu import mixed_precision as gpu_mixed_precision
 from tests.gpu import ops as gpu_ops
@@ -68,8 +69,8 @@ def all_checks() -> list[Check]:
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_gelu,
             gpu_programs, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates,
-            gpu_paged, gpu_mixed_precision,
-            gpu_faults, nan, gpu_edges, gpu_streams, gradients, checkpoint,
+             gpu_paged, gpu_mixed_precision,
+             gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gradients, checkpoint,
         )
         for c in m.checks()
     ]

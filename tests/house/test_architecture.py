@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "kernels.cuda.device": "errors types kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
+    "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
     "kernels.cuda.movement": "errors types kernels.cuda.record kernels.cuda.elementwise",
     "kernels.cuda.optimizer": "errors types kernels.updates kernels.trace kernels.cuda.record kernels.cuda.elementwise",
     "kernels.cuda.matmul": "errors types opdef kernels.cuda.record kernels.cuda.elementwise kernels.cuda.tensor_cores",
@@ -49,6 +50,7 @@ MAY_IMPORT = {
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
     "tensor": "errors types program",
+    "linalg": "tensor",
     "nn": "errors types program tensor",
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
@@ -59,8 +61,8 @@ MAY_IMPORT = {
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
-    "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
-        " static device io metric reader base utils",
+    "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
+        " optimizer static device io metric reader base utils",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.

@@ -130,7 +130,7 @@ def bound(
 
     outputs = opdef.infer_types(inputs, attrs)
     binder = Binder(device)
-    binder.begin(1)
+    binder.begin(1, reference=opdef.reference)
     outs = buffers(opdef.outputs, outputs)
     if guarded:
         binder.wrong[0] = "out of range"

@@ -30,7 +30,7 @@ def on_host(call: Call) -> Slots:
 
     made, fault = run_bind(
         opdef.gpu_bind, of_slots(opdef.inputs, call.inputs), of_slots(opdef.outputs, types), call.attrs,
-        unread=opdef.unread([*types]), seed=7,
+        unread=opdef.unread([*types]), seed=7, reference=opdef.reference,
     )  # fmt: skip
     assert not fault.any()
     return {name: x if name in variadic else [x] for name, x in made.items() if x is not None}

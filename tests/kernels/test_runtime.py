@@ -103,12 +103,23 @@ def test_the_stream_is_the_one_of_the_moment_when_a_call_runs(runtime, driver):
 
 def test_a_function_of_the_host_sees_what_the_gpu_has_computed(runtime, monkeypatch):
     binder, seen = begun(), []
-    binder.host([buffer(1)], lambda runs, *arrays: seen.append((runs, *arrays)))
+    result, made = buffer(2), np.zeros(8, np.float32)
+
+    def function(runs, *arrays):
+        seen.append((runs, *arrays))
+        return (made,)
+
+    binder.host([buffer(1)], function, [result])
     values = {id(binder.counter): np.array([4]), id(binder.calls[0].inputs[0]): "x"}
     monkeypatch.setattr(runtime, "fetch", lambda b, as_numpy: values[id(b)])
+    put = []
+    monkeypatch.setattr(runtime, "upload", lambda array, b: put.append((array, b)))
     (call,) = runtime.runnable(binder, False)
     call()
     assert seen == [(4, "x")]
+    ((array, where),) = put
+    assert array is made
+    assert where is result
 
 
 def test_the_first_variant_that_the_library_has_runs_and_is_said(runtime, library, driver):

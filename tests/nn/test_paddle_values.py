@@ -21,16 +21,22 @@ FIRST_GRADIENT = 1  # place of a case's values: 0 the result, then the gradients
 
 # Paddle keeps attributes and constants in float32, so 0.1, 1e-5 or selu's numbers are others than here.
 EXACT, ROUNDED = 1e-12, 1e-8
-LOOSE = {"selu": 1e-5, "nn.SELU": 1e-5, "normalize by 3": 1e-6}
+LOOSE = {"selu": 1e-5, "nn.SELU": 1e-5, "normalize by 3": 1e-6, "multigammaln": 1e-7}
 HAS_ROUNDED = ("ardsigmoid", "ormalize", "full=True", "Norm", "_norm")
 
 # Where Paddle contradicts its own documentation, or its result is that of a defect.
 SLIPS = {
     "binary_cross_entropy_with_logits with weights": "pos_weight multiplies only log(1 + exp(-|x|)), not the loss",
     "static.nn.group_norm NHWC": "the gradient is wrong; the same numbers as NCHW have another one",
+    "trapezoid": "all rows of y get the gradient of the first one",
+    "cumulative_trapezoid": "all rows of y get the gradient of the first one",
+    "linalg.triangular_solve otherwise": "the diagonal, which is not read, and the other triangle get a gradient",
+    "linalg.eigh": "all matrices of a batch get the gradient of the first one's eigenvalues",
 }
 # Paddle gives labels no gradient, or only that of their factors; here it is the derivative, as for soft labels.
 LABELS = ("kl_div", "nn.KLDivLoss", "binary_cross_entropy", "nn.BCE", "sigmoid_focal_loss", "nll_loss with weight")
+# Paddle has no gradient of these inputs.
+WITHOUT = {"diagonal_scatter", "diagonal_scatter below", "linalg.lstsq", "linalg.lstsq rest"}
 # A slope at the place where two pieces meet, of which both are right: there Paddle takes the other one.
 BORDERS = {"leaky_relu", "nn.LeakyReLU", "rrelu"}
 
@@ -48,6 +54,8 @@ def assert_same(title: str, found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected)
     for place, (a, b) in enumerate(zip(found, expected, strict=True)):
         if place > FIRST_GRADIENT and title.startswith(LABELS):
+            continue
+        if b is None and title in WITHOUT:
             continue
         if a is None or b is None:
             assert a is None, f"place {place}"

@@ -112,11 +112,22 @@ class Host:
     def product(self, call: Any) -> Run:
         raise NotOnHost(f"{type(call).__name__} needs a GPU")
 
-    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
-        raise NotOnHost("a function of the host needs a GPU to wait for")
+    def host(self, function: Callable[..., Any], inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Run:
+        def call() -> None:
+            for array, buffer in zip(function(0, *(seen(b).copy() for b in inputs)), outputs, strict=True):
+                assert (array.shape, array.dtype) == (buffer.shape, buffer.dtype), f"{array.dtype} for {buffer}"
+                seen(buffer)[...] = array
+
+        return call
 
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         raise NotOnHost(f"a choice of {', '.join(names)} needs a GPU")
+
+
+def seen(buffer: Buffer) -> np.ndarray:
+    """The elements of a buffer, in place."""
+    raw = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
+    return np.frombuffer(raw, np.uint8).view(buffer.dtype).reshape(buffer.shape)
 
 
 def launch(source: str, function: str, grid: Grid, block: Grid, args: tuple[Any, ...]) -> None:
@@ -207,7 +218,7 @@ def _hash(text: str) -> str:
 def run_bind(
     bind: Callable[..., None], inputs: Mapping[str, Any], outputs: Mapping[str, Any], attrs: Mapping[str, Any],
     in_place: Mapping[str, str] | None = None, seed: int = 0, number: int = 0, step: int = 0, unread: Any = (),
-    device: Device | None = None,
+    device: Device | None = None, reference: Callable[..., Any] | None = None,
 ) -> tuple[Slots, np.ndarray]:  # fmt: skip
     """Outputs of a bind function on arrays, and the fault record.
 
@@ -215,7 +226,7 @@ def run_bind(
     outputs  {slot: TensorType, list of them or None}
     """
     memory, binder = Memory(), Binder(device or Device(), seed=seed)
-    binder.begin(3, number)
+    binder.begin(3, number, reference)
 
     def buffer(t: Any, value: np.ndarray | None = None, given: bool = True) -> Buffer:
         made = Buffer(t.shape, t.dtype)

@@ -95,12 +95,13 @@ class StubLauncher(cuda_host.Host):
     def product(self, call: Gemm) -> Run:
         return partial(gemm, deepcopy(call))
 
-    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
-        given = deepcopy([self.counter, *inputs])
+    def host(self, function: Callable[..., Any], inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Run:
+        given, made = deepcopy([self.counter, *inputs]), deepcopy([*outputs])
 
         def run() -> None:
             runs, *arrays = (self.runtime.fetch(b, True) for b in given)
-            function(int(runs[0]), *arrays)
+            for array, buffer in zip(function(int(runs[0]), *arrays), made, strict=True):
+                self.runtime.upload(array, buffer)
 
         return run
 

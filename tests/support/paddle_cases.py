@@ -1,6 +1,6 @@
-"""Programs of nn and static.nn that are the same text for Paddle and for minigraph.
+"""Programs of nn, static.nn and linalg, and functions of tensors, that are the same text for Paddle and for minigraph.
 
-`python tests/support/paddle_cases.py > tests/nn/paddle_2_6_2.json` with a Python that has Paddle 2.6.2 records what
+`python -m tests.support.paddle_cases > tests/nn/paddle_2_6_2.json` with a Python that has Paddle 2.6.2 records what
 Paddle computes: the result of each case and the gradients of its float inputs, in float64.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tests.support import tensor_cases
 
 Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
 
@@ -192,7 +194,7 @@ def maps() -> dict[str, Case]:
 
 
 def cases() -> dict[str, Case]:
-    return activations() | losses() | maps()
+    return activations() | losses() | maps() | tensor_cases.cases()
 
 
 def values(p: Any, case: Case) -> list[Any]:

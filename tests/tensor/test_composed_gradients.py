@@ -61,9 +61,39 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "fmax": (lambda x, y: mg.fmax(x, y), (X, Y)),
     "linspace": (lambda x: mg.linspace(x[0, 0], x[1, 1], 5, "float64"), (X,)),
     "normal": (lambda x: mg.normal(x, 0.0), (X,)),
+    "einsum": (lambda x, y: mg.einsum("bij,bjk->bki", x, y), (CUBE, CUBE.transpose(0, 2, 1))),
+    "einsum of several axes": (lambda x, y: mg.einsum("bij,bjk->i", x, y), (CUBE, CUBE.transpose(0, 2, 1))),
+    "einsum of three": (lambda x, y, z: mg.einsum("ij,ik,kl->jl", x, y, z), (X, Y, ROWS)),
+    "tensordot": (lambda x, y: mg.tensordot(x, y, [[2, 1], [1, 0]]), (CUBE, ROWS[:, [0, 1, 2, 0]])),
+    "trapezoid": (lambda y, x: mg.trapezoid(y, x), (X, Y)),
+    "cumulative_trapezoid": (lambda y: mg.cumulative_trapezoid(y, dx=0.5, axis=1), (CUBE,)),
+    "vander": (lambda x: mg.vander(mg.flatten(x), 3), (X,)),
+    "cross": (lambda x, y: mg.cross(x, y, axis=1), (X, Y)),
+    "cdist": (lambda x, y: mg.cdist(x, y), (X, ROWS)),
+    "renorm": (lambda x: mg.renorm(x, 3.0, 1, 1.5), (X,)),
+    "select_scatter": (lambda x, v: mg.select_scatter(x, v[:, 0], 1, -1), (X, Y)),
+    "diagonal_scatter": (lambda x, v: mg.diagonal_scatter(x, v[0, :2], -1, 0, 1), (ROWS, X)),
+    "unfold": (lambda x: mg.unfold(x, 1, 2, 1), (CUBE,)),
+    "cummax": (lambda x: mg.cummax(x, 1)[0], (CUBE,)),
+    "logcumsumexp": (lambda x: mg.logcumsumexp(x), (X,)),
+    "nanquantile": (lambda x: mg.nanquantile(x, [0.3, 0.6], axis=1), (X,)),
+    "multigammaln": (lambda x: mg.multigammaln(mg.square(x) + 1.5, 3), (X,)),
+    "frexp": (lambda x: mg.frexp(x + 0.1)[0], (X,)),
+    "i1": (lambda x: mg.i1(x), (X,)),
+    "pad": (lambda x: mg.nn.functional.pad(x, [0, 0, 2, 1], value=2.0), (X,)),
+    "pad reflect": (lambda x: mg.nn.functional.pad(x, [2, 1], "reflect", data_format="NCL"), (CUBE,)),
+    "unique": (lambda x: mg.unique(x, size=7), (X,)),
+    "matrix_power": (lambda x: mg.linalg.matrix_power(mg.einsum("ij,kj->ik", x, x), -2), (X,)),
+    "cov": (lambda x: mg.linalg.cov(x), (X,)),
+    "corrcoef": (lambda x: mg.linalg.corrcoef(x), (ROWS,)),
+    "lstsq": (lambda x, y: mg.linalg.lstsq(x, y)[0], (ROWS[:, :2], ROWS**2)),
+    "householder_product": (lambda x, t: mg.linalg.householder_product(x, t[0, :2]), (ROWS[:, :2], X)),
+    "cond": (lambda x: mg.linalg.cond(x), (ROWS,)),
 }
 
-OF_KNOWN_SIZES = {"roll", "diagonal", "kron", "normal", "inner"}
+OF_KNOWN_SIZES = {
+    "roll", "diagonal", "kron", "normal", "inner", "diagonal_scatter", "lstsq", "householder_product",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["sizes known", "batch unknown"])

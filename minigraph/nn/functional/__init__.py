@@ -1,6 +1,6 @@
 """Functions of networks: activations, affine maps, normalisation, distances, losses. Each file lists its names."""
 
-from . import activation, binary_loss, distance, loss, margin_loss, norm, regression_loss
+from . import activation, binary_loss, distance, loss, margin_loss, norm, padding, regression_loss
 from .activation import *  # noqa: F403
 from .attention import scaled_dot_product_attention
 from .binary_loss import *  # noqa: F403
@@ -11,6 +11,7 @@ from .linear_cross_entropy import fused_linear_cross_entropy
 from .loss import *  # noqa: F403
 from .margin_loss import *  # noqa: F403
 from .norm import *  # noqa: F403
+from .padding import *  # noqa: F403
 from .regression_loss import *  # noqa: F403
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ += distance.__all__
 __all__ += loss.__all__
 __all__ += margin_loss.__all__
 __all__ += norm.__all__
+__all__ += padding.__all__
 __all__ += regression_loss.__all__

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from minigraph.errors import AttrError, require
-from minigraph.kernels import gamma, special
+from minigraph.kernels import bessel, gamma, special
 from minigraph.opdef import op
 
 from .unary import SHAPES, draw, infer_float
@@ -96,5 +96,43 @@ def _(rng):
     yield (np.asarray(rng.uniform(1.0, 4.0, (4, 3))),), {"n": 2}
 
 
-for _op in (erf, erfinv, lgamma):
+@op(traits={"elementwise"}, cuda="scaled_bessel(X, 0)")
+def i0e(X):
+    """The modified Bessel function I0(X), divided by e^|X|."""
+    return bessel.scaled_bessel(X, 0)
+
+
+@i0e.grad
+def _(g, X, Out, Out_grad):
+    slope = g.elementwise_sub(g.i1e(X), g.elementwise_mul(g.sign(X), Out))
+    return g.elementwise_mul(Out_grad, slope)
+
+
+@op(traits={"elementwise"}, cuda="scaled_bessel(X, 1)")
+def i1e(X):
+    """The modified Bessel function I1(X), divided by e^|X|."""
+    return bessel.scaled_bessel(X, 1)
+
+
+@i1e.grad
+def _(g, X, Out, Out_grad):
+    """I0 - I1 / X, of which 1/2 is left at 0, and what e^-|X| adds."""
+    zero = g.equal(X, g.fill_any_like(X, value=0.0))
+    divisor = g.where(zero, g.fill_any_like(X, value=1.0), X)
+    ratio = g.where(zero, g.fill_any_like(X, value=0.5), g.elementwise_div(Out, divisor))
+    slope = g.elementwise_sub(g.i0e(X), g.elementwise_add(ratio, g.elementwise_mul(g.sign(X), Out)))
+    return g.elementwise_mul(Out_grad, slope)
+
+
+def _bessel_samples(rng):
+    for shape in SHAPES:
+        yield (draw(rng, shape),), {}
+    yield (np.array([-3.0, 19.9, 20.5, -700.0, 1e4]),), {}
+    yield (np.array([0.0, 1e-6], np.float32),), {}
+
+
+i0e.samples(_bessel_samples)
+i1e.samples(_bessel_samples)
+
+for _op in (erf, erfinv, lgamma, i0e, i1e):
     _op.infer(infer_float)

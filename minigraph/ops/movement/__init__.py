@@ -1,3 +1,3 @@
 """Operators that make, move and pick elements."""
 
-from . import creation, embedding, index, join, places, shape  # noqa: F401
+from . import creation, embedding, index, join, pad, places, shape  # noqa: F401

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import cupy
+import numpy as np
 
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Grid, Run, Segment
@@ -51,15 +52,21 @@ class Launcher:
         plan, target = self.runtime.products.plan(call, self.tf32), self.target
         return lambda: plan.run(target.ptr)
 
-    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
-        """A function of the host, once the GPU has computed what it is given."""
+    def host(
+        self, function: Callable[..., Sequence[np.ndarray]], inputs: Sequence[Buffer], outputs: Sequence[Buffer]
+    ) -> Run:  # fmt: skip
+        """A function of the host, once the GPU has computed what it is given; the GPU goes on with its results."""
         assert self.counter is not None
-        return partial(self._call_host, function, [self.counter, *inputs])
+        return partial(self._call_host, function, [self.counter, *inputs], outputs)
 
-    def _call_host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> None:
+    def _call_host(
+        self, function: Callable[..., Sequence[np.ndarray]], inputs: Sequence[Buffer], outputs: Sequence[Buffer]
+    ) -> None:  # fmt: skip
         runs, *arrays = [self.runtime.fetch(b, as_numpy=True) for b in inputs]
         self.runtime.stream.synchronize()
-        function(int(runs[0]), *arrays)
+        for array, buffer in zip(function(int(runs[0]), *arrays), outputs, strict=True):
+            assert array.dtype == buffer.dtype, f"{array.dtype} for {buffer}"
+            self.runtime.upload(array, buffer)
 
     def beside(self, parts: Sequence[Segment]) -> Run:
         """Bound calls on several lanes."""

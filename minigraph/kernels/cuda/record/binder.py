@@ -162,9 +162,11 @@ class Binder:
         """What keys this operator's random numbers: seed, number, and the step counter on the device."""
         return np.uint64(attrs.get("seed") or self.seed), np.int64(self.number), self.counter
 
-    def host(self, inputs: Sequence[Buffer], function: Callable[..., None]) -> None:
-        """Call a function of the host with the values of `inputs`."""
-        self.calls.append(HostCall(function, list(inputs)))
+    def host(
+        self, inputs: Sequence[Buffer], function: Callable[..., Sequence[np.ndarray]], outputs: Sequence[Buffer] = ()
+    ) -> None:  # fmt: skip
+        """Call a function of the host with the values of `inputs`; it returns those of `outputs`."""
+        self.calls.append(HostCall(function, list(inputs), list(outputs)))
 
     def zero(self, destination: Buffer) -> None:
         """Set all bytes to zero."""

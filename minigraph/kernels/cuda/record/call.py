@@ -56,8 +56,11 @@ class Primitives(Protocol):
         """A Gemm by the library; Unsupported where it has no algorithm."""
         ...
 
-    def host(self, function: Callable[..., None], inputs: Sequence[Buffer]) -> Run:
-        """A function of the host that is given how often the program ran before, and the inputs as NumPy arrays."""
+    def host(
+        self, function: Callable[..., Sequence[np.ndarray]], inputs: Sequence[Buffer], outputs: Sequence[Buffer]
+    ) -> Run:  # fmt: skip
+        """A function of the host that is given how often the program ran before, and the inputs as NumPy arrays; what
+        it returns becomes the outputs."""
         ...
 
     def beside(self, parts: Sequence[Segment]) -> Run:

@@ -196,16 +196,17 @@ class Gemm(Call):
 class HostCall(Call):
     """A function of the host that sees values as NumPy arrays; the GPU waits for it.
 
-    function(runs, *arrays)   runs: how often the program ran before
+    function(runs, *arrays)   runs: how often the program ran before; its result is an array for each of `outputs`
     """
 
-    function: Callable[..., None]
+    function: Callable[..., Sequence[np.ndarray]]
     inputs: list[Buffer]
+    outputs: list[Buffer]
     on_host: ClassVar[bool] = True
     repeatable: ClassVar[bool] = False
 
     def bound(self, runtime: Primitives) -> Run:
-        return runtime.host(self.function, self.inputs)
+        return runtime.host(self.function, self.inputs, self.outputs)
 
 
 @dataclass(slots=True)

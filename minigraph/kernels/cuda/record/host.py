@@ -15,8 +15,9 @@ def print(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs
     reference, number = binder.reference, binder.number
     assert reference is not None
 
-    def show(runs: int, x: np.ndarray) -> None:
+    def show(runs: int, x: np.ndarray) -> tuple[()]:
         reference(x, **attrs, rng=(0, number, runs))
+        return ()
 
     binder.copy(outs["Out"], ins["X"])
     binder.host([ins["X"]], show)

@@ -205,6 +205,18 @@ template <class C> __device__ __forceinline__ C polygamma(C x, int n) {
     return (n % 2 ? factorial : -factorial) * zeta;
 }
 
+// A modified Bessel function of order 0 or 1, divided by e^|x|: its power series, beyond 20 Hankel's expansion.
+template <class C> __device__ __forceinline__ C scaled_bessel(C x, int order) {
+    const C size = x < C(0) ? -x : x;
+    const bool near = size <= C(20);
+    C term = near ? exp(-size) * (order ? size / C(2) : C(1)) : C(1) / sqrt(C(6.283185307179586) * size), sum = term;
+    for (int k = 1; k < (near ? 64 : 30); ++k) {
+        term *= near ? size * size / C(4 * k * (k + order)) : C((2 * k - 1) * (2 * k - 1) - 4 * order) / (C(8 * k) * size);
+        sum += term;
+    }
+    return order && x < C(0) ? -sum : sum;
+}
+
 // The normal distribution function and its density. In float, 2^p(|x|) is what lies beyond |x|: p is a polynomial
 // fitted to log2 of it, falling everywhere, so that the result is within 8e-8, and in the lower tail relatively small.
 __device__ __forceinline__ float normal_cdf(float x) {

@@ -1,0 +1,1 @@
+"""Linear algebra of matrices beyond their products."""

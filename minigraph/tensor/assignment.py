@@ -1,0 +1,88 @@
+"""What a Variable would be after `x[index] = value`: a new Variable, since each is written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import ProgramError, ShapeError, require
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.types import INTS, bool_
+
+from .arguments import as_type, constant, plain, value_of, variable
+from .indexing import getitem
+from .logic import where
+from .manipulation import unsqueeze
+from .picking import scatter
+
+
+@whole
+def setitem(x: Variable, index: Any, value: Any) -> Variable:
+    """x with `value` at x[index].
+
+    index  what x[index] takes: ints, slices, Ellipsis; or a bool Variable with x's first axes; or an int Variable of
+           rank 1 for the first axis, of whose equal positions the last one stays
+    value  a number, small array or Variable that broadcasts to x[index]; for a bool index to its slices, not to
+           their list, whose length a run decides
+    """
+    x = variable(x, "setitem")
+    value = value if isinstance(value, Variable) else constant(plain(value_of(value, "setitem", "value")), x.dtype, x)
+    value = as_type(value, x.dtype)
+    alone = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if isinstance(alone, np.ndarray) and alone.dtype == bool:
+        alone = constant(alone, bool_, x)
+    if isinstance(alone, Variable) and alone.dtype == bool_:
+        return _where_true(x, alone, value)
+    if isinstance(alone, Variable) and alone.dtype in INTS and alone.ndim == 1:
+        g = builder_of(x)
+        rows = g.gather(x, alone, axis=0)
+        return scatter(x, alone, _spread(value, rows))
+    if isinstance(alone, Variable) and alone.ndim == 0:
+        raise ProgramError(f"index {alone} is known only at run time", hint="mg.static.setitem(x, index.reshape([1]),"
+                           " value) takes a row")  # fmt: skip
+    return _in_section(x, index, value)
+
+
+def _where_true(x: Variable, mask: Variable, value: Variable) -> Variable:
+    same = mask.ndim <= x.ndim and all(-1 in (a, b) or a == b for a, b in zip(mask.shape, x.shape, strict=False))
+    require(same, f"the index is {mask}, it must have the first axes of x, {x}", ShapeError)
+    inner = x.ndim - mask.ndim
+    fits = value.ndim <= inner
+    require(fits, f"value is {value}, a slice of x has rank {inner}; how many slices there are a run decides",
+            ShapeError, "mg.where(mask, value, x) takes a value for each place")  # fmt: skip
+    return where(unsqueeze(mask, [*range(mask.ndim, x.ndim)]) if inner else mask, value, x)
+
+
+def _in_section(x: Variable, index: Any, value: Variable) -> Variable:
+    """Slices and ints: the gradient of x[index] puts values, and marks, where x[index] takes them."""
+    g, start = builder_of(x), len(x.block.ops)
+    part = getitem(x, index)
+    new = x.block.ops[start:]
+    taken = next((op for op in new if op.type == "slice"), None)
+    others = [op.type for op in new if op.type not in ("slice", "unsqueeze")]
+    if others == ["assign"]:  # x[:]
+        return _spread(value, x)
+    require(not others and taken is not None, f"index {index!r} is neither ints and slices nor one Variable"[:200],
+            ProgramError, "mg.index_put, mg.put_along_axis")  # fmt: skip
+    assert taken is not None
+    spread = _spread(value, part)
+    held = taken.outputs["Out"][0]
+    ones = g.fill_any_like(held, value=1)
+    spread = g.reshape_grad(held, spread) if spread.shape != held.shape else spread
+    there = g.not_equal(zero := g.slice_grad(x, ones, **taken.attrs), g.fill_any_like(zero, value=0))
+    return where(there, g.slice_grad(x, spread, **taken.attrs), x)
+
+
+def _spread(value: Variable, part: Variable) -> Variable:
+    """`value` repeated to the shape of x[index]."""
+    g = builder_of(part)
+    spread = g.where(g.fill_any_like(part, value=True, dtype=bool_), value, value)
+    pairs = zip(spread.shape, part.shape, strict=False)
+    same = spread.ndim == part.ndim and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
+    require(same, f"value is {value}, x[index] is {part}", ShapeError)
+    return spread
+
+
+__all__ = ["setitem"]
