@@ -43,6 +43,7 @@ TRAITS = {
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
     "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
+    "control": "the host decides in each run what it does: a plan is cut there, and it may hold blocks of operators",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 
@@ -254,9 +255,10 @@ class OpDef(Signature):
         if results is None:
             results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
             results = results if isinstance(results, tuple) else (results,)
-            if len(self._inferred) >= INFERRED_KEPT:
-                self._inferred.clear()
-            self._inferred[key] = results
+            if "control" not in self.traits:  # else its blocks, and their program, would be kept too
+                if len(self._inferred) >= INFERRED_KEPT:
+                    self._inferred.clear()
+                self._inferred[key] = results
         return {
             s.name: list(t) if s.variadic else [t]
             for s, t in zip(self.outputs, results, strict=True)
