@@ -15,6 +15,7 @@ from minigraph.opdef import Arrays, BlockAttr, op
 from minigraph.opdef.inner import as_flag, check_flag, in_round, joined
 
 CONTROL = {"control", "side_effect", "reports"}
+MOST_MADE_UP = 1000  # rounds of a loop on the made-up numbers of validation, on which it may never end
 
 
 @op("Out*?", traits=CONTROL)
@@ -52,7 +53,8 @@ def while_loop(
     X: Arrays, Input: Arrays = None, *, cond_block: BlockAttr, body_block: BlockAttr, rng=(0, 0, 0), lifted=False
 ):  # fmt: skip
     """X, put through body_block as long as cond_block gives True; both take X and Input."""
-    return loop(cond_block, body_block, X, Input or (), partial(_run, rng, lifted), _as_is)
+    run = partial(_run, rng, lifted)
+    return loop(cond_block, body_block, X, Input or (), run, _as_is, most=MOST_MADE_UP if lifted else None)
 
 
 @while_loop.infer
@@ -96,7 +98,7 @@ def while_loop_grad(
     The values that each round begins with are computed again where a run has not kept them.
     """
     run, history, more = partial(_run, rng, lifted), list[Any](), Input or ()
-    loop(cond_block, body_block, X, more, run, _as_is, history)
+    loop(cond_block, body_block, X, more, run, _as_is, history, MOST_MADE_UP if lifted else None)
     return loop_gradient(grad_block, history, more, Out_grad or (), Sum or (), run)
 
 

@@ -25,8 +25,9 @@ def numbered_blocks(program: Program) -> list[Block]:
     blocks = [program.block0]
     for outer in blocks:
         for _, _, sub in sub_programs(outer.ops):
-            sub.block0.idx, sub.block0.parent_idx = len(blocks), outer.idx
-            blocks.append(sub.block0)
+            if sub.block0 not in blocks:  # a loop and its gradient hold the same ones
+                sub.block0.idx, sub.block0.parent_idx = len(blocks), outer.idx
+                blocks.append(sub.block0)
     return blocks
 
 

@@ -226,6 +226,9 @@ class SubProgram(Program, InnerBlock):
         copy.fetched = tuple(v.name for v in whole)
         needed = copy.copied(pruned_ops(copy.ops, copy.fetched, prune=()))
         needed.parent = self.parent
+        used = {id(v) for op in needed.ops for v in (*op.input_vars, *op.output_vars)}
+        for v in [v for v in needed.vars.values() if id(v) not in used and not v.is_data and not v.persistable]:
+            dict.pop(needed.vars, v.name)
         return needed
 
     @staticmethod
