@@ -152,6 +152,12 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
+        control = next((op for op in program.ops if "control" in op.opdef.traits), None)
+        if control is not None:
+            raise ProgramError(
+                f"program {program.name} is cut at {control.type}: what runs behind it is planned when its results are"
+                " known", site=control.site, hint="ask for a program without branches and loops",
+            )  # fmt: skip
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options

@@ -7,6 +7,6 @@ from .rows import Rows
 from .signature import INJECTED, Arrays, Slot
 
 __all__ = [
-    "INJECTED", "OPS", "Arrays", "BlockAttr", "DTypeAttr", "Floats", "InnerBlock", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",
-    "get_op", "op",
+    "INJECTED", "OPS", "Arrays", "BlockAttr", "DTypeAttr", "Floats", "InnerBlock", "Ints", "Number", "Numbers", "OpDef",
+    "Rows", "Slot", "Texts", "get_op", "op",
 ]  # fmt: skip

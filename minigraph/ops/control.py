@@ -20,8 +20,8 @@ MOST_MADE_UP = 1000  # rounds of a loop on the made-up numbers of validation, on
 
 @op("Out*?", traits=CONTROL)
 def cond(
-    Pred, Input: Arrays = None, *, true_block: BlockAttr, false_block: BlockAttr, rng=(0, 0, 0), lifted=False
-):  # fmt: skip
+    Pred, Input: Arrays = None, *, true_block: BlockAttr, false_block: BlockAttr, rng=(0, 0, 0), lifted=False  # type: ignore[assignment]
+):
     """The results of true_block where Pred is True, else those of false_block."""
     block = true_block if as_flag(Pred) else false_block
     return block.evaluate(Input or (), rng, lifted)
@@ -50,8 +50,8 @@ def _(g, Pred, Input, Out_grad, *, true_block, false_block):
 
 @op("Out*", traits=CONTROL)
 def while_loop(
-    X: Arrays, Input: Arrays = None, *, cond_block: BlockAttr, body_block: BlockAttr, rng=(0, 0, 0), lifted=False
-):  # fmt: skip
+    X: Arrays, Input: Arrays = None, *, cond_block: BlockAttr, body_block: BlockAttr, rng=(0, 0, 0), lifted=False  # type: ignore[assignment]
+):
     """X, put through body_block as long as cond_block gives True; both take X and Input."""
     run = partial(_run, rng, lifted)
     return loop(cond_block, body_block, X, Input or (), run, _as_is, most=MOST_MADE_UP if lifted else None)
@@ -89,8 +89,8 @@ def _(g, X, Input, Out_grad, *, cond_block, body_block):
 
 @op("X_grad*,Input_grad*?", traits=CONTROL)
 def while_loop_grad(
-    X: Arrays, Input: Arrays = None, Out_grad: Arrays = None, Sum: Arrays = None, *, cond_block: BlockAttr,
-    body_block: BlockAttr, grad_block: BlockAttr, rng=(0, 0, 0), lifted=False,
+    X: Arrays, Input: Arrays = None, Out_grad: Arrays = None, Sum: Arrays = None, *,  # type: ignore[assignment]
+    cond_block: BlockAttr, body_block: BlockAttr, grad_block: BlockAttr, rng=(0, 0, 0), lifted=False,
 ):  # fmt: skip
     """Gradients of a while_loop's float X and of some of its Input.
 

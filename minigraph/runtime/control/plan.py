@@ -30,6 +30,7 @@ from minigraph.types import TensorType
 from .pieces import Part, cut, is_cut, values_read
 from .undo import Kept
 
+CUT = "the host decides here: one captured graph ends, another begins"
 PLANS_KEPT = 64  # of one piece or block, for the shapes that it met last
 
 Types = tuple[tuple[str, TensorType], ...]
@@ -66,10 +67,7 @@ class ControlPlan:
         self.differentiated = {
             id(op.forward) for op in ops if op.type == "while_loop_grad" and op.forward is not None
         }
-        self.program.notes = [
-            (part.control, "the host decides here: one captured graph ends, another begins")
-            for part in self.parts if part.control is not None
-        ]  # fmt: skip
+        self.told = 0  # of how many plans `explain` has the remarks
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Run all parts; the fetched values, which later runs do not change."""
@@ -81,6 +79,7 @@ class ControlPlan:
                 results = self._run_piece(part, env, scope, step, return_numpy)
                 if part.control is None:
                     scope.steps[origin] = step + 1
+                    self._tell()
                     return results
                 self._decide(part.control, env, scope, step, histories)
                 for name in part.dead:
@@ -90,6 +89,14 @@ class ControlPlan:
             self.kept.restore(scope, old)
             raise
         raise AssertionError("the last part decides nothing")
+
+    def _tell(self) -> None:
+        """What `explain` shows: where the program is cut, and what the plans of its pieces remark."""
+        made = sum(map(len, self.plans.values()))
+        if self.backend.captures and made != self.told:
+            self.told = made
+            cuts = [(part.control, CUT) for part in self.parts if part.control is not None]
+            self.program.notes = [*cuts, *(note for part in self.parts for note in part.piece.notes)]
 
     def _run_piece(self, part: Part, env: dict[str, Any], scope: Scope, step: int, return_numpy: bool) -> list[Any]:
         """Run a piece; what later parts read comes into `env`, the last piece gives what is fetched."""

@@ -173,7 +173,9 @@ def case(pred_fn_pairs: Any, default: Function | None = None, name: str | None =
     return chosen()
 
 
-def switch_case(branch_index: Variable, branch_fns: Any, default: Function | None = None, name: str | None = None) -> Any:
+def switch_case(
+    branch_index: Variable, branch_fns: Any, default: Function | None = None, name: str | None = None
+) -> Any:
     """What the function with the number `branch_index` returns; else that of `default`.
 
     branch_index   int32, int64 or uint8, one element

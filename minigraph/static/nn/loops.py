@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, MinigraphError, ProgramError, ShapeError, call_site, require, shortened
+from minigraph.errors import (
+    DTypeError,
+    MinigraphError,
+    ProgramError,
+    ShapeError,
+    call_site,
+    require,
+    shortened,
+)
 from minigraph.opdef.inner import check_flag, joined
 from minigraph.program import Variable, default_main_program, unique_name
 from minigraph.program.builder import Builder, whole
