@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
+from minigraph.opdef.host_function import HostFunction
 from minigraph.program import Operator, Parameter, Program, Variable
 from minigraph.program.block_numbers import sub_programs
 from minigraph.program.dump import aligned, declaration_lines, op_parts, quote
@@ -166,11 +167,16 @@ def _operator_facts(op: Operator, positions: dict[int, int]) -> dict[str, Any]:
         "role": op.role,
         "inputs": {slot: [v.name for v in vs] for slot, vs in op.inputs.items() if vs},
         "outputs": {slot: [v.name for v in vs] for slot, vs in op.outputs.items() if vs},
-        "attributes": {
-            name: str(value) if isinstance(value, Program) else repr(value) for name, value in op.attrs.items()
-        },
+        "attributes": {name: _attribute(value) for name, value in op.attrs.items()},
         "forward operator": positions.get(id(op.forward)),
         "gradient of slot": op.grad_slot,
         "name scope": op.scope_name,
         "number": op.number if "random" in op.opdef.traits else None,
     }
+
+
+def _attribute(value: Any) -> str:
+    """A block as its text, a function of Python as its name."""
+    if isinstance(value, HostFunction):
+        return value.name
+    return str(value) if isinstance(value, Program) else repr(value)

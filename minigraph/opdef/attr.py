@@ -10,6 +10,7 @@ import numpy as np
 
 from minigraph.types import as_dtype
 
+from .host_function import HostFunction
 from .inner import InnerBlock
 
 Ints = tuple[int, ...]  # annotation of an attribute that is a tuple of ints
@@ -18,6 +19,7 @@ Texts = tuple[str, ...]  # annotation of a list of strings
 Number = float | int | bool
 Numbers = tuple[Number, ...]
 DTypeAttr = np.dtype  # annotation of an attribute that is a data type
+FunctionAttr = HostFunction  # annotation of an attribute that is a function of Python
 BlockAttr = InnerBlock  # annotation of an attribute that is a block of operators
 
 
@@ -112,4 +114,5 @@ ATTR_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {  # canonical form, a
     "Texts": (_list_of(_to_str), "a list of strings"),
     "DTypeAttr": (as_dtype, "a data type"),
     "BlockAttr": (_to_block, "a block of operators"),
+    "FunctionAttr": (HostFunction.of, "a function"),
 }

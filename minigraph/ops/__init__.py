@@ -9,6 +9,7 @@ from . import (  # noqa: F401
     elementwise,
     foreach_elementwise,
     fused_elementwise,
+    host,
     matmul,
     movement,
     optimizer,

@@ -15,10 +15,11 @@ from minigraph.opdef import Arrays, BlockAttr, op
 from minigraph.opdef.inner import as_flag, check_flag, in_round, joined
 
 CONTROL = {"control", "side_effect", "reports"}
+LOOP = ["X", "Input"]  # what the blocks of a loop take
 MOST_MADE_UP = 1000  # rounds of a loop on the made-up numbers of validation, on which it may never end
 
 
-@op("Out*?", traits=CONTROL)
+@op("Out*?", traits=CONTROL, blocks={"true_block": ["Input"], "false_block": ["Input"]})
 def cond(
     Pred, Input: Arrays = None, *, true_block: BlockAttr, false_block: BlockAttr, rng=(0, 0, 0), lifted=False  # type: ignore[assignment]
 ):
@@ -48,7 +49,54 @@ def _(g, Pred, Input, Out_grad, *, true_block, false_block):
     return None, [next(grads) if i in wanted else None for i in range(len(Input))]
 
 
-@op("Out*", traits=CONTROL)
+@op("Out*", traits=CONTROL, blocks={"block": ["Input"]})
+def call(Input: Arrays, *, block: BlockAttr, rng=(0, 0, 0), lifted=False):
+    """The results of a block."""
+    return block.evaluate(Input, rng, lifted)
+
+
+@call.infer
+def _(Input, *, block):
+    block.check_takes("block", Input)
+    return block.output_types
+
+
+@call.grad
+def _(g, Input, Out_grad, *, block):
+    wanted = [i for i, v in enumerate(Input) if g.is_active(v)]
+    outputs = [k for k, t in enumerate(block.output_types) if t.is_float]
+    grads = iter(g.call([*Input, *(Out_grad[k] for k in outputs)], block=block.gradient(wanted, outputs)))
+    return [next(grads) if i in wanted else None for i in range(len(Input))]
+
+
+@op("Out*", traits=CONTROL, no_need_buffer={"Later"}, blocks={"forward_block": LOOP})
+def pylayer(
+    X: Arrays, Input: Arrays = None, Later: Arrays = None, *,  # type: ignore[assignment]
+    forward_block: BlockAttr, backward_block: BlockAttr, rng=(0, 0, 0), lifted=False,
+):  # fmt: skip
+    """The results of forward_block; the gradients of X are those of backward_block, for gradients of the results.
+
+    Later  what backward_block reads besides
+    """
+    return forward_block.evaluate([*X, *(Input or ())], rng, lifted)
+
+
+@pylayer.infer
+def _(X, Input, Later, *, forward_block, backward_block):
+    forward_block.check_takes("forward_block", [*X, *(Input or ())])
+    results = forward_block.output_types
+    backward_block.check_takes("backward_block", [*results, *(Later or ())])
+    grads = backward_block.output_types
+    require(len(grads) == len(X), f"backward_block has {len(grads)} results for {len(X)} inputs", ProgramError)
+    return results
+
+
+@pylayer.grad
+def _(g, Later, Out_grad, *, forward_block, backward_block):
+    return g.call([*Out_grad, *Later], block=backward_block)
+
+
+@op("Out*", traits=CONTROL, blocks={"cond_block": LOOP, "body_block": LOOP})
 def while_loop(
     X: Arrays, Input: Arrays = None, *, cond_block: BlockAttr, body_block: BlockAttr, rng=(0, 0, 0), lifted=False  # type: ignore[assignment]
 ):
@@ -87,7 +135,8 @@ def _(g, X, Input, Out_grad, *, cond_block, body_block):
     )
 
 
-@op("X_grad*,Input_grad*?", traits=CONTROL)
+@op("X_grad*,Input_grad*?", traits=CONTROL,
+    blocks={"cond_block": LOOP, "body_block": LOOP, "grad_block": [*LOOP, "Out_grad", "Sum"]})  # fmt: skip
 def while_loop_grad(
     X: Arrays, Input: Arrays = None, Out_grad: Arrays = None, Sum: Arrays = None, *,  # type: ignore[assignment]
     cond_block: BlockAttr, body_block: BlockAttr, grad_block: BlockAttr, rng=(0, 0, 0), lifted=False,

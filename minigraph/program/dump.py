@@ -51,6 +51,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from minigraph.opdef.host_function import HostFunction
 from minigraph.opdef.inner import InnerBlock
 
 from .block_numbers import sub_programs
@@ -254,6 +255,8 @@ def _attr(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_attr(v) for v in value)}]"
+    if isinstance(value, HostFunction):
+        return json.dumps(value.name, ensure_ascii=False)
     return str(value)  # a dtype
 
 

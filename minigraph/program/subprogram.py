@@ -19,7 +19,6 @@ from minigraph.types import TensorType
 
 from . import unique_name
 from .backward import differentiated
-from .block_numbers import sub_programs
 from .builder import Builder
 from .open_blocks import opened
 from .program import Operator, Program, Variable, copy_var
@@ -242,10 +241,8 @@ class SubProgram(Program, InnerBlock):
 def _infer_again(op: Operator) -> None:
     """Give what an operator writes the types that follow from what it reads."""
     given = {slot: [v.type for v in vs] for slot, vs in op.inputs.items()}
-    for _, _, sub in sub_programs([op]):
-        order = [t for slot in op.opdef.inputs if slot.name in ("X", "Input", "Out_grad", "Sum")
-                 for t in given.get(slot.name, ())]  # fmt: skip
-        sub.take_types(order)
+    for name, slots in op.opdef.blocks.items():
+        op.attrs[name].take_types([t for slot in slots for t in given.get(slot, ())])
     for slot, types in op.opdef.infer_types(given, op.attrs).items():
         for v, t in zip(op.outputs.get(slot, ()), types, strict=False):
             require(

@@ -14,7 +14,6 @@ from typing import Any
 
 from minigraph.errors import FeedError
 from minigraph.program import Operator, Program
-from minigraph.program.block_numbers import sub_programs
 
 
 class Piece:
@@ -74,25 +73,20 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
 
 def values_read(op: Operator) -> list[str]:
     """The inputs of which the run needs the value: all but parameters and states that blocks read in the Scope."""
+    taken: dict[str, list[list[Any]]] = {}  # slot -> for each block that takes it the variables that do
+    for name, slots in op.opdef.blocks.items():
+        inputs = iter(op.attrs[name].inputs)
+        for slot in slots:
+            taken.setdefault(slot, []).append([next(inputs) for _ in op.inputs.get(slot, ())])
     names = list[str]()
     for slot, vs in op.inputs.items():
-        inner = block_inputs(op, slot)
+        if slot in op.opdef.no_need_buffer:
+            continue
+        inner = taken.get(slot, [])
         for i, v in enumerate(vs):
             if not (v.persistable and inner and all(own[i].persistable for own in inner)):
                 names.append(v.name)
     return names
-
-
-def block_inputs(op: Operator, slot: str) -> list[list[Any]]:
-    """For each block of an operator the variables that take what stands in this slot."""
-    start = 0
-    for s in op.opdef.inputs:
-        number = len(op.inputs.get(s.name, ()))
-        if s.name == slot:
-            blocks = [sub.inputs for _, _, sub in sub_programs([op])] if s.variadic else []
-            return [inputs[start : start + number] for inputs in blocks if len(inputs) >= start + number]
-        start += number if s.variadic else 0
-    return []
 
 
 def _read_and_written(ops: Sequence[Operator]) -> tuple[set[str], set[str]]:

@@ -9,6 +9,7 @@ Plans are made when the shapes are known, and kept for them. Values between part
 from __future__ import annotations
 
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -67,6 +68,12 @@ class ControlPlan:
         self.differentiated = {
             id(op.forward) for op in ops if op.type == "while_loop_grad" and op.forward is not None
         }
+        python = next((op for op in ops if op.type == "py_func"), None)
+        if python is not None and backend.captures:
+            warnings.warn(
+                f"program {program.name} calls {python.attrs['function'].name} in each run, built at {python.site}: the"
+                " GPU waits for it, and no captured graph goes across it", stacklevel=6,
+            )  # fmt: skip
         self.told = 0  # of how many plans `explain` has the remarks
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
@@ -161,6 +168,14 @@ def _cond(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any
     return {"Out": run(block, given.get("Input", ()), None)}
 
 
+def _call(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
+    return {"Out": run(op.attrs["block"], given["Input"], None)}
+
+
+def _pylayer(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
+    return {"Out": run(op.attrs["forward_block"], [*given["X"], *given.get("Input", ())], None)}
+
+
 def _while_loop(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
     history = histories.setdefault(id(op), []) if id(op) in plan.differentiated else None
     cond, body = op.attrs["cond_block"], op.attrs["body_block"]
@@ -182,4 +197,11 @@ def host(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
-DECISIONS = {"cond": _cond, "while_loop": _while_loop, "while_loop_grad": _while_loop_grad}
+def _py_func(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
+    return {"Out": op.opdef.reference([host(x) for x in given["X"]], **op.attrs)}
+
+
+DECISIONS = {
+    "call": _call, "cond": _cond, "py_func": _py_func, "pylayer": _pylayer, "while_loop": _while_loop,
+    "while_loop_grad": _while_loop_grad,
+}  # fmt: skip

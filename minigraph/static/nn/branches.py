@@ -41,7 +41,7 @@ def cond(
     base = name or unique_name.generate("cond")
     program = default_main_program().current_block().program
     traced = [
-        SubProgram.traced(f"{base}.{kind}", program, function or (lambda: None), finish=_returned)
+        SubProgram.traced(f"{base}.{kind}", program, function or (lambda: None), finish=returned)
         for kind, function in (("true", true_fn), ("false", false_fn))
     ]
     (true, one), (false, other) = traced
@@ -100,7 +100,7 @@ def _predicate(call: str, pred: Any) -> Variable:
     return pred
 
 
-def _returned(sub: SubProgram, result: Any) -> Any:
+def returned(sub: SubProgram, result: Any) -> Any:
     """What a function returned, with variables of its block in the places of numbers and of variables outside."""
     if result is None:
         return None
