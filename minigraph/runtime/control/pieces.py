@@ -8,6 +8,7 @@ reads is fetched from the piece that writes it; the last piece gives what the ru
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,8 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
         last = part.control is None
         before = live
         if part.control is not None:
-            live = (live - set(part.control.output_arg_names)) | set(values_read(part.control))
+            names = itertools.chain(*values_read(part.control).values())
+            live = (live - set(part.control.output_arg_names)) | {name for name in names if name is not None}
         read, written = _read_and_written(part.piece.ops)
         part.fetches = list(fetches) if last else sorted(live & (written | persistable))
         part.reads = sorted((read | (set(fetches) - written if last else set())) - persistable)
@@ -71,22 +73,22 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
     return parts
 
 
-def values_read(op: Operator) -> list[str]:
-    """The inputs of which the run needs the value: all but parameters and states that blocks read in the Scope."""
+def values_read(op: Operator) -> dict[str, list[str | None]]:
+    """{slot: names of the values that the run hands over}; None for parameters and states that blocks read in the
+    Scope, and for what is not read."""
     taken: dict[str, list[list[Any]]] = {}  # slot -> for each block that takes it the variables that do
     for name, slots in op.opdef.blocks.items():
         inputs = iter(op.attrs[name].inputs)
         for slot in slots:
             taken.setdefault(slot, []).append([next(inputs) for _ in op.inputs.get(slot, ())])
-    names = list[str]()
+    read: dict[str, list[str | None]] = {}
     for slot, vs in op.inputs.items():
-        if slot in op.opdef.no_need_buffer:
-            continue
-        inner = taken.get(slot, [])
-        for i, v in enumerate(vs):
-            if not (v.persistable and inner and all(own[i].persistable for own in inner)):
-                names.append(v.name)
-    return names
+        inner, unread = taken.get(slot, []), slot in op.opdef.no_need_buffer
+        read[slot] = [
+            None if unread or (v.persistable and inner and all(own[i].persistable for own in inner)) else v.name
+            for i, v in enumerate(vs)
+        ]
+    return read
 
 
 def _read_and_written(ops: Sequence[Operator]) -> tuple[set[str], set[str]]:

@@ -138,9 +138,8 @@ class ControlPlan:
         self, op: Operator, env: dict[str, Any], scope: Scope, step: int, histories: dict[int, Any]
     ) -> None:  # fmt: skip
         """Run an operator that the host decides; its results come into `env`."""
-        needed = set(values_read(op))
         given = {
-            slot: [env[v.name] if v.name in needed else None for v in vs] for slot, vs in op.inputs.items()
+            slot: [None if name is None else env[name] for name in names] for slot, names in values_read(op).items()
         }
         try:
             results = DECISIONS[op.type](self, op, given, partial(self._run_block, scope, step), histories)
