@@ -58,7 +58,7 @@ def validate(
     written, times = _writes(after), _writes(before)
     lasting = {*fetched, *(v.name for v in before.vars.values() if v.persistable)}
     for name in [n for n in written if n in old]:  # the first one that is written differently
-        if name not in lasting and written[name] < times.get(name, 0):  # what nobody reads may be left out: its end, too
+        if name not in lasting and written[name] < times[name]:  # its last value, which nobody reads, may be left out
             continue
         expected = _mended(old[name], new[name]) if mends else old[name]
         difference = distance(expected, new[name])

@@ -45,7 +45,7 @@ FAMILIES = {
     "complex": Absence("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
     "device": Absence("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
     "control flow": Absence(
-        "control flow inside a program is not here yet", "mg.where for a choice by value; a Python loop, unrolled",
+        "there are no arrays of tensors in a program", "a loop carries values: static.nn.while_loop with mg.concat",
     ),
     "data size": Absence(
         "the size of its result depends on values, and memory is planned before a run", "mg.where with a mask",
@@ -116,10 +116,8 @@ ROWS = (
     ("static", "fleet", "ctr_metric_bundle"),
     ("static.nn", "convolution", "*conv*"),
     ("static.nn", "sequence", "sequence_*"),
-    ("static.nn", "control flow", "case cond switch_case while_loop"),
     ("static.nn", "sparse", "sparse_embedding nce"),
     ("static.nn", "fleet", "data_norm"),
-    ("static.nn", "gradient", "static_pylayer"),
     ("Variable", "value", "numpy item tolist"),
     ("Variable", "gradient", "backward gradient clear_gradient register_hook grad"),
     ("Variable", "device", "cpu cuda place pin_memory"),
@@ -167,9 +165,6 @@ INSTEAD = {
     "base.layers": "the functions have been mg.*, nn.functional.* and static.nn.* since Paddle 2.0",
     "base.LoDTensor": "numpy.array",
     "static.auc": "metric.Auc, updated with fetched predictions",
-    "static.py_func": "an operator of your own: docs/add_an_operator.md",
-    "static.nn.py_func": "an operator of your own: docs/add_an_operator.md",
-    "static.nn.static_pylayer": "an operator with a gradient of your own: docs/add_an_operator.md",
     "static.nn.nce": "nn.functional.fused_linear_cross_entropy computes the whole softmax in little memory",
     "static.nn.sparse_embedding": "static.nn.embedding",
     "nn.SyncBatchNorm": "nn.BatchNorm1D: there is one device",
@@ -200,8 +195,6 @@ INSTEAD = {
 
 OWN_REASON = {  # instead of that of the family
     "optimizer.LBFGS": "it evaluates the loss several times in one step, a run of a program does so once",
-    "static.nn.py_func": "a Python function inside a program is not here yet",
-    "static.py_func": "a Python function inside a program is not here yet",
 }
 
 
