@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -452,3 +453,46 @@ def test_programs_with_blocks_leave_nothing_behind():
     gone = made()
     gc.collect()
     assert gone() is None
+
+
+def test_a_feed_that_only_a_block_reads_is_asked_for():
+    x, y = data("x", [2, 3]), data("y", [2, 3])
+    out = cond(positive(x), lambda: y * 2.0, lambda: x)
+    with pytest.raises(FeedError, match="feed 'y' is missing: the program reads y"):
+        run(main(), {"x": X}, [out])
+
+
+def test_nan_inside_a_block_is_found_and_nothing_changes():
+    x = data("x", [2, 3])
+    count = mg.static.create_global_var([1], 0.0, "float64", persistable=True)
+    mg.assign(count + 1.0, count)
+    out = cond(positive(x), lambda: mg.log(x * 2.0), lambda: x)
+    run(mg.static.default_startup_program())
+    for strategy in (BuildStrategy(check_nan_inf=True), BuildStrategy.all(check_nan_inf=True)):
+        compiled = CompiledProgram(main(), strategy)
+        with pytest.raises(mg.errors.NonFiniteError, match="log"):
+            run(compiled, {"x": X}, [out])
+        assert main().state_dict()[count.name] == 0.0
+        np.testing.assert_array_equal(run(compiled, {"x": -X}, [out])[0], -X)
+        main().set_state_dict({count.name: np.zeros(1)})
+
+
+def test_two_threads_build_branches_of_their_own():
+
+
+    texts = []
+
+    def build():
+        program = Program("threads")
+        with unique_name.guard(), program_guard(program, Program()):
+            x = data("x", [2, 3], "float64")
+            for _ in range(20):
+                x = cond(positive(x), lambda x=x: x * 2.0, lambda x=x: x + 1.0)
+        texts.append(str(program))
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(set(texts)) == 1

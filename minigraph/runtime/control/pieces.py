@@ -31,14 +31,14 @@ class Part:
     """A piece, and the operator behind it that the host decides; None behind the last one.
 
     reads    values that the piece takes from earlier parts or from feeds;  fetches: those that later ones need of it
-    dead     values that nobody needs after this part
+    needed   values that later parts read
     """
 
     piece: Piece
     control: Operator | None
     reads: list[str] = field(default_factory=list)
     fetches: list[str] = field(default_factory=list)
-    dead: list[str] = field(default_factory=list)
+    needed: frozenset[str] = frozenset()
 
 
 def is_cut(program: Program) -> bool:
@@ -60,7 +60,7 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
     persistable = {name for name, v in program.vars.items() if v.persistable}
     for part in reversed(parts):
         last = part.control is None
-        before = live
+        part.needed = frozenset(live)
         if part.control is not None:
             names = itertools.chain(*values_read(part.control).values())
             live = (live - set(part.control.output_arg_names)) | {name for name in names if name is not None}
@@ -68,7 +68,6 @@ def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: 
         part.fetches = list(fetches) if last else sorted(live & (written | persistable))
         part.reads = sorted((read | (set(fetches) - written if last else set())) - persistable)
         live = (live - written - persistable) | set(part.reads)
-        part.dead = sorted(live - before - set(fetches))
     _check_feeds(program, parts, fed)
     return parts
 

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from minigraph.errors import MinigraphError, ProgramError
+from minigraph.errors import FeedError, MinigraphError, ProgramError
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef.inner import as_flag, mixed
-from minigraph.program import Operator, Program
+from minigraph.program import Operator, Program, Variable
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.scope import Scope
 from minigraph.program.subprogram import SubProgram
@@ -89,8 +89,7 @@ class ControlPlan:
                     self._tell()
                     return results
                 self._decide(part.control, env, scope, step, histories)
-                for name in part.dead:
-                    env.pop(name, None)
+                env = {name: value for name, value in env.items() if name in part.needed}
         except BaseException:
             scope.steps[origin] = step
             self.kept.restore(scope, old)
@@ -138,9 +137,11 @@ class ControlPlan:
         self, op: Operator, env: dict[str, Any], scope: Scope, step: int, histories: dict[int, Any]
     ) -> None:  # fmt: skip
         """Run an operator that the host decides; its results come into `env`."""
-        given = {
-            slot: [None if name is None else env[name] for name in names] for slot, names in values_read(op).items()
-        }
+        read = values_read(op)
+        missing = next((n for names in read.values() for n in names if n is not None and n not in env), None)
+        if missing is not None:
+            raise _without_value(self.program.vars[missing], op)
+        given = {slot: [None if name is None else env[name] for name in names] for slot, names in read.items()}
         try:
             results = DECISIONS[op.type](self, op, given, partial(self._run_block, scope, step), histories)
         except MinigraphError as problem:
@@ -160,6 +161,13 @@ class ControlPlan:
                 raise ProgramError(f"{block.name} reads {v} in the scope, but is given another value for it")
         scope.steps[block.origin] = step if number is None else mixed(step, number)
         return self._plan(block, given, block.fetched, False).run(given, scope, False)
+
+
+def _without_value(v: Variable, op: Operator) -> FeedError:
+    """The error for a value that an operator reads, and that nobody fed or computed."""
+    fed = f"feed {v.name!r} is missing: the program reads {v}"
+    fact = fed if v.is_data else f"{v} has no value: it is not fed and no operator that runs before writes it"
+    return FeedError(fact, call=op.call(), site=v.site)
 
 
 def _cond(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
