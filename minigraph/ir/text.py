@@ -120,18 +120,10 @@ class _Parser:
         persistable = line.accept("persistable") or kind == "state"
         block, site = self.program.global_block(), CallSite(self.filename, line.number)
         if kind == "param":
-            block._add(Parameter(block, name.text, type, trainable=not frozen, site=site, **self.facts(line)))
+            block._add(Parameter(block, name.text, type, trainable=not frozen, site=site, **_facts(line)))
         else:
             block._add(Variable(block, name.text, type, persistable=persistable, stop_gradient=frozen,
                                 is_data=kind == "data", site=site))  # fmt: skip
-
-    def facts(self, line: Line) -> dict[str, Any]:
-        """`{learning_rate=0.5, need_clip=false}` of a parameter."""
-        start = line.next
-        facts = line.attrs(("learning_rate", "need_clip"), "a parameter")
-        if type(facts.get("learning_rate", 1.0)) not in (int, float) or type(facts.get("need_clip", True)) is not bool:
-            line.fail("learning_rate is a number, need_clip is true or false", start)
-        return facts
 
     def operator(self, line: Line) -> None:
         """`outputs : types = type(inputs) {attrs} for ... in ... number ...`"""
@@ -239,3 +231,12 @@ class _Parser:
         if slot is not None and slot.text not in op.opdef.input_names:
             line.unknown(f"input slot of {op.type}", slot, op.opdef.input_names)
         return op, slot.text if slot else None
+
+
+def _facts(line: Line) -> dict[str, Any]:
+    """`{learning_rate=0.5, need_clip=false}` of a parameter."""
+    start = line.next
+    facts = line.attrs(("learning_rate", "need_clip"), "a parameter")
+    if type(facts.get("learning_rate", 1.0)) not in (int, float) or type(facts.get("need_clip", True)) is not bool:
+        line.fail("learning_rate is a number, need_clip is true or false", start)
+    return facts

@@ -101,15 +101,7 @@ class Block(PartOfProgram):
             return
         if new in self.vars:
             raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
-        variable = self.vars[old]
-        variable.__dict__["_name"] = new
-        if variable.is_data or variable.persistable:  # of a block these are what it takes, in order
-            after = {new if name == old else name: v for name, v in self.vars.items()}
-            dict.clear(self.vars)
-            dict.update(self.vars, after)
-        else:
-            dict.pop(self.vars, old)
-            dict.__setitem__(self.vars, new, variable)
+        self.vars.rename(old, new)
         self.program.version += 1
 
     @contextmanager

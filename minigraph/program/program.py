@@ -183,30 +183,7 @@ class Program(NotPickled):
 
     def copied(self, kept: Sequence[Operator], for_test: bool = False) -> Any:
         """A copy with the operators that are kept."""
-        copy = self.empty()
-        copy.random_seed, copy.fetched = self.random_seed, self.fetched
-        used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
-        copies = {
-            v: copy_var(v, copy.block0) for v in self.vars.values()
-            if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data or self.is_closed
-        }  # fmt: skip
-        copied: dict[int, Operator] = {}
-        for op in kept:
-            attrs = {name: _copied_attr(value, copy, for_test) for name, value in op.attrs.items()}
-            if for_test and "is_test" in attrs:
-                attrs["is_test"] = True
-            copied[id(op)] = Operator(
-                copy.block0, op.opdef,
-                {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},
-                {s: [copies[v] for v in vs] for s, vs in op.outputs.items()},
-                attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
-                site=op.site, number=op.number, scope_name=op.scope_name,
-            )  # fmt: skip
-        copy.block0.fill(copies.values(), copied.values())
-        copy.numbered = next_number(self.ops)
-        if not for_test:
-            copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in self.lr_schedulers]
-        return copy
+        return _copied(self, kept, for_test)
 
     def __copy__(self) -> Program:
         return self.clone()
@@ -264,6 +241,34 @@ class Program(NotPickled):
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
+
+
+def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
+    """A copy of a program with some of its operators."""
+    copy = program.empty()
+    copy.random_seed, copy.fetched = program.random_seed, program.fetched
+    used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
+    copies = {
+        v: copy_var(v, copy.block0) for v in program.vars.values()
+        if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data or program.is_closed
+    }  # fmt: skip
+    copied: dict[int, Operator] = {}
+    for op in kept:
+        attrs = {name: _copied_attr(value, copy, for_test) for name, value in op.attrs.items()}
+        if for_test and "is_test" in attrs:
+            attrs["is_test"] = True
+        copied[id(op)] = Operator(
+            copy.block0, op.opdef,
+            {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},
+            {s: [copies[v] for v in vs] for s, vs in op.outputs.items()},
+            attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
+            site=op.site, number=op.number, scope_name=op.scope_name,
+        )  # fmt: skip
+    copy.block0.fill(copies.values(), copied.values())
+    copy.numbered = next_number(program.ops)
+    if not for_test:
+        copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers]
+    return copy
 
 
 def _copied_attr(value: Any, program: Program, for_test: bool) -> Any:

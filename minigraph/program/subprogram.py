@@ -18,11 +18,9 @@ from minigraph.opdef.reference import run_reference
 from minigraph.types import TensorType
 
 from . import unique_name
-from .backward import differentiated
-from .builder import Builder
+from .block_gradient import gradient_block
 from .open_blocks import opened
 from .program import Operator, Program, Variable, copy_var
-from .prune import pruned_ops
 
 
 class SubProgram(Program, InnerBlock):
@@ -207,35 +205,9 @@ class SubProgram(Program, InnerBlock):
         """The block of gradients, see InnerBlock; it computes what it needs of this one's values again."""
         copy = self.clone()
         copy.parent, copy._closed = self.parent, False
-        inputs, results, block = copy.inputs, copy.outputs, copy.block0
-        for v in inputs:
-            v.stop_gradient = False
-        targets, starts = [results[k] for k in outputs], [inputs[i] for i in wanted]
-        seeds = [self._given(block, t, "@OUT") for t in targets]
-        sums = [self._given(block, v, "@SUM") for v in (starts[-summed:] if summed else ())]
-        grads = differentiated(block, targets, seeds, starts)
-        with copy.emitting("backward"):
-            g = Builder(block)
-            whole = [
-                grad if grad is not None else g.fill_any_like(v, value=0.0)
-                for v, grad in zip(starts, grads, strict=True)
-            ]
-            for i, total in enumerate(sums, len(whole) - summed):
-                whole[i] = g.elementwise_add(total, whole[i])
-        copy.fetched = tuple(v.name for v in whole)
-        needed = copy.copied(pruned_ops(copy.ops, copy.fetched, prune=()))
+        needed = gradient_block(copy, wanted, outputs, summed)
         needed.parent = self.parent
-        used = {id(v) for op in needed.ops for v in (*op.input_vars, *op.output_vars)}
-        for v in [v for v in needed.vars.values() if id(v) not in used and not v.is_data and not v.persistable]:
-            dict.pop(needed.vars, v.name)
         return needed
-
-    @staticmethod
-    def _given(block: Any, v: Variable, suffix: str) -> Variable:
-        """A new input with v's type."""
-        name = v.grad_name + suffix
-        name = name if not block.has_var(name) else unique_name.generate(name)
-        return block.create_var(name, type=v.type, stop_gradient=False, is_data=True)
 
 
 def _infer_again(op: Operator) -> None:

@@ -28,42 +28,46 @@ def weight(p: Any) -> Any:
     return p.static.create_parameter([2, 3], "float64", attr=attr)
 
 
+def written(p: Any, x: Any) -> Any:
+    total = p.full([1], 5.0, "float64")
+
+    def add() -> None:
+        p.assign(total + 1.0, total)
+
+    p.static.nn.cond(p.sum(x) > 0, add, lambda: None)
+    return total + 0.0
+
+
+def state(p: Any, x: Any) -> Any:
+    count = p.static.create_global_var([1], 3.0, "float64", persistable=True)
+
+    def add() -> None:
+        p.assign(count * 2.0, count)
+
+    p.static.nn.cond(p.sum(x) > 0, add, None)
+    return count + 0.0
+
+
+def inner_parameter(p: Any, x: Any) -> Any:
+    return p.static.nn.cond(p.sum(x) > 0, lambda: x * weight(p), lambda: x - 1.0)
+
+
+def in_branch(p: Any, x: Any) -> Any:
+    def inner() -> Any:
+        return p.static.nn.cond(p.max(x) > 1.75, lambda: x * x, lambda: x * 3.0)
+
+    return p.static.nn.cond(p.sum(x) > 0, inner, lambda: p.tanh(x))
+
+
+def nested_structures(p: Any, x: Any) -> Any:
+    made = p.static.nn.cond(
+        p.sum(x) > 0, lambda: {"a": x * x, "b": [x + 1.0, (x,)]}, lambda: {"a": x, "b": [x * 2.0, (x * 3.0,)]}
+    )
+    return [made["a"], made["b"][0], made["b"][1][0]]
+
+
 def branches() -> dict[str, Callable[..., Any]]:
     """Each with X and with -X, so that both branches run."""
-
-    def written(p: Any, x: Any) -> Any:
-        total = p.full([1], 5.0, "float64")
-
-        def add() -> None:
-            p.assign(total + 1.0, total)
-
-        p.static.nn.cond(p.sum(x) > 0, add, lambda: None)
-        return total + 0.0
-
-    def state(p: Any, x: Any) -> Any:
-        count = p.static.create_global_var([1], 3.0, "float64", persistable=True)
-
-        def add() -> None:
-            p.assign(count * 2.0, count)
-
-        p.static.nn.cond(p.sum(x) > 0, add, None)
-        return count + 0.0
-
-    def inner_parameter(p: Any, x: Any) -> Any:
-        return p.static.nn.cond(p.sum(x) > 0, lambda: x * weight(p), lambda: x - 1.0)
-
-    def in_branch(p: Any, x: Any) -> Any:
-        def inner() -> Any:
-            return p.static.nn.cond(p.max(x) > 1.75, lambda: x * x, lambda: x * 3.0)
-
-        return p.static.nn.cond(p.sum(x) > 0, inner, lambda: p.tanh(x))
-
-    def nested_structures(p: Any, x: Any) -> Any:
-        made = p.static.nn.cond(
-            p.sum(x) > 0, lambda: {"a": x * x, "b": [x + 1.0, (x,)]}, lambda: {"a": x, "b": [x * 2.0, (x * 3.0,)]}
-        )
-        return [made["a"], made["b"][0], made["b"][1][0]]
-
     return {
         "one result": lambda p, x: p.static.nn.cond(p.sum(x) > 0, lambda: x * x, lambda: x * 3.0),
         "predicate [1]": lambda p, x: p.static.nn.cond(p.sum(x, keepdim=True).reshape([1]) > 0, lambda: x * x,
