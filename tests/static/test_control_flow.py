@@ -540,3 +540,59 @@ def test_two_threads_build_branches_of_their_own():
     for t in threads:
         t.join()
     assert len(set(texts)) == 1
+
+
+TEXT = """program main
+  data x : f64[3]
+forward
+  p : bool[3] = less_than(X=x, Y=x)
+  q : bool[1] = slice(X=p) {axes=[0], starts=[0], ends=[1]}
+  y : f64[3] = cond(Pred=q, Input=x)
+  block true_block one
+      data x : f64[3]
+    forward
+      t : f64[3] = tanh(X=x)
+    fetch t
+  end
+  block false_block other
+      data x : f64[3]
+    fetch x
+  end
+fetch y"""
+
+WRONG_TEXTS = {
+    "no end": ("    fetch x\n  end\nfetch y", "    fetch x", "this block does not end"),
+    "no block": ("  block false_block other\n      data x : f64[3]\n    fetch x\n  end\n", "",
+                 "expected `block false_block` of cond"),
+    "another name": ("block true_block", "block body_block", "expected `block true_block` of cond"),
+    "an unknown variable": ("tanh(X=x)", "tanh(X=q)", "variable 'q' does not exist"),
+    "another input": ("other\n      data x : f64[3]", "other\n      data x : f64[4]",
+                      "was built for f64.4. as its input 0"),
+    "another number": ("    fetch t\n", "    fetch t\n    fetch x\n", "true_block has 2 results, false_block has 1"),
+}  # fmt: skip
+
+
+def test_a_text_is_read():
+    program = parse(TEXT)
+    assert parse(str(program)).ops[-1].type == "cond"
+    np.testing.assert_array_equal(run(program, {"x": np.arange(3.0)}, ["y"])[0], np.arange(3.0))
+
+
+@pytest.mark.parametrize("what", WRONG_TEXTS)
+def test_wrong_texts_are_one_clear_error(what):
+    old, new, fact = WRONG_TEXTS[what]
+    assert old in TEXT
+    with pytest.raises(ProgramError, match=fact):
+        parse(TEXT.replace(old, new))
+
+
+def test_what_is_shown_inside_is_shown_once(capsys):
+    x = data("x", [2, 3])
+    x.stop_gradient = False
+    out = cond(positive(x), lambda: mg.static.Print(mg.exp(x) * 2.0, message="seen", print_phase="forward"), lambda: x)
+    (grad,) = gradients([out], [x])
+    compiled = CompiledProgram(main(), BuildStrategy.all())
+    np.testing.assert_allclose(run(compiled, {"x": X}, [grad])[0], 2 * np.exp(X), rtol=1e-14)
+    assert capsys.readouterr().out.count("seen") == 1
+    run(compiled, {"x": -X}, [grad])
+    assert "seen" not in capsys.readouterr().out
