@@ -107,10 +107,11 @@ class SubProgram(Program, InnerBlock):
         sub = cls(name, parent)
         sub._closed = False
         arguments = [sub.argument(v) for v in given]
-        with opened.entered(sub):
-            result = finish(sub, function(*arguments))
-        sub._closed = True
-        return sub, result
+        try:
+            with opened.entered(sub):
+                return sub, finish(sub, function(*arguments))
+        finally:
+            sub._closed = True
 
     def argument(self, v: Variable) -> Variable:
         """A new input of v's type, which is given a value by the operator in each round."""
@@ -154,15 +155,24 @@ class SubProgram(Program, InnerBlock):
         return [outer for outer, inner in self._outer.values() if id(inner) in own]
 
     def detach(self, outer: Variable) -> None:
-        """What stands for a persistable variable outside becomes a value of its own, which may be written here."""
-        inner = self._outer[id(outer)][1]
-        if inner.persistable:
-            plain = inner.__dict__
-            inner.__class__ = Variable
-            for fact in ("optimize_attr", "regularizer", "need_clip"):
-                plain.pop(fact, None)
-            plain["_persistable"], plain["is_data"] = False, True
-            self.block0.rename_var(inner.name, unique_name.generate(inner.name))
+        """What stands for a variable outside may be written here: a persistable one becomes a value of its own."""
+        self._hand_over(self._outer[id(outer)][1])
+
+    def _hand_over(self, inner: Variable) -> None:
+        """Let an input that is read in the Scope be a value that is handed over, also to blocks inside that read it."""
+        if not inner.persistable:
+            return
+        inner.__class__ = Variable
+        for fact in ("optimize_attr", "regularizer", "need_clip"):
+            inner.__dict__.pop(fact, None)
+        inner.__dict__.update(_persistable=False, is_data=True)
+        self.block0.rename_var(inner.name, unique_name.generate(inner.name))
+        for op in self.ops:
+            for name, slots in op.opdef.blocks.items():
+                given = [v for slot in slots for v in op.inputs.get(slot, ())]
+                for v, own in zip(given, op.attrs[name].inputs, strict=True):
+                    if v is inner:
+                        op.attrs[name]._hand_over(own)
 
     def arrange(self, first: Sequence[Variable], outside: Sequence[Variable]) -> None:
         """Let its inputs be these of its own, then what stands for these variables outside."""

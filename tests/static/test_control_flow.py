@@ -596,3 +596,25 @@ def test_what_is_shown_inside_is_shown_once(capsys):
     assert capsys.readouterr().out.count("seen") == 1
     run(compiled, {"x": -X}, [grad])
     assert "seen" not in capsys.readouterr().out
+
+
+def test_a_block_inside_sees_what_the_block_around_it_has_written():
+    x = data("x", [2, 3])
+    count = mg.static.create_global_var([1], 1.0, "float64", persistable=True)
+
+    def outer():
+        mg.assign(count * 3.0, count)
+        return cond(mg.max(x) > 1.0, lambda: x * count, lambda: x)
+
+    def body(i, h):
+        mg.assign(count + 1.0, count)
+        return [i + 1, cond(mg.max(h) > 0, lambda: h * count, lambda: h)]
+
+    out = cond(positive(x), outer, lambda: x)
+    grown = while_loop(lambda i, h: i < 2, body, [mg.full([1], 0, "int64"), x])[1]
+    run(mg.static.default_startup_program())
+    found, rounds, after = run(main(), {"x": X}, [out, grown, count])
+    np.testing.assert_array_equal(found, X * 3.0)
+    np.testing.assert_array_equal(rounds, X * 4.0 * 5.0)
+    np.testing.assert_array_equal(after, [5.0])
+    assert str(parse(str(main()))) == str(main())
