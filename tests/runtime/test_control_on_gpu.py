@@ -55,3 +55,24 @@ def test_each_piece_and_each_block_becomes_a_graph_and_explain_says_where_the_ho
     assert len(stub.captures) >= 3, "before, in and behind the branch"
     cuts = [op.type for op, text in main.notes if text.startswith("the host decides here")]
     assert cuts == ["cond", "cond"], "the branch and its gradient"
+
+
+def test_nan_inside_a_block_is_found():
+    main = mg.static.Program("main")
+    with unique_name.guard(), mg.static.program_guard(main, mg.static.Program()):
+        x = mg.static.data("x", [3], "float64")
+        out = mg.static.nn.cond(mg.sum(x) > 0, lambda: mg.log(x - 2.0), lambda: x * 2.0) + 1.0
+    compiled = mg.static.CompiledProgram(main, mg.static.BuildStrategy(check_nan_inf=True))
+    exe = Executor(mg.CUDAPlace(0))
+    np.testing.assert_array_equal(exe.run(compiled, feed={"x": -np.ones(3)}, fetch_list=[out])[0], -np.ones(3))
+    with pytest.raises(mg.errors.NonFiniteError, match="log"):
+        exe.run(compiled, feed={"x": np.ones(3)}, fetch_list=[out])
+
+
+def test_arrays_of_the_device_are_fed_and_given_back(stub):
+    case = control_cases.cases()["one result, true"]
+    main, _, wanted = control_cases.build(mg, case)
+    array = stub.to_device(case[1][0])
+    found = Executor(mg.CUDAPlace(0)).run(main, feed={"x0": array}, fetch_list=wanted, return_numpy=False)
+    assert all(isinstance(a, gpu_stub.StubArray) for a in found)
+    np.testing.assert_allclose(found[0].get(), case[1][0] ** 2)
