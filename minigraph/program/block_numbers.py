@@ -36,3 +36,10 @@ def next_number(ops: Iterable[Operator]) -> int:
     ops = list(ops)
     inside = [next_number(sub.ops) for _, _, sub in sub_programs(ops)]
     return max([*(op.number + 1 for op in ops), *inside], default=0)
+
+
+def acts(op: Any) -> bool:
+    """Whether an operator does more than to compute its outputs; one that holds blocks does what these do."""
+    if "side_effect" not in op.opdef.traits:
+        return False
+    return not op.opdef.blocks or any(acts(inner) for _, _, sub in sub_programs([op]) for inner in sub.ops)

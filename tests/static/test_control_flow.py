@@ -618,3 +618,14 @@ def test_a_block_inside_sees_what_the_block_around_it_has_written():
     np.testing.assert_array_equal(rounds, X * 4.0 * 5.0)
     np.testing.assert_array_equal(after, [5.0])
     assert str(parse(str(main()))) == str(main())
+
+
+def test_a_branch_that_nobody_reads_is_dead_unless_it_acts():
+    x = data("x", [2, 3])
+    cond(positive(x), lambda: x * 2.0, lambda: x)
+    cond(positive(x), lambda: cond(mg.max(x) > 0, lambda: mg.static.Print(x), lambda: x), lambda: x)
+    while_loop(lambda v: mg.sum(mg.abs(v)) < 9.0, lambda v: [v * 2.0], [x])
+    compiled = CompiledProgram(main(), BuildStrategy(dead_code_elimination=True))
+    out = x + 1.0
+    assert [op.type for op in compiled.program_for([out.name]).ops if "block" in str(op.attrs)] == ["cond"]
+    assert any(b.ops and b.ops[0].type == "print" for b in compiled.after.blocks)
