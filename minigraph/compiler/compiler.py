@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from minigraph.ir.diff import diff
 from minigraph.ir.dot import to_dot
 from minigraph.ir.verify import verify, verify_changes
 from minigraph.passes.engine.log import PassReport
-from minigraph.program import Program
+from minigraph.program import Operator, Program
+from minigraph.program.block_numbers import sub_programs
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
@@ -151,6 +152,12 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
+        control = next((op for op in program.ops if "control" in op.opdef.traits), None)
+        if control is not None:
+            raise ProgramError(
+                f"program {program.name} is cut at {control.type}: what runs behind it is planned when its results are"
+                " known", site=control.site, hint="ask for a program without branches and loops",
+            )  # fmt: skip
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options
@@ -195,23 +202,31 @@ class _Compilation:
     def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
         """The program that runs; `each` verifies the graph after each pass, not only at the end."""
         self.reports: dict[str, PassReport] = {}
-        graph = to_graph(program, fetches, self.ops)
-        previous = program if self.ops is program.ops else to_program(graph, program)
+        return self._rewritten(program, self.ops, strategy, fetches, each)
+
+    def _rewritten(
+        self, program: Program, ops: Sequence[Operator], strategy: BuildStrategy, fetches: frozenset[str], each: bool
+    ) -> Any:
+        """These operators of the program after all passes; blocks that operators hold go through the same passes."""
+        graph = to_graph(program, fetches, ops)
+        for op, name, block in sub_programs(graph.ops):
+            op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each)
+        previous = program if ops is program.ops else to_program(graph, program)
         if each:
             verify(graph)
         for step in PASSES:
             flag = step.flag
             if not getattr(strategy, flag):
                 continue
-            report = self.reports[flag] = PassReport(flag)
+            report = self.reports.setdefault(flag, PassReport(flag))
             start = time.perf_counter()
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
-            report.seconds = time.perf_counter() - start
+            report.seconds += time.perf_counter() - start
             if each:
                 verify_changes(graph, flag)
             if strategy.verify == "each_pass":
                 now = to_program(graph, program)
-                report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends)
+                report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends) or report.note
                 previous = now
         if not self.reports:
             return previous

@@ -32,7 +32,8 @@ def rewrite(
     keep    Variables or names that must exist afterwards
     Parameters, states, data, and values that no operator reads are kept in any case. Variables that
     stay are the same objects, so a loss can be fetched, differentiated and minimized afterwards.
-    One that a rewrite took out is refused wherever it is used. Where anything is refused, nothing changes.
+    One that a rewrite took out is refused wherever it is used. Blocks of branches and loops are left as they are,
+    which the reports say. Where anything is refused, nothing changes.
     """
     require(isinstance(program, Program), f"rewrite takes a Program, not {program!r}", ProgramError)
     for op in program.ops:
@@ -77,6 +78,9 @@ def _applied(each: Rule | Callable[..., int], graph: Graph) -> PassReport:
         apply_rule(graph, each, report)
     else:
         each(graph, report)
+    for op in graph.ops:
+        if "control" in op.opdef.traits:
+            report.refuse(name, op.label(), "its blocks are left as they are: build them after the rewrite", op.site)
     report.seconds = time.perf_counter() - start
     verify(graph, name)
     return report

@@ -14,6 +14,7 @@ larger than 1, feeds whose sizes must differ on one axis) are not checked; `vali
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -54,8 +55,11 @@ def validate(
         if name in old and name not in new:
             raise VerifyError(f"{pass_name} removed {name}, which is fetched")
     tolerance = max(TOLERANCE, ROUNDINGS * _largest_epsilon(before)) if rounds else TOLERANCE
-    written = dict.fromkeys(v.name for op in after.ops for v in op.output_vars)
+    written, times = _writes(after), _writes(before)
+    lasting = {*fetched, *(v.name for v in before.vars.values() if v.persistable)}
     for name in [n for n in written if n in old]:  # the first one that is written differently
+        if name not in lasting and written[name] < times[name]:  # its last value, which nobody reads, may be left out
+            continue
         expected = _mended(old[name], new[name]) if mends else old[name]
         difference = distance(expected, new[name])
         if difference > tolerance:
@@ -65,6 +69,11 @@ def validate(
                 hint="that is a defect of the pass; switch its flag off and report this program",
             )  # fmt: skip
     return None
+
+
+def _writes(program: Program) -> Counter[str]:
+    """How often each variable is written, in the order of the first writes."""
+    return Counter(v.name for op in program.ops for v in op.output_vars)
 
 
 def _mended(old: np.ndarray, new: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
+from minigraph.program.block_numbers import next_number, sub_programs
 from minigraph.program.variable import RemovedVariable
 
 from .graph import Graph, OpNode, VarNode
@@ -47,7 +48,7 @@ def to_graph(program: Program, fetches: Iterable[str] = (), ops: Iterable[Operat
 
 def to_program(graph: Graph, source: Program) -> Program:
     """The Program of a graph: the variables of `source` that still occur, parameters and data all, and new ones."""
-    program = Program(source.name)
+    program = source.empty()
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     program.before = source
     block = program.global_block()
@@ -67,9 +68,12 @@ def to_program(graph: Graph, source: Program) -> Program:
     operators: dict[OpNode, Operator] = {}
     for op in graph.ops:
         operators[op] = _operator(op, block, variable, operators)
+    for op, name, sub in sub_programs(operators.values()):
+        op.attrs[name] = sub if sub.parent is None else sub.clone()
+        op.attrs[name].parent = program
     block.fill(variables.values(), operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
-    program.numbered = max((op.number for op in block.ops), default=-1) + 1
+    program.numbered = next_number(block.ops)
     return program
 
 

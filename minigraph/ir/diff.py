@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
+from minigraph.opdef.host_function import HostFunction
 from minigraph.program import Operator, Parameter, Program, Variable
+from minigraph.program.block_numbers import sub_programs
 from minigraph.program.dump import aligned, declaration_lines, op_parts, quote
 
 CONTEXT = 1  # unchanged operators shown on each side of a change
@@ -28,11 +30,12 @@ def diff(before: Program, after: Program) -> str:
 
     Links, name scopes and the user's lines are left out: they do not change what runs.
     """
+    blocks = _block_changes(before, after)
     changes = _changes(before.ops, after.ops)
     lines = [f"{quote(before.name)}: {len(before.ops)} operators before, {len(after.ops)} after"]
     lines += _counts(before, after) + _declaration_changes(before, after)
     if all(sign == " " for sign, _ in changes):
-        return "\n".join([*lines, "  no operator changed"])
+        return "\n".join([*lines, "  no operator changed", *blocks])
     shown = _near_changes([sign for sign, _ in changes])
     texts = aligned([key[1:] for (_, key), show in zip(changes, shown, strict=True) if show])
     texts.reverse()
@@ -48,7 +51,18 @@ def diff(before: Program, after: Program) -> str:
             role = key[0]
             lines.append(role)
         lines.append(sign + texts.pop()[1:].rstrip())
-    return "\n".join([*lines, f"  ... {hidden} unchanged"] if hidden else lines)
+    return "\n".join([*lines, *([f"  ... {hidden} unchanged"] if hidden else []), *blocks])
+
+
+def _block_changes(before: Program, after: Program) -> list[str]:
+    """The changes inside the blocks that operators of both programs hold under one name, indented."""
+    lines: list[str] = []
+    old = {(attr, sub.name): sub for _, attr, sub in sub_programs(before.ops)}
+    for _, attr, sub in sub_programs(after.ops):
+        known = old.pop((attr, sub.name), None)
+        if known is not None and str(known) != str(sub):
+            lines += [f"block {attr} of", *(f"    {line}" for line in diff(known, sub).split("\n"))]
+    return lines
 
 
 Key = tuple[str, str, str, str]  # role, output names, types, call
@@ -153,9 +167,16 @@ def _operator_facts(op: Operator, positions: dict[int, int]) -> dict[str, Any]:
         "role": op.role,
         "inputs": {slot: [v.name for v in vs] for slot, vs in op.inputs.items() if vs},
         "outputs": {slot: [v.name for v in vs] for slot, vs in op.outputs.items() if vs},
-        "attributes": {name: repr(value) for name, value in op.attrs.items()},
+        "attributes": {name: _attribute(value) for name, value in op.attrs.items()},
         "forward operator": positions.get(id(op.forward)),
         "gradient of slot": op.grad_slot,
         "name scope": op.scope_name,
         "number": op.number if "random" in op.opdef.traits else None,
     }
+
+
+def _attribute(value: Any) -> str:
+    """A block as its text, a function of Python as its name."""
+    if isinstance(value, HostFunction):
+        return value.name
+    return str(value) if isinstance(value, Program) else repr(value)

@@ -7,12 +7,15 @@ expected there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from minigraph.errors import CallSite, MinigraphError, ProgramError
 from minigraph.opdef import OPS, OpDef
 from minigraph.program import ROLES, Operator, Parameter, Program, Variable
+from minigraph.program.block_numbers import next_number
 from minigraph.program.dump import born_frozen, first_output, unnamed_outputs, updates
+from minigraph.program.subprogram import SubProgram
 from minigraph.types import TensorType
 
 from .tokens import Line, TextError, Token
@@ -30,24 +33,30 @@ def parse(text: str, filename: str = "<text>") -> Program:
     """
     if len(text) > LONGEST_TEXT:
         raise ProgramError(f"a program text has at most {LONGEST_TEXT} characters, this one has {len(text)}")
-    return _Parser(filename).run(text)
+    lines = (Line(number, source.rstrip("\r")) for number, source in enumerate(text.split("\n"), 1))
+    return _Parser(filename, (line for line in lines if line.next.kind != "end")).run()
 
 
 class _Parser:
     """Reads the lines of one text into one Program."""
 
-    def __init__(self, filename: str) -> None:
-        self.filename = filename
+    def __init__(self, filename: str, lines: Iterator[Line]) -> None:
+        self.filename, self.lines = filename, lines
         self.role: str | None = None
         self.fetched: list[str] = []
         self.writers: dict[str, list[Operator]] = {}
 
-    def run(self, text: str) -> Program:
-        lines = (Line(number, source.rstrip("\r")) for number, source in enumerate(text.split("\n"), 1))
-        lines = (line for line in lines if line.next.kind != "end")
-        first = next(lines, None) or Line(1, "")
-        self.program = self.header(first)
-        for line in lines:
+    def run(self) -> Program:
+        self.program: Program = self.header(next(self.lines, None) or Line(1, ""))
+        self.body()
+        return self.program
+
+    def body(self, inside: Line | None = None) -> None:
+        """The lines of the program, those of a block that begins in line `inside` up to its `end`."""
+        for line in self.lines:
+            if inside is not None and line.accept("end"):
+                line.expect_end()
+                break
             try:
                 self.line(line)
             except TextError:
@@ -55,9 +64,27 @@ class _Parser:
             except MinigraphError as error:
                 line.fail(error.fact, line.tokens[0], error.hint)
             line.expect_end()
+        else:
+            if inside is not None:
+                inside.fail("this block does not end", inside.tokens[0], "its last line is `end`")
         self.program.fetched = tuple(self.fetched)
-        self.program.numbered = max((op.number for op in self.program.ops), default=-1) + 1
-        return self.program
+        self.program.numbered = next_number(self.program.ops)
+
+    def blocks(self, line: Line, opdef: OpDef) -> dict[str, SubProgram]:
+        """The blocks that follow the line of an operator."""
+        found = {}
+        for name, attr in opdef.attrs.items():
+            if attr.kind != "BlockAttr":
+                continue
+            start = next(self.lines, None)
+            if start is None or not (start.accept("block") and start.accept(name)):
+                (start or line).fail(f"expected `block {name}` of {opdef.type}", (start or line).tokens[0])
+            inner = _Parser(self.filename, self.lines)
+            inner.program = sub = SubProgram(start.name("the block's name").text)
+            start.expect_end()
+            inner.body(start)
+            found[name] = sub
+        return found
 
     def header(self, line: Line) -> Program:
         if not line.accept("program"):
@@ -93,18 +120,10 @@ class _Parser:
         persistable = line.accept("persistable") or kind == "state"
         block, site = self.program.global_block(), CallSite(self.filename, line.number)
         if kind == "param":
-            block._add(Parameter(block, name.text, type, trainable=not frozen, site=site, **self.facts(line)))
+            block._add(Parameter(block, name.text, type, trainable=not frozen, site=site, **_facts(line)))
         else:
             block._add(Variable(block, name.text, type, persistable=persistable, stop_gradient=frozen,
                                 is_data=kind == "data", site=site))  # fmt: skip
-
-    def facts(self, line: Line) -> dict[str, Any]:
-        """`{learning_rate=0.5, need_clip=false}` of a parameter."""
-        start = line.next
-        facts = line.attrs(("learning_rate", "need_clip"), "a parameter")
-        if type(facts.get("learning_rate", 1.0)) not in (int, float) or type(facts.get("need_clip", True)) is not bool:
-            line.fail("learning_rate is a number, need_clip is true or false", start)
-        return facts
 
     def operator(self, line: Line) -> None:
         """`outputs : types = type(inputs) {attrs} for ... in ... number ...`"""
@@ -120,6 +139,7 @@ class _Parser:
         number = line.integer("a number") if line.accept("number") else None
         line.expect_end()
 
+        attrs |= self.blocks(line, opdef)
         sources = self.sources(line, opdef, inputs)
         with self.program.emitting(str(self.role), forward=forward, site=CallSite(self.filename, line.number)):
             outputs = self.outputs(line, opdef, self.by_slot(line, opdef, names, op_type), types)
@@ -211,3 +231,12 @@ class _Parser:
         if slot is not None and slot.text not in op.opdef.input_names:
             line.unknown(f"input slot of {op.type}", slot, op.opdef.input_names)
         return op, slot.text if slot else None
+
+
+def _facts(line: Line) -> dict[str, Any]:
+    """`{learning_rate=0.5, need_clip=false}` of a parameter."""
+    start = line.next
+    facts = line.attrs(("learning_rate", "need_clip"), "a parameter")
+    if type(facts.get("learning_rate", 1.0)) not in (int, float) or type(facts.get("need_clip", True)) is not bool:
+        line.fail("learning_rate is a number, need_clip is true or false", start)
+    return facts

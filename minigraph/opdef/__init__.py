@@ -1,11 +1,12 @@
 """What an operator is: its reference function and the facts that hang on it."""
 
-from .attr import DTypeAttr, Floats, Ints, Number, Numbers, Texts
+from .attr import BlockAttr, DTypeAttr, Floats, FunctionAttr, Ints, Number, Numbers, Texts
+from .inner import InnerBlock
 from .opdef import OPS, OpDef, get_op, op
 from .rows import Rows
 from .signature import INJECTED, Arrays, Slot
 
 __all__ = [
-    "INJECTED", "OPS", "Arrays", "DTypeAttr", "Floats", "Ints", "Number", "Numbers", "OpDef", "Rows", "Slot", "Texts",
-    "get_op", "op",
+    "INJECTED", "OPS", "Arrays", "BlockAttr", "DTypeAttr", "Floats", "FunctionAttr", "InnerBlock", "Ints", "Number",
+    "Numbers", "OpDef", "Rows", "Slot", "Texts", "get_op", "op",
 ]  # fmt: skip

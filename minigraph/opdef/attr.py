@@ -10,12 +10,17 @@ import numpy as np
 
 from minigraph.types import as_dtype
 
+from .host_function import HostFunction
+from .inner import InnerBlock
+
 Ints = tuple[int, ...]  # annotation of an attribute that is a tuple of ints
 Floats = tuple[float, ...]  # annotation of a list of floats
 Texts = tuple[str, ...]  # annotation of a list of strings
 Number = float | int | bool
 Numbers = tuple[Number, ...]
 DTypeAttr = np.dtype  # annotation of an attribute that is a data type
+FunctionAttr = HostFunction  # annotation of an attribute that is a function of Python
+BlockAttr = InnerBlock  # annotation of an attribute that is a block of operators
 
 
 class Attr(NamedTuple):
@@ -77,6 +82,12 @@ def _to_number(value: Any) -> float | int | bool:
     return value.item() if isinstance(value, (np.number, np.bool_)) else value
 
 
+def _to_block(value: Any) -> InnerBlock:
+    if not isinstance(value, InnerBlock):
+        raise TypeError
+    return value
+
+
 def _list_of(element: Callable[[Any], Any], single: bool = False) -> Callable[[Any], tuple[Any, ...]]:
     """A tuple of what `element` makes of each entry; with `single` a number stands for a list of one."""
 
@@ -102,4 +113,6 @@ ATTR_KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {  # canonical form, a
     "Numbers": (_list_of(_to_number), "a list of numbers"),
     "Texts": (_list_of(_to_str), "a list of strings"),
     "DTypeAttr": (as_dtype, "a data type"),
+    "BlockAttr": (_to_block, "a block of operators"),
+    "FunctionAttr": (HostFunction.of, "a function"),
 }

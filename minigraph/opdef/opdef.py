@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -43,6 +44,7 @@ TRAITS = {
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
     "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
+    "control": "the host decides in each run what it does: a plan is cut there, and it may hold blocks of operators",
     "guarded": "its GPU kernels look at faults and write over what a Scope holds only where the run has none",
 }
 
@@ -80,6 +82,7 @@ class OpDef(Signature):
         shows: Callable[..., list[Any]] | None = None,
         joins: Callable[..., list[Any]] | None = None,
         rows: Rows | None = None,
+        blocks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(reference, outputs)
         self.traits = frozenset(traits)
@@ -88,25 +91,14 @@ class OpDef(Signature):
         self.inplace, self.strided = dict(inplace or {}), frozenset(strided)
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
-        self.shows, self.joins = shows, joins
+        self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
         self.infer_function: Callable[..., Any] | None = None
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what it found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # likewise `resolved`
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
-        self._check()
-
-    def _check(self) -> None:
-        unknown = self.traits - TRAITS.keys()
-        assert not unknown, f"{self.type}: unknown traits {unknown}"
-        names = {s.name for s in self.inputs}
-        assert self.no_need_buffer <= names, f"{self.type}: no_need_buffer names no input"
-        assert self.read_for.keys() <= names, f"{self.type}: read_for names no input"
-        assert {*self.read_for.values()} <= {s.name for s in self.outputs}, f"{self.type}: read_for names no output"
-        assert {*self.inplace.values()} <= names, f"{self.type}: inplace names no input"
-        assert self.strided <= names | {s.name for s in self.outputs}, f"{self.type}: strided names no slot"
-        assert self.reference.__doc__, f"{self.type} has no docstring"
+        _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.reference(*args, **kwargs)
@@ -254,14 +246,29 @@ class OpDef(Signature):
         if results is None:
             results = self.infer_function(*(list(t) if isinstance(t, tuple) else t for t in types), **attrs)
             results = results if isinstance(results, tuple) else (results,)
-            if len(self._inferred) >= INFERRED_KEPT:
-                self._inferred.clear()
-            self._inferred[key] = results
+            if "control" not in self.traits:  # else its blocks, and their program, would be kept too
+                if len(self._inferred) >= INFERRED_KEPT:
+                    self._inferred.clear()
+                self._inferred[key] = results
         return {
             s.name: list(t) if s.variadic else [t]
             for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
+
+
+def _check(opdef: OpDef) -> None:
+    """The facts of a definition fit each other."""
+    unknown = opdef.traits - TRAITS.keys()
+    assert not unknown, f"{opdef.type}: unknown traits {unknown}"
+    names = {s.name for s in opdef.inputs}
+    assert opdef.no_need_buffer <= names, f"{opdef.type}: no_need_buffer names no input"
+    assert opdef.read_for.keys() <= names, f"{opdef.type}: read_for names no input"
+    assert {*opdef.read_for.values()} <= {s.name for s in opdef.outputs}, f"{opdef.type}: read_for names no output"
+    assert {*opdef.inplace.values()} <= names, f"{opdef.type}: inplace names no input"
+    assert opdef.strided <= names | {s.name for s in opdef.outputs}, f"{opdef.type}: strided names no slot"
+    assert {*itertools.chain(*opdef.blocks.values())} <= names, f"{opdef.type}: blocks names no input"
+    assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
 
 
 def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
@@ -287,6 +294,7 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
                      CPU the reference gives a view
     joins            likewise where each of its inputs lies in its output
     rows             how it works on rows, where it does (Rows)
+    blocks           {attribute that is a block: list slots that the block takes, one behind the other}
     """
     if callable(outputs):
         return op()(outputs)

@@ -5,9 +5,11 @@ The families have the names of the folders of `kernels/cuda`.
 
 from . import (  # noqa: F401
     attention,
+    control,
     elementwise,
     foreach_elementwise,
     fused_elementwise,
+    host,
     linalg,
     matmul,
     movement,

@@ -46,7 +46,7 @@ FAMILIES = {
     "complex": Absence("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
     "device": Absence("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
     "control flow": Absence(
-        "control flow inside a program is not here yet", "mg.where for a choice by value; a Python loop, unrolled",
+        "there are no arrays of tensors in a program", "a loop carries values: static.nn.while_loop with mg.concat",
     ),
     "fleet": Absence("Paddle's trainers that read files by themselves are not here", "io.DataLoader and exe.run"),
     "writes": Absence("it writes over its argument; values of a program are written once", "assign its result"),
@@ -109,10 +109,8 @@ ROWS = (
     ("static", "fleet", "ctr_metric_bundle"),
     ("static.nn", "convolution", "*conv*"),
     ("static.nn", "sequence", "sequence_*"),
-    ("static.nn", "control flow", "case cond switch_case while_loop"),
     ("static.nn", "sparse", "sparse_embedding nce"),
     ("static.nn", "fleet", "data_norm"),
-    ("static.nn", "gradient", "static_pylayer"),
     ("Variable", "value", "numpy item tolist"),
     ("Variable", "gradient", "backward gradient clear_gradient register_hook grad"),
     ("Variable", "device", "cpu cuda place pin_memory"),
@@ -167,9 +165,6 @@ INSTEAD = {
     "base.layers": "the functions have been mg.*, nn.functional.* and static.nn.* since Paddle 2.0",
     "base.LoDTensor": "numpy.array",
     "static.auc": "metric.Auc, updated with fetched predictions",
-    "static.py_func": "an operator of your own: docs/add_an_operator.md",
-    "static.nn.py_func": "an operator of your own: docs/add_an_operator.md",
-    "static.nn.static_pylayer": "an operator with a gradient of your own: docs/add_an_operator.md",
     "static.nn.nce": "nn.functional.fused_linear_cross_entropy computes the whole softmax in little memory",
     "static.nn.sparse_embedding": "static.nn.embedding",
     "nn.SyncBatchNorm": "nn.BatchNorm1D: there is one device",
@@ -204,8 +199,6 @@ OWN_REASON = {  # instead of that of the family
     "poisson": "how many random numbers it draws depends on values, and random numbers are counted",
     "Variable.top_p_sampling": "Paddle 2.6.2 has no kernel for it on a CPU either",
     "optimizer.LBFGS": "it evaluates the loss several times in one step, a run of a program does so once",
-    "static.nn.py_func": "a Python function inside a program is not here yet",
-    "static.py_func": "a Python function inside a program is not here yet",
 }
 
 

@@ -17,6 +17,7 @@ from minigraph.errors import ProgramError, call_site, raise_unknown, require, sh
 from minigraph.types import TensorType
 
 from .builder import Builder, GradNeeds, rule_gradients, whole
+from .open_blocks import building
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
 from .variable import check_is_of
@@ -60,6 +61,7 @@ def append_backward(
         absent = value is None or (isinstance(value, (list, tuple)) and not value)
         require(absent, f"append_backward takes no {name}", ProgramError, f"leave {name} out")
     block = loss.block
+    _check_is_built(block)
     if parameter_list is None:
         parameters = [p for p in block.all_parameters() if p.trainable]
     else:
@@ -93,6 +95,7 @@ def gradients(
         require(isinstance(v, Variable), f"gradients takes variables, not {v!r}", ProgramError)
         require(v.block is targets[0].block, f"{v.name} belongs to another program", ProgramError)
     block = targets[0].block
+    _check_is_built(block)
     seeds = _list(target_gradients) if target_gradients is not None else [None] * len(targets)
     require(
         len(seeds) == len(targets), f"{len(targets)} targets, but {len(seeds)} target_gradients", ProgramError
@@ -102,6 +105,21 @@ def gradients(
         require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", ProgramError)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
     return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
+
+
+def differentiated(
+    block: Block, targets: list[Variable], seeds: Sequence[Variable | None], wanted: Sequence[Variable]
+) -> list[Variable | None]:
+    """As `gradients`, for the block of a branch or loop that is made for them: the gradients of its inputs."""
+    return _Differentiation(block, targets, seeds, wanted, frozenset()).run()
+
+
+def _check_is_built(block: Block) -> None:
+    """Gradients are appended to the block that is being built, or their operators would stand in two blocks."""
+    require(
+        building(block) is block, "gradients inside the function of a branch or loop are those of its own values",
+        ProgramError, "call append_backward, gradients or minimize outside, on what cond or while_loop returns",
+    )  # fmt: skip
 
 
 class _Differentiation:
@@ -194,6 +212,7 @@ class _Differentiation:
         needs = frozenset(s for s, vs in op.inputs.items() if any(id(v) in active for v in vs))
         with self.program.emitting("backward", forward=op, site=op.site):
             g = _GradBuilder(self.block, needs)
+            g.active = active
             contributions = rule_gradients(
                 g, op, lambda name: self._kept(g, op, name, grads_of_outputs), lambda v: id(v) in active
             )

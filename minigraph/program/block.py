@@ -19,6 +19,7 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
+from .block_numbers import sub_programs
 from .changes import Ops, Vars
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
@@ -100,9 +101,7 @@ class Block(PartOfProgram):
             return
         if new in self.vars:
             raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
-        variable = dict.pop(self.vars, old)
-        variable._name = new
-        dict.__setitem__(self.vars, new, variable)
+        self.vars.rename(old, new)
         self.program.version += 1
 
     @contextmanager
@@ -178,9 +177,9 @@ class Block(PartOfProgram):
         try:
             opdef = get_op(type)
             for slot, variables in inputs.items():
-                for v in variables:
+                for i, v in enumerate(variables):
                     if not isinstance(v, Variable) or v.block is not self:
-                        _check_own(self, slot, v)
+                        variables[i] = _own(self, slot, v)
             bound, inferred = opdef.resolved(inputs, attrs)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
@@ -194,6 +193,9 @@ class Block(PartOfProgram):
         """Put a prepared operator at the end."""
         program = self.program
         op.number = program.numbered
+        if "control" in op.opdef.traits:
+            for _, _, sub in sub_programs([op]):
+                sub.parent = sub.parent or program
         op.seal()
         list.append(self.ops, op)  # nothing else changes
         program.numbered += 1
@@ -233,9 +235,8 @@ class Block(PartOfProgram):
             raise ProgramError(f"this call has no output {slot}")
         if len(types) != len(variables):
             raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
+        variables = [_own(self, slot, v) for v in variables]
         for v, t in zip(variables, types, strict=True):
-            if not isinstance(v, Variable) or v.block is not self:
-                _check_own(self, slot, v)
             if not v.type.accepts(t):
                 raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
         return variables
@@ -251,12 +252,19 @@ def _checked_name(name: Any) -> str:
     return name
 
 
-def _check_own(block: Block, slot: str, v: Any) -> None:
-    """`v` is a variable of `block`."""
+def _own(block: Block, slot: str, v: Any) -> Variable:
+    """`v`, or what stands for it in the block of a branch."""
     if not isinstance(v, Variable):
         raise ProgramError(f"{slot} must be a variable, is {shortened(repr(v))}")
-    if v.block is not block:
+    own = block.program.captured(v)
+    if own is not None:
+        return own
+    if v.program.is_closed:
         raise ProgramError(
-            f"{slot}={v.name} belongs to another program",
-            hint="build inside program_guard(main) of the program that owns the variable",
+            f"{slot}={v.name} is a variable of {v.program.name}, used outside of it",
+            hint="return the variable from the function of the branch or loop, and use what the call returns",
         )
+    raise ProgramError(
+        f"{slot}={v.name} belongs to another program",
+        hint="build inside program_guard(main) of the program that owns the variable",
+    )

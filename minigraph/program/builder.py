@@ -16,6 +16,7 @@ from minigraph.types import TensorType
 
 from . import unique_name
 from .known import holds_variables, with_known
+from .open_blocks import building
 from .program import Block, Operator, Variable, default_main_program, default_startup_program
 
 P = ParamSpec("P")
@@ -84,6 +85,11 @@ class GradNeeds:
     """Tells gradient rules, through their `g`, which input slots of the forward operator need a gradient."""
 
     needs: Collection[str] = ()
+    active: Collection[int] = ()
+
+    def is_active(self, v: Any) -> bool:
+        """Whether a gradient of this input of the forward operator is asked for."""
+        return id(v) in self.active
 
     def wanted(self, slot: str, needs: Collection[str]) -> bool:
         """Of the optional outputs `X_grad`, those are created whose X needs a gradient."""
@@ -95,15 +101,18 @@ class GradNeeds:
 
 
 def builder_of(*operands: Any) -> Builder:
-    """A Builder on the Block of the first Variable among `operands`, else on the default program."""
+    """A Builder on the Block of the first Variable among `operands`, else on the default program.
+
+    Inside the function of a branch or loop it is on the block of that.
+    """
     for operand in operands:
         if isinstance(operand, Variable):
-            return Builder(operand.block)
+            return Builder(building(operand.block))
         if isinstance(operand, (list, tuple)):
             for v in operand:
                 if isinstance(v, Variable):
-                    return Builder(v.block)
-    return Builder(default_main_program().global_block())
+                    return Builder(building(v.block))
+    return Builder(default_main_program().current_block())
 
 
 def whole(function: Callable[P, R]) -> Callable[P, R]:

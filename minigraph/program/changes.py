@@ -94,6 +94,18 @@ class Vars(dict[str, Any]):
         self.block.program.version += 1
         return self if method is dict.__ior__ else result
 
+    def rename(self, old: str, new: str) -> None:
+        """Give a variable another name; one that a block takes keeps its place, which is that of its value."""
+        variable = self[old]
+        variable.__dict__["_name"] = new
+        if variable.is_data or variable.persistable:
+            after = {new if name == old else name: v for name, v in self.items()}
+            dict.clear(self)
+            dict.update(self, after)
+        else:
+            dict.pop(self, old)
+            dict.__setitem__(self, new, variable)
+
 
 class Attrs(dict[str, Any]):
     """The attributes of an operator that stands in a Block, all of them, in canonical form."""

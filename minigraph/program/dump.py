@@ -25,6 +25,21 @@ unless the line says `live`.
     in encoder/    built inside name_scope("encoder")
     number 7       keys the operator's random numbers, where it is not its position
 
+The blocks of an operator (`cond`, `while_loop`) follow its line, each with its own declarations: data are what
+it takes beside what it reads in the Scope, `fetch` lines are what it returns.
+
+    out : f32[4] = cond(Pred=p, Input=[x, w])
+    block true_block cond_0.true
+        data  x : f32[4]
+        param w : f32[4]
+      forward
+        t : f32[4] = elementwise_mul(X=x, Y=w)
+      fetch t
+    end
+    block false_block cond_0.false
+        ...
+    end
+
 Attributes with default values and addresses never show, so equal programs have equal text. Python
 objects that act on a program from outside (learning-rate schedulers, regularizers) are not in it.
 """
@@ -36,6 +51,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from minigraph.opdef.host_function import HostFunction
+from minigraph.opdef.inner import InnerBlock
+
+from .block_numbers import sub_programs
+
 if TYPE_CHECKING:
     from minigraph.opdef import OpDef
 
@@ -44,7 +64,7 @@ if TYPE_CHECKING:
 PLAIN_NAME = re.compile(r"[^\s\"',:;=(){}\[\]#]+")
 KEYWORDS = frozenset({
     "program", "seed", "data", "param", "state", "var", "frozen", "live", "persistable",
-    "forward", "backward", "optimize", "for", "of", "in", "number", "fetch",
+    "forward", "backward", "optimize", "for", "of", "in", "number", "fetch", "block", "end",
 })  # fmt: skip
 WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to this width; longer text sticks out
 
@@ -54,21 +74,44 @@ Parts = tuple[str, str, str]  # output names, their types, the call
 def dump(program: Program, with_details: bool = False) -> str:
     """The text form; with_details ends each operator with the user's line as a comment."""
     seed = f" seed {program.random_seed}" if program.random_seed else ""
-    lines = [f"program {quote(program.name)}{seed}", *declaration_lines(program)]
+    return "\n".join([f"program {quote(program.name)}{seed}", *_body(program, with_details)])
+
+
+def _body(program: Program, with_details: bool) -> list[str]:
+    """All lines but the first one."""
+    lines = declaration_lines(program)
     writers = writers_of(program)
     section: list[Parts] = []
+    inner: list[list[str]] = []  # lines of the blocks behind each line of the section
     role = None
+
+    def end_section() -> None:
+        for line, blocks in zip(aligned(section), inner, strict=True):
+            lines.append(line)
+            lines.extend(blocks)
+
     for position, op in enumerate(program.ops):
         if op.role != role:
-            lines += aligned(section)
-            section, role = [], op.role
+            end_section()
+            section, inner, role = [], [], op.role
             lines.append(role)
         outputs, types, call = op_parts(op)
         site = f"  # {op.site}" if with_details and op.site else ""
         section.append((outputs, types, f"{call}{_tail(op, position, writers)}{site}"))
-    lines += aligned(section)
+        inner.append(_block_lines(op, with_details))
+    end_section()
     lines += [f"fetch {quote(name)}" for name in program.fetched]
-    return "\n".join(lines)
+    return lines
+
+
+def _block_lines(op: Operator, with_details: bool) -> list[str]:
+    """The blocks that an operator holds, indented."""
+    lines = []
+    for _, name, sub in sub_programs([op]):
+        lines.append(f"  block {name} {quote(sub.name)}")
+        lines += [f"    {line}" for line in _body(sub, with_details)]
+        lines.append("  end")
+    return lines
 
 
 def dump_op(op: Operator) -> str:
@@ -86,7 +129,10 @@ def op_parts(op: Operator) -> Parts:
     variables = [v for vs in outputs.values() for v in vs]
     plain = [slot for slot, vs in outputs.items() for _ in vs] == unnamed_outputs(opdef, len(variables))
     names = ", ".join(quote(v.name) for v in variables) if plain else _slots(outputs)
-    attrs = _attrs({name: (op.attrs[name], attr.default) for name, attr in opdef.attrs.items()})
+    attrs = _attrs({
+        name: (op.attrs[name], attr.default) for name, attr in opdef.attrs.items()
+        if not isinstance(op.attrs[name], InnerBlock)
+    })  # fmt: skip
     return names, ", ".join(str(v.type) for v in variables), f"{op.type}({_slots(inputs)}){attrs}"
 
 
@@ -209,6 +255,8 @@ def _attr(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_attr(v) for v in value)}]"
+    if isinstance(value, HostFunction):
+        return json.dumps(value.name, ensure_ascii=False)
     return str(value)  # a dtype
 
 

@@ -10,7 +10,7 @@ The parts stand in variable.py, operator.py and block.py; others import them fro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,12 +26,15 @@ from minigraph.errors import (
     require,
     shortened,
 )
+from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .block import Block
+from .block_numbers import next_number, numbered_blocks
 from .context import Guards
 from .copies import NotPickled
 from .dump import dump
+from .open_blocks import building
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
 from .scope import Scope, global_scope
@@ -55,6 +58,8 @@ class Program(NotPickled):
     """
 
     _ids = itertools.count()
+    parent: Program | None = None  # of a block: the program around it
+    is_closed = False  # whether it is the block of a branch or loop whose function has returned
 
     def __init__(self, name: str | None = None) -> None:
         self.id, self.origin = next(Program._ids), Origin()
@@ -99,21 +104,29 @@ class Program(NotPickled):
 
     @property
     def blocks(self) -> list[Block]:
-        return [self.block0]
+        """The global block, and those of branches and loops: those of one block before those inside them."""
+        return numbered_blocks(self)
 
     @property
     def num_blocks(self) -> int:
-        return 1
+        return len(self.blocks)
 
     def global_block(self) -> Block:
         return self.block0
 
     def current_block(self) -> Block:
-        return self.block0
+        """The block of the branch or loop whose function is being called, else the global one."""
+        return building(self.block0)
 
     def block(self, index: int) -> Block:
-        require(index == 0, f"block {index} does not exist, a program has one block", ProgramError)
-        return self.block0
+        blocks = self.blocks
+        known = f"block {index} does not exist, the program has {len(blocks)}"
+        require(isinstance(index, int) and 0 <= index < len(blocks), known, ProgramError)
+        return blocks[index]
+
+    def captured(self, v: Variable) -> Variable | None:
+        """What stands for a variable in this program: itself; None for one of another program."""
+        return v if v.block is self.block0 else None
 
     @property
     def ops(self) -> list[Operator]:
@@ -162,31 +175,15 @@ class Program(NotPickled):
         reads it; what `static.gradients` appended stays where forward values need it.
         Parameters are shared through the Scope by their names.
         """
-        copy = Program(self.name)
-        copy.random_seed, copy.fetched = self.random_seed, self.fetched
-        kept = ops_for_test(self.ops) if for_test else self.ops
-        used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
-        copies = {
-            v: copy_var(v, copy.block0) for v in self.vars.values()
-            if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data
-        }  # fmt: skip
-        copied: dict[int, Operator] = {}
-        for op in kept:
-            attrs = dict(op.attrs)
-            if for_test and "is_test" in attrs:
-                attrs["is_test"] = True
-            copied[id(op)] = Operator(
-                copy.block0, op.opdef,
-                {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},
-                {s: [copies[v] for v in vs] for s, vs in op.outputs.items()},
-                attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
-                site=op.site, number=op.number, scope_name=op.scope_name,
-            )  # fmt: skip
-        copy.block0.fill(copies.values(), copied.values())
-        copy.numbered = max((op.number for op in self.ops), default=-1) + 1
-        if not for_test:
-            copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in self.lr_schedulers]
-        return copy
+        return self.copied(ops_for_test(self.ops) if for_test else self.ops, for_test)
+
+    def empty(self) -> Program:
+        """A new program of this name without operators."""
+        return Program(self.name)
+
+    def copied(self, kept: Sequence[Operator], for_test: bool = False) -> Any:
+        """A copy with the operators that are kept."""
+        return _copied(self, kept, for_test)
 
     def __copy__(self) -> Program:
         return self.clone()
@@ -244,6 +241,44 @@ class Program(NotPickled):
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
+
+
+def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:
+    """A copy of a program with some of its operators."""
+    copy = program.empty()
+    copy.random_seed, copy.fetched = program.random_seed, program.fetched
+    used = {id(v) for op in kept for v in itertools.chain(op.input_vars, op.output_vars)}
+    copies = {
+        v: copy_var(v, copy.block0) for v in program.vars.values()
+        if not for_test or id(v) in used or isinstance(v, Parameter) or v.is_data or program.is_closed
+    }  # fmt: skip
+    copied: dict[int, Operator] = {}
+    for op in kept:
+        attrs = {name: _copied_attr(value, copy, for_test) for name, value in op.attrs.items()}
+        if for_test and "is_test" in attrs:
+            attrs["is_test"] = True
+        copied[id(op)] = Operator(
+            copy.block0, op.opdef,
+            {s: [copies[v] for v in vs] for s, vs in op.inputs.items()},
+            {s: [copies[v] for v in vs] for s, vs in op.outputs.items()},
+            attrs, role=op.role, forward=copied.get(id(op.forward)), grad_slot=op.grad_slot,
+            site=op.site, number=op.number, scope_name=op.scope_name,
+        )  # fmt: skip
+    copy.block0.fill(copies.values(), copied.values())
+    copy.numbered = next_number(program.ops)
+    if not for_test:
+        copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers]
+    return copy
+
+
+def _copied_attr(value: Any, program: Program, for_test: bool) -> Any:
+    """An attribute for a copied operator of `program`: a block is copied with it."""
+    if not isinstance(value, InnerBlock):
+        return value
+    assert isinstance(value, Program)
+    block = value.clone(for_test)
+    block.parent = program
+    return block
 
 
 def as_seed(seed: Any) -> int:

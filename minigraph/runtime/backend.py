@@ -67,9 +67,11 @@ class Backend(Protocol):
     """One device, for one Executor or one report.
 
     takes     what feeds may be besides arrays of the host, as a hint says it; "" for nothing
+    captures  whether its runs become captured graphs
     """
 
     takes: str
+    captures: bool
 
     def __init__(self, place: Any) -> None: ...
 

@@ -26,6 +26,7 @@ from minigraph.types import TensorType
 
 from . import flags
 from .backend import Backend, RunnablePlan
+from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, only_feed
 from .fetched import as_tensor
@@ -207,7 +208,7 @@ class Executor(NotPickled):
                     f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
                 )
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
-        return self.backend.plan(program, types, fetches, prune, seed, options)
+        return plan_for(self.backend, program, types, fetches, prune, seed, options)
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""

@@ -38,6 +38,7 @@ from .io import load, load_program_state, save, set_program_state
 from .metrics import accuracy, auc
 from .moving_average import ExponentialMovingAverage
 from .places import cpu_places, cuda_places, device_guard
+from .py_func import py_func
 
 __all__ = [
     "Block", "BuildStrategy", "CompiledProgram", "ExecutionStrategy", "Executor", "ExponentialMovingAverage",
@@ -45,6 +46,7 @@ __all__ = [
     "append_backward", "auc", "cpu_places", "create_global_var", "create_parameter", "cuda_places", "data",
     "default_main_program", "default_startup_program", "deserialize_persistables", "deserialize_program",
     "device_guard", "global_scope", "gradients", "load", "load_from_file", "load_inference_model",
-    "load_program_state", "name_scope", "nn", "normalize_program", "program_guard", "save", "save_inference_model",
-    "save_to_file", "scope_guard", "serialize_persistables", "serialize_program", "set_program_state", "setitem",
+    "load_program_state", "name_scope", "nn", "normalize_program", "program_guard", "py_func", "save",
+    "save_inference_model", "save_to_file", "scope_guard", "serialize_persistables", "serialize_program",
+    "set_program_state", "setitem",
 ]  # fmt: skip

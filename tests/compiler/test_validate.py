@@ -121,3 +121,14 @@ def test_same_random_numbers_on_both_sides():
 )  # fmt: skip
 def test_distance(a, b, expected):
     assert distance(np.array(a), np.array(b)) == pytest.approx(expected, abs=1e-15)
+
+
+def test_a_last_value_that_nobody_reads_may_be_left_out():
+    net = Net()
+    x = net.data("x", 2, 3)
+    y = net.g.tanh(x)
+    out = net.g.relu(y)
+    net.g.assign(x, out={"Out": y})
+    chosen = mg.static.BuildStrategy(dead_code_elimination=True, verify="each_pass")
+    compiled = mg.static.CompiledProgram(net.program, chosen)
+    assert [op.type for op in compiled.program_for([out.name]).ops] == ["tanh", "relu"]

@@ -15,6 +15,7 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Fill
 from minigraph.opdef import OPS
+from minigraph.runtime.control.plan import ControlPlan
 from minigraph.runtime.executor import Executor
 from minigraph.types import FLOATS, CUDAPlace, as_dtype, bfloat16, float16, float32, float64
 from tests.support import opcheck
@@ -95,7 +96,24 @@ class GpuExecutor(Executor):
         super().__init__(PLACE)
 
     def _make_plan(self, *args: Any) -> Any:
-        return Poisoned(super()._make_plan(*args))
+        plan = super()._make_plan(*args)
+        if isinstance(plan, ControlPlan):
+            plan.backend = PoisonedBackend(plan.backend)  # type: ignore[assignment]
+            return plan
+        return Poisoned(plan)
+
+
+class PoisonedBackend:
+    """A backend whose plans are Poisoned: those of the pieces and blocks of a program that is cut."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def plan(self, *args: Any) -> Poisoned:
+        return Poisoned(self.backend.plan(*args))
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from tests.gpu import attention as gpu_attention
 from tests.gpu import capture as gpu_capture
 from tests.gpu import check as gpucheck
 from tests.gpu import checkpoint, gradients, nan
+from tests.gpu import control as gpu_control
 from tests.gpu import edges as gpu_edges
 from tests.gpu import faults as gpu_faults
 from tests.gpu import fusion as gpu_fusion
@@ -68,9 +69,9 @@ def all_checks() -> list[Check]:
         c
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_gelu,
-            gpu_programs, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention, gpu_updates,
-             gpu_paged, gpu_mixed_precision,
-             gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gradients, checkpoint,
+            gpu_programs, gpu_control, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention,
+            gpu_updates, gpu_paged, gpu_mixed_precision,
+            gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gradients, checkpoint,
         )
         for c in m.checks()
     ]

@@ -115,6 +115,13 @@ def test_parts_of_keys_are_joined(tmp_path):
     assert [line.split()[0] for line in said.splitlines()] == ["out", "dq", "dk", "dv"]
 
 
+def test_roots_take_as_many_steps_as_they_need(tmp_path):
+    said = run_python(tmp_path, str(ROOT / "examples" / "newton_steps.py")).splitlines()
+    steps = [int(line.split()[0]) for line in said]
+    assert len(steps) == 2
+    assert steps[0] < 8 < steps[1]
+
+
 @pytest.mark.sweep
 def test_optimizer_levels_are_compared(tmp_path):
     """Fewer operators and calls at each level, equal results, and a plot."""

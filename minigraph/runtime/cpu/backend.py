@@ -24,6 +24,7 @@ class CPUBackend:
     """The host; see runtime/backend.py."""
 
     takes = ""
+    captures = False
 
     def __init__(self, place: Any) -> None:
         """There is one host; plans share the memory of their temporaries."""

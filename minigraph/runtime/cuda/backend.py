@@ -25,6 +25,7 @@ class CUDABackend:
     """One GPU; see runtime/backend.py. Its plans share memory."""
 
     takes = "one of the GPU that cupy.from_dlpack takes"
+    captures = True
     settings = staticmethod(cuda.allows_tf32)
 
     def __init__(self, place: CUDAPlace) -> None:

@@ -21,3 +21,15 @@ def print(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs
 
     binder.copy(outs["Out"], ins["X"])
     binder.host([ins["X"]], show)
+
+
+def check_true(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
+    """A copy of Cond; the reference raises an error where it is False."""
+    reference = binder.reference
+    assert reference is not None
+
+    def look(runs: int, cond: np.ndarray, *data: np.ndarray) -> None:
+        reference(cond, data, **attrs)
+
+    binder.copy(outs["Out"], ins["Cond"])
+    binder.host([ins["Cond"], *(ins["Data"] or ())], look)

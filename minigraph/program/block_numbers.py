@@ -1,0 +1,45 @@
+"""Blocks of a program in order, and the numbers of operators in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from minigraph.opdef.inner import inner_blocks
+
+if TYPE_CHECKING:
+    from .block import Block
+    from .operator import Operator
+    from .program import Program
+
+
+def sub_programs(ops: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:
+    """(operator, attribute, block) of the blocks that these operators hold, not of those inside these blocks."""
+    for op in ops:
+        if "control" in op.opdef.traits:
+            yield from ((op, name, block) for name, block in inner_blocks(op.attrs))
+
+
+def numbered_blocks(program: Program) -> list[Block]:
+    """The global block and all others, with `idx` and `parent_idx`: those of one block before those inside them."""
+    blocks = [program.block0]
+    for outer in blocks:
+        for _, _, sub in sub_programs(outer.ops):
+            if sub.block0 not in blocks:  # a loop and its gradient hold the same ones
+                sub.block0.idx, sub.block0.parent_idx = len(blocks), outer.idx
+                blocks.append(sub.block0)
+    return blocks
+
+
+def next_number(ops: Iterable[Operator]) -> int:
+    """The number of the operator that is appended behind these; operators in blocks count."""
+    ops = list(ops)
+    inside = [next_number(sub.ops) for _, _, sub in sub_programs(ops)]
+    return max([*(op.number + 1 for op in ops), *inside], default=0)
+
+
+def acts(op: Any) -> bool:
+    """Whether an operator does more than to compute its outputs; one that holds blocks does what these do."""
+    if "side_effect" not in op.opdef.traits:
+        return False
+    return not op.opdef.blocks or any(acts(inner) for _, _, sub in sub_programs([op]) for inner in sub.ops)
