@@ -8,6 +8,7 @@ once more for runs with `use_prune`: operators that do not run must not share a 
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,10 @@ from typing import Any
 from minigraph.errors import ProgramError, require
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.diff import diff
-from minigraph.ir.dot import to_dot
+from minigraph.ir.graph import Graph
+from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
+from minigraph.passes.engine.history import History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
 from minigraph.program.copies import NotPickled
@@ -31,6 +34,7 @@ from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_rep
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
+from .dump_files import write_dot, write_texts
 from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -95,6 +99,22 @@ class CompiledProgram(NotPickled):
     def after(self) -> Program:
         """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
         return self._latest_or_new().after
+
+    @property
+    def history(self) -> History:
+        """Every rewrite in order: pass, rule, operators before and after, reason, user's line; print it.
+
+        BuildStrategy(keep_history=True) keeps it while compiling; else the program is compiled once more, here.
+        """
+        compilation = self._latest_or_new()
+        if compilation.history is None:
+            with without_collection():
+                compilation.history = compilation.again(self._program, self._strategy)
+        return compilation.history
+
+    def at(self, step: int) -> Program:
+        """The program after so many rewrites of `history`: 0 is the program before the first one."""
+        return self.history.at(step)
 
     @property
     def _graph(self) -> PaddleGraph:
@@ -178,24 +198,43 @@ class CompiledProgram(NotPickled):
 
 
 class _Compilation:
-    """One pass pipeline over one graph."""
+    """One pass pipeline over one graph.
+
+    history   the rewrites in order, None where it is not kept
+    """
 
     def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
-        self.version = program.version
+        self.version, self.fetches = program.version, fetches
         self.ops = pruned_ops(program.ops, fetches, prune) if prune is not False else program.ops
+        self.history: History | None = None
         try:
-            self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
+            self.after = self._passed(program, strategy, strategy.verify == "each_pass")
         except Exception:
             if strategy.verify == "structure":  # look after each pass, to say which one it was
-                self._passed(program, strategy, fetches, True)
+                self._passed(program, strategy, True)
             raise
         if strategy.debug_graphviz_path:
-            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+            write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+        if strategy.dump_dir and self.history is not None:
+            write_texts(Path(strategy.dump_dir), self.history, list(self.reports))
 
-    def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
+    def again(self, program: Program, strategy: BuildStrategy) -> History:
+        """The history of the same passes, which run once more."""
+        other = object.__new__(_Compilation)
+        other.version, other.fetches, other.ops = self.version, self.fetches, self.ops
+        kept = copy.copy(strategy)
+        kept.keep_history, kept.verify = True, "off"
+        other._passed(program, kept, False)
+        assert other.history is not None
+        return other.history
+
+    def _passed(self, program: Program, strategy: BuildStrategy, each: bool) -> Program:
         """The program that runs; `each` verifies the graph after each pass, not only at the end."""
         self.reports: dict[str, PassReport] = {}
-        graph = to_graph(program, fetches, self.ops)
+        kept = strategy.keep_history or strategy.dump_dir
+        graph = to_graph(program, self.fetches, self.ops, RecordedGraph if kept else Graph)
+        recorder = Recorder(graph, program, self.ops) if isinstance(graph, RecordedGraph) else None
+        self.history = recorder.history if recorder is not None else None
         previous = program if self.ops is program.ops else to_program(graph, program)
         if each:
             verify(graph)
@@ -205,7 +244,11 @@ class _Compilation:
                 continue
             report = self.reports[flag] = PassReport(flag)
             start = time.perf_counter()
+            if recorder is not None:
+                recorder.listen(report, step.apply)
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
+            if recorder is not None:
+                recorder.close(report, step.apply)
             report.seconds = time.perf_counter() - start
             if each:
                 verify_changes(graph, flag)
@@ -218,18 +261,3 @@ class _Compilation:
         if strategy.verify != "off":
             verify(graph, "the last pass", types=not each and graph.changed)
         return to_program(graph, program)
-
-
-def _write_dot(path: Path, before: Program, after: Program) -> None:
-    """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
-    try:
-        folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("before", to_dot(before)), ("after", to_dot(after, before))):
-            (folder / f"{stem}_{name}.dot").write_text(text, encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
-        why = getattr(problem, "strerror", None) or str(problem)
-        raise ProgramError(
-            f"debug_graphviz_path {str(path)!r} cannot be written: {why}",
-            hint="a folder, or a file in one, that can be written; '' writes none",
-        ) from None
