@@ -26,6 +26,7 @@ from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
+from minigraph.program.html import folded, text
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.runtime import flags
 from minigraph.runtime.devices import PLANS_FOR, backend_of
@@ -35,6 +36,7 @@ from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
 from .dump_files import write_dot, write_texts
+from .explanation import Explanation
 from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -125,7 +127,7 @@ class CompiledProgram(NotPickled):
         """The changes of the passes, one operator per line, `-` before and `+` after."""
         return diff(self.before, self.after)
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
         After a run on a GPU also where its kernels differ from what the operators ask for.
@@ -144,7 +146,14 @@ class CompiledProgram(NotPickled):
                 f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}"
                 for op, text in compilation.after.notes
             ]
-        return "\n".join(lines)
+        return Explanation("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: operators before and after, what changed and why, folded."""
+        before, after = len(self.before.ops), len(self.after.ops)
+        title = f"CompiledProgram {self.before.name}: {before} operators before, {after} after"
+        parts = {"changes": text(self.diff()), "passes": self.explain()._repr_html_(), "program": text(str(self.after))}
+        return folded(title, "".join(folded(name, part) for name, part in parts.items()), is_open=True)
 
     def memory_report(
         self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None

@@ -95,6 +95,7 @@ class OpDef(Signature):
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
+        self.flops_function: Callable[..., int] | None = None
         self._check()
 
     def _check(self) -> None:
@@ -152,6 +153,14 @@ class OpDef(Signature):
         kernels/cuda/fused/row_members.py has RowText. Without one an operator on rows stays alone.
         """
         self.cuda_rows_function = _named(function, self, "cuda_rows")
+        return self
+
+    def flops(self, function: Callable[..., int]) -> OpDef:
+        """Floating-point operations of a call, for summaries: `_(types, attrs)`, {slot: type} of inputs and outputs.
+
+        Without one it is one for each element of the largest float slot; none where the outputs show the input.
+        """
+        self.flops_function = _named(function, self, "flops")
         return self
 
     # what others ask of it

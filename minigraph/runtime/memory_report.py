@@ -14,6 +14,7 @@ import numpy as np
 
 from minigraph.errors import FeedError, require, shortened
 from minigraph.program import Operator, Program, Variable
+from minigraph.program.html import folded, table, text
 from minigraph.types import TensorType
 
 from .backend import Resident
@@ -84,6 +85,13 @@ class MemoryReport:
         lines.append("  at the peak, by operator")
         lines += [f"    {_mib(nbytes)}  {who}" for who, nbytes in list(self.by_operator().items())[:SHOWN]]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the planned peak, and folded what lives at it."""
+        rows = [(r.name, str(r.type), _mib(r.nbytes), f"{r.first} to {r.last}") for r in self.at_peak()]
+        title = f"memory of program {self.program} on {self.place}: {_mib(self.planned).strip()} planned"
+        peak = folded(f"{len(rows)} blocks at the peak", table(("value", "type", "size", "steps"), rows))
+        return folded(title, peak + folded("all figures", text(str(self))), is_open=True)
 
     def _paged(self) -> str:
         rest = self.persistable - self.on_host
