@@ -8,8 +8,9 @@ import pytest
 
 import minigraph as mg
 from minigraph.compiler.strategy import PASSES
-from minigraph.compiler.validate import validate
+from minigraph.compiler.validate import distance, evaluate
 from minigraph.errors import ProgramError
+from minigraph.ir.convert import to_graph
 from minigraph.ir.diff import first_difference
 from minigraph.ir.graph import Graph
 from minigraph.ir.recorded import RecordedGraph
@@ -19,7 +20,7 @@ from tests.support.counted_work import lines
 from tests.support.random_programs import random_program
 
 SEEDS = range(0, 120, 5)
-ROWS = {row.flag: row for row in PASSES}
+TOLERANCE = 1e-8  # of float64, for sums in another order
 
 
 def network(layers: int = 3):
@@ -52,12 +53,15 @@ def test_each_rewrite_alone_changes_no_result(seed):
     made.program_for(case.fetches)
     assert first_difference(made.at(0), case.program) is None
     assert ends_differently(made) is None
-    before = made.at(0)
+    values = {**case.values, **case.feeds}
+    kept = [*case.fetches, *(v.name for v in case.program.list_vars() if v.persistable)]
+    expected = evaluate(made.at(0), values)
     for step in made.history:
-        after, row = made.at(step.number), ROWS[step.flag]
-        validate(before, after, f"step {step}", case.fetches, row.rounds, row.mends)
         assert step.changes, "a step that does nothing"
-        before = after
+        found = evaluate(made.at(step.number), values)
+        for name in kept:
+            if name in expected:
+                assert distance(expected[name], found[name]) < TOLERANCE, f"{name} after {step}"
 
 
 def test_a_step_says_what_it_did():
@@ -107,7 +111,7 @@ def test_it_costs_little_and_nothing_where_it_is_not_kept():
     assert plain < kept < 1.1 * plain
 
 
-@pytest.mark.parametrize("change", ["set_input", "remove_op", "put", "rename_var", "move_op"])
+@pytest.mark.parametrize("change", ["set_input", "remove_op", "put", "move_op"])
 def test_a_change_that_is_not_noted_is_seen(monkeypatch, change):
     monkeypatch.setattr(RecordedGraph, change, getattr(Graph, change))
     differ = []
@@ -120,6 +124,18 @@ def test_a_change_that_is_not_noted_is_seen(monkeypatch, change):
         except Exception as broken:
             differ.append(str(broken))
     assert any(differ)
+
+
+def test_a_new_name_is_noted_for_all_who_use_it():
+    graph = to_graph(network()[0], kind=RecordedGraph)
+    graph.start()
+    v = graph.ops[0].outputs["Out"][0]
+    users = {graph.keys[op] for op in (*v.written_by, *v.consumers)}
+    assert graph.taken() == {}
+    graph.move_op(graph.ops[0], graph.ops[0].rank)
+    assert 0 in graph.taken()  # the name is known from here
+    graph.rename_var(v, "another")
+    assert {key for key, state in graph.taken().items() if "another" in str(state)} == users
 
 
 def test_steps_that_do_not_exist_are_refused():
