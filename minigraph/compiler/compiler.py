@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import FeedError, ProgramError, require
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.diff import diff
 from minigraph.ir.graph import Graph
@@ -35,6 +35,7 @@ from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_rep
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
+from . import report
 from .dump_files import write_dot, write_texts
 from .explanation import Explanation
 from .paddle_graph import PaddleGraph
@@ -173,6 +174,25 @@ class CompiledProgram(NotPickled):
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
         return backend_of(at).kernels(program, types, fetches, options)
+
+    def report(
+        self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None
+    ) -> Path:
+        """Write one HTML file about this compilation, which a browser opens without a network; returns its path.
+
+        Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
+        feed, fetch_list, place   those of memory_report; where sizes are missing the page says which
+        """
+        memory: Any
+        try:
+            memory = self.memory_report(feed, fetch_list, place)
+        except FeedError as problem:
+            if feed:
+                raise
+            memory = problem
+        latest = self._latest_or_new()
+        report.write(Path(path), report.facts(self.before, latest.after, self.history, latest.reports, memory))
+        return Path(path)
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
