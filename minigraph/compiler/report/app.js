@@ -1,11 +1,12 @@
 "use strict";
 // The page: which two programs are shown, what is picked, and the ways to say so by mouse, touch and keyboard.
 
+const MOST = 120; // nodes of a picture that the page unfolds by itself
+
 (() => {
   const byId = (id) => document.getElementById(id);
   const model = makeModel(JSON.parse(byId("facts").textContent));
   const now = { stepping: false, step: model.last, open: model.unfolded(0), picked: null, searched: "", hits: [], hit: -1 };
-  for (const box of model.unfolded(model.last)) now.open.add(box);
   const left = makePane(byId("left"), (node) => pick(node, 0)), right = makePane(byId("right"), (node) => pick(node, 1));
   const panes = [left, right];
   const actions = { go: (step) => { now.stepping = true; show(step); }, seek };
@@ -16,7 +17,7 @@
     const [a, b] = shownSteps();
     left.show(model.view(a, now.open, b), true);
     right.show(model.view(b, now.open, a), false);
-    if (fit) panes.forEach((pane) => pane.fit());
+    if (fit) panes.forEach((pane) => (now.stepping ? pane.look() : pane.fit()));
     if (now.picked) panes.forEach((pane) => pane.select(now.picked));
   }
 
@@ -38,7 +39,7 @@
 
   function reveal(step) { // open the boxes around what a rewrite changes, while that is not too much
     const ids = step.changes.flatMap(([, before, after]) => [before, after]).filter((id) => id >= 0);
-    now.open = model.unfolded(0, 30);
+    now.open = model.unfolded(0, 12);
     for (const id of ids.slice(0, 12)) model.around(model.states[id]).forEach((box) => now.open.add(box));
   }
 
@@ -108,7 +109,7 @@
   }
 
   function fold() { now.open = new Set(); draw(); }
-  function unfold() { now.open = model.unfolded(now.step, 400); for (const b of model.unfolded(0, 400)) now.open.add(b); draw(); }
+  function unfold() { now.open = model.unfolded(0, MOST); draw(); }
   const zoom = (factor) => panes.forEach((pane) => pane.zoomBy(factor));
   const pan = (x, y) => panes.forEach((pane) => pane.panBy(x, y));
   const KEYS = {

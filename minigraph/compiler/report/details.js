@@ -35,7 +35,7 @@ function stepLink(model, number, go) {
 function rewrite(model, title, number, side, go) { // the rewrite that made an operator, or took it out
   if (number === undefined) return [];
   const step = model.facts.steps[number - 1];
-  const others = step.changes.map((change) => change[side]).filter((id) => id >= 0).map((id) => model.states[id]);
+  const others = step.changes.map((change) => change[side]).filter((id) => id >= 0).map((id) => model.states[id]).sort((a, b) => a.rank - b.rank);
   const items = others.map((op) => el("li", {}, `${op.type} ${op.name}`));
   return [el("h3", {}, title), stepLink(model, number, go), el("p", {}, step.reason), el("ul", {}, items)];
 }

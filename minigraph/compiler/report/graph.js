@@ -16,14 +16,15 @@ function drawingStyle() {
     { selector: 'node[kind = "data"]', style: { shape: "ellipse" } },
     { selector: "node[?changed]", style: { "border-color": colour("new"), "border-width": 4 } },
     { selector: 'node[?changed][kind = "op"]', style: { "background-color": colour("new") } },
-    { selector: '.gone node[?changed][kind = "op"], node.gone[?changed]', style: {
-      "background-color": colour("gone"), "border-color": colour("gone") } },
+    { selector: "node.gone[?changed]", style: { "border-color": colour("gone") } },
+    { selector: 'node.gone[?changed][kind = "op"]', style: { "background-color": colour("gone") } },
     { selector: 'node[kind = "open"]', style: {
-      label: "data(label)", "text-valign": "top", "background-color": colour("group"), "background-opacity": 0.5,
+      label: "data(label)", "text-valign": "top", "background-color": colour("group"), "background-opacity": 0.12,
       "border-width": 1, padding: 8, "font-weight": "bold" } },
     { selector: "edge", style: {
       width: 1.2, "line-color": colour("edge"), "target-arrow-color": colour("edge"), "target-arrow-shape": "triangle",
       "arrow-scale": 0.8, "curve-style": "bezier" } },
+    { selector: "edge[?far]", style: { "line-style": "dashed", opacity: 0.45 } },
     { selector: "node:selected", style: { "border-color": colour("picked"), "border-width": 4 } },
     { selector: ".near", style: { "line-color": colour("picked"), "target-arrow-color": colour("picked"), width: 2.4 } },
   ];
@@ -51,21 +52,28 @@ function makePane(container, picked) {
     cy.startBatch();
     cy.elements().remove();
     cy.add(view.nodes.map(element));
-    cy.add(view.edges.map(([source, target]) => ({ data: { id: `${source} ${target}`, source, target } })));
+    cy.add(view.edges.map(({ from, to, far }) => ({ data: { id: `${from} ${to}`, source: from, target: to, far } })));
     if (isGone) cy.nodes().addClass("gone");
     cy.endBatch();
-    const ranker = view.nodes.length > 300 ? "longest-path" : "network-simplex";
-    cy.layout({ name: "dagre", nodeSep: 14, rankSep: 30, ranker, animate: false, fit: false }).run();
+    const own = cy.elements("node, edge[!far]"); // forward, backward and updates stand beside each other
+    own.layout({ name: "dagre", nodeSep: 14, rankSep: 30, ranker: "tight-tree", animate: false, fit: false }).run();
   }
   function fit() {
     cy.resize();
     cy.fit(undefined, 16);
     if (cy.zoom() > 1.3) { cy.zoom(1.3); cy.center(); }
-    if (cy.zoom() < 0.25) { // too long to read: its beginning
-      const box = cy.elements().boundingBox();
-      cy.zoom(0.45);
-      cy.pan({ x: cy.width() / 2 - 0.45 * (box.x1 + box.w / 2), y: 12 - 0.45 * box.y1 });
+    if (cy.zoom() < 0.25) { // too large to read: its beginning
+      cy.zoom(0.6);
+      cy.center(cy.nodes('[kind != "open"]').filter((node) => node.data("role") === "forward").first());
     }
+  }
+  function look() { // at what has changed, where that is only a part
+    const changed = cy.nodes("[?changed][kind != 'open']");
+    if (!changed.length) { fit(); return; }
+    cy.resize();
+    cy.fit(changed.union(changed.neighborhood("node[kind != 'open']")), 30);
+    if (cy.zoom() > 1) { cy.zoom(1); cy.center(changed); }
+    if (cy.zoom() < 0.35) { cy.zoom(0.6); cy.center(changed.first()); }
   }
   function select(id) {
     cy.elements().unselect();
@@ -78,7 +86,7 @@ function makePane(container, picked) {
   }
   function zoomBy(factor) { cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } }); }
   function panBy(x, y) { cy.panBy({ x, y }); }
-  return { cy, show, fit, select, zoomBy, panBy, restyle: () => cy.style(drawingStyle()) };
+  return { cy, show, fit, look, select, zoomBy, panBy, restyle: () => cy.style(drawingStyle()) };
 }
 
 function shortened(text) { return text.length > 34 ? `${text.slice(0, 22)}…${text.slice(-11)}` : text; }

@@ -3,7 +3,7 @@
 
 const BOX = 40; // operators of a box that only their places make
 const MANY = 60; // operators without a name scope of their own above which they get such boxes
-const READABLE = 60; // nodes of a picture that nobody has unfolded yet
+const READABLE = 26; // nodes of a picture that nobody has unfolded yet
 
 function makeModel(facts) {
   const FIELDS = ["type", "inputs", "outputs", "attrs", "role", "scope", "site", "rank", "block", "rewriter"];
@@ -128,7 +128,9 @@ function makeModel(facts) {
         if (from === undefined && data.has(name)) {
           from = add({ id: `data:${name}`, kind: "data", name, value }).id;
         }
-        if (from !== undefined && from !== node.id) edges.set(`${from} ${node.id}`, [from, node.id]);
+        if (from !== undefined && from !== node.id) {
+          edges.set(`${from} ${node.id}`, { from, to: node.id, far: nodes.get(from).kind !== "data" && nodes.get(from).role !== node.role });
+        }
       }
       for (const value of op.writes) writer.set(facts.values[value][0], node.id);
     }
