@@ -181,15 +181,20 @@ class CompiledProgram(NotPickled):
         """Write one HTML file about this compilation, which a browser opens without a network; returns its path.
 
         Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
-        feed, fetch_list, place   those of memory_report; where sizes are missing the page says which
+        feed, fetch_list, place   those of memory_report; what the latest run fetched for None. Where sizes are
+                                  missing the page says which
         """
-        memory: Any
+        latest = self._latest_or_new()
+        fetches = sorted(latest.fetches) if fetch_list is None else fetch_list
+        memory: MemoryReport | FeedError
         try:
-            memory = self.memory_report(feed, fetch_list, place)
+            memory = self.memory_report(feed, fetches, place)
         except FeedError as problem:
             if feed:
                 raise
             memory = problem
+        if fetch_list is None:
+            self._latest = latest  # of a run that was pruned
         latest = self._latest_or_new()
         report.write(Path(path), report.facts(self.before, latest.after, self.history, latest.reports, memory))
         return Path(path)
