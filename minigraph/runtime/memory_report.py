@@ -19,7 +19,7 @@ from minigraph.types import TensorType
 
 from .backend import Resident
 from .devices import backend_of
-from .memory import Life, most_live, rounded
+from .memory import Life, peak
 from .options import RunOptions
 
 SHOWN = 10  # residents and operators in the text
@@ -150,12 +150,11 @@ def memory_report(
     memory = backend_of(place).memory(program, feeds, fetches, options)
     residents = memory.residents
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
-    steps = sorted({life.first for life in lives})
-    at = max(steps, key=lambda t: sum(rounded(n) for n, a, b in lives if a <= t <= b), default=-1)
+    live, at = peak(lives)
     persistable = [v for v in program.vars.values() if v.persistable]
     apart = max(memory.nbytes, sum(r.values for r in residents))
     return MemoryReport(
-        program.name, place, feeds, memory.nbytes, most_live(lives), apart,
+        program.name, place, feeds, memory.nbytes, live, apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
     )  # fmt: skip
