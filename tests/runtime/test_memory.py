@@ -446,6 +446,7 @@ def test_the_peak_is_the_first_step_with_the_most_bytes(rng):
         blocks = [Life(int(n), int(a), int(a + d)) for n, a, d in zip(
             rng.integers(0, 2000, 20), firsts, rng.integers(0, 6, 20), strict=True
         )]  # fmt: skip
-        sums = {t: sum(rounded(n) for n, a, b in blocks if a <= t <= b) for t in sorted({life.first for life in blocks})}
+        steps = sorted({life.first for life in blocks})
+        sums = {t: sum(rounded(n) for n, a, b in blocks if a <= t <= b) for t in steps}
         at = max(sums, key=lambda t: sums[t])
         assert peak(blocks) == (sums[at], at)
