@@ -78,6 +78,7 @@ def test_text_is_never_read_as_markup():
         forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|XMLHttp|import\("
         assert not re.search(forbidden, source)
         assert len(source.splitlines()) <= 400
+        assert all(len(line) <= 120 for line in source.splitlines())
     assert "default-src 'none'" in (FOLDER / "page.html").read_text(encoding="utf-8")
 
 

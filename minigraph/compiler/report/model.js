@@ -9,7 +9,9 @@ function makeModel(facts) {
   const FIELDS = ["type", "inputs", "outputs", "attrs", "role", "scope", "site", "rank", "block", "rewriter"];
   const states = facts.states.map((row, id) => {
     const op = { id };
-    FIELDS.forEach((field, i) => { op[field] = row[i]; });
+    FIELDS.forEach((field, i) => {
+      op[field] = row[i];
+    });
     op.writes = op.outputs.flatMap(([, values]) => values);
     op.reads = op.inputs.flatMap(([, values]) => values);
     op.name = op.writes.length ? facts.values[op.writes[0]][0] : "";
@@ -17,7 +19,8 @@ function makeModel(facts) {
     return op;
   });
   const data = new Set(facts.data.map((v) => facts.values[v][0]));
-  const made = new Map(), gone = new Map(); // state -> step that made it, that took it out
+  const made = new Map(),
+    gone = new Map(); // state -> step that made it, that took it out
   facts.steps.forEach((step, i) => {
     for (const [, before, after] of step.changes) {
       if (after >= 0) made.set(after, i + 1);
@@ -29,14 +32,16 @@ function makeModel(facts) {
     const now = new Map(facts.initial);
     for (const { changes } of facts.steps.slice(0, step)) {
       for (const [key, , after] of changes) {
-        if (after < 0) now.delete(key); else now.set(key, after);
+        if (after < 0) now.delete(key);
+        else now.set(key, after);
       }
     }
     return now;
   }
 
   const kept = new Map();
-  function at(step) { // operators in their order, each with its key
+  function at(step) {
+    // operators in their order, each with its key
     if (!kept.has(step)) {
       if (kept.size > 8) kept.clear();
       const ops = [...keyed(step)].map(([key, id]) => ({ key, ...states[id] }));
@@ -53,8 +58,10 @@ function makeModel(facts) {
     sizes.set(name, (sizes.get(name) || 0) + 1);
   }
 
-  function path(op) { // names of the boxes around an operator, outermost first
-    const names = home(op), size = sizes.get(names.join("/")) || 0;
+  function path(op) {
+    // names of the boxes around an operator, outermost first
+    const names = home(op),
+      size = sizes.get(names.join("/")) || 0;
     for (let width = BOX; width < size && size > MANY; width *= BOX) {
       const first = Math.floor(op.block / width) * width;
       names.splice(home(op).length, 0, `${first} to ${first + width - 1}`);
@@ -62,7 +69,8 @@ function makeModel(facts) {
     return names;
   }
 
-  function boxes(step) { // path of each box -> how many operators it has, and the boxes in it
+  function boxes(step) {
+    // path of each box -> how many operators it has, and the boxes in it
     const found = new Map([["", { count: 0, inner: new Set(), own: 0 }]]);
     for (const op of at(step)) {
       let outer = "";
@@ -79,8 +87,10 @@ function makeModel(facts) {
     return found;
   }
 
-  function unfolded(step, most = READABLE) { // the boxes that can be open while the picture has at most so many nodes
-    const all = boxes(step), open = new Set();
+  function unfolded(step, most = READABLE) {
+    // the boxes that can be open while the picture has at most so many nodes
+    const all = boxes(step),
+      open = new Set();
     let nodes = all.get("").inner.size;
     let waiting = [...all.get("").inner];
     while (waiting.length) {
@@ -98,28 +108,49 @@ function makeModel(facts) {
     return open;
   }
 
-  function view(step, open, other) { // nodes and edges to draw; those whose operator `other` has not are changed
+  function view(step, open, other) {
+    // nodes and edges to draw; those whose operator `other` has not are changed
     const old = new Map((other === undefined ? [] : at(other)).map((op) => [op.key, op.facts]));
-    const nodes = new Map(), edges = new Map(), writer = new Map();
+    const nodes = new Map(),
+      edges = new Map(),
+      writer = new Map();
     function add(node) {
       if (!nodes.has(node.id)) nodes.set(node.id, node);
       return nodes.get(node.id);
     }
-    function shown(op) { // the node that stands for an operator
+    function shown(op) {
+      // the node that stands for an operator
       let outer = "";
       for (const name of path(op)) {
         const box = `${outer}/${name}`;
-        const node = add({ id: `box:${box}`, kind: open.has(box) ? "open" : "box", box, name, role: op.role,
-                           parent: outer ? `box:${outer}` : undefined, count: 0, changed: false });
+        const node = add({
+          id: `box:${box}`,
+          kind: open.has(box) ? "open" : "box",
+          box,
+          name,
+          role: op.role,
+          parent: outer ? `box:${outer}` : undefined,
+          count: 0,
+          changed: false,
+        });
         node.count += 1;
         node.changed = node.changed || isChanged(op);
         if (!open.has(box)) return node;
         outer = box;
       }
-      return add({ id: `op:${op.key}`, kind: "op", op, name: op.type, role: op.role,
-                   parent: outer ? `box:${outer}` : undefined, changed: isChanged(op) });
+      return add({
+        id: `op:${op.key}`,
+        kind: "op",
+        op,
+        name: op.type,
+        role: op.role,
+        parent: outer ? `box:${outer}` : undefined,
+        changed: isChanged(op),
+      });
     }
-    function isChanged(op) { return other !== undefined && old.get(op.key) !== op.facts; }
+    function isChanged(op) {
+      return other !== undefined && old.get(op.key) !== op.facts;
+    }
     for (const op of at(step)) {
       const node = shown(op);
       for (const value of op.reads) {
@@ -129,7 +160,8 @@ function makeModel(facts) {
           from = add({ id: `data:${name}`, kind: "data", name, value }).id;
         }
         if (from !== undefined && from !== node.id) {
-          edges.set(`${from} ${node.id}`, { from, to: node.id, far: nodes.get(from).kind !== "data" && nodes.get(from).role !== node.role });
+          const far = nodes.get(from).kind !== "data" && nodes.get(from).role !== node.role;
+          edges.set(`${from} ${node.id}`, { from, to: node.id, far });
         }
       }
       for (const value of op.writes) writer.set(facts.values[value][0], node.id);
@@ -137,12 +169,16 @@ function makeModel(facts) {
     return { nodes: [...nodes.values()], edges: [...edges.values()] };
   }
 
-  function around(op) { // the boxes that must be open to see an operator
+  function around(op) {
+    // the boxes that must be open to see an operator
     return path(op).map((_, i, names) => names.slice(0, i + 1).reduce((outer, name) => `${outer}/${name}`, ""));
   }
 
   function search(text, step) {
-    const words = text.toLowerCase().split(/\s+/).filter((word) => word);
+    const words = text
+      .toLowerCase()
+      .split(/\s+/)
+      .filter((word) => word);
     if (!words.length) return [];
     return at(step).filter((op) => {
       const names = op.writes.concat(op.reads).map((v) => facts.values[v][0]);
