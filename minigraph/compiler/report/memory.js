@@ -59,7 +59,8 @@ function memoryPart(model) {
       .filter((r) => Math.max(r[3], 0) <= step && step <= r[4])
       .sort((a, b) => b[2] - a[2]);
     const peak = step === Math.max(memory.at, 0) ? ", the peak" : "";
-    heading.textContent = `Step ${step} of ${live.length}${peak}: ${bytes(live[step] || 0)} live in ${here.length} blocks`;
+    const lives = `${bytes(live[step] || 0)} live in ${here.length} blocks`;
+    heading.textContent = `Step ${step} of ${live.length}${peak}: ${lives}`;
     const bar = (r) => el("span", { class: "bar", style: `width:${Math.round((120 * r[2]) / most)}px` });
     const rows = here.slice(0, 100).map((r) => [r[0], r[1], r[5], bytes(r[2]), bar(r), `${r[3]} to ${r[4]}`]);
     shown.replaceChildren(table(["value", "type", "written by", "size", "", "steps"], rows, [3]));
