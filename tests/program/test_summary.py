@@ -119,3 +119,20 @@ def test_long_parts_are_cut():
     assert "6 more lines" in text("a\n" * (LINES + 5))
     assert table(["h"], [["a"]] * (ROWS + 7)).count("<td>") == ROWS
     assert "7 more rows" in table(["h"], [["a"]] * (ROWS + 7))
+
+
+def test_attention_and_the_last_layer_count_their_products():
+    f32 = mg.types.float32
+    q, k, v = (mg.types.TensorType(s, f32) for s in ((2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 4)))
+    types = {"Q": q, "K": k, "V": v}
+    forward, backward = OPS["memory_efficient_attention"], OPS["memory_efficient_attention_grad"]
+    scores = 2 * 3 * 5 * 7
+    assert forward.flops_function(types, {"layout": "bshd"}) == 2 * scores * (8 + 4)
+    assert backward.flops_function(types, {"layout": "bshd"}) == 2 * scores * (3 * 8 + 2 * 4)
+    x, w = mg.types.TensorType((6, 8), f32), mg.types.TensorType((10, 8), f32)
+    last = OPS["fused_linear_cross_entropy"]
+    assert last.flops_function({"X": x, "W": w}, {"trans_w": True}) == 2 * 6 * 8 * 10
+    assert last.flops_function({"X": x, "W": w, "DX": x, "DW": w}, {"trans_w": True}) == 3 * 2 * 6 * 8 * 10
+    acc = mg.types.TensorType((4, 5), f32)
+    given = {"X": mg.types.TensorType((6, 4), f32), "Y": mg.types.TensorType((6, 5), f32), "Acc": acc, "Out": acc}
+    assert OPS["matmul_accumulate"].flops_function(given, {"trans_x": True, "trans_y": False}) == 2 * 6 * 4 * 5 + 20
