@@ -8,13 +8,14 @@ EXAMPLES := .venv/installed-examples-$(KEY)
 DEV := .venv/installed-dev-$(KEY)
 N ?= 20000
 
-.PHONY: help demo test kernels test-gpu lint types examples fuzz bench clean
+.PHONY: help demo test kernels test-gpu test-paddle lint types examples fuzz bench clean
 
 help:
 	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
 	@echo "make test      the whole test suite"
 	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, by NVRTC, and the long sweeps"
 	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
+	@echo "make test-paddle  what is recorded from Paddle against Paddle; PYTHON must have the extras paddle and dev"
 	@echo "make lint      ruff"
 	@echo "make types     pyright"
 	@echo "make examples  every script of examples/"
@@ -31,7 +32,8 @@ demo: $(EXAMPLES)
 test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# NVRTC needs no GPU. The sweeps are those of which `make test` runs a part. What was compiled once is kept in ~/.cache/minigraph.
+# NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph. Sweeps are those of which `make test` runs
+# a part.
 kernels: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
 
@@ -39,6 +41,10 @@ kernels: $(DEV)
 test-gpu:
 	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m tests.gpu.suite
 	PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m tests.gpu.suite --sanitize
+
+# What is compared with was recorded by `python -m tests.paddle.record`.
+test-paddle:
+	$(PYTHON) -m pytest tests/paddle tests/paddle_names
 
 lint: $(DEV)
 	$(BIN)/ruff check .

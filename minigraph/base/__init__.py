@@ -1,11 +1,13 @@
 """Paddle's `base`: what older scripts take from `paddle.base` (and `paddle.fluid` before)."""
 
+from minigraph.io import DataFeeder
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.program import unique_name
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.static import (
     BuildStrategy,
     CompiledProgram,
+    ExecutionStrategy,
     Executor,
     Program,
     Scope,
@@ -35,9 +37,9 @@ from .compiled import (
 )
 
 __all__ = [
-    "BuildStrategy", "CPUPlace", "CUDAPlace", "CompiledProgram", "Executor", "ParamAttr", "Program", "Scope",
-    "Variable", "append_backward", "core", "cpu_places", "cuda_places", "default_main_program",
-    "default_startup_program", "device_guard", "framework", "get_flags", "global_scope", "gradients",
-    "in_dygraph_mode", "is_compiled_with_cinn", "is_compiled_with_cuda", "is_compiled_with_rocm",
+    "BuildStrategy", "CPUPlace", "CUDAPlace", "CompiledProgram", "DataFeeder", "ExecutionStrategy", "Executor",
+    "ParamAttr", "Program", "Scope", "Variable", "append_backward", "core", "cpu_places", "cuda_places",
+    "default_main_program", "default_startup_program", "device_guard", "framework", "get_flags", "global_scope",
+    "gradients", "in_dygraph_mode", "is_compiled_with_cinn", "is_compiled_with_cuda", "is_compiled_with_rocm",
     "is_compiled_with_xpu", "name_scope", "program_guard", "scope_guard", "set_flags", "unique_name",
 ]  # fmt: skip

@@ -32,6 +32,8 @@ from minigraph.passes.updates.fuse_all_optimizer_ops import fuse_adamw, fuse_all
 from minigraph.program.copies import NotPickled
 from minigraph.runtime.options import RunOptions
 
+from .execution_strategy import GradientScaleStrategy, ReduceStrategy
+
 Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `options`
 
 
@@ -281,6 +283,16 @@ class BuildStrategy(NotPickled):
     sequential_run: bool = False
     cache_runtime_context: bool = False
     sync_batch_norm: bool = False
+    enable_sequential_execution: bool = False
+    fix_op_run_order: bool = False
+    remove_unnecessary_lock: bool = False
+    enable_backward_optimizer_op_deps: bool = False
+    fuse_resunit: bool = False
+    reduce_strategy: ReduceStrategy = ReduceStrategy.AllReduce
+    gradient_scale_strategy: GradientScaleStrategy = GradientScaleStrategy.CoeffNumDevice
+
+    ReduceStrategy: ClassVar[Any] = ReduceStrategy
+    GradientScaleStrategy: ClassVar[Any] = GradientScaleStrategy
 
     def __init__(self, **flags: Any) -> None:
         for name, value in flags.items():
@@ -321,6 +333,8 @@ class BuildStrategy(NotPickled):
         if not isinstance(value, wanted) or (isinstance(value, int) and wanted is int and (value is True or value < 1)):
             kind = "positive int" if wanted is int else wanted.__name__
             raise AttrError(f"{name} must be a {kind}, is {value!r}")
+        if value is GradientScaleStrategy.Customized:
+            raise AttrError(f"{name} cannot be {value}", hint="pass target_gradients= to static.gradients")
         if name in CHOICES and value not in CHOICES[name]:
             raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
         object.__setattr__(self, name, value)

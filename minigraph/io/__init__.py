@@ -1,1 +1,28 @@
-"""Data sets, and loaders that put their samples into batches."""
+"""Data sets, samplers, and loaders that put samples into batches by threads."""
+
+from .dataset import (
+    ChainDataset,
+    ComposeDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+from .feeder import DataFeeder
+from .loader import DataLoader, get_worker_info
+from .sampler import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequenceSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+__all__ = [
+    "BatchSampler", "ChainDataset", "ComposeDataset", "ConcatDataset", "DataFeeder", "DataLoader", "Dataset",
+    "IterableDataset", "RandomSampler", "Sampler", "SequenceSampler", "Subset", "SubsetRandomSampler", "TensorDataset",
+    "WeightedRandomSampler", "get_worker_info", "random_split",
+]  # fmt: skip

@@ -27,16 +27,16 @@ def mapped(
     timeout  seconds after which a result that is not there is a TimeoutError; None waits
     """
     waiting: deque[Future[Any]] = deque()
-    with ThreadPoolExecutor(threads, "minigraph-io", initializer=begin) as pool:
-        try:
-            for value in values:
-                waiting.append(pool.submit(function, value))
-                if len(waiting) >= max(ahead, 1):
-                    yield waiting.popleft().result(timeout)
-            while waiting:
+    pool = ThreadPoolExecutor(threads, "minigraph-io", initializer=begin or (lambda: None))
+    try:
+        for value in values:
+            waiting.append(pool.submit(function, value))
+            if len(waiting) >= max(ahead, 1):
                 yield waiting.popleft().result(timeout)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result(timeout)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a thread that hangs does not hold up who leaves
 
 
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:

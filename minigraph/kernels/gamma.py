@@ -18,7 +18,7 @@ SERIES = (
 
 
 def _log_gamma(x: float) -> float:
-    return math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x)
+    return math.inf if x == -math.inf or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
 
 
 def log_gamma(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from . import (
 from .activation_layers import *  # noqa: F403
 from .attention import MultiHeadAttention
 from .clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
-from .container import LayerList, Sequential
+from .container import LayerDict, LayerList, ParameterList, Sequential
 from .layer import Layer
 from .layers import *  # noqa: F403
 from .loss_layers import *  # noqa: F403
@@ -20,8 +20,8 @@ from .norm_layers import *  # noqa: F403
 from .shape_layers import *  # noqa: F403
 
 __all__ = [
-    "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "Layer", "LayerList", "MultiHeadAttention",
-    "Sequential", "functional", "initializer",
+    "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "Layer", "LayerDict", "LayerList",
+    "MultiHeadAttention", "ParameterList", "Sequential", "functional", "initializer",
 ]  # fmt: skip
 __all__ += activation_layers.__all__
 __all__ += layers.__all__

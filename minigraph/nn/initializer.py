@@ -29,6 +29,24 @@ class Initializer:
         raise NotImplementedError
 
 
+class GlobalInitializers:
+    """What set_global_initializer() was given, None where it was not."""
+
+    weight: Initializer | None = None
+    bias: Initializer | None = None
+
+
+def set_global_initializer(weight_init: Initializer | None, bias_init: Initializer | None = None) -> None:
+    """From now on weights and biases without an initializer of their own in ParamAttr begin as these say.
+
+    They beat what a layer has as its default; None gives that back.
+    """
+    for name, value in (("weight_init", weight_init), ("bias_init", bias_init)):
+        fits = value is None or isinstance(value, Initializer)
+        require(fits, f"{name} must be an initializer or None, is {value!r}", ProgramError)
+    GlobalInitializers.weight, GlobalInitializers.bias = weight_init, bias_init
+
+
 class Constant(Initializer):
     """Every element is `value`."""
 
@@ -178,5 +196,5 @@ class KaimingUniform(_Kaiming):
 
 __all__ = [
     "Assign", "Constant", "Initializer", "KaimingNormal", "KaimingUniform", "Normal", "TruncatedNormal", "Uniform",
-    "XavierNormal", "XavierUniform", "calculate_gain",
+    "XavierNormal", "XavierUniform", "calculate_gain", "set_global_initializer",
 ]  # fmt: skip

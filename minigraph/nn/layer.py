@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
-from minigraph.errors import ProgramError, call_site
-from minigraph.program import Parameter, Variable, unique_name
+from minigraph.errors import ProgramError, call_site, raise_unknown
+from minigraph.program import Parameter, Variable, default_main_program, unique_name
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import as_dtype
 
+from .hooks import Hook, HookRemoveHelper
 from .initializer import Initializer
 from .parameter import create_parameter
 
@@ -27,6 +28,9 @@ class Layer:
     def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
         self._parameters: dict[str, Parameter] = {}
         self._sub_layers: dict[str, Layer] = {}
+        self._buffers: dict[str, tuple[Variable, bool]] = {}
+        self._pre_hooks: dict[int, Hook] = {}
+        self._post_hooks: dict[int, Hook] = {}
         self._full_name = unique_name.generate(name_scope or _snake_case(type(self).__name__))
         self._dtype = as_dtype(dtype) if dtype is not None else default_dtype()
         self.training = True
@@ -36,7 +40,29 @@ class Layer:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        for hook in list(self._pre_hooks.values()):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        out = self.forward(*args, **kwargs)
+        for hook in list(self._post_hooks.values()):
+            changed = hook(self, args, out)
+            out = out if changed is None else changed
+        return out
+
+    def register_forward_pre_hook(self, hook: Hook) -> HookRemoveHelper:
+        """Call `hook(layer, inputs)` before each forward; what it returns, if not None, are the inputs then."""
+        return HookRemoveHelper(self._pre_hooks, hook)
+
+    def register_forward_post_hook(self, hook: Hook) -> HookRemoveHelper:
+        """Call `hook(layer, inputs, outputs)` after each forward; what it returns, if not None, is the result then."""
+        return HookRemoveHelper(self._post_hooks, hook)
+
+    def apply(self, fn: Callable[[Layer], Any]) -> Self:
+        """Call `fn` with all layers below, each once, and then with this one."""
+        for layer in reversed(self.sublayers(include_self=True)):
+            fn(layer)
+        return self
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, (Parameter, Layer)) and "_parameters" not in self.__dict__:
@@ -44,8 +70,8 @@ class Layer:
                 f"{type(self).__name__}.{name} is set before Layer.__init__ ran", site=call_site(),
                 hint="call super().__init__() first",
             )  # fmt: skip
-        for registry in (self.__dict__.get("_parameters", {}), self.__dict__.get("_sub_layers", {})):
-            registry.pop(name, None)
+        for registry in ("_parameters", "_sub_layers", "_buffers"):
+            self.__dict__.get(registry, {}).pop(name, None)
         if isinstance(value, Parameter):
             self._parameters[name] = value
         elif isinstance(value, Layer):
@@ -53,8 +79,8 @@ class Layer:
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._parameters.pop(name, None)
-        self._sub_layers.pop(name, None)
+        for registry in (self._parameters, self._sub_layers, self._buffers):
+            registry.pop(name, None)
         object.__delattr__(self, name)
 
     def full_name(self) -> str:
@@ -119,9 +145,62 @@ class Layer:
         """All parameters, each once."""
         return [p for _, p in self.named_parameters(include_sublayers=include_sublayers)]
 
-    def state_dict(self) -> dict[str, Variable]:
-        """{path: Parameter}; the values are in the Scope, `program.state_dict()` reads them."""
-        return dict(self.named_parameters())
+    def register_buffer(self, name: str, tensor: Variable | None, persistable: bool = True) -> None:
+        """Set `tensor` as the attribute `name`; with persistable it stands in state_dict()."""
+        setattr(self, name, tensor)
+        if tensor is not None:
+            self._buffers[name] = tensor, persistable
+
+    def named_buffers(self, prefix: str = "", include_sublayers: bool = True) -> Iterator[tuple[str, Variable]]:
+        """(path, variable) pairs of what register_buffer() was given, each once."""
+        for path, v, _ in self._each_buffer(prefix, include_sublayers):
+            yield path, v
+
+    def buffers(self, include_sublayers: bool = True) -> list[Variable]:
+        """What register_buffer() was given, each once."""
+        return [v for _, v in self.named_buffers(include_sublayers=include_sublayers)]
+
+    def _each_buffer(self, prefix: str, include_sublayers: bool) -> Iterator[tuple[str, Variable, bool]]:
+        seen: set[int] = set()
+        layers = self.named_sublayers(prefix, include_self=True) if include_sublayers else [(prefix, self)]
+        for path, layer in layers:
+            for name, (v, kept) in layer._buffers.items():
+                if id(v) not in seen:
+                    seen.add(id(v))
+                    yield (f"{path}.{name}" if path else name), v, kept
+
+    def state_dict(
+        self, destination: dict[str, Variable] | None = None, include_sublayers: bool = True,
+        structured_name_prefix: str = "", use_hook: bool = True,
+    ) -> dict[str, Variable]:  # fmt: skip
+        """{path: Parameter or persistable buffer}; the values are in the Scope, `program.state_dict()` reads them."""
+        prefix = structured_name_prefix.removesuffix(".")
+        found = {} if destination is None else destination
+        found.update(self.named_parameters(prefix, include_sublayers))
+        found.update({path: v for path, v, kept in self._each_buffer(prefix, include_sublayers) if kept})
+        return found
+
+    def set_state_dict(self, state_dict: Mapping[str, Any], use_structured_name: bool = True) -> None:
+        """Put arrays into the Scope: {path as in state_dict(), or the variable's own name: array}.
+
+        Paths that state_dict() does not have are an error, and then nothing is changed; what is not named stays.
+        """
+        own = self.state_dict()
+        known = own if use_structured_name else {v.name: v for v in own.values()}
+        values: dict[str, Any] = {}
+        for path, value in state_dict.items():
+            if path not in known:
+                raise_unknown(f"state of {type(self).__name__}", path, known, ProgramError)
+            if isinstance(value, Variable):
+                raise ProgramError(
+                    f"the value of {path} is the variable {value}", site=call_site(),
+                    hint="program.state_dict() has the arrays, by the variables' names",
+                )  # fmt: skip
+            values[known[path].name] = value
+        program = next(iter(own.values())).program if own else default_main_program()
+        program.set_state_dict(values)
+
+    set_dict = load_dict = set_state_dict
 
     def train(self) -> None:
         """Operators that are appended from now on are those of training."""

@@ -9,7 +9,7 @@ from minigraph.program import Parameter, default_main_program, default_startup_p
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import TensorType, tensor_type
 
-from .initializer import Constant, Initializer, XavierUniform
+from .initializer import Constant, GlobalInitializers, Initializer, XavierUniform
 from .param_attr import ParamAttr
 
 
@@ -25,7 +25,9 @@ def create_parameter(
     attr = ParamAttr.of(attr)
     if attr is None:
         return None
-    initializer = attr.initializer or default_initializer or (Constant(0.0) if is_bias else XavierUniform())
+    everywhere = GlobalInitializers.bias if is_bias else GlobalInitializers.weight
+    usual = default_initializer or (Constant(0.0) if is_bias else XavierUniform())
+    initializer = attr.initializer or everywhere or usual
     try:
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
         require(type.is_static, f"every size of a parameter must be known, got {type}")

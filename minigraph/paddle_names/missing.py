@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from opcode import opmap
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from minigraph.errors import PACKAGE_FOLDER, MinigraphError, nearest
 
@@ -32,6 +32,21 @@ class NotHere(MinigraphError, AttributeError):
 
 class NotHereToImport(MinigraphError, ImportError):
     """The same in `from minigraph.nn import Conv2D`."""
+
+
+class UnknownName(AttributeError):
+    """Any other name. The nearest one is looked for when somebody reads the message: many only ask whether it is there.
+
+    what   whose attribute it would be;  known: the names that there are
+    """
+
+    def __init__(self, what: str, name: str, known: Callable[[], Iterable[str]]) -> None:
+        super().__init__(what, name)
+        self.what, self.wanted, self.known = what, name, known
+
+    def __str__(self) -> str:
+        hint = nearest(self.wanted, (n for n in self.known() if not n.startswith("_")))
+        return f"{self.what} has no attribute {self.wanted!r}{f'; {hint}' if hint else ''}"
 
 
 def is_listed(space: str, name: str) -> bool:
@@ -69,7 +84,9 @@ def _of_module(spaces: list[str], module: ModuleType) -> Callable[[str], Any]:
             if callable(function):
                 return _not_in_place(space, name, function)
             raise refusal(space, name, NotHereToImport if _imports() else NotHere)
-        _raise_unknown(f"module {module.__name__!r}", name, {*vars(module)}.union(*(listed()[s] for s in spaces)))
+        raise UnknownName(
+            f"module {module.__name__!r}", name, lambda: {*vars(module)}.union(*(listed()[s] for s in spaces))
+        )
 
     missing.__qualname__ = "__getattr__"
     return missing
@@ -84,7 +101,7 @@ def _of_class(space: str, owner: type) -> Callable[[Any, str], Any]:
             if callable(function):
                 return _not_in_place(space, name, function).__get__(self)
             raise refusal(space, name)
-        _raise_unknown(f"{type(self).__name__!r} object", name, {*listed()[space], *dir(owner)})
+        raise UnknownName(f"{type(self).__name__!r} object", name, lambda: {*listed()[space], *dir(owner)})
 
     missing.__qualname__ = "__getattr__"
     return missing
@@ -101,12 +118,6 @@ def _not_in_place(space: str, name: str, function: Callable[..., Any]) -> Any:
         return function(*args, **kwargs)
 
     return computed
-
-
-def _raise_unknown(what: str, name: str, known: set[str]) -> NoReturn:
-    """What Python says of any name, with the nearest one of Paddle or of minigraph."""
-    hint = nearest(name, (n for n in known if not n.startswith("_")))
-    raise AttributeError(f"{what} has no attribute {name!r}{f'; {hint}' if hint else ''}")
 
 
 def _imports() -> bool:

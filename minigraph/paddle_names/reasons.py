@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 
-class Reason(NamedTuple):
+class Absence(NamedTuple):
     """Why the names of a family are not here, and what to use instead of them."""
 
     why: str
@@ -20,47 +20,47 @@ FETCH = "fetch the value: (value,) = exe.run(main, feed={...}, fetch_list=[varia
 MINIMIZE = "static.append_backward(loss), or optimizer.minimize(loss), adds the gradients to the program"
 
 FAMILIES = {
-    "dynamic": Reason(
+    "dynamic": Absence(
         "there is no dynamic mode, in which Paddle computes line by line",
         "build a program once and run it: exe = static.Executor(); exe.run(static.default_startup_program());"
         " exe.run(main, feed={...}, fetch_list=[...])",
     ),
-    "value": Reason("there is no dynamic mode: a variable has no value while the program is built", FETCH),
-    "gradient": Reason("there is no dynamic mode: gradients are part of the program", MINIMIZE),
-    "convolution": Reason(
+    "value": Absence("there is no dynamic mode: a variable has no value while the program is built", FETCH),
+    "gradient": Absence("there is no dynamic mode: gradients are part of the program", MINIMIZE),
+    "convolution": Absence(
         "convolution and pooling are not part of minigraph",
         "a convolution whose patches do not overlap is a reshape and nn.Linear; pooling of such is mean or max",
     ),
-    "image": Reason("functions of images are not part of minigraph", "prepare images before they are fed"),
-    "recurrent": Reason(
+    "image": Absence("functions of images are not part of minigraph", "prepare images before they are fed"),
+    "recurrent": Absence(
         "recurrent layers are not part of minigraph", "nn.MultiHeadAttention, or a step written out for each time",
     ),
-    "sequence": Reason(
+    "sequence": Absence(
         "sequences of several lengths in one tensor (LoD) are not part of minigraph",
         "pad them to one length, feed a mask beside them",
     ),
-    "sparse": Reason("sparse tensors are not part of minigraph", "dense tensors; nn.Embedding's gradient is dense"),
-    "quantisation": Reason("quantisation is not part of minigraph", "bfloat16 or float16"),
-    "distributed": Reason("minigraph trains on one device", "run one process for each device"),
-    "complex": Reason("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
-    "device": Reason("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
-    "control flow": Reason(
+    "sparse": Absence("sparse tensors are not part of minigraph", "dense tensors; nn.Embedding's gradient is dense"),
+    "quantisation": Absence("quantisation is not part of minigraph", "bfloat16 or float16"),
+    "distributed": Absence("minigraph trains on one device", "run one process for each device"),
+    "complex": Absence("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
+    "device": Absence("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
+    "control flow": Absence(
         "control flow inside a program is not here yet", "mg.where for a choice by value; a Python loop, unrolled",
     ),
-    "data size": Reason(
+    "data size": Absence(
         "the size of its result depends on values, and memory is planned before a run", "mg.where with a mask",
     ),
-    "fleet": Reason("Paddle's trainers that read files by themselves are not here", "io.DataLoader and exe.run"),
-    "writes": Reason("it writes over its argument; values of a program are written once", "assign its result"),
-    "inner": Reason("an inner part of Paddle", None),
-    "precision": Reason(
+    "fleet": Absence("Paddle's trainers that read files by themselves are not here", "io.DataLoader and exe.run"),
+    "writes": Absence("it writes over its argument; values of a program are written once", "assign its result"),
+    "inner": Absence("an inner part of Paddle", None),
+    "precision": Absence(
         "automatic mixed precision is not here yet", "cast to bfloat16 by hand; a float32 copy of each parameter:"
         " multi_precision=True of the optimizer",
     ),
-    "domain": Reason("a library of Paddle for one subject, not part of minigraph", "it runs before the feed"),
-    "export": Reason("exchange with other formats is not here", "static.save_inference_model, or safetensors files"),
-    "random state": Reason("random numbers are counted, not drawn from a state", "mg.seed(n), program.random_seed"),
-    "later": Reason("not here yet", None),
+    "domain": Absence("a library of Paddle for one subject, not part of minigraph", "it runs before the feed"),
+    "export": Absence("exchange with other formats is not here", "static.save_inference_model, or safetensors files"),
+    "random state": Absence("random numbers are counted, not drawn from a state", "mg.seed(n), program.random_seed"),
+    "later": Absence("not here yet", None),
 }  # fmt: skip
 
 DEFAULT = {"base": "inner", "base.framework": "inner", "framework": "inner", "utils": "inner"}  # else "later"
@@ -174,7 +174,7 @@ INSTEAD = {
     "static.nn.sparse_embedding": "static.nn.embedding",
     "nn.SyncBatchNorm": "nn.BatchNorm1D: there is one device",
     "nn.Upsample": "mg.repeat_interleave along an axis",
-    "nn.utils": "grad_clip= of the optimizer; static.WeightNormParamAttr",
+    "nn.utils": "grad_clip= of the optimizer",
     "Variable.numpy": FETCH,
     "Variable.item": FETCH,
     "Variable.backward": MINIMIZE,
@@ -193,6 +193,7 @@ INSTEAD = {
     "Layer.clear_gradients": "nothing needs to be cleared: each run computes its gradients anew",
     "Optimizer.step": "optimizer.minimize(loss) once, while the program is built; each exe.run(main, ...) is a step",
     "Optimizer.clear_grad": "nothing needs to be cleared: each run computes its gradients anew",
+    "static.WeightNormParamAttr": "g * v / mg.sqrt(mg.sum(v * v)), with g and v from static.create_parameter",
     "optimizer.LBFGS": "optimizer.Adam, optimizer.Momentum; or fetch loss and gradients and call"
         " scipy.optimize.minimize(method='L-BFGS-B')",
 }  # fmt: skip
@@ -204,7 +205,7 @@ OWN_REASON = {  # instead of that of the family
 }
 
 
-def reason_of(space: str, name: str) -> Reason:
+def reason_of(space: str, name: str) -> Absence:
     """Why `name` of a namespace is not here, and what to use instead."""
     key = f"{space}.{name}" if space else name
     family = next(
@@ -213,4 +214,4 @@ def reason_of(space: str, name: str) -> Reason:
     )  # fmt: skip
     why, instead = FAMILIES[family]
     instead = INSTEAD.get(key) or (INSTEAD.get(name) if space == "Variable" else None) or instead
-    return Reason(OWN_REASON.get(key, why), instead)
+    return Absence(OWN_REASON.get(key, why), instead)

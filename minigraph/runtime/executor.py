@@ -27,7 +27,8 @@ from minigraph.types import TensorType
 from . import flags
 from .backend import Backend, RunnablePlan
 from .devices import RUNS_AT, backend_of
-from .feeds import check_none_is_computed, checked_feeds
+from .feeds import check_none_is_computed, checked_feeds, only_feed
+from .fetched import as_tensor
 from .options import DEFAULT, RunOptions
 from .seeds import seed_of
 from .targets import check_updates, read_targets
@@ -115,17 +116,23 @@ class Executor(NotPickled):
         """Run every operator of `program` once, in order, and return the values of `fetch_list`.
 
         program     a Program or CompiledProgram; the default main program for None
-        feed        {name of a data variable: array or nested lists} with its declared type and rank
+        feed        {name of a data variable: array or nested lists} with its declared type and rank; or a list of one
+                    such dict
         fetch_list  Variables or names; a single one need not stand in a list. What minimize() returned, as an
                     entry, or a list of its updates, prunes: of all updates only these run
         scope       where persistables live; the global scope for None
         use_prune   run only updates and what these and the fetched values depend on
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
-        gives CuPy arrays. Fetched arrays are copies: a later run does not change them. The work is
+        gives CuPy arrays; on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`.
+        Fetched arrays are copies: a later run does not change them. The work is
         in order with what else CuPy's current stream is given.
         """
         if program is None:
             program = default_main_program()
+            require(program.vars or not (feed or fetch_list), "no program was passed, and the default main program is"
+                    " empty", ProgramError, "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+        if isinstance(feed, (list, tuple)):
+            feed = only_feed(feed)
         latest = self._latest
         own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
@@ -144,7 +151,8 @@ class Executor(NotPickled):
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     scope.fill(variable.name, scheduler())
-            return plan.run(feed, scope, return_numpy)
+            fetched = plan.run(feed, scope, return_numpy)
+        return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
     def _prepared(
         self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope
@@ -205,17 +213,20 @@ class Executor(NotPickled):
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""
         program = key[:-1]
         own = [k for k in self._plans if k[:-1] == program]
-        if len(own) > PLANS_KEPT or (len(own) > LEAST_KEPT and _host_is_full()):
-            del self._plans[own[0]]
+        gone = own[: len(own) > PLANS_KEPT]
+        if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
+            gone = own[:-LEAST_KEPT]
+        for k in gone:
+            del self._plans[k]
         if len(own) == 1 and program in self._gone:
             self._again += 1
             if self._again == WARNED_AFTER:
                 self._warn_of_turns(key)
         programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
-        for gone in programs[PROGRAMS_KEPT:]:
-            for k in [k for k in self._plans if k[:-1] == gone]:
+        for other in programs[PROGRAMS_KEPT:]:
+            for k in [k for k in self._plans if k[:-1] == other]:
                 del self._plans[k]
-            self._gone[gone] = None
+            self._gone[other] = None
         if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
             del self._gone[next(iter(self._gone))]
 

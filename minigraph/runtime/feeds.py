@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,13 @@ def check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:
                     f"feed {v.name!r} is computed by {op.type}, and passes may read past it", site=op.site,
                     hint="run the Program itself, or make it a data variable",
                 )  # fmt: skip
+
+
+def only_feed(feeds: Sequence[Any]) -> Any:
+    """The feed in Paddle's list of one for each device, of which there is one here."""
+    require(len(feeds) == 1, f"feed is a list of {len(feeds)} dicts, one for each device; a program runs on one",
+            FeedError, "join the batches along their first axis, feed={...}")  # fmt: skip
+    return feeds[0]
 
 
 def checked_feeds(program: Program, feed: Mapping[str, Any], backend: Backend) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Programs: building, differentiating, compiling, running, saving."""
 
 from minigraph.compiler import CompiledProgram
+from minigraph.compiler.execution_strategy import ExecutionStrategy
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.program import (
@@ -33,14 +34,16 @@ from .inference import (
 )
 from .input import InputSpec, create_global_var, create_parameter, data
 from .io import load, load_program_state, save, set_program_state
+from .metrics import accuracy, auc
+from .moving_average import ExponentialMovingAverage
 from .places import cpu_places, cuda_places, device_guard
 
 __all__ = [
-    "Block", "BuildStrategy", "CompiledProgram", "Executor", "InputSpec", "Operator", "ParamAttr", "Parameter",
-    "Print", "Program", "Scope", "Variable", "amp", "append_backward", "cpu_places", "create_global_var",
-    "create_parameter", "cuda_places", "data", "default_main_program", "default_startup_program",
-    "deserialize_persistables", "deserialize_program", "device_guard", "global_scope", "gradients", "load",
-    "load_from_file", "load_inference_model", "load_program_state", "name_scope", "nn", "normalize_program",
-    "program_guard", "save", "save_inference_model", "save_to_file", "scope_guard", "serialize_persistables",
-    "serialize_program", "set_program_state",
+    "Block", "BuildStrategy", "CompiledProgram", "ExecutionStrategy", "Executor", "ExponentialMovingAverage",
+    "InputSpec", "Operator", "ParamAttr", "Parameter", "Print", "Program", "Scope", "Variable", "accuracy", "amp",
+    "append_backward", "auc", "cpu_places", "create_global_var", "create_parameter", "cuda_places", "data",
+    "default_main_program", "default_startup_program", "deserialize_persistables", "deserialize_program",
+    "device_guard", "global_scope", "gradients", "load", "load_from_file", "load_inference_model",
+    "load_program_state", "name_scope", "nn", "normalize_program", "program_guard", "save", "save_inference_model",
+    "save_to_file", "scope_guard", "serialize_persistables", "serialize_program", "set_program_state",
 ]  # fmt: skip

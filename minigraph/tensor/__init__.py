@@ -1,6 +1,6 @@
 """Functions on Variables that Paddle has at top level, by family."""
 
-from . import functions, picking
+from . import functions, grids, picking, pieces, random, search, statistics
 from .creation import (
     arange,
     assign,
@@ -15,6 +15,7 @@ from .creation import (
     zeros_like,
 )
 from .functions import *  # noqa: F403
+from .grids import *  # noqa: F403
 from .logic import (
     equal,
     greater_equal,
@@ -63,6 +64,10 @@ from .math import (
     sum,
 )
 from .picking import *  # noqa: F403
+from .pieces import *  # noqa: F403
+from .random import *  # noqa: F403
+from .search import *  # noqa: F403
+from .statistics import *  # noqa: F403
 
 __all__ = [
     "add", "arange", "argmax", "argmin", "assign", "cast", "clip", "concat", "cumsum", "divide", "equal",
@@ -72,4 +77,10 @@ __all__ = [
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
     "where", "zeros", "zeros_like",
 ]  # fmt: skip
-__all__ += functions.__all__ + picking.__all__
+__all__ += functions.__all__
+__all__ += grids.__all__
+__all__ += random.__all__
+__all__ += picking.__all__
+__all__ += pieces.__all__
+__all__ += search.__all__
+__all__ += statistics.__all__

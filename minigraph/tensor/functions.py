@@ -143,7 +143,7 @@ LARGEST = {
 def angle(x: Variable, name: str | None = None) -> Variable:
     """0 where x >= 0, pi where x < 0, NaN where x is: the angle of a real number."""
     x = _float(x, "angle")
-    return where(x < 0, math.pi, multiply(x, 0.0), name=name)
+    return where(x < 0, math.pi, where(builder_of(x).isnan(x), x, 0.0), name=name)
 
 
 # Two operands

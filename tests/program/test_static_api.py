@@ -17,6 +17,7 @@ from minigraph import nn, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError, UninitializedError
 from minigraph.nn import functional as F
 from minigraph.opdef import get_op
+from minigraph.static.nn.activated import FUNCTIONS, OPERATORS
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
@@ -175,7 +176,18 @@ def test_fc_of_several_inputs() -> None:
     np.testing.assert_allclose(value, feed["a"] @ w + feed["b"] @ v, rtol=1e-13)
 
 
-@pytest.mark.parametrize("name", mg.nn.functional.activation.__all__)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_fc_takes_each_activation_that_is_several_operators(name: str) -> None:
+    x = static.data("x", [None, 3])
+    attr = mg.ParamAttr(name="w")
+    pair = [static.nn.fc(x, 4, weight_attr=attr, bias_attr=False, activation=act) for act in (None, name)]
+    exe = static.Executor()
+    exe.run(static.default_startup_program())
+    plain, got = exe.run(feed={"x": np.float32([[1, -2, 3]])}, fetch_list=[FUNCTIONS[name](pair[0]), pair[1]])
+    np.testing.assert_array_equal(got, plain)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_fc_takes_each_activation(name: str) -> None:
     """By the operator of that name and its defaults, as in Paddle: leaky_relu's slope is 0.02 here."""
     x = static.data("x", [None, 3])

@@ -16,7 +16,8 @@ from minigraph.runtime.devices import BACKENDS
 
 PACKAGE = Path(mg.__file__).parent
 MAY_NAME_A_PLACE = {
-    "types.py", "cuda.py", "__init__.py", "runtime/devices.py", "runtime/cuda/backend.py", "static/places.py"
+    "types.py", "cuda.py", "device.py", "__init__.py", "base/__init__.py", "base/compiled.py", "base/framework.py",
+    "runtime/devices.py", "runtime/cuda/backend.py", "static/places.py"
 }  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class MoonBackend(CPUBackend):
     dust = 0
 
     def __init__(self, place: MoonPlace) -> None:
+        super().__init__(place)
         self.place = place
         self.planned = 0
 

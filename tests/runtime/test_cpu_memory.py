@@ -13,7 +13,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.kernels.cores import text_of
 from minigraph.runtime.cpu import memory
-from minigraph.runtime.cpu.memory import LARGE, LINE, PAGE, Arena
+from minigraph.runtime.cpu.memory import LARGE, LINE, PAGE, AddressRange
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a range is reserved on Linux only")
 SIZES = (100, LARGE, 7, 0, 3 * LARGE + 1)
@@ -49,7 +49,7 @@ def net():
 
 @linux
 def test_buffers_lie_apart_and_large_ones_at_a_page():
-    made = Arena().buffers(SIZES)
+    made = AddressRange().buffers(SIZES)
     assert [b.nbytes for b in made] == list(SIZES)
     for n, b in enumerate(made):
         b[...] = n
@@ -60,10 +60,10 @@ def test_buffers_lie_apart_and_large_ones_at_a_page():
 
 @linux
 def test_plans_lie_in_the_same_memory():
-    arena = Arena()
+    arena = AddressRange()
     first, second = arena.buffers([LARGE] * 4), arena.buffers([2 * LARGE] * 9)
     assert place(first[0]) == place(second[0])
-    assert place(Arena().buffers([LARGE])[0]) != place(first[0])
+    assert place(AddressRange().buffers([LARGE])[0]) != place(first[0])
 
 
 @pytest.mark.parametrize("why", ["another system", "strict", "limited", "refused", "too small"])
@@ -78,7 +78,7 @@ def test_without_a_range_each_plan_has_memory_of_its_own(why, monkeypatch, net):
     else:
         said = {memory.OVERCOMMIT: "2\n"} if why == "strict" else {memory.LIMITS: "Max address space  99  99  bytes\n"}
         monkeypatch.setattr(memory, "text_of", lambda path: said.get(Path(path)) or text_of(path))
-    arena = Arena()
+    arena = AddressRange()
     first, second = arena.buffers(SIZES), arena.buffers(SIZES)
     assert all(place(a) != place(b) for a, b in zip(first, second, strict=True) if a.nbytes >= LARGE)
     for got, expected in zip(net(static.Executor(), 300), wanted, strict=True):

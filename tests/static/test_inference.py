@@ -52,7 +52,8 @@ def test_what_is_refused(net, tmp_path: Path):
     for feeds, fetches, why in (
         ([x], [loss], "needs y: f32"), ([x, x], [out], "holds a variable twice"),
         ([x], [], "must be a Variable or a list"),
-        ([x, out.program.all_parameters()[0]], [out], "kept between runs"), ([y], [static.Program], "must be a Variable"),
+        ([x, out.program.all_parameters()[0]], [out], "kept between runs"),
+        ([y], [static.Program], "must be a Variable"),
     ):  # fmt: skip
         with pytest.raises(ProgramError, match=why):
             static.save_inference_model(tmp_path / "net", feeds, fetches, exe)
@@ -127,7 +128,8 @@ def test_pickles_are_never_opened(net, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("head", "what"),
-    [(b"\x0a\x94v\x08", "protobuf"), (bytes(24), "inference model"), (b"PK\x03\x04aaaa", "a zip of pickles")],
+    [(b"\x0a\x94v\x08\x00\x10\xff", "protobuf"),
+     (bytes(24), "inference model"), (b"PK\x03\x04aaaa", "a zip of pickles")],
 )
 def test_other_files_of_paddle(tmp_path: Path, head: bytes, what: str):
     (tmp_path / "w").write_bytes(head + b"abcdefgh")

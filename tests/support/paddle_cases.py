@@ -54,7 +54,6 @@ def activations() -> dict[str, Case]:
         "glu of columns": lambda p, x: p.nn.functional.glu(p.transpose(x, [1, 0]), 0),
         "rrelu": lambda p, x: p.nn.functional.rrelu(x, 0.25, 0.5, training=False),
         "relu_": lambda p, x: p.nn.functional.relu_(x),
-        "label_smooth": lambda p, x: p.nn.functional.label_smooth(x),
         "normalize": lambda p, x: p.nn.functional.normalize(x + 0.25),
         "normalize by 1": lambda p, x: p.nn.functional.normalize(x + 0.25, p=1.0, axis=0),
         "normalize by 3": lambda p, x: p.nn.functional.normalize(x + 0.25, p=3, axis=-1),

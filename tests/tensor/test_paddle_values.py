@@ -21,6 +21,11 @@ OTHERWISE: dict[str, str] = {
     "deg2rad": "Paddle rounds the factor to float32",
     "rad2deg": "Paddle rounds the factor to float32",
     "stanh": "Paddle rounds both factors to float32",
+    "dist": "Paddle rounds 1 / p to float32",
+    "norm three": "Paddle rounds 1 / p to float32",
+    "kthvalue axis": "Paddle drops axis 0, which keepdim keeps",
+    "quantile": "Paddle rounds the fraction to float32",
+    "quantile all": "Paddle rounds the fraction to float32",
     "logit": "Paddle rounds eps to float32",
     "nan_to_num": "Paddle takes float32's largest number for float64, which is infinite there",
 }

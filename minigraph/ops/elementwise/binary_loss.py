@@ -24,7 +24,7 @@ def _infer(X: TensorType, Label: TensorType) -> TensorType:
 
 
 @op(traits={"elementwise"},
-    cuda="(Label - C(1)) * max_nan(log1p(-X), C(-100)) - Label * max_nan(log(X), C(-100))")  # fmt: skip
+    cuda="(Label - C(1)) * max_nan(C(log1p(-X)), C(-100)) - Label * max_nan(C(log(X)), C(-100))")  # fmt: skip
 def bce_loss(X, Label):
     """-(Label * log(X) + (1 - Label) * log(1 - X)) of probabilities X; no logarithm is below -100."""
     low = X.dtype.type(LOWEST_LOG)

@@ -43,7 +43,7 @@ def _average(attrs):
     return "Running" if attrs["is_test"] else "momentum * Running + C(1.0 - momentum) * Batch"
 
 
-@op(traits={"elementwise", "nondifferentiable"}, inplace={"Out": "Running"}, cuda=_average)
+@op(traits={"elementwise"}, inplace={"Out": "Running"}, cuda=_average)
 def running_average(Batch, Running, *, momentum: float = 0.9, is_test: bool = False, out=None):
     """momentum * Running + (1 - momentum) * Batch while training, Running in inference."""
     result = out[0] if out and out[0] is not None else np.empty_like(Running)
@@ -58,6 +58,13 @@ def running_average(Batch, Running, *, momentum: float = 0.9, is_test: bool = Fa
 def _(Batch, Running, *, momentum, is_test):
     require(0 <= momentum <= 1, f"momentum must lie in [0, 1], is {momentum}", AttrError)
     return _infer(Batch, Running)
+
+
+@running_average.grad
+def _(g, Out_grad, *, momentum, is_test):
+    if is_test:
+        return None, g.assign(Out_grad)
+    return g.scale(Out_grad, scale=1 - momentum), g.scale(Out_grad, scale=momentum)
 
 
 used_statistics.infer(_infer).samples(_samples)

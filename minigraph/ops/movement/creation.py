@@ -170,3 +170,20 @@ def _(rng):
     yield (), {"start": 5, "end": -2, "step": -3, "dtype": "int32"}
     yield (), {"start": 0.5, "end": 2.0, "step": 0.25, "dtype": "float64"}
     yield (), {"start": 3, "end": 3}
+
+
+@op(traits={"nondifferentiable"}, no_need_buffer={"X"}, gpu="movement.creation")
+def shape(X):
+    """The sizes of X in this run, int32."""
+    return np.array(X.shape, np.int32)
+
+
+@shape.infer
+def _(X):
+    return TensorType((X.ndim,), np.dtype(np.int32))
+
+
+@shape.samples
+def _(rng):
+    yield (rng.normal(size=(2, 0, 3)),), {}
+    yield (rng.normal(size=()),), {}

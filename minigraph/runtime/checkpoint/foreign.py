@@ -5,7 +5,10 @@ A pickle runs code while it is read, so minigraph has no way to open one.
 
 from __future__ import annotations
 
+import re
+
 PREFIX = 16  # bytes that tell
+PROGRAM = re.compile(rb"\x0a[\x80-\xff]*[\x00-\x7f]\x08\x00\x10", re.S)  # blocks, of which the first is number 0
 IN_PADDLE = (
     "write it anew where Paddle is installed: state = paddle.load(path, return_numpy=True);"
     " safetensors.numpy.save_file(state, new_path); then mg.load(new_path) here"
@@ -24,6 +27,6 @@ def foreign(head: bytes) -> tuple[str, str] | None:
         return "a zip of pickles, which minigraph never opens: it could run any code", IN_PADDLE
     if head[:16] == bytes(16):
         return "weights of a Paddle inference model, a form that minigraph does not read", MODEL_IN_PADDLE
-    if head[:1] == b"\x0a":
+    if PROGRAM.match(head):
         return "a program of Paddle's (protobuf), a form that minigraph does not read", MODEL_IN_PADDLE
     return None

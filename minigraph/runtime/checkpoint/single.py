@@ -21,8 +21,10 @@ def file_path(path: Any) -> str:
     """A path of a file; an error for what cannot be one."""
     require(isinstance(path, (str, os.PathLike)), f"path must be a path, is {path!r}", ProgramError)
     name = os.fsdecode(os.fspath(path))
-    if not os.path.basename(name) or "\0" in name or storage.is_folder(name):
-        raise ProgramError(f"{shown(name)!r} names no file" + (", it is a folder" if storage.is_folder(name) else ""))
+    if not os.path.basename(name) or "\0" in name:
+        raise ProgramError(f"{shown(name)!r} names no file")
+    if storage.is_folder(name):
+        raise ProgramError(f"{shown(name)} is a folder")
     return name
 
 

@@ -16,7 +16,7 @@ from minigraph.runtime.schedule import Value
 from minigraph.types import TensorType
 
 from .checked import CheckedPlan
-from .memory import Arena
+from .memory import AddressRange
 from .plan import Plan
 
 
@@ -27,7 +27,7 @@ class CPUBackend:
 
     def __init__(self, place: Any) -> None:
         """There is one host; plans share the memory of their temporaries."""
-        self.arena = Arena()
+        self.arena = AddressRange()
 
     def require_available(self) -> None:
         """It is always there."""

@@ -24,7 +24,7 @@ NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 OVERCOMMIT, LIMITS = Path("/proc/sys/vm/overcommit_memory"), Path("/proc/self/limits")
 
 
-class Arena:
+class AddressRange:
     """Memory for plans of which one runs at a time."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType, bfloat16, float16, float32
 
-from .memory import LARGE, PAGE, Arena, pages
+from .memory import LARGE, PAGE, AddressRange, pages
 
 LOW_PRECISION = frozenset({float16, bfloat16})
 
@@ -69,7 +69,7 @@ class Plan:
 
     def __init__(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
-        seed: int = 0, options: RunOptions = DEFAULT, arena: Arena | None = None,
+        seed: int = 0, options: RunOptions = DEFAULT, arena: AddressRange | None = None,
     ) -> None:  # fmt: skip
         self.program, self.seed, self.options = program, seed, options
         self.schedule = Schedule(program, feeds, fetches, prune, inplace=options.inplace)
@@ -81,7 +81,7 @@ class Plan:
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
-            self.buffers = _assign_buffers(self.values, self.steps, options, arena or Arena())
+            self.buffers = _assign_buffers(self.values, self.steps, options, arena or AddressRange())
         except MemoryError as problem:
             fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
             raise KernelError(fact, hint="a smaller batch") from None
@@ -253,7 +253,7 @@ class Plan:
 
 
 def _assign_buffers(
-    values: list[Value], steps: list[BoundStep], options: RunOptions, arena: Arena
+    values: list[Value], steps: list[BoundStep], options: RunOptions, arena: AddressRange
 ) -> list[np.ndarray]:
     """Give each value that a kernel can write in place a buffer of the arena, shared where lives do not overlap."""
     sizes: list[int] = []

@@ -19,7 +19,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer, owner
 from minigraph.kernels.parallel import for_blocks
 
 from .bind import BoundProgram
-from .pinned import Pinned, Ring, Slot
+from .pinned import Pinned, Ring, StagingSlot
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 SHARED, PIECE = 8 << 20, 1 << 20  # bytes of a feed from which threads copy it together, and of what one takes at a time
@@ -59,8 +59,8 @@ class Feeding:
                 if id(buffer) in at:
                     self.small[name] = at[id(buffer)], buffer
         self.together = pinned.slots(runtime, "together", self.nbytes)
-        self.large: dict[str, Ring[Slot]] = {}
-        self.views: dict[tuple[Slot, str], np.ndarray] = {}
+        self.large: dict[str, Ring[StagingSlot]] = {}
+        self.views: dict[tuple[StagingSlot, str], np.ndarray] = {}
         self.settle()
         self.copied: Places = (0,) * len(self.targets)
         fetched = {id(owner(bound.buffers[i])) for i in bound.schedule.fetched}
@@ -147,7 +147,7 @@ class Feeding:
         _copy(self._view(slot, name, 0, buffer), array)
         self.runtime.send(buffer.address, slot.address, buffer.nbytes)
 
-    def _view(self, slot: Slot, name: str, at: int, b: Buffer) -> np.ndarray:
+    def _view(self, slot: StagingSlot, name: str, at: int, b: Buffer) -> np.ndarray:
         """The part of a slot that a feed fills, which is made once."""
         view = self.views.get((slot, name))
         if view is None:

@@ -17,7 +17,7 @@ from .bind import BoundProgram
 from .pinned import Pinned
 
 
-class Arena:
+class SharedArena:
     """Memory of temporaries for plans that never run at the same time.
 
     array   None until a plan wants it;  made: how often it was made
@@ -45,13 +45,13 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.pinned = Pinned()
-        self._arena: Callable[[], Arena | None] = lambda: None
+        self._arena: Callable[[], SharedArena | None] = lambda: None
 
-    def arena(self) -> Arena:
+    def arena(self) -> SharedArena:
         """That of the plans there are."""
         arena = self._arena()
         if arena is None:
-            arena = Arena()
+            arena = SharedArena()
             self._arena = weakref.ref(arena)
         return arena
 

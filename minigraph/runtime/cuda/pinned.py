@@ -39,7 +39,7 @@ class Ring(Generic[Thing]):
         return self.things[at]
 
 
-class Slot:
+class StagingSlot:
     """Memory of one run: what it fills while those of earlier runs may still be on their way."""
 
     def __init__(self, memory: np.ndarray) -> None:
@@ -51,17 +51,17 @@ class Pinned:
     """Pinned memory of one executor on one GPU."""
 
     def __init__(self) -> None:
-        self.rings: dict[Hashable, Ring[Slot]] = {}
+        self.rings: dict[Hashable, Ring[StagingSlot]] = {}
         self.held: Ring[list[Any]] | None = None
         self.received: dict[int, np.ndarray] = {}
 
-    def slots(self, runtime: Any, what: Hashable, nbytes: int) -> Ring[Slot]:
+    def slots(self, runtime: Any, what: Hashable, nbytes: int) -> Ring[StagingSlot]:
         """Slots of at least so many bytes; only what is called the same has them in common."""
         room = _room(nbytes)
         if (what, room) not in self.rings:
             count = min(SLOTS, max(2, STAGED // room))
             memory = runtime.pinned(count * room)
-            slots = [Slot(memory[i * room : (i + 1) * room]) for i in range(count)]
+            slots = [StagingSlot(memory[i * room : (i + 1) * room]) for i in range(count)]
             self.rings[what, room] = Ring(slots, runtime)
         return self.rings[what, room]
 

@@ -1,17 +1,35 @@
-"""The argument `act` of static.nn's functions."""
+"""The argument `act` of static.nn's functions: names of Paddle's operators, with their defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from minigraph.errors import AttrError, raise_unknown
-from minigraph.nn.functional import activation as activations
+from minigraph.nn import functional as F
 from minigraph.program import Variable
+from minigraph.program.builder import builder_of
+
+OPERATORS = (
+    "elu", "gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "softsign", "tanh",
+)  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "hard_shrink": F.hardshrink, "hard_sigmoid": partial(F.hardsigmoid, slope=0.2), "hard_swish": F.hardswish,
+    "logsigmoid": F.log_sigmoid, "mish": F.mish, "relu6": F.relu6, "selu": F.selu, "softshrink": F.softshrink,
+    "swish": F.swish, "tanh_shrink": F.tanhshrink, "thresholded_relu": F.thresholded_relu,
+}  # fmt: skip
 
 
 def check_activation(call: str, act: str | None) -> None:
-    if act is not None and act not in activations.__all__:
-        raise_unknown(f"activation of {call}", act, activations.__all__, AttrError)
+    if act is not None and act not in OPERATORS and act not in FUNCTIONS:
+        raise_unknown(f"activation of {call}", act, (*OPERATORS, *FUNCTIONS), AttrError)
 
 
 def activated(x: Variable, act: str | None, name: str) -> Variable:
-    """x, or the function `act` of nn/functional/activation.py of it, in variables called after `name`."""
-    return x if act is None else getattr(activations, act)(x, name=name)
+    """x, or the activation `act` of it, in variables called after `name`."""
+    if act is None:
+        return x
+    if act in OPERATORS:
+        return builder_of(x).emit(act, x, name=f"{name}.tmp")
+    return FUNCTIONS[act](x, name=name)

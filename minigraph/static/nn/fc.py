@@ -24,7 +24,7 @@ def fc(
     x                 [..., in] or a list of such, whose products are added
     num_flatten_dims  this many leading axes of x stay, the others are made one
     bias_attr         False leaves the bias out
-    activation        the name of a function of nn/functional/activation.py
+    activation        a name of static/nn/activated.py
     The result has the leading axes of x and `size`.
     """
     check_activation("fc", activation)

@@ -52,6 +52,11 @@ def assign_value(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
         binder.launch_source(_values_source(size, len(part)), "assign_value", 1, VALUES, shown, *part)
 
 
+def shape(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = the sizes of X, which are known by now."""
+    assign_value(binder, ins, outs, {"values": ins["X"].shape})
+
+
 def _values_source(size: int, count: int) -> str:
     """A kernel that writes `count` words of `size` bytes given as arguments."""
     parameters = ", ".join(f"i64 v{i}" for i in range(count))

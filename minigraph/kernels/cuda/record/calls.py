@@ -162,10 +162,11 @@ class Gemm(Call):
         return self.operands if self.workspace is None else [*self.operands, self.workspace]
 
     def moved(self, places: Places, step: int | None = None) -> Gemm:
-        a, b, c, bias, aux, workspace = (
+        there: list[Any] = [
             x and (places.get(id(x)) or moved(x, places))
             for x in (self.a, self.b, self.c, self.bias, self.aux, self.workspace)
-        )
+        ]
+        a, b, c, bias, aux, workspace = there
         return Gemm(
             a, b, c, self.m, self.n, self.k, self.trans_a, self.trans_b, self.epilogue, bias, aux, self.aux_ld,
             self.beta, self.batch, self.strides, workspace, self.algorithm, self.others,

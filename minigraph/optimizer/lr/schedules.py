@@ -1,11 +1,4 @@
-"""Learning rate schedules: functions of the epoch, which `step()` counts.
-
-    scheduler = mg.optimizer.lr.StepDecay(0.1, step_size=30)
-    mg.optimizer.SGD(scheduler).minimize(loss)
-    for epoch in range(90):
-        exe.run(...)          # writes scheduler() into the learning rate first
-        scheduler.step()
-"""
+"""The base of all schedules, and those that fall from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ from minigraph.errors import AttrError, raise_unknown, require
 
 log = logging.getLogger(__name__)
 
-_stepping = threading.RLock()  # a state is read or set between two steps, also while another thread trains
+stepping = threading.RLock()  # a state is read or set between two steps, also while another thread trains
 
 
 class LRScheduler:
@@ -51,7 +44,7 @@ class LRScheduler:
         """Go to the next epoch, or to `epoch`."""
         if epoch is not None:
             check("epoch", epoch, is_int(epoch, 0), "an int >= 0")
-        with _stepping:
+        with stepping:
             self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
             rate = self.get_lr()
             self.last_lr = float(check(f"{type(self).__name__}.get_lr()", rate, is_rate(rate), "a number >= 0"))
@@ -60,7 +53,7 @@ class LRScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """The numbers that change from step to step, for saving."""
-        with _stepping:
+        with stepping:
             return {name: getattr(self, name) for name in self.state_names}
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -69,7 +62,7 @@ class LRScheduler:
         epoch, rate = state_dict.get("last_epoch", 0), state_dict.get("last_lr", 0.0)
         check("last_epoch", epoch, is_int(epoch, -1), "an int >= -1")
         check("last_lr", rate, is_rate(rate), "a number >= 0")
-        with _stepping:
+        with stepping:
             for name in self.state_names:
                 setattr(self, name, state_dict[name])
 
@@ -189,11 +182,11 @@ class LinearWarmup(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """With the state of the inner scheduler, if there is one."""
         inner = isinstance(self.learning_rate, LRScheduler)
-        with _stepping:
+        with stepping:
             return super().state_dict() | ({"LinearWarmup_LR": self.learning_rate.state_dict()} if inner else {})
 
     def set_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        with _stepping:
+        with stepping:
             before = super().state_dict()
             super().set_state_dict(state_dict)
             if isinstance(self.learning_rate, LRScheduler):

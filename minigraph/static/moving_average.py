@@ -1,0 +1,96 @@
+"""ExponentialMovingAverage: averages of parameters over the updates, to be used in their place in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import AttrError, ProgramError, require
+from minigraph.optimizer.states import persistable
+from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
+from minigraph.program.builder import Builder
+from minigraph.program.scope import global_scope
+from minigraph.types import int64, tensor_type
+
+
+class ExponentialMovingAverage:
+    """average = decay * average + (1 - decay) * parameter, in each run, of all trainable parameters.
+
+        optimizer.minimize(loss)
+        ema = static.ExponentialMovingAverage(0.999)
+        ema.update()                      # once, after minimize, while the program is built
+        ...
+        with ema.apply(exe):              # parameters are average / (1 - decay^runs) inside
+            exe.run(test_program, ...)
+
+    The averages are 0 at first, which the divisor makes up for.
+    thres_steps  only None: a decay that grows with the number of runs is not here
+    """
+
+    def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None) -> None:
+        fits = isinstance(decay, (int, float)) and not isinstance(decay, bool) and 0 <= decay < 1
+        require(fits, f"decay must be a number in [0, 1), is {decay!r}", AttrError)
+        require(thres_steps is None, "thres_steps is not here yet", AttrError, "a constant decay: thres_steps=None")
+        self.decay, self.name = float(decay), f"{name}." if name else ""
+        self.averages: dict[Parameter, Variable] = {}
+        self.runs: Variable | None = None
+        self._before: dict[str, np.ndarray] = {}
+
+    def update(self) -> None:
+        """Append to the default main program what averages its parameters; once."""
+        require(self.runs is None, "update is called a second time", ProgramError)
+        program, startup = default_main_program(), default_startup_program().global_block()
+        params = [p for p in program.all_parameters() if p.trainable]
+        require(params, f"program {program.name} has no trainable parameters", ProgramError)
+        block = program.global_block()
+        g = Builder(block)
+        with block.whole(), startup.whole(), program.emitting("optimize"):
+            runs = persistable(block, startup, f"{self.name}ema_runs", 0, tensor_type((1,), int64))[0]
+            g.elementwise_add(runs, g.fill_constant(shape=[1], value=1, dtype=int64), out={"Out": runs})
+            averages = {}
+            for p in params:
+                average = persistable(block, startup, f"{self.name}{p.name}.ema", 0.0, p.type)[0]
+                old, new = g.scale(average, scale=self.decay), g.scale(p, scale=1 - self.decay)
+                g.elementwise_add(old, new, out={"Out": average})
+                averages[p] = average
+        self.averages, self.runs = averages, runs
+
+    @contextmanager
+    def apply(self, executor: Any, need_restore: bool = True) -> Iterator[None]:
+        """The parameters of the global scope are their averages inside the block.
+
+        need_restore  False leaves them so until `restore`
+        """
+        self._take()
+        try:
+            yield
+        finally:
+            if need_restore:
+                self.restore(executor)
+
+    def restore(self, executor: Any) -> None:
+        """The parameters are again what they were before `apply`."""
+        scope = global_scope()
+        with scope.replacing(self._before, "a restore of averages"):
+            for name, value in self._before.items():
+                scope.take(name, value)
+        self._before = {}
+
+    def _take(self) -> None:
+        scope = global_scope()
+        require(self.runs is not None, "update was not called while the program was built", ProgramError)
+        require(not self._before, "the averages are in place already", ProgramError, "call restore first")
+        assert self.runs is not None
+        with scope.lock:
+            before = {p.name: scope.read(p.name) for p in self.averages}
+            share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
+            averages = {p.name: scope.read(a.name) for p, a in self.averages.items()}
+        if share > 0:  # before the first run there is nothing to average
+            values = {name: (a / share).astype(a.dtype) for name, a in averages.items()}
+            with scope.replacing(values, "averages in place of parameters"):
+                for name, value in values.items():
+                    scope.take(name, value)
+        self._before = before

@@ -1,0 +1,102 @@
+"""Random numbers, drawn anew in every run from the program's seed: the same on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minigraph.errors import DTypeError, ShapeError, call_site, require
+from minigraph.program import Variable
+from minigraph.program.builder import builder_of, whole
+from minigraph.program.default_dtype import default_dtype
+from minigraph.types import FLOATS, as_dtype, float64
+
+from .arguments import describe, is_number, output_prefix, plain, variable
+from .math import cast
+
+
+def _dtype(dtype: Any) -> Any:
+    return default_dtype() if dtype is None else as_dtype(dtype)
+
+
+def uniform(
+    shape: Any, dtype: Any = None, min: float = -1.0, max: float = 1.0, seed: int = 0, name: str | None = None
+) -> Variable:  # fmt: skip
+    """Uniform numbers in [min, max); a `seed` other than 0 replaces the program's."""
+    prefix = output_prefix("uniform", name)
+    return builder_of().uniform_random(shape=shape, min=min, max=max, dtype=_dtype(dtype), seed=seed, name=prefix)
+
+
+def rand(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """Uniform numbers in [0, 1)."""
+    return uniform(shape, dtype, 0.0, 1.0, name=name)
+
+
+def standard_normal(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
+    """Normal numbers with mean 0 and standard deviation 1."""
+    return builder_of().gaussian_random(shape=shape, dtype=_dtype(dtype), name=output_prefix("gaussian", name))
+
+
+randn = standard_normal
+
+
+@whole
+def normal(mean: Any = 0.0, std: Any = 1.0, shape: Any = None, name: str | None = None) -> Variable:
+    """Normal numbers; `mean` or `std` may be a Variable, in whose shape they are then drawn."""
+    given = next((v for v in (mean, std) if isinstance(v, Variable)), None)
+    if given is None:
+        attrs = {"mean": float(mean), "std": float(std), "dtype": default_dtype()}
+        return builder_of().gaussian_random(
+            shape=() if shape is None else shape, **attrs, name=output_prefix("gaussian", name)
+        )
+    if -1 in given.shape:
+        raise ShapeError(f"sizes of {given} must be known", call="normal", site=call_site())
+    g = builder_of(given)
+    noise = g.gaussian_random(shape=given.shape, dtype=given.dtype)
+    return g.assign(noise * std + mean, name=output_prefix("normal", name))
+
+
+def _whole_numbers(low: Any, high: Any, shape: Any, dtype: Any, call: str, name: str | None) -> Variable:
+    """Ints in [low, high), each with the same probability but for 2^-32 of it."""
+    for value in (low, high):
+        fits = is_number(plain(value)) and int(plain(value)) == plain(value)
+        require(fits, f"bounds must be ints, one is {describe(value)}", DTypeError)
+    require(low < high, f"there is no int in [{low}, {high})", ShapeError)
+    require(high - low <= 2**32, f"[{low}, {high}) has more than 2^32 ints", ShapeError)
+    g = builder_of()
+    drawn = g.floor(g.uniform_random(shape=shape, min=0.0, max=float(high - low), dtype=float64))
+    ints = cast(drawn, "int64")
+    return cast(g.scale(ints, bias=float(low)) if low else ints, dtype, name=output_prefix(call, name)[:-4])
+
+
+@whole
+def randint(
+    low: int = 0, high: int | None = None, shape: Any = (1,), dtype: Any = None, name: str | None = None
+) -> Variable:  # fmt: skip
+    """Ints in [low, high), in [0, low) for high=None; int64 by default. At most 2^32 different ones."""
+    low, high = (0, low) if high is None else (low, high)
+    return _whole_numbers(low, high, shape, dtype or "int64", "randint", name)
+
+
+@whole
+def randint_like(
+    x: Variable, low: int = 0, high: int | None = None, dtype: Any = None, name: str | None = None
+) -> Variable:  # fmt: skip
+    """Ints as of randint in the shape and by default the type of x."""
+    x = variable(x, "randint_like")
+    require(-1 not in x.shape, f"sizes of {x} must be known", ShapeError)
+    low, high = (0, low) if high is None else (low, high)
+    return _whole_numbers(low, high, x.shape, dtype or x.dtype, "randint_like", name)
+
+
+@whole
+def bernoulli(x: Variable, name: str | None = None) -> Variable:
+    """1 with the probability x[...], else 0; the sizes of x must be known."""
+    x = variable(x, "bernoulli")
+    require(x.dtype in FLOATS, f"probabilities are floats, x is {x}", DTypeError)
+    require(-1 not in x.shape, f"sizes of {x} must be known", ShapeError)
+    g = builder_of(x)
+    drawn = g.uniform_random(shape=x.shape, min=0.0, max=1.0, dtype=float64)
+    return g.cast(drawn < g.cast(x, dtype=float64), dtype=x.dtype, name=output_prefix("bernoulli", name))
+
+
+__all__ = ["bernoulli", "normal", "rand", "randint", "randint_like", "randn", "standard_normal", "uniform"]

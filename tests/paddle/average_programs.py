@@ -1,0 +1,32 @@
+"""ExponentialMovingAverage beside training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.paddle.programs import started
+
+
+def averages(paddle: Any) -> Any:
+    x = paddle.static.data("x", [None, 2])
+    one = paddle.nn.initializer.Constant(1.0)
+    w = paddle.create_parameter([2, 1], "float32", name="w", default_initializer=one)
+    loss = paddle.mean(paddle.matmul(x, w))
+    test = paddle.static.default_main_program().clone(for_test=True)
+    paddle.optimizer.SGD(0.5).minimize(loss)
+    ema = paddle.static.ExponentialMovingAverage(0.75)
+    ema.update()
+    exe, found = started(paddle), []
+    feed = {"x": np.array([[1, 2], [3, -4]], "float32")}
+    for _ in range(4):
+        exe.run(feed=feed, fetch_list=[loss])
+        with ema.apply(exe):
+            found.append((np.array(w.get_value()), exe.run(test, feed=feed, fetch_list=[loss])))
+        found.append(np.array(w.get_value()))
+    with ema.apply(exe, need_restore=False):
+        pass
+    found.append(np.array(w.get_value()))
+    ema.restore(exe)
+    return [*found, np.array(w.get_value())]
