@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import re
 import shutil
@@ -27,24 +28,29 @@ from .compile_time import ROWS, WIDTH, network
 from .harness import RESULTS, machine, versions
 
 SIZES = (1000, 10_000)
-TURNS = 7
-READY = "<script>document.title = `ready ${performance.now()}`</script>"
+TURNS = 11
+READY = """<script>
+  const drawn = performance.now();
+  addEventListener("load", () => { document.title = `drawn ${drawn} ready ${performance.now()}`; });
+</script>"""
 
 
-def opened(path: Path, browser: str) -> float:
-    """Milliseconds from the start of loading until the page has drawn both programs."""
+def opened(path: Path, browser: str) -> tuple[float, float]:
+    """Milliseconds from the start of loading until both programs are drawn, and until all tables stand below them."""
     page = path.read_text(encoding="utf-8")
     end = page.rindex("</body>")
     tried = path.with_name("tried.html")
     tried.write_text(page[:end] + READY + page[end:], encoding="utf-8")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", tried.as_uri()]
+    profile = f"--user-data-dir={path.parent / 'profile'}"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", tried.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    found = re.search(r"<title>ready ([\d.]+)</title>", shown)
+    found = re.search(r"<title>drawn ([\d.]+) ready ([\d.]+)</title>", shown)
     assert found is not None
-    return float(found.group(1))
+    return float(found.group(1)), float(found.group(2))
 
 
 def passes(program: Any, loss: Any, kept: bool) -> tuple[float, Any]:
+    gc.collect()
     start = time.process_time()
     made = mg.static.CompiledProgram(program, mg.static.BuildStrategy.all(keep_history=kept))
     made.program_for([loss.name])
@@ -72,7 +78,8 @@ def measured(operators: int, browser: str | None, folder: Path) -> dict[str, Any
     if browser is not None:
         opened(path, browser)  # a browser that was never started makes its profile first
         times = [opened(path, browser) for _ in range(5)]
-        row |= {"open_ms": round(statistics.median(times)), "open_ms_all": [round(t) for t in times]}
+        for name, each in zip(("drawn_ms", "open_ms"), zip(*times, strict=True), strict=True):
+            row |= {name: round(statistics.median(each)), f"{name}_all": [round(t) for t in each]}
     return row
 
 

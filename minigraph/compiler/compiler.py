@@ -165,7 +165,8 @@ class CompiledProgram(NotPickled):
         fetch_list  as for Executor.run: fetched values live to the end
         place       a GPU for None, which need not be there; mg.CPUPlace() for a CPU
         """
-        return memory_report(*self._as_run(feed, fetch_list, place))
+        with without_collection():
+            return memory_report(*self._as_run(feed, fetch_list, place))
 
     def kernels(self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None) -> KernelList:
         """What a run gives to the GPU, call by call: name, grid, bytes, operators, user's line, source; print it.
@@ -196,7 +197,9 @@ class CompiledProgram(NotPickled):
         if fetch_list is None:
             self._latest = latest  # of a run that was pruned
         latest = self._latest_or_new()
-        report.write(Path(path), report.facts(self.before, latest.after, self.history, latest.reports, memory))
+        with without_collection():
+            facts = report.facts(self.before, latest.after, self.history, latest.reports, memory)
+        report.write(Path(path), facts)
         return Path(path)
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:

@@ -91,9 +91,10 @@ def in_browser(path: Path, script: str, size: tuple[int, int] = (1280, 720), dar
         "addEventListener('securitypolicyviolation', (e) => errors.push(e.blockedURI + ' was asked for'));</script>"
     )
     told = (
-        "<script>{ let result; try { result = (() => {" + script + "})(); } catch (e) { errors.push(String(e)); }"
+        "<script>addEventListener('load', () => { let result;"
+        "try { result = (() => {" + script + "})(); } catch (e) { errors.push(String(e)); }"
         "const said = document.createElement('pre'); said.id = 'said';"
-        "said.textContent = JSON.stringify({ result, errors }); document.body.append(said); }</script>"
+        "said.textContent = JSON.stringify({ result, errors }); document.body.append(said); });</script>"
     )
     page = path.read_text(encoding="utf-8")
     head, tail = page.index("<title>"), page.rindex("</body>")

@@ -230,9 +230,12 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
   );
 
   byId("title").textContent = `minigraph: ${model.facts.name}`;
-  byId("tables").replaceChildren(...memoryPart(model), ...tables(model, actions));
   pick(null);
   show(model.last);
   window.report = { model, now, panes }; // for scripts that look at the page
-  document.documentElement.dataset.ready = "true";
+  window.addEventListener("load", () => {
+    // what stands below the pictures does not keep them waiting
+    byId("tables").replaceChildren(...memoryPart(model), ...tables(model, actions));
+    document.documentElement.dataset.ready = "true";
+  });
 })();
