@@ -141,16 +141,24 @@ def _row(op: Operator, types: Mapping[str, TensorType], read: set[str]) -> Row:
     new = {v.name: v for v in op.input_vars if isinstance(v, Parameter) and v.name not in read}
     read.update(new)
     output = next(op.output_vars, None)
-    shape_only = op.opdef.unread(op.outputs)
-    touched = [v for slot, vs in op.inputs.items() if slot not in shape_only for v in vs] + list(op.output_vars)
-    sizes = [types[v.name].nbytes for v in touched] if op.opdef.shows is None else []
     name, type = (output.name, types[output.name]) if output is not None else ("", None)
-    nbytes = None if min(sizes, default=0) < 0 else sum(sizes)
-    return Row(op, name, type, sum(max(types[n].size, 0) for n in new), _flops(op, types), nbytes)
+    return Row(op, name, type, sum(max(types[n].size, 0) for n in new), *cost_of(op, types))
 
 
-def _flops(op: Operator, types: Mapping[str, TensorType]) -> int | None:
-    slots = {slot: [types[v.name] for v in vs] for slot, vs in (*op.inputs.items(), *op.outputs.items()) if vs}
+def cost_of(op: Operator, types: Mapping[str, TensorType]) -> tuple[int | None, int | None]:
+    """(FLOPs, bytes) of a call, see Row. Inputs without a type in `types` have their own, outputs are not computed."""
+    slots = {slot: [types.get(v.name, v.type) for v in vs] for slot, vs in op.inputs.items() if vs}
+    shape_only = op.opdef.unread(op.outputs)
+    touched = [t for slot, given in slots.items() if slot not in shape_only for t in given]
+    for slot, vs in op.outputs.items():
+        made = [types[v.name] for v in vs if v.name in types]
+        touched += made
+        slots |= {slot: made} if made else {}
+    sizes = [t.nbytes for t in touched] if op.opdef.shows is None else []
+    return _flops(op, slots), None if min(sizes, default=0) < 0 else sum(sizes)
+
+
+def _flops(op: Operator, slots: Mapping[str, Sequence[TensorType]]) -> int | None:
     if not all(t.is_static for given in slots.values() for t in given):
         return None
     if op.opdef.flops_function is not None:

@@ -43,6 +43,12 @@ class Kernel:
         require(bool(self.source), f"{self.name} has no source of ours", KernelError)
         return ptx_of(self.source, self.arch)
 
+    def label(self) -> str:
+        """`update of adamw linear_0.w_0`: the call, its operator and the first output of that."""
+        if self.op is None:
+            return f"{self.name} at the end of the run"
+        return f"{self.name} of {self.op.type} {next(iter(self.op.output_arg_names), '')}".rstrip()
+
     def __str__(self) -> str:
         grid = "x".join(map(str, self.grid)) if self.grid else "-"
         what = self.op.type if self.op is not None else "end of the run"

@@ -9,7 +9,7 @@ import minigraph as mg
 from minigraph.errors import FeedError, KernelError, PlaceError
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
-from minigraph.runtime.cuda.kernels import _kernel
+from minigraph.runtime.cuda.kernels import listed
 from minigraph.static import BuildStrategy, CompiledProgram
 
 SHAPES = {"x": [256, 784], "y": [256, 1]}
@@ -105,7 +105,7 @@ def test_bytes_of_parts_of_one_array():
     left, right = whole.view([1024, 64]), whole.view([1024, 64], offset=whole.nbytes // 2)
     part = whole.nbytes // 2
     for args, parts in (([left, right], 2), ([left, left], 1), ([left.view([1024 * 64]), left, right], 2)):
-        assert _kernel(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
+        assert listed(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
 
 
 def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
