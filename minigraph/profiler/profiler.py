@@ -23,7 +23,6 @@ from minigraph.errors import ProgramError, require
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.html import folded, table
 from minigraph.program.summary import amount
-from minigraph.runtime.devices import backend_of
 from minigraph.runtime.profiling import TimedRun, listening
 
 from .rows import GROUPS, Row, grouped, operators
@@ -64,9 +63,9 @@ class Profiler:
         require(by in GROUPS, f"{by!r} is no way to sum up; there are {', '.join(GROUPS)}", ProgramError)
         return grouped(operators(self.runs, self.peaks()), by)
 
-    def peaks(self) -> dict[Any, Peaks]:
-        """The roofline of each place that was run at; that of a CPU is measured when it is first asked for."""
-        return {place: backend_of(place).peaks() for place in dict.fromkeys(run.place for run in self.runs)}
+    def peaks(self) -> dict[str, Peaks]:
+        """The roofline of each device that was run on; that of a CPU is measured when it is first asked for."""
+        return {device: peaks() for device, peaks in {run.device: run.peaks for run in self.runs}.items()}
 
     def table(self, by: str = "operator", most: int = 40) -> str:
         """The first `most` rows as text, and what is not shown."""
@@ -81,9 +80,9 @@ class Profiler:
 
     def _title(self, rows: list[Row]) -> str:
         programs = ", ".join(dict.fromkeys(run.program.name for run in self.runs)) or "nothing"
-        places = ", ".join(dict.fromkeys(str(run.place) for run in self.runs))
+        devices = ", ".join(dict.fromkeys(run.device for run in self.runs))
         total = sum(row.seconds for row in rows)
-        where = f" on {places}" if places else ""
+        where = f" on {devices}" if devices else ""
         return f"{len(self.runs)} runs of {programs}{where}: {total * 1e3:.3f} ms, medians"
 
     def __str__(self) -> str:

@@ -50,7 +50,7 @@ class Row:
         return {**asdict(self), "roofline": self.roofline}
 
 
-def operators(runs: Sequence[TimedRun], peaks: Mapping[Any, Peaks]) -> list[Row]:
+def operators(runs: Sequence[TimedRun], peaks: Mapping[str, Peaks]) -> list[Row]:
     """A row for each operator that ran, in order."""
     seconds: dict[tuple[int, int], list[float]] = {}  # of an operator of a program in each run
     last: dict[tuple[int, int], tuple[Operator | None, TimedRun]] = {}
@@ -72,13 +72,13 @@ def operators(runs: Sequence[TimedRun], peaks: Mapping[Any, Peaks]) -> list[Row]
 
 
 def _row(
-    op: Operator | None, run: TimedRun, seconds: float, kernels: Sequence[str], peaks: Mapping[Any, Peaks]
+    op: Operator | None, run: TimedRun, seconds: float, kernels: Sequence[str], peaks: Mapping[str, Peaks]
 ) -> Row:
     if op is None:
         return Row(END, END, "", "", seconds, 0, None, kernels=tuple(kernels))
     flops, nbytes = cost_of(op, run.types)
     read = next((run.types.get(v.name, v.type) for v in op.input_vars), None)
-    share = peaks[run.place].share(seconds, flops, nbytes, str(read.dtype) if read is not None else "")
+    share = peaks[run.device].share(seconds, flops, nbytes, str(read.dtype) if read is not None else "")
     least, known = (share * seconds, seconds) if share is not None else (0.0, 0.0)
     name = f"{op.type} {next(iter(op.output_arg_names), '')}".rstrip()
     return Row(name, op.type, str(op.site or ""), _layer(op), seconds, flops, nbytes, least, known, tuple(kernels))

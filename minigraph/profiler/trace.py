@@ -1,4 +1,4 @@
-"""Runs as events of Chrome's trace format: one process for each place, one thread for each stream."""
+"""Runs as events of Chrome's trace format: one process for each device, one thread for each stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MICRO = 1e6
 def events(runs: Sequence[TimedRun]) -> list[dict[str, Any]]:
     """An event for each operator or call, in microseconds since the first run began."""
     begin = min((run.begin for run in runs), default=0.0)
-    places = {str(run.place): number for number, run in enumerate(runs[::-1], 1)}
+    devices = {device: number for number, device in enumerate(dict.fromkeys(run.device for run in runs), 1)}
     made: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": place}}
-        for place, pid in places.items()
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": device}}
+        for device, pid in devices.items()
     ]
     for number, run in enumerate(runs):
-        pid = places[str(run.place)]
+        pid = devices[run.device]
         at = (run.begin - begin) * MICRO
         made += [_event(call, run, pid, at, number) for call in run.calls]
     return made

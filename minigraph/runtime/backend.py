@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minigraph.kernels.peaks import Peaks
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
@@ -106,8 +105,4 @@ class Backend(Protocol):
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
     ) -> KernelList:
         """The calls of a run; the device need not be there. A PlaceError where a run has none."""
-        ...
-
-    def peaks(self) -> Peaks:
-        """What the device can do at the most; it must be there."""
         ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from minigraph.kernels.peaks import Peaks
 from minigraph.program import Operator, Program
 from minigraph.types import TensorType
 
@@ -36,12 +37,14 @@ class TimedCall:
 class TimedRun:
     """One run of a program.
 
+    device  "CPU" or "GPU 0";  peaks: what it can do at the most, which a CPU has to measure
     begin   on the clock of time.perf_counter, in seconds
     types   of all values by name, with the sizes of this run
     """
 
     program: Program
-    place: Any
+    device: str
+    peaks: Callable[[], Peaks]
     begin: float
     types: Mapping[str, TensorType]
     calls: Sequence[TimedCall]
@@ -71,7 +74,7 @@ def clock() -> list[float] | None:
     return None if _listener.get() is None else []
 
 
-def tell(program: Program, place: Any, schedule: Any, marks: Sequence[float]) -> None:
+def tell(program: Program, schedule: Any, peaks: Callable[[], Peaks], marks: Sequence[float]) -> None:
     """A run on a CPU; `marks` are those of `clock`, without the end, which is now."""
     told = _listener.get()
     if told is None:
@@ -81,7 +84,7 @@ def tell(program: Program, place: Any, schedule: Any, marks: Sequence[float]) ->
         TimedCall(step.op, start - ends[0], end - start)
         for step, start, end in zip(schedule.steps, ends, ends[1:], strict=False)
     ]
-    told(TimedRun(program, place, ends[0], types_of(schedule), calls))
+    told(TimedRun(program, "CPU", peaks, ends[0], types_of(schedule), calls))
 
 
 def types_of(schedule: Any) -> dict[str, TensorType]:

@@ -12,6 +12,7 @@ import pytest
 import minigraph as mg
 from minigraph import cuda
 from minigraph.errors import FeedError, ProgramError
+from minigraph.kernels.cpu import peaks as cpu_peaks
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda.graph_streams import OnStream
@@ -81,7 +82,7 @@ def test_sums_hold_every_operator_once(net, by):
 
 def test_times_are_medians_and_the_roofline_counts_the_larger_bound(net, monkeypatch):
     profile = profiled(net)
-    monkeypatch.setattr(type(profile), "peaks", lambda self: {r.place: PEAKS for r in self.runs})
+    monkeypatch.setattr(type(profile), "peaks", lambda self: {r.device: PEAKS for r in self.runs})
     row = next(row for row in profile.rows() if row.name == "matmul linear_1.tmp_0")
     calls = [call for run in profile.runs for call in run.calls]
     times = [call.seconds for call in calls if call.op.output_arg_names == ["linear_1.tmp_0"]]
@@ -101,14 +102,14 @@ def test_peaks_that_are_not_known_give_no_share():
 
 
 def test_peaks_of_a_cpu_are_measured():
-    found = mg.static.Executor().backend.peaks()
+    found = cpu_peaks.peaks()
     assert found.bandwidth > 1e6 and found.flops["float64"] > 1e6
 
 
 def test_the_table_says_what_it_does_not_show(net):
     profile = profiled(net, fuse_gemm_epilogue=True)
     lines = profile.table(most=2).splitlines()
-    assert lines[0].startswith("3 runs of net on CPUPlace: ")
+    assert lines[0].startswith("3 runs of net on CPU: ")
     assert lines[-1] == f"{len(profile.rows()) - 2} more rows"
     assert "kernels" not in lines[2]  # a CPU has none
     assert "fused_gemm_epilogue" in str(profile)

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import PlaceError
-from minigraph.kernels.cpu.peaks import peaks
-from minigraph.kernels.peaks import Peaks
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
@@ -71,10 +69,6 @@ class CPUBackend:
     ) -> KernelList:
         """There are none."""
         raise PlaceError("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
-
-    def peaks(self) -> Peaks:
-        """Those of a product and of a copy, measured."""
-        return peaks()
 
 
 def _blocks(plan: Plan) -> list[list[Value]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import KernelError, MinigraphError, UninitializedError
+from minigraph.kernels.cpu.peaks import peaks
 from minigraph.kernels.cpu.product import SMALL, one_thread_in_blas
 from minigraph.program import Program
 from minigraph.program.prune import Prune
@@ -27,7 +28,7 @@ from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
-from minigraph.types import CPUPlace, TensorType, bfloat16, float16, float32
+from minigraph.types import TensorType, bfloat16, float16, float32
 
 from .memory import LARGE, PAGE, AddressRange, pages
 
@@ -146,7 +147,7 @@ class Plan:
             self.undo.after_failure(number, scope, old, problem, self.program.name)
             raise
         if marks is not None:
-            profiling.tell(self.program, CPUPlace(), self.schedule, marks)
+            profiling.tell(self.program, self.schedule, peaks, marks)
         if scope.torn:
             self.undo.after_run(scope)
         facts.steady = scope.version == facts.version

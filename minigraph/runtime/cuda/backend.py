@@ -7,7 +7,6 @@ from typing import Any
 
 from minigraph import cuda
 from minigraph.kernels.cuda.record.buffer import owner
-from minigraph.kernels.peaks import Peaks
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
@@ -58,10 +57,6 @@ class CUDABackend:
     ) -> KernelList:
         """The calls of a CudaPlan's run, for an H200 where this GPU is not there."""
         return kernel_list(self._bound(program, feeds, fetches, options))
-
-    def peaks(self) -> Peaks:
-        """Those of this GPU for the precision that is set now."""
-        return cuda.runtime(self.place).peaks(self.settings())
 
     def _bound(
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions

@@ -24,7 +24,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.profiling import Listener, TimedRun, listener, types_of
 from minigraph.runtime.undo import check_whole, why
-from minigraph.types import CUDAPlace, TensorType
+from minigraph.types import TensorType
 
 from .bind import bind_program
 from .faults import Faults
@@ -175,8 +175,8 @@ class CudaPlan:
         begin = time.perf_counter()
         calls = timed_calls(self.bound, binding.steps, self.runtime)
         binding.ran = True
-        place = CUDAPlace(self.runtime.device.index)
-        told(TimedRun(self.program, place, begin, types_of(self.schedule), calls))
+        peaks, device = partial(self.runtime.peaks, self.tf32), f"GPU {self.runtime.device.index}"
+        told(TimedRun(self.program, device, peaks, begin, types_of(self.schedule), calls))
 
     def _parts(self, steps: Sequence[Any]) -> list[Segment]:
         """The steps of each call in order, and the stream of the graph on which they run."""
