@@ -95,6 +95,16 @@ class CompiledProgram(NotPickled):
         return self._strategy.run_options()
 
     @property
+    def strategy(self) -> BuildStrategy:
+        """What it was made with."""
+        return self._strategy
+
+    @property
+    def reports(self) -> dict[str, PassReport]:
+        """What each pass of the latest compilation did and refused, by flag."""
+        return self._latest_or_new().reports
+
+    @property
     def before(self) -> Program:
         return self._program
 

@@ -60,6 +60,9 @@ MAY_IMPORT = {
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
+    "command": "version errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
+        " static profiler",
+    "__main__": "command",
     "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
         " static device io metric profiler reader base utils",
 }
