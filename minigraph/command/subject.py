@@ -167,14 +167,12 @@ def _read(path: Path) -> Program:
     """The program in a file: text, or what mg.save wrote."""
     content = path.read_bytes()
     try:
-        return parse(content.decode(), path.name)
-    except UnicodeDecodeError:
-        made = load(path)
-        if not isinstance(made, Program):
-            raise NoSubject(f"{path} holds no program") from None
-        return made
+        made = load(path) if content[8:9] == b"{" else parse(content.decode(errors="replace"), path.name)
     except MinigraphError as problem:
-        raise NoSubject(f"{path} holds no program: {problem}") from None
+        raise NoSubject(f"{path} holds no program: {problem.fact}") from None
+    if not isinstance(made, Program):
+        raise NoSubject(f"{path} holds no program, but {type(made).__name__}")
+    return made
 
 
 def _shapes(given: list[str], program: Program) -> dict[str, tuple[int, ...]]:

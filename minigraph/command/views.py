@@ -76,7 +76,7 @@ def verify(options: Namespace) -> tuple[dict[str, Any], str]:
     except VerifyError as problem:
         return {"failed": True, "problem": str(problem)}, f"a pass changed a result\n{problem}"
     notes = {flag: r.note for flag, r in compiled.reports.items() if r.note}
-    lines = [f"{len(compiled.reports)} passes: every value that both programs have is the same after each"]
+    lines = [f"passes verified: {len(compiled.reports)}; every value that both programs have is the same after each"]
     lines += [f"{flag}: {note}" for flag, note in notes.items()]
     return {"failed": False, "passes": list(compiled.reports), "not_compared": notes}, "\n".join(lines)
 
