@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     own["dump"].add_argument("--dir", help="a folder for numbered texts, one for each pass")
     own["dump"].add_argument("--dot", action="store_true", help="Graphviz' language")
     own["report"].add_argument("--out", default="report.html", help="the file (report.html)")
+    own["report"].add_argument("--profile", type=int, metavar="STEPS", help="run so many steps and show their times")
     own["summary"].add_argument("--after", action="store_true", help="of the rewritten program")
     own["profile"].add_argument("--by", default="operator", choices=("operator", "type", "line", "layer"))
     own["profile"].add_argument("--trace", help="a file for Perfetto")

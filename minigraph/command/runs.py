@@ -18,14 +18,19 @@ WARM_UP = 3
 def profile(options: Namespace) -> tuple[dict[str, Any], str]:
     """Times per operator of the rewritten program."""
     found = subject(options)
-    step = found.runner(found.compiled())
-    step()
-    with Profiler() as profiler:
-        for _ in range(max(1, options.steps)):
-            step()
+    profiler = profiled(found.runner(found.compiled()), options.steps)
     if options.trace:
         profiler.write_trace(options.trace)
     return profiler.to_dict(), profiler.table(options.by)
+
+
+def profiled(step: Callable[[], Any], steps: int) -> Profiler:
+    """The times of some steps, behind one that makes plans."""
+    step()
+    with Profiler() as profiler:
+        for _ in range(max(1, steps)):
+            step()
+    return profiler
 
 
 def bench(options: Namespace) -> tuple[dict[str, Any], str]:

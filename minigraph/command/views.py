@@ -8,6 +8,7 @@ from typing import Any
 from minigraph.errors import VerifyError
 from minigraph.ir.dot import to_dot
 
+from .runs import profiled
 from .subject import subject
 
 
@@ -64,7 +65,9 @@ def report(options: Namespace) -> tuple[dict[str, Any], str]:
     """The page of compiled.report()."""
     found = subject(options)
     shapes = {name: list(array.shape) for name, array in _arrays(found.feed).items()}
-    path = found.compiled(keep_history=True).report(options.out, shapes, list(found.fetches))
+    compiled = found.compiled(keep_history=True)
+    profile = profiled(found.runner(compiled), options.profile) if options.profile else None
+    path = compiled.report(options.out, shapes, list(found.fetches), profile=profile)
     return {"path": str(path), "bytes": path.stat().st_size}, f"{path} written; a browser opens it without a network"
 
 

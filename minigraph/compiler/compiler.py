@@ -187,13 +187,15 @@ class CompiledProgram(NotPickled):
         return backend_of(at).kernels(program, types, fetches, options)
 
     def report(
-        self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None
-    ) -> Path:
+        self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,
+        profile: Any = None,
+    ) -> Path:  # fmt: skip
         """Write one HTML file about this compilation, which a browser opens without a network; returns its path.
 
         Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
         feed, fetch_list, place   those of memory_report; what the latest run fetched for None. Where sizes are
                                   missing the page says which
+        profile   a profiler.Profiler of runs of this program: the page has its times, too
         """
         latest = self._latest_or_new()
         fetches = sorted(latest.fetches) if fetch_list is None else fetch_list
@@ -209,6 +211,7 @@ class CompiledProgram(NotPickled):
         latest = self._latest_or_new()
         with without_collection():
             facts = report.facts(self.before, latest.after, self.history, latest.reports, memory)
+            facts["times"] = [] if profile is None else [row.to_dict() for row in profile.rows()]
         report.write(Path(path), facts)
         return Path(path)
 

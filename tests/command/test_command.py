@@ -120,7 +120,8 @@ def test_saved_programs_are_shown_and_run(saved, capsys, tmp_path):
     assert [len(own) for own in data["all"].values()] == [2, 2] and data["ratio"] > 0
     data, _ = answered(capsys, "verify", saved)
     assert not data["failed"] and "fuse_gemm_epilogue" in data["passes"] and data["not_compared"] == {}
-    data, _ = answered(capsys, "report", saved, "--out", str(tmp_path / "r.html"))
+    data, _ = answered(capsys, "report", saved, "--out", str(tmp_path / "r.html"), "--profile", "2")
+    assert '"times":[{"name":"' in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert (tmp_path / "r.html").stat().st_size == data["bytes"]
 
 

@@ -6,10 +6,12 @@ import hashlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import minigraph as mg
 from minigraph.compiler.report import page
+from minigraph.compiler.validate import made_up_values
 from minigraph.errors import FeedError, ProgramError
 from minigraph.static import BuildStrategy, CompiledProgram
 from tests.support import report_pages
@@ -247,6 +249,30 @@ def test_the_page_loads_selects_steps_and_searches(small, page_of):
     assert "the peak" in told["peak"]
     assert (told["printed"], told["cleared"]) == (2, 0)
     assert told["wide"]
+
+
+def test_times_of_a_profile_are_shown(tmp_path):
+    made, loss = compiled(2)
+    exe, scope = mg.static.Executor(), mg.static.Scope()
+    for name, value in made_up_values(made.before).items():
+        if made.before.vars[name].persistable:
+            scope.write(name, value.astype(made.before.vars[name].dtype))
+    with mg.profiler.Profiler() as profile:
+        exe.run(made, {"x": np.ones((4, 8), "float32")}, [loss], scope=scope)
+    path = made.report(tmp_path / "report.html", fetch_list=[loss], profile=profile)
+    script = """
+      const search = document.getElementById("search");
+      search.value = "fused_gemm_epilogue layer1"; search.dispatchEvent(new Event("input"));
+      search.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+      const say = (id) => document.getElementById(id).textContent;
+      return [say("details"), say("tables")];"""
+    found = in_browser(path, script)
+    assert found["errors"] == []
+    details, tables = found["result"]
+    row = next(row for row in profile.rows() if row.name == "fused_gemm_epilogue gelu_1.tmp_0")
+    assert f"Measuredtime{row.seconds * 1e3:.4f} ms" in details
+    assert f"FLOPs{row.flops:,}" in details
+    assert f"Times of a run: {profile.seconds * 1e3:.4f} ms" in tables
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (500, 844)])

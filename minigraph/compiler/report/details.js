@@ -74,6 +74,48 @@ function refusals(model, op) {
   ];
 }
 
+function milliseconds(seconds) {
+  return `${(seconds * 1e3).toFixed(4)} ms`;
+}
+
+function percent(share) {
+  return share === null ? "" : `${Math.round(share * 100)} %`;
+}
+
+function measured(model, op) {
+  // what a profile says of an operator
+  const row = (model.facts.times || []).find((r) => r.name === `${op.type} ${op.name}`);
+  if (row === undefined) return [];
+  const facts = [
+    ["time", `${milliseconds(row.seconds)}, ${percent(row.share)} of a run`],
+    ["roofline", percent(row.roofline)],
+    ["FLOPs", row.flops === null ? "" : row.flops.toLocaleString("en")],
+    ["bytes", row.nbytes === null ? "" : bytes(row.nbytes)],
+    ["kernels", row.kernels.join("\n")],
+  ].filter(([, value]) => value);
+  return [
+    el("h3", {}, "Measured"),
+    el(
+      "dl",
+      {},
+      facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+    ),
+  ];
+}
+
+function times(model, { seek }) {
+  // all rows of a profile, the longest first
+  const rows = model.facts.times || [];
+  if (!rows.length) return [];
+  const total = rows.reduce((sum, r) => sum + r.seconds, 0);
+  const cells = rows.slice(0, SHOWN).map((r) => {
+    const link = el("button", { class: "link", onclick: () => seek(r.name.slice(r.name.indexOf(" ") + 1)) }, r.name);
+    return [link, milliseconds(r.seconds), percent(r.share), percent(r.roofline), r.kernels.join(", "), r.line];
+  });
+  const heads = ["operator", "time", "share", "roofline", "kernels", "line"];
+  return [part(`Times of a run: ${milliseconds(total)}`, true, table(heads, cells, [1, 2, 3]))];
+}
+
 function opDetails(model, op, { go, seek }) {
   const attrs = op.attrs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
   return [
@@ -86,6 +128,7 @@ function opDetails(model, op, { go, seek }) {
     ...slots(model, "Outputs", op.outputs, seek),
     ...slots(model, "Inputs", op.inputs, seek),
     ...(attrs.length ? [el("h3", {}, "Attributes"), el("dl", {}, attrs)] : []),
+    ...measured(model, op),
     ...refusals(model, op),
     ...rewrite(model, "Made of", model.made.get(op.id), 1, go),
     ...rewrite(model, "Became", model.gone.get(op.id), 2, go),
@@ -164,6 +207,7 @@ function tables(model, { go, seek }) {
     ["after", ...after],
   ].map((row) => [row[0], row[1], ...row.slice(4)]);
   return [
+    ...times(model, { seek }),
     part("Totals", true, table(["", "operators", ...headers.slice(3)], sums, [2, 3, 4])),
     part(
       `Refusals: ${refused.length}`,
