@@ -96,7 +96,6 @@ class CompiledProgram(NotPickled):
 
     @property
     def strategy(self) -> BuildStrategy:
-        """What it was made with."""
         return self._strategy
 
     @property
@@ -210,8 +209,7 @@ class CompiledProgram(NotPickled):
             self._latest = latest  # of a run that was pruned
         latest = self._latest_or_new()
         with without_collection():
-            facts = report.facts(self.before, latest.after, self.history, latest.reports, memory)
-            facts["times"] = [] if profile is None else [row.to_dict() for row in profile.rows()]
+            facts = report.facts(self.before, latest.after, self.history, latest.reports, memory, profile)
         report.write(Path(path), facts)
         return Path(path)
 

@@ -81,9 +81,9 @@ def _attrs(state: OpState) -> list[list[str]]:
 
 def facts(
     before: Program, after: Program, history: History, reports: Mapping[str, PassReport],
-    memory: MemoryReport | FeedError | None,
+    memory: MemoryReport | FeedError | None, profile: Any = None,
 ) -> dict[str, Any]:
-    """All that the page shows."""
+    """All that the page shows; `profile` is a Profiler, which stands above this package."""
     scopes = _scopes(history)
     tables = _Tables(scopes)
     initial = [[key, tables.number(state)] for key, state in history.initial.items()]
@@ -106,7 +106,7 @@ def facts(
         "parameters": [v.name for v in before.vars.values() if v.persistable],
         "fetched": sorted({*before.fetched, *after.fetched}),
         "summary": [HEADERS, before.summary().totals(), after.summary().totals()],
-        "memory": _memory(memory),
+        "memory": _memory(memory), "times": [row.to_dict() for row in profile.rows()] if profile is not None else [],
         "values": [list(v) for v in tables.values], "sites": _sites(tables.sites),
     }  # fmt: skip
 
