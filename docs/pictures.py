@@ -1,8 +1,9 @@
-"""The pictures of README: minigraph's own drawings, made into SVG by Graphviz.
+"""The pictures of README and of kernels.md: minigraph's own drawings, made into SVG by Graphviz.
 
     python docs/pictures.py        needs `dot`: apt-get install graphviz, brew install graphviz
 
-A layer with gelu and its gradients, before and after `fuse_gemm_epilogue`.
+A layer with gelu and its gradients, before and after `fuse_gemm_epilogue`; the launches of AdamW,
+before and after `fuse_all_optimizer_ops`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,23 @@ def drawings() -> dict[str, str]:
         grads = mg.static.gradients([out], parameters, [out_grad])
     strategy = mg.static.BuildStrategy(fuse_gemm_epilogue=True)
     after = mg.static.CompiledProgram(main, strategy).program_for([out, *grads])
-    return {"before": to_dot(main), "after": to_dot(after, main)}
+    return {"before": to_dot(main), "after": to_dot(after, main), **updates()}
+
+
+def updates() -> dict[str, str]:
+    """The launches that update two linear layers."""
+    main = mg.static.Program("updates")
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        x, y = mg.static.data("x", [None, 784]), mg.static.data("y", [None, 1], "int64")
+        h = mg.nn.functional.gelu(mg.nn.Linear(784, 1024)(x))
+        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(1024, 10)(h), y)
+        mg.optimizer.AdamW(1e-3).minimize(loss)
+    made = {}
+    for name, fused in ("update_before", False), ("update_after", True):
+        strategy = mg.static.BuildStrategy(fuse_all_optimizer_ops=fused)
+        kernels = mg.static.CompiledProgram(main, strategy).kernels({"x": [256, 784], "y": [256, 1]}, [loss])
+        made[name] = kernels.of("adamw", "fused_adamw").to_dot()
+    return made
 
 
 def svg(dot: str) -> str:

@@ -8,22 +8,26 @@ once more for runs with `use_prune`: operators that do not run must not share a 
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import FeedError, ProgramError, require
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.diff import diff
-from minigraph.ir.dot import to_dot
+from minigraph.ir.graph import Graph
+from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
+from minigraph.passes.engine.history import History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
 from minigraph.program.block_numbers import sub_programs
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
+from minigraph.program.html import folded, text
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.runtime import flags
 from minigraph.runtime.devices import PLANS_FOR, backend_of
@@ -32,6 +36,9 @@ from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_rep
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
+from . import report
+from .dump_files import write_dot, write_texts
+from .explanation import Explanation
 from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -89,6 +96,15 @@ class CompiledProgram(NotPickled):
         return self._strategy.run_options()
 
     @property
+    def strategy(self) -> BuildStrategy:
+        return self._strategy
+
+    @property
+    def reports(self) -> dict[str, PassReport]:
+        """What each pass of the latest compilation did and refused, by flag."""
+        return self._latest_or_new().reports
+
+    @property
     def before(self) -> Program:
         return self._program
 
@@ -96,6 +112,22 @@ class CompiledProgram(NotPickled):
     def after(self) -> Program:
         """The program of the latest run, or that of a run that fetches nothing inside a fusion."""
         return self._latest_or_new().after
+
+    @property
+    def history(self) -> History:
+        """Every rewrite in order: pass, rule, operators before and after, reason, user's line; print it.
+
+        BuildStrategy(keep_history=True) keeps it while compiling; else the program is compiled once more, here.
+        """
+        compilation = self._latest_or_new()
+        if compilation.history is None:
+            with without_collection():
+                compilation.history = compilation.again(self._program, self._strategy)
+        return compilation.history
+
+    def at(self, step: int) -> Program:
+        """The program after so many rewrites of `history`: 0 is the program before the first one."""
+        return self.history.at(step)
 
     @property
     def _graph(self) -> PaddleGraph:
@@ -106,7 +138,7 @@ class CompiledProgram(NotPickled):
         """The changes of the passes, one operator per line, `-` before and `+` after."""
         return diff(self.before, self.after)
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
         After a run on a GPU also where its kernels differ from what the operators ask for.
@@ -125,7 +157,14 @@ class CompiledProgram(NotPickled):
                 f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}"
                 for op, text in compilation.after.notes
             ]
-        return "\n".join(lines)
+        return Explanation("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: operators before and after, what changed and why, folded."""
+        before, after = len(self.before.ops), len(self.after.ops)
+        title = f"CompiledProgram {self.before.name}: {before} operators before, {after} after"
+        parts = {"changes": text(self.diff()), "passes": self.explain()._repr_html_(), "program": text(str(self.after))}
+        return folded(title, "".join(folded(name, part) for name, part in parts.items()), is_open=True)
 
     def memory_report(
         self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None
@@ -136,7 +175,8 @@ class CompiledProgram(NotPickled):
         fetch_list  as for Executor.run: fetched values live to the end
         place       a GPU for None, which need not be there; mg.CPUPlace() for a CPU
         """
-        return memory_report(*self._as_run(feed, fetch_list, place))
+        with without_collection():
+            return memory_report(*self._as_run(feed, fetch_list, place))
 
     def kernels(self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None) -> KernelList:
         """What a run gives to the GPU, call by call: name, grid, bytes, operators, user's line, source; print it.
@@ -145,6 +185,34 @@ class CompiledProgram(NotPickled):
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
         return backend_of(at).kernels(program, types, fetches, options)
+
+    def report(
+        self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,
+        profile: Any = None,
+    ) -> Path:  # fmt: skip
+        """Write one HTML file about this compilation, which a browser opens without a network; returns its path.
+
+        Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
+        feed, fetch_list, place   those of memory_report; what the latest run fetched for None. Where sizes are
+                                  missing the page says which
+        profile   a profiler.Profiler of runs of this program: the page has its times, too
+        """
+        latest = self._latest_or_new()
+        fetches = sorted(latest.fetches) if fetch_list is None else fetch_list
+        memory: MemoryReport | FeedError
+        try:
+            memory = self.memory_report(feed, fetches, place)
+        except FeedError as problem:
+            if feed:
+                raise
+            memory = problem
+        if fetch_list is None:
+            self._latest = latest  # of a run that was pruned
+        latest = self._latest_or_new()
+        with without_collection():
+            facts = report.facts(self.before, latest.after, self.history, latest.reports, memory, profile)
+        report.write(Path(path), facts)
+        return Path(path)
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""
@@ -185,32 +253,57 @@ class CompiledProgram(NotPickled):
 
 
 class _Compilation:
-    """One pass pipeline over one graph."""
+    """One pass pipeline over one graph.
+
+    history   the rewrites in order, None where it is not kept
+    """
 
     def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
-        self.version = program.version
+        self.version, self.fetches = program.version, fetches
         self.ops = pruned_ops(program.ops, fetches, prune) if prune is not False else program.ops
+        self.history: History | None = None
         try:
-            self.after = self._passed(program, strategy, fetches, strategy.verify == "each_pass")
+            self.after = self._passed(program, strategy, strategy.verify == "each_pass")
         except Exception:
             if strategy.verify == "structure":  # look after each pass, to say which one it was
-                self._passed(program, strategy, fetches, True)
+                self._passed(program, strategy, True)
             raise
         if strategy.debug_graphviz_path:
-            _write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+            write_dot(Path(strategy.debug_graphviz_path), program, self.after)
+        if strategy.dump_dir and self.history is not None:
+            write_texts(Path(strategy.dump_dir), self.history, list(self.reports))
 
-    def _passed(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], each: bool) -> Program:
+    def again(self, program: Program, strategy: BuildStrategy) -> History:
+        """The history of the same passes, which run once more."""
+        other = object.__new__(_Compilation)
+        other.version, other.fetches, other.ops = self.version, self.fetches, self.ops
+        kept = copy.copy(strategy)
+        kept.keep_history, kept.verify = True, "off"
+        other._passed(program, kept, False)
+        assert other.history is not None
+        return other.history
+
+    def _passed(self, program: Program, strategy: BuildStrategy, each: bool) -> Program:
         """The program that runs; `each` verifies the graph after each pass, not only at the end."""
         self.reports: dict[str, PassReport] = {}
-        return self._rewritten(program, self.ops, strategy, fetches, each)
+        self.history = None
+        kept = strategy.keep_history or bool(strategy.dump_dir)
+        return self._rewritten(program, self.ops, strategy, self.fetches, each, kept)
 
     def _rewritten(
-        self, program: Program, ops: Sequence[Operator], strategy: BuildStrategy, fetches: frozenset[str], each: bool
-    ) -> Any:
-        """These operators of the program after all passes; blocks that operators hold go through the same passes."""
-        graph = to_graph(program, fetches, ops)
+        self, program: Program, ops: Sequence[Operator], strategy: BuildStrategy, fetches: frozenset[str], each: bool,
+        kept: bool = False,
+    ) -> Any:  # fmt: skip
+        """These operators of the program after all passes; blocks that operators hold go through the same passes.
+
+        kept   whether `history` keeps the rewrites; those inside of blocks are not among them
+        """
+        graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
         for op, name, block in sub_programs(graph.ops):
             op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each)
+        recorder = Recorder(graph, program, ops) if isinstance(graph, RecordedGraph) else None
+        if recorder is not None:
+            self.history = recorder.history
         previous = program if ops is program.ops else to_program(graph, program)
         if each:
             verify(graph)
@@ -220,7 +313,11 @@ class _Compilation:
                 continue
             report = self.reports.setdefault(flag, PassReport(flag))
             start = time.perf_counter()
+            if recorder is not None:
+                recorder.listen(report, step.apply)
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
+            if recorder is not None:
+                recorder.close(report, step.apply)
             report.seconds += time.perf_counter() - start
             if each:
                 verify_changes(graph, flag)
@@ -233,18 +330,3 @@ class _Compilation:
         if strategy.verify != "off":
             verify(graph, "the last pass", types=not each and graph.changed)
         return to_program(graph, program)
-
-
-def _write_dot(path: Path, before: Program, after: Program) -> None:
-    """`<stem>_before.dot` and `<stem>_after.dot`; into the folder itself where the path is one."""
-    try:
-        folder, stem = (path, "graph") if path.is_dir() or not path.suffix else (path.parent, path.stem)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("before", to_dot(before)), ("after", to_dot(after, before))):
-            (folder / f"{stem}_{name}.dot").write_text(text, encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
-        why = getattr(problem, "strerror", None) or str(problem)
-        raise ProgramError(
-            f"debug_graphviz_path {str(path)!r} cannot be written: {why}",
-            hint="a folder, or a file in one, that can be written; '' writes none",
-        ) from None

@@ -229,6 +229,9 @@ class BuildStrategy(NotPickled):
                          "each_pass" checks after each pass at once. It also runs the program before and after each
                          pass in float64 on made-up data and compares every value that both have
     debug_graphviz_path  a path: the graph before and after is written there in DOT (see dump files)
+    keep_history         `compiled.history` and `compiled.at(i)` come without compiling again
+    dump_dir             a folder: the program's text is written there, 00_input.txt and 01_<pass>.txt, ... after
+                         each pass that is on
 
     The fields of Paddle's BuildStrategy that follow are accepted; `explain()` names each one that is
     switched on without a pass here.
@@ -263,6 +266,8 @@ class BuildStrategy(NotPickled):
     check_nan_inf: bool = False
     verify: str = "structure"
     debug_graphviz_path: str = ""
+    keep_history: bool = False
+    dump_dir: str = ""
 
     fuse_elewise_add_act_ops: bool = False
     fuse_bn_act_ops: bool = False
@@ -362,7 +367,7 @@ class BuildStrategy(NotPickled):
 
     def idle_flags(self) -> list[str]:
         """Flags that are on although no pass implements them."""
-        passes = {step.flag for step in PASSES} | RUN_FLAGS.keys()
+        passes = {step.flag for step in PASSES} | RUN_FLAGS.keys() | {"keep_history"}
         return [f.name for f in fields(self) if getattr(self, f.name) is True and f.name not in passes]
 
 

@@ -12,9 +12,11 @@ from minigraph.program.variable import RemovedVariable
 from .graph import Graph, OpNode, VarNode
 
 
-def to_graph(program: Program, fetches: Iterable[str] = (), ops: Iterable[Operator] | None = None) -> Graph:
+def to_graph(
+    program: Program, fetches: Iterable[str] = (), ops: Iterable[Operator] | None = None, kind: type[Graph] = Graph
+) -> Graph:
     """The Graph of a program, or of some of its operators; an operator's rank is its position."""
-    graph = Graph(program.name, (*fetches, *program.fetched), program.vars)
+    graph = kind(program.name, (*fetches, *program.fetched), program.vars)
     current: dict[str, VarNode] = {}
     nodes: dict[int, OpNode] = {}
 

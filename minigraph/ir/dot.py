@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minigraph.program import Operator, Program, Variable
+from minigraph.program.dot_text import quoted
 from minigraph.program.dump import dump_op
 
 COLOURS = {"forward": "#ffffff", "backward": "#fdf0e2", "optimize": "#e8f3e8"}
@@ -26,7 +27,7 @@ def to_dot(program: Program, before: Program | None = None) -> str:
         node = drawing.current.get(name) or drawing.version(program.vars[name])
         drawing.lines.append(f'  {node} [peripheries=2, tooltip="fetched"];')
     return "\n".join([
-        f"digraph {_quoted(program.name)} {{",
+        f"digraph {quoted(program.name)} {{",
         '  graph [rankdir=TB, fontname="Helvetica"];',
         '  node [fontname="Helvetica", fontsize=10, style=filled, fillcolor=white];',
         '  edge [fontname="Helvetica", fontsize=8, color="#666666"];',
@@ -50,25 +51,19 @@ class _Drawing:
         node = self.current[v.name] = f"v{self.number}"
         self.number += 1
         fill = f', fillcolor="{PARAMETER_COLOUR}"' if v.persistable else ""
-        self.lines.append(f"  {node} [shape=ellipse, label={_quoted(f'{v.name}{updated}', str(v.type))}{fill}];")
+        self.lines.append(f"  {node} [shape=ellipse, label={quoted(f'{v.name}{updated}', str(v.type))}{fill}];")
         return node
 
     def operator(self, index: int, op: Operator, is_new: bool) -> None:
         """A box, and edges from what it reads and to what it writes."""
         fill = NEW_COLOUR if is_new else COLOURS[op.role]
-        site = f", tooltip={_quoted(str(op.site))}" if op.site else ""
+        site = f", tooltip={quoted(str(op.site))}" if op.site else ""
         bold = ", penwidth=2" if is_new else ""
-        self.lines.append(f'  op{index} [shape=box, label={_quoted(op.type)}, fillcolor="{fill}"{bold}{site}];')
+        self.lines.append(f'  op{index} [shape=box, label={quoted(op.type)}, fillcolor="{fill}"{bold}{site}];')
         for slot, vs in op.inputs.items():
             for v in vs:
                 node = self.current.get(v.name) or self.version(v)
-                self.lines.append(f"  {node} -> op{index} [label={_quoted(slot)}];")
+                self.lines.append(f"  {node} -> op{index} [label={quoted(slot)}];")
         for slot, vs in op.outputs.items():
             for v in vs:
-                self.lines.append(f"  op{index} -> {self.version(v)} [label={_quoted(slot)}];")
-
-
-def _quoted(*lines: str) -> str:
-    """A DOT string; nothing in a name can end it or be read as an escape."""
-    escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
-    return '"' + "\\n".join(escaped) + '"'
+                self.lines.append(f"  op{index} -> {self.version(v)} [label={quoted(slot)}];")

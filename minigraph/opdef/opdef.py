@@ -98,6 +98,7 @@ class OpDef(Signature):
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
+        self.flops_function: Callable[..., int] | None = None
         _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +145,14 @@ class OpDef(Signature):
         kernels/cuda/fused/row_members.py has RowText. Without one an operator on rows stays alone.
         """
         self.cuda_rows_function = _named(function, self, "cuda_rows")
+        return self
+
+    def flops(self, function: Callable[..., int]) -> OpDef:
+        """Floating-point operations of a call, for summaries: `_(types, attrs)`, {slot: type} of inputs and outputs.
+
+        Without one it is one for each element of the largest float slot; none where the outputs show the input.
+        """
+        self.flops_function = _named(function, self, "flops")
         return self
 
     # what others ask of it

@@ -35,7 +35,7 @@ def common_subexpression_elimination(graph: Graph, report: PassReport) -> int:
         same, refusals = known.setdefault(_key(op), []), []
         for first in same:
             try:
-                report.applied.append(_merge(graph, first, op))
+                report.apply(_merge(graph, first, op))
                 break
             except Refused as no:
                 refusals.append(str(no))

@@ -56,7 +56,7 @@ def constant_folding(graph: Graph, report: PassReport) -> int:
             take_out(graph, op)
         elif sources:
             try:
-                report.applied.append(_fold(graph, op, known, report.name))
+                report.apply(_fold(graph, op, known, report.name))
             except Refused as no:
                 report.refuse(RULE, op.label(), str(no), op.site)
                 continue

@@ -21,14 +21,13 @@ RULE = "DeadCode"
 
 def dead_code_elimination(graph: Graph, report: PassReport) -> int:
     """Take out operators without readers; a walk from the end meets readers before their operands."""
-    removed = []
     for op in reversed(graph.ops):
         if acts(op) or not is_unread(op):
             continue
         if op.grads:
             report.refuse(RULE, op.label(), f"{next(iter(op.grads)).label()} computes its gradient", op.site)
             continue
-        removed.append(Applied(RULE, "nothing", (op.label(),), op.site, op.role))
         take_out(graph, op)
-    report.applied += reversed(removed)
-    return len(removed)
+        report.apply(Applied(RULE, "nothing", (op.label(),), op.site, op.role))
+    report.applied.reverse()
+    return len(report.applied)

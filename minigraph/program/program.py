@@ -34,10 +34,12 @@ from .block_numbers import next_number, numbered_blocks
 from .context import Guards
 from .copies import NotPickled
 from .dump import dump
+from .html import folded, text
 from .open_blocks import building
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
 from .scope import Scope, global_scope
+from .summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
 
 __all__ = [
@@ -195,6 +197,17 @@ class Program(NotPickled):
     def to_string(self, throw_on_error: bool = False, with_details: bool = False) -> str:
         """The text form, one operator per line; `with_details` adds the user's line of each."""
         return dump(self, with_details)
+
+    def summary(self, feed: Mapping[str, Any] | None = None) -> Summary:
+        """Each operator with its output, type, parameters, FLOPs and bytes, and the totals; print it.
+
+        feed   {data variable: shape} for sizes that are not declared; without them these numbers are unknown
+        """
+        return summary_of(self.name, self.ops, self.vars, feed or {})
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the operators by type; the text form is folded."""
+        return folded(repr(self).strip("<>"), text(str(self)))
 
     def state_dict(self, mode: str = "all", scope: Scope | None = None) -> dict[str, np.ndarray]:
         """Copies of the persistable values by name, those between two runs; mode is all, param (parameters) or opt (the

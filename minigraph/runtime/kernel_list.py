@@ -3,6 +3,7 @@
     kernels = compiled.kernels({"x": [256, 784], "y": [256, 1]}, fetch_list=[loss])
     print(kernels)               one line each: name, grid, bytes, operator, the user's line
     print(kernels[3].source)     CUDA C++;  kernels[3].ptx() what NVRTC makes of it
+    kernels.to_dot()             a drawing for Graphviz;  kernels.of("fused_adamw") those of one operator
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from minigraph.errors import KernelError, require
 from minigraph.kernels.cuda.record.compile import ptx_of
 from minigraph.program import Operator
+from minigraph.program.dot_text import quoted
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class Kernel:
         require(bool(self.source), f"{self.name} has no source of ours", KernelError)
         return ptx_of(self.source, self.arch)
 
+    def label(self) -> str:
+        """`update of adamw linear_0.w_0`: the call, its operator and the first output of that."""
+        if self.op is None:
+            return f"{self.name} at the end of the run"
+        return f"{self.name} of {self.op.type} {next(iter(self.op.output_arg_names), '')}".rstrip()
+
     def __str__(self) -> str:
         grid = "x".join(map(str, self.grid)) if self.grid else "-"
         what = self.op.type if self.op is not None else "end of the run"
@@ -57,3 +65,28 @@ class KernelList(tuple[Kernel, ...]):
     def __str__(self) -> str:
         nbytes = sum(k.nbytes for k in self) / 1e6
         return "\n".join([*map(str, self), f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
+
+    def of(self, *types: str) -> KernelList:
+        """The calls of operators of these types."""
+        return KernelList(k for k in self if k.op is not None and k.op.type in types)
+
+    def to_dot(self) -> str:
+        """A drawing in DOT: a box for each call, in order, and an ellipse for each parameter that an operator updates.
+
+        A parameter leads to the last call of its operator.
+        """
+        lines = ["digraph calls {", '  node [fontname="Helvetica", fontsize=10, style=filled, fillcolor=white];',
+                 '  edge [color="#666666"];']  # fmt: skip
+        for i, kernel in enumerate(self):
+            grid = "x".join(map(str, kernel.grid)) if kernel.grid else "no launch of ours"
+            label = quoted(kernel.name, f"grid {grid}" if kernel.grid else grid, f"{kernel.nbytes / 1e6:.3f} MB")
+            lines.append(f'  call{i} [shape=box, fillcolor="#e8f3e8", label={label}];')
+            if i:
+                lines.append(f"  call{i - 1} -> call{i} [weight=9];")
+        last = {k.op: i for i, k in enumerate(self) if k.op is not None}
+        for op, number in last.items():
+            for v in op.inputs.get("Param", ()):
+                node = quoted(f"parameter {v.name}")
+                lines.append(f'  {node} [shape=ellipse, fillcolor="#dddddd", label={quoted(v.name, str(v.type))}];')
+                lines.append(f"  {node} -> call{number};")
+        return "\n".join([*lines, "}", ""])

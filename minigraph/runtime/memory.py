@@ -114,15 +114,21 @@ def apart(lives: Sequence[Life]) -> list[Life]:
 
 def most_live(lives: Sequence[Life]) -> int:
     """The most bytes that are needed at one time: no layout takes less."""
+    return peak(lives)[0]
+
+
+def peak(lives: Sequence[Life]) -> tuple[int, int]:
+    """(the most bytes that are needed at one time, the first step at which they are); step -1 where nothing lives."""
     changes: dict[int, int] = {}
     for life in lives:
         changes[life.first] = changes.get(life.first, 0) + rounded(life.nbytes)
         changes[life.last + 1] = changes.get(life.last + 1, 0) - rounded(life.nbytes)
-    live = most = 0
+    live, most, at = 0, 0, min(changes, default=-1)
     for step in sorted(changes):
         live += changes[step]
-        most = max(most, live)
-    return most
+        if live > most:
+            most, at = live, step
+    return most, at
 
 
 def rounded(nbytes: int) -> int:

@@ -14,11 +14,12 @@ import numpy as np
 
 from minigraph.errors import FeedError, require, shortened
 from minigraph.program import Operator, Program, Variable
+from minigraph.program.html import folded, table, text
 from minigraph.types import TensorType
 
 from .backend import Resident
 from .devices import backend_of
-from .memory import Life, most_live, rounded
+from .memory import Life, peak
 from .options import RunOptions
 
 SHOWN = 10  # residents and operators in the text
@@ -85,6 +86,13 @@ class MemoryReport:
         lines += [f"    {_mib(nbytes)}  {who}" for who, nbytes in list(self.by_operator().items())[:SHOWN]]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the planned peak, and folded what lives at it."""
+        rows = [(r.name, str(r.type), _mib(r.nbytes), f"{r.first} to {r.last}") for r in self.at_peak()]
+        title = f"memory of program {self.program} on {self.place}: {_mib(self.planned).strip()} planned"
+        peak = folded(f"{len(rows)} blocks at the peak", table(("value", "type", "size", "steps"), rows))
+        return folded(title, peak + folded("all figures", text(str(self))), is_open=True)
+
     def _paged(self) -> str:
         rest = self.persistable - self.on_host
         return f", on the GPU {rest / MIB:.2f}, paged on the host {self.on_host / MIB:.2f}" if self.on_host else ""
@@ -142,12 +150,11 @@ def memory_report(
     memory = backend_of(place).memory(program, feeds, fetches, options)
     residents = memory.residents
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
-    steps = sorted({life.first for life in lives})
-    at = max(steps, key=lambda t: sum(rounded(n) for n, a, b in lives if a <= t <= b), default=-1)
+    live, at = peak(lives)
     persistable = [v for v in program.vars.values() if v.persistable]
     apart = max(memory.nbytes, sum(r.values for r in residents))
     return MemoryReport(
-        program.name, place, feeds, memory.nbytes, most_live(lives), apart,
+        program.name, place, feeds, memory.nbytes, live, apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
     )  # fmt: skip

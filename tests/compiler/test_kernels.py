@@ -9,7 +9,7 @@ import minigraph as mg
 from minigraph.errors import FeedError, KernelError, PlaceError
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
-from minigraph.runtime.cuda.kernels import _kernel
+from minigraph.runtime.cuda.kernels import listed
 from minigraph.static import BuildStrategy, CompiledProgram
 
 SHAPES = {"x": [256, 784], "y": [256, 1]}
@@ -105,4 +105,21 @@ def test_bytes_of_parts_of_one_array():
     left, right = whole.view([1024, 64]), whole.view([1024, 64], offset=whole.nbytes // 2)
     part = whole.nbytes // 2
     for args, parts in (([left, right], 2), ([left, left], 1), ([left.view([1024 * 64]), left, right], 2)):
-        assert _kernel(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
+        assert listed(Launch("", "k", (1, 1, 1), (32, 1, 1), args), None, "sm_90a").nbytes == parts * part
+
+
+def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
+    main = mg.static.Program()
+    with mg.static.program_guard(main, mg.static.Program()), mg.base.unique_name.guard():
+        loss = mg.mean(mg.nn.Linear(8, 3)(mg.static.data("x", [4, 8])))
+        mg.optimizer.SGD(0.1).minimize(loss)
+    kernels = CompiledProgram(main).kernels(fetch_list=[loss])
+    updates = kernels.of("sgd")
+    assert [k.op.type for k in kernels if k in updates] == ["sgd"] * len(updates)
+    assert len(updates) == 2
+    lines = updates.to_dot().splitlines()
+    assert [line.split()[0] for line in lines if "shape=box" in line] == ["call0", "call1"]
+    assert '  "parameter linear_0.w_0" [shape=ellipse, fillcolor="#dddddd", label="linear_0.w_0\\nf32[8,3]"];' in lines
+    owners = {op.inputs["Param"][0].name: f"call{i}" for i, op in enumerate(k.op for k in updates)}
+    assert all(f'  "parameter {name}" -> {call};' in lines for name, call in owners.items())
+    assert kernels.of("no such operator").to_dot().count("shape=") == 0

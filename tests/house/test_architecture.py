@@ -26,7 +26,7 @@ MAY_IMPORT = {
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
-    "kernels.cuda.device": "errors types kernels.cuda.record",
+    "kernels.cuda.device": "errors types kernels.peaks kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
@@ -57,12 +57,16 @@ MAY_IMPORT = {
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "metric": "errors types program tensor static",
     "io": "errors types program runtime",
+    "profiler": "errors types kernels.peaks program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
+    "command": "version errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
+        " static profiler",
+    "__main__": "command",
     "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
-        " optimizer static device io metric reader base utils",
+        " optimizer static device io metric profiler reader base utils",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.

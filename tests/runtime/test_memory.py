@@ -32,6 +32,7 @@ from minigraph.runtime.memory import (
     large_first,
     layout,
     most_live,
+    peak,
     rounded,
 )
 from minigraph.runtime.options import RunOptions
@@ -435,3 +436,17 @@ def test_small_products_have_room_for_split_sums_and_large_ones_take_no_more_tha
     Builder(program.global_block()).matmul(x, x, trans_y=True)
     bound = bind_program(program, {"x": x.type}, [])
     assert [c.workspace.nbytes for c in bound.binder.calls] == [32 << 20]
+
+
+def test_the_peak_is_the_first_step_with_the_most_bytes(rng):
+    assert peak([]) == (0, -1)
+    assert peak([Life(0, 2, 3)]) == (0, 2)
+    for _ in range(50):
+        firsts = rng.integers(-1, 12, 20)
+        blocks = [Life(int(n), int(a), int(a + d)) for n, a, d in zip(
+            rng.integers(0, 2000, 20), firsts, rng.integers(0, 6, 20), strict=True
+        )]  # fmt: skip
+        steps = sorted({life.first for life in blocks})
+        sums = {t: sum(rounded(n) for n, a, b in blocks if a <= t <= b) for t in steps}
+        at = max(sums, key=lambda t: sums[t])
+        assert peak(blocks) == (sums[at], at)

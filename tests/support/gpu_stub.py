@@ -24,6 +24,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Run, RunnableCall, Segment
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, Settling, settled, settling
+from minigraph.kernels.peaks import Peaks
 from minigraph.ops.elementwise.activation import gelu, gelu_slope
 from minigraph.ops.matmul.gemm_epilogue import pack_mask, unpack_mask
 from minigraph.types import float32, float64
@@ -184,6 +185,16 @@ class StubRuntime:
         """A graph that runs its last lane as far ahead as it may."""
         self.captures.append(parts)
         return partial(run_ahead, parts)
+
+    def timed(self, calls: Sequence[Callable[[], None]], names: Sequence[str]) -> list[float]:
+        """Runs them; each took as many seconds as its place among them says."""
+        assert len(calls) == len(names)
+        for call in calls:
+            call()
+        return [float(number) for number, _ in enumerate(calls, 1)]
+
+    def peaks(self, tf32: bool) -> Peaks:
+        return Peaks("stub", 1e3, {"float32": 1e6}, "invented")
 
     def to_device(self, array: Any) -> StubArray:
         copy = self.empty(array.shape, array.dtype)

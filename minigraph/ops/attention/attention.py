@@ -216,6 +216,13 @@ def _(
     return Q.with_shape((*Q.shape[:-1], V.shape[-1])), TensorType(scores[:-1], statistics_type(Q.dtype))
 
 
+@memory_efficient_attention.flops
+def _(types, attrs):
+    """Two products of all scores, also of those that a mask hides."""
+    scores = math.prod(scores_shape(types["Q"].shape, types["K"].shape, attrs["layout"]))
+    return 2 * scores * (types["Q"].shape[-1] + types["V"].shape[-1])
+
+
 def scores_shape(q: tuple[int, ...], k: tuple[int, ...], layout: str) -> tuple[int, ...]:
     """[B, H, Sq, Sk] of the shapes of Q and K, [B, Sq, Sk] of rank 3."""
     if len(q) == 3:

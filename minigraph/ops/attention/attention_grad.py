@@ -29,7 +29,7 @@ from minigraph.kernels.cpu.attention import (
 from minigraph.opdef import Ints, op
 from minigraph.ops.elementwise.elementwise import sum_to
 
-from .attention import calls, dense, memory_efficient_attention
+from .attention import calls, dense, memory_efficient_attention, scores_shape
 from .second_order import second_gradients
 
 
@@ -81,6 +81,13 @@ def memory_efficient_attention_grad(
         assert whole is not None
         Bias_grad = sum_to(slopes, whole.shape).reshape(Bias.shape).astype(Bias.dtype)
     return Q_grad, K_grad, V_grad, Bias_grad
+
+
+@memory_efficient_attention_grad.flops
+def _(types, attrs):
+    """Five products: the scores once more, and those of the gradients."""
+    scores = math.prod(scores_shape(types["Q"].shape, types["K"].shape, attrs["layout"]))
+    return 2 * scores * (3 * types["Q"].shape[-1] + 2 * types["V"].shape[-1])
 
 
 @memory_efficient_attention_grad.infer

@@ -89,6 +89,13 @@ def _product_type(X: TensorType, Y: TensorType, trans_x: bool, trans_y: bool) ->
     return out.with_shape((*X.shape[1:], out.shape[-1])) if trans_x else out
 
 
+@fused_gemm_epilogue.flops
+def _(types, attrs):
+    X, Out = types["X"], types["Out"]
+    inner = X.shape[0] if attrs["trans_x"] else X.shape[-1]
+    return 2 * Out.size * inner + Out.size * (1 + (attrs["activation"] != "none"))
+
+
 @fused_gemm_epilogue.infer
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
     require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
@@ -161,6 +168,14 @@ def fused_gemm_epilogue_grad(
     rows = tuple(range(DOut.ndim - 1))
     DBias = np.sum(DOut, axis=rows, out=DBias_out) if "DBias" in needs else None
     return DX, DY, DBias
+
+
+@fused_gemm_epilogue_grad.flops
+def _(types, attrs):
+    X, DOut = types["X"], types["DOut"]
+    product = 2 * DOut.size * (X.shape[0] if attrs["trans_x"] else X.shape[-1])
+    besides = DOut.size * ("DBias" in types) + X.size * (attrs["activation_grad"] != "none")
+    return product * (("DX" in types) + ("DY" in types)) + besides
 
 
 @fused_gemm_epilogue_grad.infer

@@ -61,6 +61,16 @@ def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
     return TensorType((*batch, *rows, *columns), out_dtype or X.dtype)
 
 
+def inner_size(X: TensorType, trans_x: bool) -> int:
+    """Products that each element of X @ Y is the sum of."""
+    return X.shape[-2 if trans_x and X.ndim > 1 else -1]
+
+
+@matmul.flops
+def _(types, attrs):
+    return 2 * types["Out"].size * inner_size(types["X"], attrs["trans_x"])
+
+
 @matmul.grad
 def _(g, X, Y, Out_grad, *, trans_x, trans_y, out_dtype):
     """Both operands of a product have one type: Out_grad is rounded to that of X first."""
@@ -128,6 +138,12 @@ def _(X, Y, Out_grad, *, trans_x, trans_y):
     return X, Y
 
 
+@matmul_grad.flops
+def _(types, attrs):
+    products = ("X_grad" in types) + ("Y_grad" in types)
+    return 2 * products * types["Out_grad"].size * inner_size(types["X"], attrs["trans_x"])
+
+
 @matmul_grad.grad
 def _(g, X, Y, Out_grad, X_grad_grad=None, Y_grad_grad=None, *, trans_x, trans_y):
     """Out_grad enters both products: d(X_grad) meets Y, d(Y_grad) meets X."""
@@ -167,6 +183,12 @@ def matmul_accumulate(X, Y, Acc, *, trans_x: bool = False, trans_y: bool = False
 def _joined(x: np.ndarray) -> np.ndarray:
     """[..., M, K] -> [M, ... * K]: the sum over batches becomes one over columns."""
     return np.moveaxis(x, -2, 0).reshape(x.shape[-2], math.prod(x.shape[:-2]) * x.shape[-1])
+
+
+@matmul_accumulate.flops
+def _(types, attrs):
+    X, Y = types["X"], types["Y"]
+    return 2 * X.size * Y.shape[-2 if attrs["trans_y"] else -1] + types["Acc"].size
 
 
 @matmul_accumulate.infer

@@ -71,6 +71,22 @@ def fused_linear_cross_entropy_grad(
     return tuple(v if name in needs else None for name, v in zip(OUTPUTS[3:6], values[3:6], strict=True))
 
 
+@fused_linear_cross_entropy.flops
+def _(types, attrs):
+    return _products(types, attrs)
+
+
+@fused_linear_cross_entropy_grad.flops
+def _(types, attrs):
+    return _products(types, attrs)
+
+
+def _products(types: Any, attrs: Any) -> int:
+    """The scores, and a product for each of DX and DW."""
+    classes = types["W"].shape[0 if attrs["trans_w"] else 1]
+    return 2 * types["X"].size * classes * (1 + ("DX" in types) + ("DW" in types))
+
+
 def _plain(
     X: np.ndarray, W: np.ndarray, Label: np.ndarray, Bias: np.ndarray | None, DLoss: np.ndarray | None,
     DSquare: np.ndarray | None, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,

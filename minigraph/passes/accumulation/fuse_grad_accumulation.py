@@ -84,7 +84,6 @@ def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -
         graph.move_op(add, place)
         raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
     old = part.product.label(), add.label()
-    report.applied.append(Applied("GradAccumulation", f"{out.name} = matmul_accumulate", old, add.site, add.role))
     take_place(graph, add, g.emitted[-1])
     if len(others) > 1:
         graph.rename_var(acc, graph.fresh_name(out.name))
@@ -95,6 +94,7 @@ def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -
     graph.remove_var(gone)
     if not part.product.outputs:
         graph.remove_op(part.product)
+    report.apply(Applied("GradAccumulation", f"{out.name} = matmul_accumulate", old, add.site, add.role))
     return g.emitted[0] if len(others) > 1 else None
 
 

@@ -38,7 +38,7 @@ def join_slice_grads(graph: Graph, add: OpNode, report: PassReport) -> bool:
     if len(parts) < 2 or not all(part is not None and part.type == "slice_grad" for part in parts):
         return False
     try:
-        report.applied.append(_join(graph, add, [part for part in parts if part is not None], report.name))
+        report.apply(_join(graph, add, [part for part in parts if part is not None], report.name))
     except Refused as no:
         report.refuse("SliceGrads", add.label(), str(no), add.site)
         return False

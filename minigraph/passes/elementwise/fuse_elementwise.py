@@ -52,7 +52,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
     for group in _groups(graph, report):
         if len(group.ops) > 1:
             try:
-                report.applied.append(_Emission(graph, group, shapes, report.name).run())
+                report.apply(_Emission(graph, group, shapes, report.name).run())
             except Refused as no:
                 report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
     join_alone(graph, split)
@@ -90,9 +90,9 @@ def _drop_shape(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport
     except Refused as no:
         report.refuse("Shape", op.label(), str(no), op.site)
         return
-    report.applied.append(Applied("Shape", "nothing, an input has it", (op.label(),), op.site, op.role))
     take_out(graph, op)
     take_out_unread(graph, [v.producer for v in op.input_vars])
+    report.apply(Applied("Shape", "nothing, an input has it", (op.label(),), op.site, op.role))
 
 
 def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassReport) -> None:
@@ -109,15 +109,13 @@ def _drop_copies(graph: Graph, op: OpNode, shapes: SameShapes, report: PassRepor
             except Refused as no:
                 report.refuse("Copy", f"{op.type} {out.name}", str(no), op.site)
                 continue
-            report.applied.append(
-                Applied("Copy", f"{given.name}, not copied", (f"{op.type} {out.name}",), op.site, op.role)
-            )
             if len(list(op.output_vars)) == 1:
                 take_out(graph, op)
             else:
                 graph.drop_output(op, slot)
                 graph.remove_var(out)
             take_out_unread(graph, makers)
+            report.apply(Applied("Copy", f"{given.name}, not copied", (f"{op.type} {out.name}",), op.site, op.role))
 
 
 def _is_ones(v: VarNode) -> bool:

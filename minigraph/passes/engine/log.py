@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,17 @@ class Reason(Exception):
 
 @dataclass(frozen=True)
 class Applied:
-    """One rewrite: the new operators, those they replace, and the user's line of the last replaced one."""
+    """One rewrite: the new operators, those they replace, and the user's line of the last replaced one.
+
+    why   the rule's equation, "" where the rule is its whole pass
+    """
 
     rule: str
     new: str
     old: tuple[str, ...]
     site: CallSite | None
     role: str = "forward"
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class PassReport:
     """The record of one pass on one graph.
 
     note   another remark for the user
+    told   is called with each rewrite, once the graph has it: the history of a compilation, where one is kept
     """
 
     name: str
@@ -63,7 +68,14 @@ class PassReport:
     miss: Miss | None = None
     seconds: float = 0.0
     note: str | None = None
+    told: Callable[[Applied], None] | None = field(default=None, repr=False)
     _known: set[Refusal] = field(default_factory=set, repr=False)
+
+    def apply(self, entry: Applied) -> None:
+        """Note a rewrite, after the graph was changed."""
+        self.applied.append(entry)
+        if self.told is not None:
+            self.told(entry)
 
     def refuse(self, rule: str, where: str, reason: str, site: CallSite | None) -> None:
         """Note a refusal, once."""

@@ -34,7 +34,7 @@ def combine_pairs(
             report.refuse(rule, op.label(), str(no), op.site)
             continue
         if entry is not None:
-            report.applied.append(entry)
+            report.apply(entry)
     return len(report.applied)
 
 

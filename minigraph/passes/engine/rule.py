@@ -54,6 +54,11 @@ class Rule:
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def equation(self) -> str:
+        """The first line of the class's docstring; "" where it has none of its own."""
+        return (type(self).__dict__.get("__doc__") or "").strip().partition("\n")[0]
+
     @cached_property
     def compiled(self) -> Pattern:
         return Pattern(self.pattern)
@@ -129,7 +134,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
         refusals = []
         for match in matches:
             try:
-                report.applied.append(_Rewrite(graph, rule, match, report.name).run())
+                report.apply(_Rewrite(graph, rule, match, report.name).run())
                 applied += 1
                 break
             except Refused as no:
@@ -178,7 +183,7 @@ class _Rewrite:
             raise Refused(no.fact if isinstance(no, MinigraphError) else str(no)) from None
         entry = Applied(
             self.rule.name, f"{self.kept[0].name} = {results[0].producer.type}",
-            tuple(op.label() for op in self.old), last.site, last.role,
+            tuple(op.label() for op in self.old), last.site, last.role, self.rule.equation,
         )  # fmt: skip
         for op, slot, index, v in stand_ins:
             self.graph.set_input(op, slot, index, v)

@@ -85,7 +85,7 @@ def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
             graph.move_op(op, rank)
     for chains in chosen:
         try:
-            report.applied.append(_emit(graph, chains, report.name))
+            report.apply(_emit(graph, chains, report.name))
         except Refused as no:
             report.refuse(RULE, chains[0].ops[-1].label(), str(no), chains[0].ops[-1].site)
 

@@ -200,7 +200,7 @@ def join(graph: Graph, forward: OpNode, report: PassReport) -> bool:
         origin = ahead.origins.get(v)
         graph.rename_var(v, graph.fresh_name(origin.name if origin else f"{new.outputs['Loss'][0].name}.like"))
     loss = new.outputs["Loss"][0]
-    report.applied.append(Applied("JoinGradient", f"{loss.name} = {new.type}", old, new.site, new.role))
+    report.apply(Applied("JoinGradient", f"{loss.name} = {new.type}", old, new.site, new.role))
     return True
 
 

@@ -46,7 +46,7 @@ def keep_sums(graph: Graph, op: OpNode, report: PassReport) -> bool:
         graph.remove_op(cast)
         graph.set_output(op, slot, 0, wide)
         graph.remove_var(made[slot])
-    report.applied.append(Applied("UnroundedGradient", f"{op.label()} in float32", old, op.site, op.role))
+    report.apply(Applied("UnroundedGradient", f"{op.label()} in float32", old, op.site, op.role))
     return True
 
 

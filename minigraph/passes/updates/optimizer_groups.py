@@ -231,7 +231,7 @@ def replaced(graph: Graph, group: UpdateGroup, new: Sequence[OpNode], report: Pa
     last = group.ops[-1]
     names = f"{group.results('ParamOut')[0].name}, ... = {new[-1].type}" if len(new) == 1 else f"{len(new)} operators"
     shown = (*taken[:4], f"{len(taken) - 4} more") if len(taken) > 5 else tuple(taken)
-    report.applied.append(Applied(rule, names, shown, last.site, last.role))
+    report.apply(Applied(rule, names, shown, last.site, last.role))
 
 
 def join_norms(graph: Graph, report: PassReport) -> int:
@@ -270,7 +270,7 @@ def join_norms(graph: Graph, report: PassReport) -> int:
             take_out(graph, square)
         labels = squares[0].label(), f"{len(squares) - 1} more", total.label()
         new = f"foreach_squared_l2_norm {result.name}"
-        report.applied.append(Applied("JoinNorms", new, labels, total.site, total.role))
+        report.apply(Applied("JoinNorms", new, labels, total.site, total.role))
         joined += 1
     return joined
 

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import KernelError, MinigraphError, UninitializedError
+from minigraph.kernels.cpu.peaks import peaks
 from minigraph.kernels.cpu.product import SMALL, one_thread_in_blas
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
+from minigraph.runtime import profiling
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
@@ -123,9 +126,12 @@ class Plan:
             env[index] = feeds[name]
         origin = self.program.origin
         step_number, number, old = scope.steps.get(origin, 0), -1, dict[str, Any]()
+        marks = profiling.clock()
         try:
             with np.errstate(all="ignore"), one_thread_in_blas() if self.large else nullcontext():
                 for number, bound in enumerate(self.steps):
+                    if marks is not None:
+                        marks.append(perf_counter())
                     if number in self.undo.kept:
                         self.undo.keep(number, scope, old)
                     if facts.steady and number not in facts.lasting:
@@ -140,6 +146,8 @@ class Plan:
             facts.steady = False
             self.undo.after_failure(number, scope, old, problem, self.program.name)
             raise
+        if marks is not None:
+            profiling.tell(self.program, self.schedule, peaks, marks)
         if scope.torn:
             self.undo.after_run(scope)
         facts.steady = scope.version == facts.version

@@ -15,11 +15,16 @@ from .bind import BoundProgram
 
 def kernel_list(bound: BoundProgram) -> KernelList:
     """What runs in the planned order; of variants the best one, which the library may lack."""
-    ops = {i: step.op for step, span in zip(bound.schedule.steps, bound.spans, strict=True) for i in span}
+    ops = operators(bound)
     calls = {i: bound.binder.joined.get(i, bound.binder.calls[i]) for i in bound.order if i not in bound.binder.gone}
     return KernelList(
-        _kernel(one, ops.get(i), bound.binder.device.arch) for i, call in calls.items() for one in _first([call])
+        listed(one, ops.get(i), bound.binder.device.arch) for i, call in calls.items() for one in _first([call])
     )
+
+
+def operators(bound: BoundProgram) -> dict[int, Operator]:
+    """The operator of each recorded call."""
+    return {i: step.op for step, span in zip(bound.schedule.steps, bound.spans, strict=True) for i in span}
 
 
 def _first(calls: Iterable[Call]) -> Iterator[Call]:
@@ -32,7 +37,8 @@ def _first(calls: Iterable[Call]) -> Iterator[Call]:
             yield from _first(best)
 
 
-def _kernel(call: Call, op: Operator | None, arch: str) -> Kernel:
+def listed(call: Call, op: Operator | None, arch: str) -> Kernel:
+    """A call as lists show it."""
     parts = {(id(root), offset, b.nbytes) for b in call.operands for root, offset in [root_and_offset(b)]}
     nbytes = sum(size for _, _, size in parts)
     source = next((source for source, _ in call.kernels()), "")

@@ -12,6 +12,7 @@ from minigraph.errors import PlaceError
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.call import Call, RunnableCall, Segment, Unsupported
 from minigraph.kernels.cuda.record.workspace import Note, Settling, settled, settling
+from minigraph.kernels.peaks import Peaks
 
 from .autotune import Tuner
 from .graph import CapturedGraph, CaptureError
@@ -19,7 +20,9 @@ from .lab import Lab
 from .launcher import Launcher
 from .memory import Memory
 from .modules import Modules
+from .peaks import peaks
 from .products import Products
+from .timing import times
 
 
 class Runtime(Memory):
@@ -88,6 +91,14 @@ class Runtime(Memory):
             return CapturedGraph(parts, self.target, self.lanes, self.modules.function, waiting)
         except CaptureError as why:
             return str(why)
+
+    def timed(self, calls: Sequence[Callable[[], None]], names: Sequence[str]) -> list[float]:
+        """Run the calls one after the other; seconds of each, see timing.py."""
+        return times(calls, names, self)
+
+    def peaks(self, tf32: bool) -> Peaks:
+        """What this GPU can do at the most."""
+        return peaks(self.device.index, tf32)
 
 
 _one_makes = threading.Lock()

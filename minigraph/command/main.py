@@ -1,0 +1,102 @@
+"""What the command line understands; `minigraph --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minigraph.errors import MinigraphError
+from minigraph.version import VERSION
+
+from . import demo, machine, runs, views
+from .subject import NoSubject
+
+Answer = tuple[dict[str, Any], str]  # data for --json, text
+CODES = "exit codes: 0 done; 1 an error, or verify found a difference; 2 the command line is wrong"
+FILES = """a source is a script, which runs until its first compiled step (else until a program is fed a second time),
+or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save"""
+
+# name: function, help; what else it takes
+SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
+    "dump": (views.dump, "the text of the program after all rewrites, or after --step N; --dir for all passes"),
+    "explain": (views.explain, "what each pass did, what it refused and why"),
+    "diff": (views.diff, "operators before and after the rewrites"),
+    "summary": (views.summary, "operators with types, parameters, FLOPs and bytes"),
+    "report": (views.report, "one HTML page about the compilation"),
+    "verify": (views.verify, "run each pass in float64 on made-up numbers and compare"),
+    "profile": (runs.profile, "times per operator, line or layer"),
+    "bench": (runs.bench, "the time of a step without and with the rewrites"),
+}
+OTHERS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
+    "info": (machine.info, "versions, GPU or why there is none, threads, caches"),
+    "demo": (demo.demo, "train a small network without and with rewrites"),
+    "cache": (machine.cache, "compiled kernels on disk: show or clear them"),
+    "completion": (machine.completion, "a script for a shell: eval \"$(minigraph completion bash)\""),
+}
+COMMANDS = {**SOURCES, **OTHERS}
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    made = argparse.ArgumentParser(
+        prog="minigraph", description="Static graphs, rewritten: look at programs and at what passes do to them.",
+        epilog=f"{FILES}; {CODES}",
+    )  # fmt: skip
+    made.add_argument("--version", action="version", version=f"minigraph {VERSION}")
+    commands = made.add_subparsers(dest="command", metavar="command", required=True)
+    own = {name: _command(commands, name) for name in COMMANDS}
+    for name in SOURCES:
+        _add_source(own[name])
+    own["dump"].add_argument("--step", type=int, help="after so many rewrites; 0 is the program before them")
+    own["dump"].add_argument("--dir", help="a folder for numbered texts, one for each pass")
+    own["dump"].add_argument("--dot", action="store_true", help="Graphviz' language")
+    own["report"].add_argument("--out", default="report.html", help="the file (report.html)")
+    own["report"].add_argument("--profile", type=int, metavar="STEPS", help="run so many steps and show their times")
+    own["summary"].add_argument("--after", action="store_true", help="of the rewritten program")
+    own["profile"].add_argument("--by", default="operator", choices=("operator", "type", "line", "layer"))
+    own["profile"].add_argument("--trace", help="a file for Perfetto")
+    for name in ("profile", "bench"):
+        own[name].add_argument("--steps", type=int, default=10, help="timed runs (10)")
+    own["cache"].add_argument("do", choices=("show", "clear"), nargs="?", default="show")
+    own["completion"].add_argument("shell", choices=("bash", "zsh", "fish"))
+    return made
+
+
+def _command(commands: Any, name: str) -> argparse.ArgumentParser:
+    text = COMMANDS[name][1]
+    made = commands.add_parser(name, help=text, description=text, epilog=FILES if name in SOURCES else None)
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+def _add_source(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", help="a script or a saved program")
+    command.add_argument("args", nargs="*", help="arguments of the script, after --")
+    command.add_argument("--passes", help="all, none, or flags joined by commas; a script's own, else all")
+    command.add_argument("--fetch", help="names joined by commas; what the script fetches, or what nobody reads")
+    command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES",
+                         help="x=32,64: sizes of a data variable of a saved program")  # fmt: skip
+    command.add_argument("--place", choices=("cpu", "gpu"), help="the script's, else cpu")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; the exit code."""
+    known = parser()
+    options = known.parse_args(arguments)
+    try:
+        data, text = COMMANDS[options.command][0](options)
+    except NoSubject as problem:
+        known.error(str(problem))
+    except MinigraphError as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 1
+    try:
+        sys.stdout.write(f"{json.dumps(data, indent=1) if options.json else text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` may stop early
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(data.get("failed", False))
