@@ -34,7 +34,7 @@ BLOCK = 16384  # elements that a thread takes at once: about 10 us
 SHARE = 131072  # elements that are worth another thread: one takes about 80 us for them
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
 OPTIONS: dict[str, Any] = {"error_model": "numpy"}  # a division by zero gives inf, as in NumPy
-INNER = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it
+INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it
 CALLED = types.int64(*[types.int64] * 5)  # machine code as work() of handed_out calls it
 
 intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
