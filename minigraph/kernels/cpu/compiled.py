@@ -21,10 +21,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, extending, njit, types
+from numba import cfunc, extending, njit, types
 from numba.extending import overload
 from numba.np.arrayobj import populate_array
-from numba.np.numpy_support import from_dtype
+from numba.np.numpy_support import carray, from_dtype
 
 from minigraph.kernels.cores import cores
 from minigraph.kernels.parallel import together
