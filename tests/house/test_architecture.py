@@ -91,6 +91,7 @@ PADDLES_NAMES = {"utils/__init__.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 SOURCES = [*FILES, *sorted(PACKAGE.rglob("*.cu*"))]
 
 
@@ -126,9 +127,8 @@ def _imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
             base = package[: len(package) + 1 - node.level] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
-                inner = PACKAGE.joinpath(*source.split(".")[1:], alias.name)
-                is_module = source.startswith("minigraph") and (inner.is_dir() or inner.with_suffix(".py").exists())
-                yield (f"{source}.{alias.name}" if is_module else source), node
+                inner = f"{source}.{alias.name}"
+                yield (inner if inner in MODULES else source), node
 
 
 def row(name: str, table: dict[str, str]) -> str | None:
