@@ -9,6 +9,7 @@ from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
+from minigraph.runtime.version import VERSION
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
 from minigraph.static.objects import load, save
 from minigraph.tensor import foreach, math_op_patch
@@ -45,7 +46,7 @@ from .device import (
 from .errors import MinigraphError
 from .program import Variable
 from .program.default_dtype import get_default_dtype, set_default_dtype
-from .reader import batch
+from .reader.decorator import batch
 from .static import create_parameter
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
@@ -62,7 +63,6 @@ from .types import (
     uint8,
 )
 from .types import bool_ as bool
-from .version import VERSION
 
 __version__ = VERSION
 Tensor, dtype = Variable, numpy.dtype  # in static mode a tensor is a Variable

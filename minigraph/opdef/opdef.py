@@ -95,18 +95,7 @@ class OpDef(Signature):
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
         self.cuda_rows_function: Callable[..., Any] | None = None
-        self._check()
-
-    def _check(self) -> None:
-        unknown = self.traits - TRAITS.keys()
-        assert not unknown, f"{self.type}: unknown traits {unknown}"
-        names = {s.name for s in self.inputs}
-        assert self.no_need_buffer <= names, f"{self.type}: no_need_buffer names no input"
-        assert self.read_for.keys() <= names, f"{self.type}: read_for names no input"
-        assert {*self.read_for.values()} <= {s.name for s in self.outputs}, f"{self.type}: read_for names no output"
-        assert {*self.inplace.values()} <= names, f"{self.type}: inplace names no input"
-        assert self.strided <= names | {s.name for s in self.outputs}, f"{self.type}: strided names no slot"
-        assert self.reference.__doc__, f"{self.type} has no docstring"
+        _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.reference(*args, **kwargs)
@@ -298,6 +287,19 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
         return opdef
 
     return define
+
+
+def _check(opdef: OpDef) -> None:
+    """The facts of a definition name what there is."""
+    unknown = opdef.traits - TRAITS.keys()
+    assert not unknown, f"{opdef.type}: unknown traits {unknown}"
+    inputs, outputs = {s.name for s in opdef.inputs}, {s.name for s in opdef.outputs}
+    assert opdef.no_need_buffer <= inputs, f"{opdef.type}: no_need_buffer names no input"
+    assert opdef.read_for.keys() <= inputs, f"{opdef.type}: read_for names no input"
+    assert {*opdef.read_for.values()} <= outputs, f"{opdef.type}: read_for names no output"
+    assert {*opdef.inplace.values()} <= inputs, f"{opdef.type}: inplace names no input"
+    assert opdef.strided <= inputs | outputs, f"{opdef.type}: strided names no slot"
+    assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
 
 
 def get_op(op_type: str) -> OpDef:
