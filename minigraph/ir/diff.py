@@ -8,7 +8,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from minigraph.program import Operator, Parameter, Program, Variable
-from minigraph.program.dump import aligned, declaration_lines, op_parts, quote
+from minigraph.program.dump import aligned, declaration_lines, op_parts
+from minigraph.program.grammar import quote
 
 CONTEXT = 1  # unchanged operators shown on each side of a change
 
