@@ -7,9 +7,9 @@ import numpy
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
+from minigraph.runtime import version
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
-from minigraph.runtime.version import VERSION
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
 from minigraph.static.objects import load, save
 from minigraph.tensor import foreach, math_op_patch
@@ -64,7 +64,7 @@ from .types import (
 )
 from .types import bool_ as bool
 
-__version__ = VERSION
+__version__ = version.VERSION
 Tensor, dtype = Variable, numpy.dtype  # in static mode a tensor is a Variable
 
 __all__ = [

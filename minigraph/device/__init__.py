@@ -1,5 +1,7 @@
 """Devices, as paddle.device."""
 
+from minigraph import cuda
+
 from .place import (
     get_all_custom_device_type,
     get_all_device_type,
@@ -18,6 +20,7 @@ from .place import (
 )
 
 __all__ = [
+    "cuda",
     "get_all_custom_device_type",
     "get_all_device_type",
     "get_available_custom_device",
