@@ -15,19 +15,19 @@ the Mask for which the table stands. xFormers is no peer: bench/README.md says w
 
 from __future__ import annotations
 
-import datetime
 import gc
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .gpu_report import end, measure, report_of
 from .gpu_timing import Gpu, Input, Planned, turns_of
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, summarized
 from .turns import in_turns
 
 BACKENDS = {"naive": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
@@ -135,29 +135,16 @@ class GpuAttention:
         torch = importlib.import_module("torch") if "torch" in peers else None
         if torch is not None:
             torch.backends.cuda.matmul.allow_tf32 = False
-        rows: list[dict[str, Any]] = []
-        for row in (r for r in (*ROWS, *GRID) if only in r.title):
-            for job in JOBS[:2] if row.few else JOBS:
-                try:
-                    rows.append(measured(gpu, torch, row, job, min(rounds, 3) if row.few else rounds))
-                except Exception as problem:  # one row must not cost the others; it stands in the table
-                    why = f"{type(problem).__name__}: {problem}"[:300]
-                    rows.append({"title": row.title, "job": job.title, "training": job.training, "failed": why})
-                gpu.release(torch)
+        report = report_of(self, gpu, command, rounds)
+        tasks = (
+            ({"title": row.title, "job": job.title, "training": job.training},
+             partial(measured, gpu, torch, row, job, min(rounds, 3) if row.few else rounds))
+            for row in (*ROWS, *GRID) if only in row.title
+            for job in (JOBS[:2] if row.few else JOBS)
+        )  # fmt: skip
+        measure(report, tasks, gpu, torch)
         memory = measured_memory(gpu, torch) if only in "memory" else []
-        report = {
-            "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows, "planned_memory": planned_memory(),
-            "measured_memory": memory,
-        }  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(table(rows))
-        for r in memory:
-            print(f"{r['title']:34} MiB beside inputs and gradients, on the card:", r["beside_gradients_MiB"])
-        print(f"written to {path}")
+        end(report, table, planned_memory=planned_memory(), measured_memory=memory)
 
 
 def measured(gpu: Gpu, torch: Any, row: Row, job: Job, rounds: int) -> dict[str, Any]:
@@ -384,11 +371,11 @@ def _errors(
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(report: Mapping[str, Any]) -> str:
     """One line for each row: our milliseconds and TFLOP/s, then the other arms relative to it."""
     heads = f"{'pass':9} {'ms':>8} {'TFLOP/s':>8} {'MiB':>7} {'scratch':>8}"
     lines = [f"{'':34} {heads}  others / ours (MiB), MiB beside inputs, scratch: beside results too"]
-    for r in rows:
+    for r in report["rows"]:
         head = f"{r['title']:34} {r['job']:9}"
         if "failed" in r:
             lines.append(f"{head} FAILED {r['failed'][:150]}")
@@ -400,6 +387,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{head} {ours:8.3f} {r['flops'] / ours / 1e9:8.1f} {r['MiB']['minigraph']:7.1f} "
             f"{r['scratch_MiB']['minigraph']:8.1f}  {others}"
         )
+    for r in report["measured_memory"]:
+        lines.append(f"{r['title']:34} MiB beside inputs and gradients, on the card: {r['beside_gradients_MiB']}")
     return "\n".join(lines)
 
 

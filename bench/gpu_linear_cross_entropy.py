@@ -15,11 +15,9 @@ in its three ways old, fallback and fast, by minigraph and by PyTorch; its memor
 
 from __future__ import annotations
 
-import datetime
 import gc
 import importlib
 import importlib.util
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,8 +26,9 @@ import numpy as np
 
 from .gpu_linear_cross_entropy_peers import PEERS, functions
 from .gpu_linear_cross_entropy_step import STEP_ARMS, run_all, step_program, torch_peak, torch_steps
+from .gpu_report import Task, end, measure, report_of
 from .gpu_timing import Gpu, Input
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, summarized
 from .turns import in_turns, without_rest
 
 TOLERANCE = 1e-2  # of ||found - exact|| / ||exact||
@@ -354,31 +353,16 @@ class GpuHeads:
             remarks.append("liger is left out: pip install --no-deps liger_kernel")
             peers = [p for p in peers if p != "liger"]
         torch = importlib.import_module("torch") if peers else None
-        tasks: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-            (head.title, lambda head=head: measured(gpu, torch, peers, head, rounds)) for head in HEADS
+        tasks: list[Task] = [
+            ({"title": head.title}, partial(measured, gpu, torch, peers, head, rounds)) for head in HEADS
         ]
-        tasks.append(("the step", lambda: the_step(gpu, rounds, torch)))
-        rows = []
-        for title, task in tasks:
-            if only not in title:
-                continue
-            try:
-                rows.append(task())
-            except Exception as problem:  # one row must not cost the others; it stands in the table
-                rows.append({"title": title, "failed": f"{type(problem).__name__}: {problem}"[:300]})
-            gpu.release(torch)
-        report = {
-            "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "remarks": remarks, "rows": rows,
-            "planned_mib_beyond_gradients_by_rows": planned_memory(gpu, HEADS[0]),
-            "measured_mib_beyond_gradients_by_rows": measured_memory(gpu, torch, HEADS[0]) if only in "memory" else {},
-        }  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(table(report))
-        print(f"written to {path}")
+        tasks.append(({"title": "the step"}, partial(the_step, gpu, rounds, torch)))
+        report = report_of(self, gpu, command, rounds) | {"remarks": remarks}
+        measure(report, (task for task in tasks if only in task[0]["title"]), gpu, torch)
+        end(
+            report, table, planned_mib_beyond_gradients_by_rows=planned_memory(gpu, HEADS[0]),
+            measured_mib_beyond_gradients_by_rows=measured_memory(gpu, torch, HEADS[0]) if only in "memory" else {},
+        )  # fmt: skip
 
 
 def table(report: dict[str, Any]) -> str:

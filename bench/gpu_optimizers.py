@@ -7,18 +7,18 @@ where the GPU waits for it, as a training loop would.
 
 from __future__ import annotations
 
-import datetime
 import importlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .gpu_report import end, measure, report_of
 from .gpu_timing import COPIED, Gpu, GpuBench, turns_of
-from .harness import RESULTS, summarized, versions
+from .harness import summarized
 from .turns import in_turns
 
 LEVELS = {"for-loop": None, "foreach": "foreach_optimizer_ops", "fused": "fuse_all_optimizer_ops"}
@@ -256,25 +256,14 @@ class OptimizerBench(GpuBench):
         """Measure, print the table and write bench/results/gpu_optimizers.json; peer torch-compile compiles, too."""
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
-        rows = []
-        for case in (*CASES, *WRITTEN):
-            if only in case.title:
-                try:
-                    measure = measured if case in CASES else measured_written
-                    rows.append(measure(gpu, torch, case, rounds, "torch-compile" in peers))
-                except Exception as problem:  # one row must not cost the others; it stands in the table
-                    rows.append({"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:400]})
-                gpu.release(torch)
-        report = {
-            "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows,
-        }  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(report_table(report))
-        print(f"written to {path}")
+        report = report_of(self, gpu, command, rounds)
+        ways = [(measured, case) for case in CASES] + [(measured_written, case) for case in WRITTEN]
+        tasks = (
+            ({"title": case.title}, partial(way, gpu, torch, case, rounds, "torch-compile" in peers))
+            for way, case in ways if only in case.title
+        )  # fmt: skip
+        measure(report, tasks, gpu, torch)
+        end(report, report_table)
 
 
 def measured(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compiled: bool) -> dict[str, Any]:

@@ -10,19 +10,19 @@ bit with those of a step on the card.
 
 from __future__ import annotations
 
-import datetime
 import importlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .gpu_optimizers import ADAMW, LEVELS, Update, UpdateCase, Values, _adamw, _arrays, gpt2_shapes
+from .gpu_report import end, measure, report_of
 from .gpu_timing import Gpu, GpuBench, turns_of
-from .harness import RESULTS, summarized, versions
+from .harness import summarized
 from .turns import in_turns
 
 SIDE = (4096, 4096)  # one tensor: 64 MiB of each state
@@ -155,24 +155,10 @@ class PagedBench(GpuBench):
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure, print the table and write bench/results/gpu_paged.json."""
         gpu = Gpu()
-        bus, rows = Bus(gpu), []
-        for case in CASES:
-            if only in case.title:
-                try:
-                    rows.append(measured(gpu, bus, case, rounds))
-                except Exception as problem:  # one row must not cost the others; it stands in the table
-                    rows.append({"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:400]})
-                gpu.release(None)
-        report = {
-            "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": rows,
-        }  # fmt: skip
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(report_table(report))
-        print(f"written to {path}")
+        bus, report = Bus(gpu), report_of(self, gpu, command, rounds)
+        cases = [case for case in CASES if only in case.title]
+        measure(report, (({"title": c.title}, partial(measured, gpu, bus, c, rounds)) for c in cases), gpu, None)
+        end(report, report_table)
 
 
 def report_table(report: Mapping[str, Any]) -> str:

@@ -10,9 +10,7 @@ others are compared with.
 
 from __future__ import annotations
 
-import datetime
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,7 +21,8 @@ import numpy as np
 
 from . import product_kernels
 from .gpu_jax import Jax, JaxArm
-from .harness import RESULTS, no_gpu, summarized, versions
+from .gpu_report import end, measure, report_of
+from .harness import no_gpu, summarized
 from .turns import in_turns, without_rest
 
 TURN_MS = 8.0  # what an arm runs in one turn
@@ -313,34 +312,13 @@ class GpuBench:
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
         jax = Jax(gpu.cupy) if "jax" in peers else None
-        rows: list[dict[str, Any]] = []
         cases = [case for case in self.cases() if only in case.title]
         if jax is not None:
             jax.prepare(cases)
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        report = {
-            "bench": self.name,
-            "title": self.title,
-            "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "gpu": gpu.facts(),
-            "versions": versions(),
-            "rounds": rounds,
-            "cases": len(cases),
-            "rows": rows,
-        }
-        for case in cases:
-            try:
-                rows.append(measured(gpu, torch, case, rounds, jax))
-            except Exception as problem:  # one row must not cost the others; it stands in the table
-                rows.append(
-                    {"title": case.title, "failed": f"{type(problem).__name__}: {problem}"[:300]}
-                )
-            gpu.release(torch)
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # a run that is cut off leaves these
-        print(table(report))
-        print(f"written to {path}")
+        report = report_of(self, gpu, command, rounds) | {"cases": len(cases)}
+        tasks = (({"title": case.title}, partial(measured, gpu, torch, case, rounds, jax)) for case in cases)
+        measure(report, tasks, gpu, torch)
+        end(report, table)
 
 
 def measured(gpu: Gpu, torch: Any, case: Case, rounds: int, jax: Jax | None = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy
 from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for operators)
 from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
+from minigraph.runtime import version
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
@@ -47,7 +48,7 @@ from .device import (
 from .errors import MinigraphError
 from .program import Variable
 from .program.default_dtype import get_default_dtype, set_default_dtype
-from .reader import batch
+from .reader.decorator import batch
 from .static import create_parameter
 from .tensor import *  # noqa: F403  the functions on Variables: exactly tensor.__all__
 from .types import (
@@ -64,9 +65,8 @@ from .types import (
     uint8,
 )
 from .types import bool_ as bool
-from .version import VERSION
 
-__version__ = VERSION
+__version__ = version.VERSION
 Tensor, dtype = Variable, numpy.dtype  # in static mode a tensor is a Variable
 
 __all__ = [

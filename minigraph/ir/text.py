@@ -15,13 +15,13 @@ from minigraph.opdef import OPS, OpDef
 from minigraph.program import ROLES, Operator, Parameter, Program, Variable
 from minigraph.program.block_numbers import next_number
 from minigraph.program.dump import born_frozen, first_output, unnamed_outputs, updates
+from minigraph.program.grammar import DECLARATIONS, PARAMETER_FACTS
 from minigraph.program.subprogram import SubProgram
 from minigraph.types import TensorType
 
 from .tokens import Line, TextError, Token
 
 LONGEST_TEXT = 1 << 26  # characters
-DECLARATIONS = ("data", "param", "state", "var")
 
 Slots = dict[Token, list[Token]]  # slot -> names
 
@@ -116,7 +116,7 @@ class _Parser:
         name = line.name("a variable")
         line.expect(":")
         type = line.type()
-        frozen = line.accept("frozen") or (not line.accept("live") and kind in ("data", "state"))
+        frozen = line.accept("frozen") or (not line.accept("live") and DECLARATIONS[kind])
         persistable = line.accept("persistable") or kind == "state"
         block, site = self.program.global_block(), CallSite(self.filename, line.number)
         if kind == "param":
@@ -236,7 +236,8 @@ class _Parser:
 def _facts(line: Line) -> dict[str, Any]:
     """`{learning_rate=0.5, need_clip=false}` of a parameter."""
     start = line.next
-    facts = line.attrs(("learning_rate", "need_clip"), "a parameter")
-    if type(facts.get("learning_rate", 1.0)) not in (int, float) or type(facts.get("need_clip", True)) is not bool:
+    facts = line.attrs(PARAMETER_FACTS, "a parameter")
+    given = PARAMETER_FACTS | facts
+    if type(given["learning_rate"]) not in (int, float) or type(given["need_clip"]) is not bool:
         line.fail("learning_rate is a number, need_clip is true or false", start)
     return facts

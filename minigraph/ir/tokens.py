@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from minigraph.errors import MinigraphError, ProgramError, nearest
-from minigraph.program.dump import PLAIN_NAME
+from minigraph.program.grammar import MARKS, PLAIN_NAME, VALUES
 from minigraph.types import DTYPES, SHORT_NAMES, TensorType, tensor_type
 
 T = TypeVar("T")
@@ -17,12 +17,11 @@ LARGEST_RANK = 64  # NumPy's limit
 TOKEN = re.compile(
     r"(?P<space>[ \t]+)"
     r'|(?P<string>"(?:[^"\\]|\\.)*")'
-    r"|(?P<mark>[:=,(){}\[\]#])"
+    rf"|(?P<mark>[{re.escape(MARKS)}])"
     rf"|(?P<word>{PLAIN_NAME.pattern})"
 )
 INT = re.compile(r"-?[0-9]{1,40}")
 FLOAT = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?(?:[eE][-+]?[0-9]{1,5})?|inf|nan)")
-WORDS = {"true": True, "false": False, "null": None}
 DTYPE_NAMES = {dtype.name: dtype for dtype in SHORT_NAMES}
 
 
@@ -199,7 +198,7 @@ class Line:
         if token.kind == "string":
             return self.unquoted(token)
         if token.kind == "word":
-            for known in (WORDS, DTYPE_NAMES):
+            for known in (VALUES, DTYPE_NAMES):
                 if token.text in known:
                     return known[token.text]
             if INT.fullmatch(token.text):

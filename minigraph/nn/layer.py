@@ -187,18 +187,10 @@ class Layer:
         """
         own = self.state_dict()
         known = own if use_structured_name else {v.name: v for v in own.values()}
-        values: dict[str, Any] = {}
         for path, value in state_dict.items():
-            if path not in known:
-                raise_unknown(f"state of {type(self).__name__}", path, known, ProgramError)
-            if isinstance(value, Variable):
-                raise ProgramError(
-                    f"the value of {path} is the variable {value}", site=call_site(),
-                    hint="program.state_dict() has the arrays, by the variables' names",
-                )  # fmt: skip
-            values[known[path].name] = value
+            _check_state(self, path, value, known)
         program = next(iter(own.values())).program if own else default_main_program()
-        program.set_state_dict(values)
+        program.set_state_dict({known[path].name: value for path, value in state_dict.items()})
 
     set_dict = load_dict = set_state_dict
 
@@ -220,6 +212,17 @@ class Layer:
         lines = [f"({name}): {layer!r}".replace("\n", "\n  ") for name, layer in self._sub_layers.items()]
         inside = "\n  ".join(["", *lines]) + "\n" if lines else self.extra_repr()
         return f"{type(self).__name__}({inside})"
+
+
+def _check_state(layer: Layer, path: str, value: Any, known: Mapping[str, Variable]) -> None:
+    """A value for a state that the layer has."""
+    if path not in known:
+        raise_unknown(f"state of {type(layer).__name__}", path, known, ProgramError)
+    if isinstance(value, Variable):
+        raise ProgramError(
+            f"the value of {path} is the variable {value}", site=call_site(),
+            hint="program.state_dict() has the arrays, by the variables' names",
+        )  # fmt: skip
 
 
 def _snake_case(name: str) -> str:

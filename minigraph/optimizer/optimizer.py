@@ -227,9 +227,7 @@ class Optimizer:
         regularizer = self._regularizer_of(param)
         return regularizer(param, grad, grad.block) if regularizer is not None else grad
 
-    def state(
-        self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None
-    ) -> Variable:
+    def state(self, param: Parameter, what: str, value: float = 0.0, type: TensorType | None = None) -> Variable:
         """A new persistable `<param>_<what>_0` that starts as `value`, by default shaped like the parameter."""
         if type is None:
             type = param.type.with_dtype(float32) if param.dtype in (float16, bfloat16) else param.type

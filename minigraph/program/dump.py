@@ -47,7 +47,6 @@ objects that act on a program from outside (learning-rate schedulers, regularize
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +54,13 @@ from minigraph.opdef.host_function import HostFunction
 from minigraph.opdef.inner import InnerBlock
 
 from .block_numbers import sub_programs
+from .grammar import DECLARATIONS, PARAMETER_FACTS, quote
 
 if TYPE_CHECKING:
     from minigraph.opdef import OpDef
 
     from .program import Operator, Program, Variable
 
-PLAIN_NAME = re.compile(r"[^\s\"',:;=(){}\[\]#]+")
-KEYWORDS = frozenset({
-    "program", "seed", "data", "param", "state", "var", "frozen", "live", "persistable",
-    "forward", "backward", "optimize", "for", "of", "in", "number", "fetch", "block", "end",
-})  # fmt: skip
 WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to this width; longer text sticks out
 
 Parts = tuple[str, str, str]  # output names, their types, the call
@@ -140,7 +135,7 @@ def declaration_lines(program: Program) -> list[str]:
     """The lines of `data`, `param`, `state` and `var`."""
     declared = _declarations(program)
     width = max((n for v, _ in declared if (n := len(quote(v.name))) <= WIDEST_NAMES), default=0)
-    return [f"  {kind:6} {quote(v.name):{width}} : {v.type}{_facts(v)}" for v, kind in declared]
+    return [f"  {kind:6} {quote(v.name):{width}} : {v.type}{_facts(v, kind)}" for v, kind in declared]
 
 
 def aligned(lines: list[Parts]) -> list[str]:
@@ -192,13 +187,6 @@ def born_frozen(opdef: OpDef, role: str) -> bool:
     return role != "backward" and not opdef.differentiable
 
 
-def quote(name: str) -> str:
-    """A name as it is, or as a JSON string where it holds a character that the grammar uses."""
-    if PLAIN_NAME.fullmatch(name) and name not in KEYWORDS:
-        return name
-    return json.dumps(name, ensure_ascii=False)
-
-
 def _declarations(program: Program) -> list[tuple[Variable, str]]:
     """(variable, kind) of all variables that need a line of their own."""
     frozen: dict[str, bool] = {}  # the usual stop_gradient of what operators write
@@ -216,18 +204,15 @@ def _declarations(program: Program) -> list[tuple[Variable, str]]:
     return declared
 
 
-def _facts(v: Any) -> str:
+def _facts(v: Any, kind: str) -> str:
     """` frozen` or ` live` where its kind does not say it, and what only a Parameter has."""
-    parameter = hasattr(v, "optimize_attr")
-    usual = v.is_data or (v.persistable and not parameter)
-    facts = "" if v.stop_gradient == usual else (" frozen" if v.stop_gradient else " live")
+    facts = "" if v.stop_gradient == DECLARATIONS[kind] else (" frozen" if v.stop_gradient else " live")
     if v.is_data and v.persistable:
         facts += " persistable"
-    if not parameter:
+    if kind != "param":
         return facts
-    return facts + _attrs({
-        "learning_rate": (v.optimize_attr["learning_rate"], 1.0), "need_clip": (v.need_clip, True),
-    })  # fmt: skip
+    own = {"learning_rate": v.optimize_attr["learning_rate"], "need_clip": v.need_clip}
+    return facts + _attrs({name: (own[name], usual) for name, usual in PARAMETER_FACTS.items()})
 
 
 def _in_order(slots: Mapping[str, list[Any]], order: Iterable[Any]) -> dict[str, list[Any]]:

@@ -129,9 +129,7 @@ class Executor(NotPickled):
         in order with what else CuPy's current stream is given.
         """
         if program is None:
-            program = default_main_program()
-            require(program.vars or not (feed or fetch_list), "no program was passed, and the default main program is"
-                    " empty", ProgramError, "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+            program = _default_program(wanted=bool(feed or fetch_list))
         if isinstance(feed, (list, tuple)):
             feed = only_feed(feed)
         latest = self._latest
@@ -262,6 +260,14 @@ def _duration(seconds: float) -> str:
     if seconds >= 0.9995:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _default_program(wanted: bool) -> Program:
+    """The default main program; one that is empty gives nothing that is wanted."""
+    program = default_main_program()
+    require(program.vars or not wanted, "no program was passed, and the default main program is empty", ProgramError,
+            "exe.run(main, ...), or run inside program_guard(main)")  # fmt: skip
+    return program
 
 
 def _own_program(source: Any) -> Program:

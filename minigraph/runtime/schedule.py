@@ -159,10 +159,7 @@ class Schedule:
                 values[i].last_use = position
             read += indices
             inputs.append(indices if variadic else indices[0])
-        try:
-            inferred = opdef.infer_types(types, op.attrs)
-        except MinigraphError as error:
-            raise error.at(_describe(op, types), op.site) from None
+        inferred = _inferred(op, types)
         step, seen = Step(op, inputs, [], read, []), {*read} if opdef.inplace else ()
         for slot in opdef.outputs:
             if slot not in computed:
@@ -254,6 +251,14 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
         step.shown = Counter(values[j].root for j in step.read), frozenset(step.read)
     roots, read = step.shown
     return roots[values[i].root] <= (i in read)
+
+
+def _inferred(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> dict[str, list[TensorType]]:
+    """The types of the outputs in this run."""
+    try:
+        return op.opdef.infer_types(types, op.attrs)
+    except MinigraphError as error:
+        raise error.at(_describe(op, types), op.site) from None
 
 
 def _describe(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> str:

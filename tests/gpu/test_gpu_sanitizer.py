@@ -32,19 +32,19 @@ for c in gpu_sanitizer.claimed([Check(n, lambda: None) for n in {names!r}], fold
 """
 
 
-def judged(monkeypatch, tmp_path, summary="ERROR SUMMARY: 0 errors", error=None, seconds=60, last=""):
+def judged(monkeypatch, tmp_path, parts, summary="ERROR SUMMARY: 0 errors", error=None, seconds=60, last=""):
     tool = tmp_path / "tool"
     tool.write_text(TOOL.format(python=sys.executable, summary=summary))
     tool.chmod(0o755)
     monkeypatch.setattr(gpu_sanitizer.shutil, "which", lambda _: str(tool))
-    monkeypatch.setitem(gpu_sanitizer.TOOLS, "memcheck", 2)
+    monkeypatch.setitem(gpu_sanitizer.TOOLS, "memcheck", parts)
     script = INNER.format(path=sys.path, names=NAMES, error=error, seconds=seconds, last=last)
-    parts = gpu_sanitizer.begin("memcheck", tmp_path, tmp_path, [sys.executable, "-c", script], 60)
-    return gpu_sanitizer.joined([gpu_sanitizer.ended(*part) for part in parts], NAMES)
+    begun = gpu_sanitizer.begin("memcheck", tmp_path, tmp_path, [sys.executable, "-c", script], 60)
+    return gpu_sanitizer.joined([gpu_sanitizer.ended(*part) for part in begun], NAMES)
 
 
 def test_all_checks_in_silence_are_clean_and_each_runs_once(monkeypatch, tmp_path):
-    found = judged(monkeypatch, tmp_path)
+    found = judged(monkeypatch, tmp_path, 2)
     assert found["clean"] and found["checks"] == len(NAMES) and not found["not_run"]
     assert len(list((tmp_path / "memcheck").iterdir())) == len(NAMES)
     assert not list(tmp_path.glob("sanitizer_*.txt")), "a log that says nothing"
@@ -60,7 +60,7 @@ def test_all_checks_in_silence_are_clean_and_each_runs_once(monkeypatch, tmp_pat
     ids=json.dumps,
 )  # fmt: skip
 def test_anything_else_is_not(monkeypatch, tmp_path, trouble):
-    found = judged(monkeypatch, tmp_path, **trouble)
+    found = judged(monkeypatch, tmp_path, 1, **trouble)
     assert not found["clean"]
     assert found["not_run"] == (NAMES if "seconds" in trouble else [])
 

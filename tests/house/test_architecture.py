@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "minigraph"
 # Who may import whom: folders, from bottom to top, so there is no cycle. A folder may always import itself and what
 # lies in it. A row of a folder inside another one holds for it instead of the outer row.
 MAY_IMPORT = {
-    "version": "",
     "errors": "",
     "types": "errors",
     "paddle_names": "errors",  # of Paddle that are not here
@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "passes": "errors types opdef program ir kernels.updates kernels.trace kernels.chunks",
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors types kernels program.context",
-    "runtime": "version errors types opdef kernels program cuda",
+    "runtime": "errors types opdef kernels program cuda",
     "compiler": "errors types opdef program ir passes runtime paddle_names",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
@@ -62,10 +62,10 @@ MAY_IMPORT = {
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
-    "command": "version errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
+    "command": "errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
         " static profiler",
     "__main__": "command",
-    "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
+    "": "errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
         " optimizer static device io metric profiler reader base utils",
 }
 
@@ -85,7 +85,9 @@ LATE_IMPORTS = (
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 
-LONGEST_FILE = 400
+LONGEST_FILE, LONGEST_CLASS, LONGEST_FUNCTION = 400, 200, 50
+MOST_FILES = 20  # of code in one folder
+LOOSE = {"__init__.py", "cuda.py", "errors.py", "regularizer.py", "types.py"}  # modules that lie in no room
 MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and numpy; with networkx more than 300
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
@@ -97,6 +99,7 @@ PADDLES_NAMES = {"utils/__init__.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 SOURCES = [*FILES, *sorted(PACKAGE.rglob("*.cu*"))]
 
 
@@ -132,9 +135,8 @@ def _imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
             base = package[: len(package) + 1 - node.level] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
-                inner = PACKAGE.joinpath(*source.split(".")[1:], alias.name)
-                is_module = source.startswith("minigraph") and (inner.is_dir() or inner.with_suffix(".py").exists())
-                yield (f"{source}.{alias.name}" if is_module else source), node
+                inner = f"{source}.{alias.name}"
+                yield (inner if inner in MODULES else source), node
 
 
 def row(name: str, table: dict[str, str]) -> str | None:
@@ -253,6 +255,28 @@ def test_files_are_short_and_well_named():
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
     named = {short(path): {*path.relative_to(PACKAGE).parts[:-1], path.stem} for path in SOURCES}
     assert {name for name, words in named.items() if FORBIDDEN_NAMES & words} == PADDLES_NAMES
+
+
+def too_long(source: ast.AST) -> Iterator[str]:
+    for node in ast.walk(source):
+        most = LONGEST_CLASS if isinstance(node, ast.ClassDef) else LONGEST_FUNCTION
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > most:
+                yield f"line {node.lineno}: {node.name} has {lines} lines"
+
+
+def test_classes_functions_and_folders_are_short():
+    assert [f"{short(path)} {line}" for path in FILES for line in too_long(tree(path))] == []
+    folders = Counter(path.parent for path in SOURCES)
+    assert {short(folder): files for folder, files in folders.items() if files > MOST_FILES} == {}
+    assert {path.name for path in FILES if path.parent == PACKAGE} == LOOSE
+
+
+def test_the_check_for_lengths_can_fail():
+    body = "\n".join(["    x = 1"] * LONGEST_FUNCTION)
+    assert list(too_long(ast.parse(f"def f():\n{body}"))) == ["line 1: f has 51 lines"]
+    assert not list(too_long(ast.parse(f"class F:\n{body}")))
 
 
 def test_every_file_of_the_package_is_installed():

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import __main__ as command
-from bench import gpu_gelu, harness, product_kernels
+from bench import (
+    gpu_gelu,
+    gpu_linear_cross_entropy,
+    gpu_optimizers,
+    gpu_paged,
+    gpu_report,
+    gpu_timing,
+    harness,
+    product_kernels,
+)
 from minigraph.kernels.cuda.matmul import hopper_product, registry
 from minigraph.program import Program
 from minigraph.program.builder import Builder
@@ -119,3 +130,37 @@ def test_an_arm_without_a_kernel_takes_what_would_run_without_it():
     with product_kernels.without(["hopper_product"]):
         assert first_ways(case, "default") == ["epilogue of bias"]
     assert first_ways(case, "default") == [hopper_product.NAME]
+
+
+def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+    written = []
+
+    def release(torch):
+        assert torch is None
+        written.append([row["title"] for row in json.loads(path.read_text())["rows"]] if path.exists() else [])
+
+    gpu, path = SimpleNamespace(facts=lambda: {"name": "a card"}, release=release), tmp_path / "recorded.json"
+    report = gpu_report.report_of(Recorded(), gpu, "python -m bench recorded", 3)
+    tasks = [({"title": "one"}, lambda: {"title": "one", "ms": 1}), ({"title": "two"}, lambda: {"ms": 1 // 0}),
+             ({"title": "three"}, lambda: {"title": "three", "ms": 3})]  # fmt: skip
+    gpu_report.measure(report, tasks, gpu, None)
+    gpu_report.end(report, lambda r: f"{len(r['rows'])} rows, {r['memory']} MiB", memory=7)
+    found = json.loads(path.read_text())
+    assert written == [[], ["one"], ["one", "two"]]
+    assert [row.get("ms") for row in found["rows"]] == [1, None, 3]
+    assert found["rows"][1]["failed"].startswith("ZeroDivisionError")
+    assert (found["rounds"], found["gpu"], found["memory"]) == (3, {"name": "a card"}, 7)
+    assert capsys.readouterr().out == f"3 rows, 7 MiB\nwritten to {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("gpu_linear_cross_entropy", gpu_linear_cross_entropy.table), ("gpu_optimizers", gpu_optimizers.report_table),
+        ("gpu_paged", gpu_paged.report_table), ("gpu_gemm", gpu_timing.table),
+    ],
+)  # fmt: skip
+def test_the_table_of_a_bench_shows_every_row_of_its_results(name, table):
+    report = json.loads((harness.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert all(row["title"] in table(report) for row in report["rows"])

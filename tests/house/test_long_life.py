@@ -40,15 +40,16 @@ def counted() -> Counter[str]:
     graded([(False, False), (False, True), (True, False), (True, True)], now=lambda fresh, fused: fresh != fused),
 )
 def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch):
-    monkeypatch.setattr(executor, "GONE_KNOWN", 10)
+    monkeypatch.setattr(executor, "GONE_KNOWN", 4)
+    monkeypatch.setattr(executor, "PROGRAMS_KEPT", 4)
     exe, scope, counts = mg.static.Executor(), mg.static.Scope(), []
-    for turn in range(60):
+    for turn in range(24):
         live(mg.static.Executor() if fresh else exe, mg.static.Scope() if fresh else scope, fused)
-        if turn in (29, 59):  # by then as many plans are kept as ever are
+        if turn in (11, 23):  # by then as many plans are kept as ever are
             counts.append(counted())
     assert counts[0] == counts[1]
     assert len(exe._plans) <= executor.PROGRAMS_KEPT
-    assert len(exe._gone) <= 10
+    assert len(exe._gone) <= 4
     assert len(scope.steps) <= executor.PROGRAMS_KEPT
 
 

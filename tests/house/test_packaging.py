@@ -45,7 +45,7 @@ def test_the_sdist_holds_whatever_is_not_the_package():
 def test_the_version_is_written_once():
     """pyproject.toml reads it from the package without importing it, so it is a literal there."""
     assert "version" not in PROJECT["project"] and PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "minigraph.version.VERSION"}
-    source = ast.parse((PACKAGE / "version.py").read_text(encoding="utf-8"))
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "minigraph.runtime.version.VERSION"}
+    source = ast.parse((PACKAGE / "runtime" / "version.py").read_text(encoding="utf-8"))
     values = [n.value for n in source.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "VERSION"]
     assert [ast.literal_eval(value) for value in values] == [minigraph.__version__]

@@ -80,9 +80,10 @@ def test_random_spellings_compute_the_same(first):
         assert fused[feature] >= 4, f"{feature}: {fused}"
 
 
-def test_other_passes_go_with_it():
+@pytest.mark.parametrize("first", graded((0, 40), now=lambda first: first == 0))
+def test_other_passes_go_with_it(first):
     """All flags that can be on together, and another order of them."""
-    for seed in range(0, 80):
+    for seed in range(first, first + 40):
         check(seed, choices(seed)[0])
         check(seed, [*(f for f in choices(seed)[0] if f != FLAG), FLAG])
 

@@ -75,7 +75,7 @@ def checked(seeds: Iterable[int]) -> Outcome:
 
 def test_passes_change_no_result():
     """Some programs, and those that show the defects planted below; of second_gradient_is_ignored it is 320 here."""
-    assert checked(sorted({*range(90), *SHOWN.values(), 320})).applied.keys() >= SHARES.keys()
+    assert checked(sorted({*range(30), *SHOWN.values(), 320})).applied.keys() >= SHARES.keys()
 
 
 @pytest.mark.sweep

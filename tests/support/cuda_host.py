@@ -36,7 +36,7 @@ DYNAMIC_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 SHARED_ARGUMENT = re.compile(r"const __grid_constant__ (\w+) (\w+)")  # a copy for each thread takes long
 CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
-OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
+OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
 LIBRARIES = CACHE.with_name("host")
 KEPT_SECONDS = 7 * 86400  # since it was last of use
 HEADER, RUNTIME = (Path(__file__).with_name(f"cuda_host.{suffix}") for suffix in ("h", "cpp"))

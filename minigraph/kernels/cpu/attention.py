@@ -323,6 +323,15 @@ def forward(
         Q.shape[0], call.heads * call.groups, call.queries))  # fmt: skip
 
 
+def _probabilities(scores: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(exp(scores - start) in place of the scores, 0 where these are hidden; what is hidden)."""
+    hidden = scores == -math.inf
+    scores -= start
+    np.exp(scores, out=scores)
+    scores[hidden] = 0
+    return scores, hidden
+
+
 def backward(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, Out: np.ndarray, LogSumExp: np.ndarray, Out_grad: np.ndarray,
     Bias: Any = None, Mask: Any = None, CuSeqlensQ: Any = None, CuSeqlensK: Any = None, Key: Any = None,
@@ -346,11 +355,7 @@ def backward(
         delta = (d * out[b, h, :, i]).sum(axis=-1, keepdims=True) - to_sums
         kept = call.kept(block)
         for keys in call.key_slices(block):
-            p = call.scores(block, keys)
-            hidden = p == -math.inf
-            p -= start
-            np.exp(p, out=p)
-            p[hidden] = 0
+            p, hidden = _probabilities(call.scores(block, keys), start)
             slopes = product(d, call.v[b, h, :, keys].swapaxes(-1, -2))
             call.drop(slopes, kept, keys)
             slopes -= delta

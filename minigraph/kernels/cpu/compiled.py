@@ -9,6 +9,7 @@ body computes. It does the operations of the NumPy form on each element in the s
 contractions, so results are bit-equal. The lock of the interpreter is released meanwhile.
 
 Every thread has a share of the blocks, one after the other in memory, and takes blocks of others when it has ended.
+What hands out blocks is compiled once, for all loops and dtypes: it calls the loop at an address.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import extending, njit, types
+from numba import cfunc, extending, njit, types
 from numba.extending import overload
 from numba.np.arrayobj import populate_array
-from numba.np.numpy_support import from_dtype
+from numba.np.numpy_support import carray, from_dtype
 
 from minigraph.kernels.cores import cores
 from minigraph.kernels.parallel import together
@@ -32,7 +33,9 @@ from minigraph.kernels.updates import Loop, elements
 BLOCK = 16384  # elements that a thread takes at once: about 10 us
 SHARE = 131072  # elements that are worth another thread: one takes about 80 us for them
 LINE = 8  # counters in a cache line: threads that count do not disturb each other
-OPTIONS = {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as in NumPy
+OPTIONS: dict[str, Any] = {"error_model": "numpy"}  # a division by zero gives inf, as in NumPy
+INNER: dict[str, Any] = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # Python never calls it
+CALLED = types.int64(*[types.int64] * 5)  # machine code as work() of handed_out calls it
 
 intrinsic: Any = extending.intrinsic(prefer_literal=True)  # what it makes has a parameter less than the function
 
@@ -57,7 +60,7 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
     transposed = zip(*columns, strict=True)
     table = np.array([[a.__array_interface__["data"][0] for a in row] for row in transposed], np.int64)
     ends = np.cumsum(sizes, dtype=np.int64)
-    code = machine_code(loop, len(columns), dtype)
+    work, address = handed_out(), machine_code(loop, len(columns), dtype).address
     most = int(ends[-1]) // SHARE  # threads that have enough to do
     ways = itertools.cycle((False, True))  # from the other end each time: what came last is still in the cache
     rows, listed = np.empty(0, np.int64), []
@@ -66,41 +69,51 @@ def bound(loop: Loop, columns: Sequence[Sequence[np.ndarray]]) -> Callable[[Any,
         nonlocal rows, listed
         if numbers.rows != listed:
             rows, listed = np.array(numbers.rows, np.int64), numbers.rows
-        typed = np.array([n + change for n in numbers.sets], dtype)
+        typed = np.array([n + change for n in numbers.sets], dtype).view(np.uint8)
+        room = BLOCK * dtype.itemsize if change != (1, 0) else 0
         threads = max(1, min(cores(), most))
         turns = np.zeros((threads + 1) * LINE, np.int64)
-        work = partial(code, table, ends, rows, typed, change != (1, 0), next(ways), turns)
-        work.arrays = columns  # type: ignore[attr-defined]  # machine code has only their addresses
-        together(threads, work, ends[-1], lambda: turns[-LINE])
+        own = partial(work, address, table, ends, rows, typed, room, next(ways), turns)
+        own.arrays = columns  # type: ignore[attr-defined]  # machine code has only their addresses
+        together(threads, own, ends[-1], lambda: turns[-LINE])
 
     return run
 
 
-@cache
-def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., int]:
-    """work(table, ends, rows, numbers, changes, backward, turns, me) -> the number of elements that it did.
+def _kept(make: Callable[..., Any], signature: Any, **options: Any) -> Callable[..., Any]:
+    """njit or cfunc whose machine code is kept on disk, if there is a folder that can be written.
 
+    It lies beside the package or in the user's cache folder; without either it is made once per process.
+    """
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            return make(signature, cache=True, **OPTIONS, **options)(function)
+        except RuntimeError:
+            return make(signature, **OPTIONS, **options)(function)
+
+    return compile_
+
+
+@cache
+def handed_out() -> Callable[..., int]:
+    """work(address, table, ends, rows, numbers, room, backward, turns, me) -> the number of elements that it did.
+
+    address   of the machine code of a loop
     table     int64 [arrays, columns] of addresses
     ends      int64 [arrays]: the sums of their sizes up to each
     rows      int64 [arrays]: which row of `numbers` is for each
-    numbers   [sets, numbers of the loop + 2]: the last are those of `change`
-    changes   whether `change` is not (1, 0)
+    numbers   the bytes of [sets, numbers of the loop + 2]: the last are those of `change`
+    room      bytes that `change` needs; 0 where it is (1, 0)
     backward  whether the last block comes first
     turns     int64: for each thread how many blocks of its share have been begun; last, how many elements are done
     me        which share comes first
-    Machine code is kept on disk beside the package or in the user's cache folder, per dtype; without either it is made
-    once per process, in one to two seconds.
     """
-    code = loop.__code__
-    shown = repr((code.co_code, code.co_consts, code.co_names, code.co_varnames))
-    # what numba finds machine code on disk by; a function in its place would be another one in each process
-    name = f"{loop.__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
-    count = code.co_argcount - columns
-    _bodies[name] = njit(**OPTIONS)(loop)
 
-    def work(table, ends, rows, numbers, changes, backward, turns, me):
+    def work(address, table, ends, rows, numbers, room, backward, turns, me):
         threads, size, passed, done = turns.size // LINE - 1, ends[-1], 0, 0
-        scratch = np.empty(BLOCK if changes else 0, numbers.dtype)
+        scratch = np.empty(room, np.uint8)
+        changed = scratch.ctypes.data if room > 0 else 0
         while passed < threads:
             owner = (me + passed) % threads
             begin, end = size * owner // threads, size * (owner + 1) // threads
@@ -114,43 +127,50 @@ def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Callable[..., int
             while start < stop:
                 first, n = start - (ends[i - 1] if i > 0 else 0), min(stop, ends[i]) - start
                 if n > 0:
-                    arguments = _arguments(table, i, first, n, numbers, rows[i], columns, count)
-                    if changes:
-                        changed = _changed(scratch, arguments[0], arguments[1], numbers[rows[i], count:])
-                        arguments = (changed,) + arguments[1:]  # noqa: RUF005  (numba cannot unpack here)
-                    _call(name, arguments)
+                    _call_at(address, table[i].ctypes.data, first, n, numbers[rows[i]].ctypes.data, changed)
                 start, i = start + n, i + 1
             done += length
             _counted(turns, threads * LINE, length)
         return done
 
-    words, pairs, floats = types.int64[::1], types.int64[:, ::1], from_dtype(dtype)[:, ::1]
-    signature = types.int64(pairs, words, words, floats, types.boolean, types.boolean, words, types.int64)
-    return _kept(signature)(work)
+    words, word = types.int64[::1], types.int64
+    pairs, bytes_ = types.int64[:, ::1], types.uint8[:, ::1]
+    return _kept(njit, word(word, pairs, words, words, bytes_, word, types.boolean, words, word), nogil=True)(work)
 
 
-def _kept(*signature: Any) -> Callable[..., Any]:
-    """njit whose machine code is kept on disk, if there is a folder that can be written."""
+@cache
+def machine_code(loop: Loop, columns: int, dtype: np.dtype) -> Any:
+    """A function of C, at `address`: `loop` on n elements, from number `first` on, of one array of each column.
 
-    def compile_(function: Callable[..., Any]) -> Any:
-        try:
-            return njit(*signature, cache=True, **OPTIONS)(function)
-        except RuntimeError:
-            return njit(*signature, **OPTIONS)(function)
+    block(row, first, n, numbers, changed) -> n
 
-    return compile_
+    row      address of the arrays' addresses
+    numbers  address of the loop's numbers, and of (scale, coeff)
+    changed  address of memory for the first array as `change` makes it; 0 leaves it as it is
+    """
+    code = loop.__code__
+    shown = repr((code.co_code, code.co_consts, code.co_names, code.co_varnames))
+    # what numba finds machine code on disk by; a function in its place would be another one in each process
+    name = f"{loop.__name__} {hashlib.sha256(shown.encode()).hexdigest()}"
+    count = code.co_argcount - columns
+    _bodies[name] = njit(**INNER)(loop)
 
+    def block(row, first, n, numbers, changed):
+        arguments = _arguments(row, first, n, numbers, columns, count)
+        if changed != 0:
+            g, p, made = arguments[0], arguments[1], carray(_pointer(changed, numbers), n)
+            change = carray(numbers, count + 2)
+            for j in range(n):
+                made[j] = g[j] * change[count]
+            if change[count + 1] != 0:  # or a parameter that is infinite would make the gradient NaN
+                for j in range(n):
+                    made[j] = made[j] + p[j] * change[count + 1]
+            arguments = (made,) + arguments[1:]  # noqa: RUF005  (numba cannot unpack here)
+        _call(name, arguments)
+        return n
 
-@_kept()
-def _changed(room, g, p, change):
-    """g times change[0], plus p times change[1]."""
-    changed = room[: g.size]
-    for j in range(g.size):
-        changed[j] = g[j] * change[0]
-    if change[1] != 0:  # or a parameter that is infinite would make the gradient NaN
-        for j in range(g.size):
-            changed[j] = changed[j] + p[j] * change[1]
-    return changed
+    word = types.int64
+    return _kept(cfunc, word(word, word, word, types.CPointer(from_dtype(dtype)), word))(block)
 
 
 # inlined, or the compiler does not see that indices are never negative, and does not vectorise
@@ -168,33 +188,49 @@ def _(name, arguments):
 
 
 @intrinsic
-def _arguments(context, table, row, first, n, numbers, chosen, columns, count):
-    """What a loop is called with: `n` elements of each array of a row of `table`, and a row of `numbers`."""
+def _arguments(context, row, first, n, numbers, columns, count):
+    """What a loop is called with: `n` elements of the arrays whose addresses lie at `row`, and its numbers."""
     array, dtype = types.Array(numbers.dtype, 1, "C"), numbers.dtype
     made = types.Tuple([array] * columns.literal_value + [dtype] * count.literal_value)
-    words = (types.intp, types.intp, types.intp)
 
     def emit(context, builder, signature, values):
-        def constant(number):
-            return context.get_constant(types.intp, number)
+        def item(pointer, place):
+            return builder.load(builder.gep(pointer, [context.get_constant(types.intp, place)]))
 
-        def item(which, row, width, place):
-            inner = context.make_array(signature.args[which])(context, builder, values[which])
-            index = builder.add(builder.mul(row, constant(width)), constant(place))
-            return builder.load(builder.gep(inner.data, [index]))
-
-        _, row, first, n, _, chosen = values[:6]
-        itemsize, parts = constant(dtype.bitwidth // 8), []
+        row, first, n, numbers = values[:4]
+        itemsize, parts = context.get_constant(types.intp, dtype.bitwidth // 8), []
+        addresses = builder.inttoptr(row, context.get_value_type(types.CPointer(types.intp)))
         for k in range(columns.literal_value):
-            address = builder.add(item(0, row, columns.literal_value, k), builder.mul(first, itemsize))
+            address = builder.add(item(addresses, k), builder.mul(first, itemsize))
             view = context.make_array(array)(context, builder)
             start = builder.inttoptr(address, context.get_data_type(dtype).as_pointer())
             populate_array(view, data=start, shape=[n], strides=[itemsize], itemsize=itemsize, meminfo=None)
             parts.append(view._getvalue())
-        parts += [item(4, chosen, count.literal_value + 2, k) for k in range(count.literal_value)]
+        parts += [item(numbers, k) for k in range(count.literal_value)]
         return context.make_tuple(builder, made, parts)
 
-    return made(table, *words, numbers, types.intp, columns, count), emit
+    return made(types.intp, types.intp, types.intp, numbers, columns, count), emit
+
+
+@intrinsic
+def _pointer(context, address, like):
+    """An address as a pointer of the type of `like`."""
+
+    def emit(context, builder, signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(like))
+
+    return like(types.intp, like), emit
+
+
+@intrinsic
+def _call_at(context, address, row, first, n, numbers, changed):
+    """Call machine code at an address."""
+
+    def emit(context, builder, signature, values):
+        function = context.get_value_type(types.ExternalFunctionPointer(CALLED, None))
+        return context.call_function_pointer(builder, builder.inttoptr(values[0], function), values[1:])
+
+    return types.int64(types.int64, *CALLED.args), emit
 
 
 @intrinsic

@@ -20,8 +20,7 @@ def fused_linear_cross_entropy(
     class_weight: Variable | None = None, token_weight: Variable | None = None, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None,
     transpose_weight: bool = False, accumulate_dtype: Any = None, chunk_bytes: int | None = None,
-    chunk_rows: int | None = None,
-    return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
+    chunk_rows: int | None = None, return_z_loss: bool = False, return_accuracy: bool = False, name: str | None = None,
     use_token_scaling: bool = False, return_predicted_tokens: bool = False,
 ) -> Any:  # fmt: skip
     """cross_entropy(input @ weight + bias, label), computed a chunk of rows at a time.
@@ -49,31 +48,40 @@ def fused_linear_cross_entropy(
     call = "fused_linear_cross_entropy"
     x, w, label = variable(input, call, "input"), variable(weight, call, "weight"), variable(label, call, "label")
     check_reduction(call, reduction)
-    b = None if bias is None else variable(bias, call, "bias")
-    x, w, b = _in_16_bits(x, w, b)
+    x, w, b = _in_16_bits(x, w, None if bias is None else variable(bias, call, "bias"))
     prefix, g = output_prefix(call, name), builder_of(x)
-    side = {"ZLoss": return_z_loss, "Prediction": return_accuracy or return_predicted_tokens}
+    side = ("ZLoss", return_z_loss), ("Prediction", return_accuracy or return_predicted_tokens)
     loss, square, prediction, *_ = g.fused_linear_cross_entropy(
         x, w, label, b, trans_w=transpose_weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
         z_loss=z_loss, softcap=softcap, token_scaling=use_token_scaling, accumulate_dtype=accumulate_dtype,
-        chunk_bytes=chunk_bytes, chunk_rows=chunk_rows,
-        needs=[slot for slot in side if side[slot]], name=prefix,
+        chunk_bytes=chunk_bytes, chunk_rows=chunk_rows, needs=[slot for slot, asked in side if asked], name=prefix,
     )  # fmt: skip
-    kept = kept_labels(g, label, ignore_index)
-    if kept is not None and label.ndim == x.ndim - 1:
-        kept = g.unsqueeze(kept, axes=[-1])
+    kept = _kept(g, x, label, ignore_index)
     classes = w.shape[0 if transpose_weight else 1]
     factors = _factors(g, loss, label, kept, class_weight, token_weight, label_smoothing, classes)
-    results = [loss]
+    results = [_over_rows(g, loss, factors, kept, reduction, label.ndim)]
     if return_z_loss:
         square.stop_gradient = True
-        results.append(square)
-    results = [_over_rows(g, each, factors, kept, reduction, label.ndim) for each in results]
-    if return_accuracy:
-        results.append(_accuracy(g, prediction, label, kept, loss.dtype))
-    if return_predicted_tokens:
-        results.append(prediction if label.ndim == x.ndim else g.squeeze(prediction, axes=[-1]))
+        results.append(_over_rows(g, square, factors, kept, reduction, label.ndim))
+    results += _predictions(g, x, prediction, label, kept, loss.dtype, return_accuracy, return_predicted_tokens)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _kept(g: Builder, x: Variable, label: Variable, ignore_index: int) -> Variable | None:
+    """Which rows count, [..., 1]; None where all do."""
+    kept = kept_labels(g, label, ignore_index)
+    return g.unsqueeze(kept, axes=[-1]) if kept is not None and label.ndim == x.ndim - 1 else kept
+
+
+def _predictions(
+    g: Builder, x: Variable, prediction: Any, label: Variable, kept: Variable | None, dtype: DType,
+    accuracy: bool, tokens: bool,
+) -> list[Variable]:  # fmt: skip
+    """What is wanted of the classes with the largest scores: how many are right, and themselves in label's shape."""
+    wanted = [_accuracy(g, prediction, label, kept, dtype)] if accuracy else []
+    if tokens:
+        wanted.append(prediction if label.ndim == x.ndim else g.squeeze(prediction, axes=[-1]))
+    return wanted
 
 
 def _in_16_bits(*operands: Variable | None) -> list[Any]:

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from minigraph.opdef import OpDef, op
+from minigraph.opdef import op
 
-from .elementwise import draw
-from .unary import FLAT, SHAPES, infer_float
+from .unary import FLAT, SHAPES, function, infer_float, signed
 
 
 def _between(low: float, high: float):
@@ -22,35 +21,19 @@ def _between(low: float, high: float):
     return samples
 
 
-def _signed(rng):
-    for shape in SHAPES:
-        yield (draw(rng, shape),), {}
-
-
-def _function(name: str, ufunc: np.ufunc, doc: str, samples=_signed, cuda: str | None = None) -> OpDef:
-    """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given."""
-
-    def apply(X, *, out=None):
-        return ufunc(X, out=out[0] if out else None)
-
-    apply.__name__, apply.__doc__ = name, doc
-    define = op(traits={"elementwise"}, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")
-    return define(apply).infer(infer_float).samples(samples)
-
-
 _cosines = _between(-0.9, 0.9)
-tan = _function("tan", np.tan, "tan(X), X in radians.", _between(-1.2, 1.2))
-asin = _function("asin", np.arcsin, "The angle whose sine is X, in [-pi/2, pi/2]; NaN outside [-1, 1].", _cosines)
-acos = _function("acos", np.arccos, "The angle whose cosine is X, in [0, pi]; NaN outside [-1, 1].", _cosines)
-atan = _function("atan", np.arctan, "The angle in (-pi/2, pi/2) whose tangent is X.")
-sinh = _function("sinh", np.sinh, "(e^X - e^-X) / 2")
-cosh = _function("cosh", np.cosh, "(e^X + e^-X) / 2")
-asinh = _function("asinh", np.arcsinh, "The number whose sinh is X.")
-acosh = _function("acosh", np.arccosh, "The number >= 0 whose cosh is X; NaN where X < 1.", _between(1.2, 3.0))
-atanh = _function("atanh", np.arctanh, "The number whose tanh is X; NaN outside [-1, 1].", _cosines)
-expm1 = _function("expm1", np.expm1, "e^X - 1, accurate near 0.")
-log2 = _function("log2", np.log2, "The logarithm of X to base 2; NaN where X < 0.", _between(0.5, 2.0))
-log10 = _function("log10", np.log10, "The logarithm of X to base 10; NaN where X < 0.", _between(0.5, 2.0))
+tan = function("tan", np.tan, "tan(X), X in radians.", _between(-1.2, 1.2))
+asin = function("asin", np.arcsin, "The angle whose sine is X, in [-pi/2, pi/2]; NaN outside [-1, 1].", _cosines)
+acos = function("acos", np.arccos, "The angle whose cosine is X, in [0, pi]; NaN outside [-1, 1].", _cosines)
+atan = function("atan", np.arctan, "The angle in (-pi/2, pi/2) whose tangent is X.")
+sinh = function("sinh", np.sinh, "(e^X - e^-X) / 2")
+cosh = function("cosh", np.cosh, "(e^X + e^-X) / 2")
+asinh = function("asinh", np.arcsinh, "The number whose sinh is X.")
+acosh = function("acosh", np.arccosh, "The number >= 0 whose cosh is X; NaN where X < 1.", _between(1.2, 3.0))
+atanh = function("atanh", np.arctanh, "The number whose tanh is X; NaN outside [-1, 1].", _cosines)
+expm1 = function("expm1", np.expm1, "e^X - 1, accurate near 0.")
+log2 = function("log2", np.log2, "The logarithm of X to base 2; NaN where X < 0.", _between(0.5, 2.0))
+log10 = function("log10", np.log10, "The logarithm of X to base 10; NaN where X < 0.", _between(0.5, 2.0))
 
 
 @tan.grad
@@ -126,7 +109,7 @@ def trunc(X, *, out=None):
 
 @trunc.samples
 def _(rng):
-    yield from _signed(rng)
+    yield from signed(rng)
     yield (np.array([-1.5, -0.5, 2.0, 2.999]),), {}
 
 

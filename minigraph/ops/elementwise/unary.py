@@ -31,7 +31,7 @@ def infer_number(X: TensorType) -> TensorType:
     return X
 
 
-def _signed(rng):
+def signed(rng):
     for shape in SHAPES:
         yield (draw(rng, shape),), {}
 
@@ -42,17 +42,17 @@ def _positive(rng):
 
 
 def _signed_and_ints(rng):
-    yield from _signed(rng)
+    yield from signed(rng)
     yield (np.array([[-3, 0, 2]]),), {}
 
 
 def _signed_and_halves(rng):
-    yield from _signed(rng)
+    yield from signed(rng)
     yield (np.array([-2.5, -1.5, -0.5, -0.2, -0.0, 0.0, 0.49999999999999994, 0.5, 1.5, 2.5, 1023.5]),), {}
 
 
-def _function(
-    name: str, ufunc: np.ufunc, doc: str, samples=_signed, infer=infer_float, traits=(), cuda: str | None = None
+def function(
+    name: str, ufunc: np.ufunc, doc: str, samples=signed, infer=infer_float, traits=(), cuda: str | None = None
 ) -> OpDef:  # fmt: skip
     """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given."""
 
@@ -64,15 +64,15 @@ def _function(
     return define(apply).infer(infer).samples(samples)
 
 
-exp = _function("exp", np.exp, "e^X")
-log = _function("log", np.log, "The natural logarithm of X; NaN where X < 0.", _positive)
-log1p = _function("log1p", np.log1p, "log(1 + X), accurate near 0.", _positive)
-sqrt = _function("sqrt", np.sqrt, "The square root of X; NaN where X < 0.", _positive)
-square = _function("square", np.square, "X * X", _signed_and_ints, infer_number, cuda="X * X")
-abs = _function("abs", np.absolute, "|X|; its gradient at 0 is 0.", _signed_and_ints, infer_number)
-sin = _function("sin", np.sin, "sin(X), X in radians.")
-cos = _function("cos", np.cos, "cos(X), X in radians.")
-reciprocal = _function("reciprocal", np.reciprocal, "1 / X", cuda="C(1) / X")
+exp = function("exp", np.exp, "e^X")
+log = function("log", np.log, "The natural logarithm of X; NaN where X < 0.", _positive)
+log1p = function("log1p", np.log1p, "log(1 + X), accurate near 0.", _positive)
+sqrt = function("sqrt", np.sqrt, "The square root of X; NaN where X < 0.", _positive)
+square = function("square", np.square, "X * X", _signed_and_ints, infer_number, cuda="X * X")
+abs = function("abs", np.absolute, "|X|; its gradient at 0 is 0.", _signed_and_ints, infer_number)
+sin = function("sin", np.sin, "sin(X), X in radians.")
+cos = function("cos", np.cos, "cos(X), X in radians.")
+reciprocal = function("reciprocal", np.reciprocal, "1 / X", cuda="C(1) / X")
 
 
 @op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="rsqrt(X)")
@@ -87,9 +87,9 @@ rsqrt.infer(infer_float).samples(_positive)
 # Their slope is 0 wherever they have one, so no gradient flows through them.
 FLAT = ("nondifferentiable",)
 SIGN = "X > C(0) ? C(1) : X < C(0) ? C(-1) : X == C(0) ? C(0) : X"
-sign = _function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT, SIGN)
-floor = _function("floor", np.floor, "The largest whole number <= X.", traits=FLAT)
-ceil = _function("ceil", np.ceil, "The smallest whole number >= X.", traits=FLAT)
+sign = function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT, SIGN)
+floor = function("floor", np.floor, "The largest whole number <= X.", traits=FLAT)
+ceil = function("ceil", np.ceil, "The smallest whole number >= X.", traits=FLAT)
 
 
 @op(traits={"elementwise", *FLAT}, inplace={"Out": "X"}, cuda="round(X)")

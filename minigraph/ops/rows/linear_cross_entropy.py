@@ -137,6 +137,15 @@ def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
     )
 
 
+def _check_chunks(chunk_bytes: int | None, chunk_rows: int | None) -> None:
+    for name, size in (("chunk_bytes", chunk_bytes), ("chunk_rows", chunk_rows)):
+        require(size is None or size > 0, f"{name} {size} is not positive", AttrError)
+    require(
+        chunk_bytes is None or chunk_rows is None,
+        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", AttrError, "give one",
+    )  # fmt: skip
+
+
 @fused_linear_cross_entropy.infer
 def _(
     X: TensorType, W: TensorType, Label: TensorType, Bias: TensorType | None, DLoss: TensorType | None,
@@ -166,12 +175,7 @@ def _(
     require(0 <= label_smoothing <= 1, f"label_smoothing {label_smoothing} is not in [0, 1]", AttrError)
     require(0 <= z_loss < np.inf, f"z_loss {z_loss} is not in [0, inf)", AttrError)
     require(softcap is None or 0 < softcap < np.inf, f"softcap {softcap} is not in (0, inf)", AttrError)
-    for name, size in (("chunk_bytes", chunk_bytes), ("chunk_rows", chunk_rows)):
-        require(size is None or size > 0, f"{name} {size} is not positive", AttrError)
-    require(
-        chunk_bytes is None or chunk_rows is None,
-        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", AttrError, "give one",
-    )  # fmt: skip
+    _check_chunks(chunk_bytes, chunk_rows)
     short = X.dtype.itemsize == 2
     require(
         accumulate_dtype is None or accumulate_dtype == X.dtype or (short and accumulate_dtype == float32),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors import ProgramError
-from minigraph.version import VERSION
+from minigraph.runtime.version import VERSION
 
 from .paths import KINDS, TOKEN, shown
 

@@ -81,6 +81,19 @@ def _touching(units: Sequence[Unit], order: Iterable[int]) -> dict[int, list[int
     return touching
 
 
+def _growth(
+    unit: Unit, live: set[int], accessors: Mapping[int, set[int]], sizes: Mapping[int, int], kept: Collection[int]
+) -> int:
+    """Bytes that are live after a unit and not before it."""
+    change = 0
+    for b in unit.blocks:
+        if b not in live:
+            change += sizes.get(b, 0)
+        if len(accessors[b]) == 1 and b not in kept:
+            change -= sizes.get(b, 0)
+    return change
+
+
 def greedy(
     units: Sequence[Unit], before: Sequence[set[int]], sizes: Mapping[int, int], given: Collection[int],
     kept: Collection[int],
@@ -99,14 +112,7 @@ def greedy(
     urgent: list[tuple[int, int]] = []
 
     def growth(i: int) -> int:
-        """Bytes that are live after unit i and not before it."""
-        change = 0
-        for b in units[i].blocks:
-            if b not in live:
-                change += sizes.get(b, 0)
-            if len(accessors[b]) == 1 and b not in kept:
-                change -= sizes.get(b, 0)
-        return change
+        return _growth(units[i], live, accessors, sizes, kept)
 
     def look(i: int) -> None:
         if missing[i] == 0 and not done[i]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from . import cuda
-from .errors import AttrError, require
-from .runtime.devices import RUNS_AT
-from .types import CPUPlace, CUDAPlace
+from minigraph import cuda
+from minigraph.errors import AttrError, require
+from minigraph.runtime.devices import RUNS_AT
+from minigraph.types import CPUPlace, CUDAPlace
 
 
 def set_device(device: str) -> CPUPlace | CUDAPlace:
@@ -73,11 +73,3 @@ def get_all_custom_device_type() -> list[str]:
 
 
 get_available_custom_device = get_all_custom_device_type
-
-
-__all__ = [
-    "get_all_custom_device_type", "get_all_device_type", "get_available_custom_device", "get_available_device",
-    "get_cudnn_version", "get_device", "is_compiled_with_cinn", "is_compiled_with_cuda",
-    "is_compiled_with_custom_device", "is_compiled_with_distribute", "is_compiled_with_ipu",
-    "is_compiled_with_rocm", "is_compiled_with_xpu", "set_device",
-]  # fmt: skip

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .errors import AttrError, MinigraphError, require
-from .io.prefetch import mapped, prefetched
+from minigraph.errors import AttrError, MinigraphError, require
+from minigraph.io.prefetch import mapped, prefetched
 
 Reader = Callable[[], Iterable[Any]]
 
@@ -108,9 +108,3 @@ def _size(name: str, value: Any) -> int:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and int(value) > 0
     require(fits, f"{name} must be an int > 0, is {value!r}", AttrError)
     return int(value)
-
-
-__all__ = [
-    "ComposeNotAligned", "buffered", "cache", "chain", "compose", "firstn", "map_readers", "shuffle",
-    "xmap_readers",
-]  # fmt: skip

@@ -199,6 +199,3 @@ def _like(labels: Any, preds: np.ndarray) -> np.ndarray:
     if array.shape != preds.shape:
         raise ShapeError(f"{preds.size} predictions have {array.size} labels", site=call_site())
     return array
-
-
-__all__ = ["Accuracy", "Auc", "Metric", "Precision", "Recall", "accuracy"]
