@@ -11,8 +11,8 @@ from typing import Any
 from minigraph import cuda
 from minigraph.kernels.cores import get_num_threads
 from minigraph.kernels.cuda.record import compile as compiled_kernels
+from minigraph.runtime.version import VERSION
 from minigraph.types import CUDAPlace
-from minigraph.version import VERSION
 
 PACKAGES = (
     "numpy", "numba", "networkx", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "nvmath-python", "nvidia-cuda-nvrtc",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigraph.errors import MinigraphError
-from minigraph.version import VERSION
+from minigraph.runtime.version import VERSION
 
 from . import demo, machine, runs, views
 from .subject import NoSubject

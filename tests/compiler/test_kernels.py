@@ -9,7 +9,7 @@ import minigraph as mg
 from minigraph.errors import FeedError, KernelError, PlaceError
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Launch
-from minigraph.runtime.cuda.kernels import listed
+from minigraph.runtime.cuda.inspect.kernels import listed
 from minigraph.static import BuildStrategy, CompiledProgram
 
 SHAPES = {"x": [256, 784], "y": [256, 1]}

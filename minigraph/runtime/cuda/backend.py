@@ -1,23 +1,22 @@
-"""CUDABackend: programs run on one GPU; what a BoundProgram tells of its memory and its calls."""
+"""CUDABackend: programs run on one GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph import cuda
-from minigraph.kernels.cuda.record.buffer import owner, root_and_offset
-from minigraph.kernels.cuda.record.call import Call
-from minigraph.opdef.body import parse_body
+from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
-from minigraph.runtime.kernel_list import Kernel, KernelList
+from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory import named
 from minigraph.runtime.options import RunOptions
 from minigraph.types import CUDAPlace, TensorType
 
 from .bind import BoundProgram, bind_program
+from .inspect.kernels import kernel_list
 from .memory import SharedMemory
 from .plan import CudaPlan
 
@@ -98,39 +97,3 @@ def planned_memory(bound: BoundProgram) -> PlannedMemory:
 
     nbytes = bound.arena_bytes + bound.staging.nbytes + bound.constant_bytes
     return PlannedMemory(residents, nbytes, running, bound.paged_bytes)
-
-
-def kernel_list(bound: BoundProgram) -> KernelList:
-    """What runs in the planned order; of variants the best one, which the library may lack."""
-    ops = {i: step.op for step, span in zip(bound.schedule.steps, bound.spans, strict=True) for i in span}
-    calls = {i: bound.binder.joined.get(i, bound.binder.calls[i]) for i in bound.order if i not in bound.binder.gone}
-    return KernelList(
-        _kernel(one, ops.get(i), bound.binder.device.arch) for i, call in calls.items() for one in _first([call])
-    )
-
-
-def _first(calls: Iterable[Call]) -> Iterator[Call]:
-    """The calls, with the best variant in the place of a Choice."""
-    for call in calls:
-        best = call.ways()[0]
-        if len(best) == 1 and best[0] is call:
-            yield call
-        else:
-            yield from _first(best)
-
-
-def _kernel(call: Call, op: Operator | None, arch: str) -> Kernel:
-    parts = {(id(root), offset, b.nbytes) for b in call.operands for root, offset in [root_and_offset(b)]}
-    nbytes = sum(size for _, _, size in parts)
-    source = next((source for source, _ in call.kernels()), "")
-    return Kernel(
-        call.title(), getattr(call, "grid", None), getattr(call, "block", None), nbytes, op, _members(op), source, arch
-    )
-
-
-def _members(op: Operator | None) -> tuple[str, ...]:
-    """The types of the operators that were fused into one, or its own."""
-    if op is None:
-        return ()
-    body = op.attrs.get("body")
-    return tuple(m.opdef.type for m in parse_body(tuple(body))) if body else (op.type,)

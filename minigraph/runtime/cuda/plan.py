@@ -30,8 +30,8 @@ from .bind import bind_program
 from .faults import Faults
 from .feed import PLACES_KEPT, Feeding, Places, Route
 from .fetch import Fetching
+from .inspect.profile import timed_calls
 from .memory import PlanMemory, SharedMemory
-from .profile import timed_calls
 from .scope_arrays import ScopeArrays
 
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from minigraph.kernels.cuda.record.call import RunnableCall
+from minigraph.runtime.cuda.bind import BoundProgram
+from minigraph.runtime.cuda.graph_streams import OnStream
 from minigraph.runtime.profiling import TimedCall
 
-from .bind import BoundProgram
-from .graph_streams import OnStream
 from .kernels import listed, operators
 
 

@@ -8,9 +8,8 @@ from minigraph.kernels.cuda.record.buffer import root_and_offset
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.opdef.body import parse_body
 from minigraph.program import Operator
+from minigraph.runtime.cuda.bind import BoundProgram
 from minigraph.runtime.kernel_list import Kernel, KernelList
-
-from .bind import BoundProgram
 
 
 def kernel_list(bound: BoundProgram) -> KernelList:
