@@ -1,4 +1,4 @@
-"""Layers made from functions, containers, hooks, buffers; losses that Paddle has in float32 only; random functions."""
+"""Layers made from functions, containers, hooks, buffers; random functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError
 from minigraph.nn import functional as F
 from minigraph.nn import initializer
 from minigraph.nn.functional_layer import FunctionalLayer
-from tests.support.paddle_cases import SIGNS, X, Y
+from tests.paddle.nn_programs import SIGNS, X, Y
 
 LAYERS = [layer for layer in vars(nn).values() if isinstance(layer, type) and issubclass(layer, FunctionalLayer)]
 
@@ -148,20 +148,6 @@ def test_initializers_for_all_parameters() -> None:
     assert [float(v.reshape(-1)[0]) for v in found] == [3, 4, 3, 5, 1]
     with pytest.raises(ProgramError, match="weight_init must be an initializer"):
         initializer.set_global_initializer(3)  # pyright: ignore[reportArgumentType]
-
-
-def test_losses_that_paddle_has_in_float32_only() -> None:
-    """The numbers are those of Paddle 2.6.2 for the same arrays in float32."""
-    mg.set_default_dtype("float32")
-    p, y = static.data("p", [2, 1]), static.data("y", [2, 1])
-    a, b, n = static.data("a", [3, 2]), static.data("b", [3, 2]), static.data("n", [3])
-    found = run(
-        [F.log_loss(p, y), F.npair_loss(a, b, n)],
-        p=np.float32([[0.2], [0.7]]), y=np.float32([[1], [0]]), n=np.float32([1, 0, 1]),
-        a=np.float32([[1, 2], [3, 4], [0.5, 0.25]]), b=np.float32([[1.5, 0.5], [-1, 2], [2, 1]]),
-    )  # fmt: skip
-    np.testing.assert_allclose(found[0], [[1.608938], [1.2036395]], rtol=1e-6)
-    np.testing.assert_allclose(found[1], 2.379834, rtol=1e-6)
 
 
 def test_a_triplet_with_a_distance_of_ones_own() -> None:

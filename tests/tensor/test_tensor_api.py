@@ -18,7 +18,7 @@ from minigraph.errors import (
     ProgramError,
     ShapeError,
 )
-from tests.tensor.paddle_cases import CASES
+from tests.paddle.tensor_programs import CASES
 
 A = np.array([[0.5, -1.5, 2.0], [3.0, 0.25, -0.75]])
 B = np.array([[1.5, 2.0, 0.5], [-1.0, 4.0, 1.25]])
