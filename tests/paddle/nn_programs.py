@@ -139,7 +139,8 @@ def losses() -> dict[str, Made]:
             (CUBE, np.array([[0, 1, 3], [2, 2, 1]]))),
         "log_loss": (lambda p, x, y: p.nn.functional.log_loss(x, y), (np.float32(P[:, :1]), np.float32(YES[:, :1]))),
         "npair_loss": (
-            lambda p, x, y, n: p.nn.functional.npair_loss(x, y, n), (np.float32(Y), np.float32(Z), np.float32([1, 0, 1]))),
+            lambda p, x, y, n: p.nn.functional.npair_loss(x, y, n),
+            (np.float32(Y), np.float32(Z), np.float32([1, 0, 1]))),
         "dice_loss": (lambda p, x, y: p.nn.functional.dice_loss(x, y), (P, NUMBERS[:, None])),
         "cosine_similarity": (lambda p, x, y: p.nn.functional.cosine_similarity(x, y, axis=0), (Y, Z)),
         "nn.CosineSimilarity": (lambda p, x, y: p.nn.CosineSimilarity()(x, y), (Y, Z)),
