@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 import minigraph
-from tests.paddle.programs import SUBJECTS, differences, fresh, programs, recorded, result, rounding, slips
+from tests.paddle.programs import (
+    SUBJECTS,
+    differences,
+    fresh,
+    programs,
+    recorded,
+    result,
+    rounding,
+    slips,
+)
 
 CASES = [(subject, name) for subject in SUBJECTS for name in programs(subject)]
 
