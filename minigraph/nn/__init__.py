@@ -21,6 +21,8 @@ from .norm_layers import *  # noqa: F403
 from .shape_layers import *  # noqa: F403
 from .transformer import *  # noqa: F403
 
+loss = loss_layers  # its older place: paddle.nn.loss.CrossEntropyLoss
+
 __all__ = [
     "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "Layer", "LayerDict", "LayerList",
     "MultiHeadAttention", "ParameterList", "Sequential", "functional", "initializer",

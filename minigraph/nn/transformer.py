@@ -115,9 +115,9 @@ class TransformerEncoderLayer(_TransformerLayer):
         out = self.part(2, out, self.fed_forward)
         return out if cache is None else (out, cache)
 
-    def gen_cache(self, src: Variable) -> MultiHeadAttention.Cache:
+    def gen_cache(self, src: Variable) -> Any:
         """An empty cache for the batch of `src`."""
-        return self.self_attn.gen_cache(src, type=MultiHeadAttention.Cache)  # pyright: ignore[reportReturnType]
+        return self.self_attn.gen_cache(src, type=MultiHeadAttention.Cache)
 
 
 class TransformerDecoderLayer(_TransformerLayer):

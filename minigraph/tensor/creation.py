@@ -10,6 +10,7 @@ from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
+from minigraph.program.known import known_value
 from minigraph.types import as_dtype
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
@@ -21,18 +22,28 @@ def is_tensor(x: Any) -> bool:
 
 
 def _number(value: Any, call: str, argument: str) -> Any:
-    value = plain(value)
+    known = known_value(value) if isinstance(value, Variable) else None
+    value = plain(value) if known is None or known.size != 1 else known.item()
     if not is_number(value):
         raise ProgramError(f"{argument} must be a number, is {describe(value)}", call=call, site=call_site())
     return value
 
 
+def _read(value: Any) -> Any:
+    """The number that a text says; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def full(shape: Any, fill_value: Any, dtype: Any = None, name: str | None = None) -> Variable:
     """A Variable of the given shape with every element equal to `fill_value`.
 
-    dtype  the default data type for None
+    fill_value  a number, or a text of one as Paddle takes it
+    dtype       the default data type for None
     """
-    value = _number(fill_value, "full", "fill_value")
+    value = _number(_read(fill_value), "full", "fill_value")
     dtype = as_dtype(dtype) if dtype is not None else default_dtype()
     return builder_of().fill_constant(shape=shape, value=value, dtype=dtype, name=output_prefix("fill_constant", name))
 

@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "io": "errors types program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
-    "base": "errors types cuda device io program runtime nn static",
+    "base": "errors types cuda device io reader program runtime nn static",
     "utils": "errors paddle_names program tensor static",
     "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
         " static device io metric reader base utils",
