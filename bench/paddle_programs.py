@@ -47,7 +47,7 @@ FOLDERS = (
     "hapi", "geometric", "onnx", "inference", "dataset", "profiler", "cost_model", "callbacks",
 )  # fmt: skip
 OUTSIDE = re.compile(
-    r"conv|[Pp]ool|lod|LoD|sequence_|distributed|fleet|incubate|vision|[Ii]pu|[Xx]pu|sparse|complex|fft|signal|eig"
+    r"conv|[Pp]ool|lod|LoD|sequence_|distributed|fleet|incubate|vision|[Ii]pu|[Xx]pu|sparse|complex|fft|signal|linalg\.eig"
     r"|jit\.|RNN|LSTM|GRU|rnn|lstm|gru|[Qq]uant_|CUDAPlace|cuda\.|\.cuda|nccl|multiprocess|num_workers|(CTC|ctc_)"
     r"|paddle\.(text|audio|distribution|Model|DataParallel|callbacks|hub|flops|summary|disable_static)"
     r"|\.backward\(\)|dygraph|empty_like|set_grad_enabled|autograd\.|set_printoptions|flash_attn"

@@ -238,3 +238,41 @@ REFUSALS: list[tuple[type[MinigraphError], str, Any]] = [
 def test_what_does_not_fit_is_refused(error: type[MinigraphError], message: str, call: Any) -> None:
     with pytest.raises(error, match=message):
         call(static.data("x", [3, 4]))
+
+
+def test_a_mask_needs_a_known_length() -> None:
+    lengths = static.data("n", [None], "int64")
+    (found,) = run([F.sequence_mask(lengths, mg.full([1], 3, "int64"), "bool")], n=np.array([2, 0]))
+    np.testing.assert_array_equal(found, [[True, True, False], [False, False, False]])
+    for maxlen in (None, mg.max(lengths)):
+        with pytest.raises(ProgramError, match="maxlen must be known: memory is planned before a run"):
+            F.sequence_mask(lengths, maxlen)
+    with pytest.raises(AttrError, match="maxlen must be an int > 0, is 0"):
+        F.sequence_mask(lengths, 0)
+
+
+def test_what_older_norms_refuse() -> None:
+    with pytest.raises(AttrError, match=r"averages of nn\.BatchNorm are not trained"):
+        nn.BatchNorm(3, trainable_statistics=True)
+    with pytest.raises(AttrError, match=r"activation of nn\.BatchNorm"):
+        nn.BatchNorm(3, act="steep")
+    with pytest.raises(ShapeError, match="weight must be a matrix or more with known sizes"):
+        nn.SpectralNorm([4])
+    with pytest.raises(AttrError, match="power_iters must not be negative"):
+        nn.SpectralNorm([4, 3], power_iters=-1)
+    with pytest.raises(AttrError, match="dim 2 is not 0 or 1"):
+        nn.SpectralNorm([4, 3], dim=2)
+
+
+def test_what_transformers_refuse() -> None:
+    with pytest.raises(AttrError, match="embed_dim 8 is no multiple of num_heads 3"):
+        nn.TransformerEncoderLayer(8, 3, 16)
+    with pytest.raises(AttrError, match="dim_feedforward must be positive"):
+        nn.TransformerEncoderLayer(8, 2, 0)
+    with pytest.raises(AttrError, match="did you mean 'relu'"):
+        nn.TransformerDecoderLayer(8, 2, 16, activation="rely")
+    with pytest.raises(AttrError, match="weight_attr must be one, or a list of 1, 2 or 3"):
+        nn.TransformerDecoderLayer(8, 2, 16, weight_attr=[None] * 4)
+    with pytest.raises(AttrError, match="num_layers must be positive"):
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 0)
+    assert static.default_main_program().ops == []

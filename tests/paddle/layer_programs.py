@@ -150,6 +150,18 @@ def loaders(paddle: Any) -> Any:
     return [found, [exe.run(feed=feed, fetch_list=[loss]) for feed in loader()]]
 
 
+def masks_and_clips(paddle: Any) -> Any:
+    lengths, x = paddle.static.data("n", [2, 2], "int64"), paddle.static.data("x", [2, 4, 8])
+    outs = [
+        paddle.nn.functional.sequence_mask(lengths, 4), paddle.nn.functional.sequence_mask(lengths, 3, "float32"),
+        paddle.nn.clip.clip_by_norm(x, 2.0), paddle.nn.clip.clip_by_norm(x, 90.0),
+    ]  # fmt: skip
+    gains = [paddle.nn.initializer.calculate_gain(name) for name in ("conv1d", "conv3d_transpose", "tanh")]
+    kinds = paddle.static.BuildStrategy.ReduceStrategy, paddle.static.BuildStrategy.GradientScaleStrategy
+    numbers = [int(kinds[0].Reduce), int(kinds[1].One), int(paddle.static.BuildStrategy().reduce_strategy)]
+    return [run(paddle, outs, x=MEMORY, n=np.array([[1, 3], [0, 2]])), [float(g) for g in gains], numbers]
+
+
 def refusals(paddle: Any) -> Any:
     return [
         raised(lambda: paddle.nn.TransformerEncoderLayer(8, 3, 16)) != "",
