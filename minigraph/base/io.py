@@ -85,10 +85,12 @@ class GeneratorLoader:
         return [{v.name: array for v, array in zip(self.feeds, arrays, strict=True)}]
 
     def _fitted(self, place: int, array: np.ndarray) -> np.ndarray:
-        """A part in its variable's rank: samples of [1] may be numbers."""
-        if place < len(self.feeds) and array.ndim == self.feeds[place].ndim - 1 and self.feeds[place].shape[-1] == 1:
-            return array[..., None]
-        return array
+        """A part in its variable's type and rank: samples of [1] may be numbers."""
+        if place >= len(self.feeds):
+            return array
+        v = self.feeds[place]
+        array = array.astype(v.dtype, copy=False)
+        return array[..., None] if array.ndim == v.ndim - 1 and v.shape[-1] == 1 else array
 
 
 class DataLoader(Loader):

@@ -23,7 +23,7 @@ PASSED_ON = frozenset({"assign", "cast", "slice", "squeeze", "unsqueeze", "resha
 
 def with_known_values(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Attributes in which numbers stand for Variables; None where none or not all of these are known."""
-    found = {name: _number(value) for name, value in attrs.items()}
+    found = {name: as_numbers(value) for name, value in attrs.items()}
     changed = any(found[name] is not value for name, value in attrs.items())
     return found if changed and not any(map(_has_variable, found.values())) else None
 
@@ -75,13 +75,13 @@ def _writer(v: Variable) -> Operator | None:
     return writers[0] if len(writers) == 1 else None
 
 
-def _number(value: Any) -> Any:
-    """A list of numbers for a Variable whose value is known, one number for a single one; else as it is."""
+def as_numbers(value: Any) -> Any:
+    """A list of numbers for a Variable whose value is known, one number for a single one; others as they are."""
     if isinstance(value, Variable):
         found = known_value(value)
         return value if found is None else found.item() if found.size == 1 else found.tolist()
     if isinstance(value, (list, tuple)) and _has_variable(value):
-        return [_number(v) for v in value]
+        return [as_numbers(v) for v in value]
     return value
 
 

@@ -112,6 +112,8 @@ def known_values(paddle: Any) -> Any:
         paddle.slice(x, axes=[0, 2], starts=[one, 2], ends=[2, paddle.full([1], 6, "int32")]),
         paddle.concat([x, x], axis=one), paddle.tile(x, repeat_times=paddle.assign(np.array([1, 2, 1], "int32"))),
         paddle.scale(x, paddle.full([1], 2.5)), paddle.reshape(x, [paddle.shape(x)[2], paddle.shape(x)[0], 3]),
+        paddle.repeat_interleave(x, paddle.to_tensor([2, 0, 1], dtype="int32"), 1),
+        paddle.crop(x, paddle.to_tensor([1, 2, 3], dtype="int32"), paddle.to_tensor([1, 0, 4], dtype="int32")),
         paddle.reshape(x, [two, 24]), paddle.full([2], "0.5"), paddle.arange(paddle.prod(paddle.to_tensor([2, 3]))),
     ]  # fmt: skip
     return run(paddle, outs, x=WORDS)
@@ -131,7 +133,7 @@ def loaders(paddle: Any) -> Any:
 
     def samples() -> Any:
         for i in range(5):
-            yield np.array([i, 0.5], "float32"), np.array([i])
+            yield np.array([i, 0.5]), np.array([i])  # float64, which a loader makes float32
 
     def batches() -> Any:
         for i in range(2):

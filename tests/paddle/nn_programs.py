@@ -141,6 +141,10 @@ def losses() -> dict[str, Made]:
         "npair_loss": (
             lambda p, x, y, n: p.nn.functional.npair_loss(x, y, n),
             (np.float32(Y), np.float32(Z), np.float32([1, 0, 1]))),
+        "cross_entropy smoothed": (
+            lambda p, x, y: p.nn.functional.cross_entropy(x, y, label_smoothing=0.25), (Y, NUMBERS)),
+        "cross_entropy smoothed, of probabilities": (
+            lambda p, x, y: p.nn.functional.cross_entropy(x, y, label_smoothing=0.25), (Y, YES / 2)),
         "dice_loss": (lambda p, x, y: p.nn.functional.dice_loss(x, y), (P, NUMBERS[:, None])),
         "cosine_similarity": (lambda p, x, y: p.nn.functional.cosine_similarity(x, y, axis=0), (Y, Z)),
         "nn.CosineSimilarity": (lambda p, x, y: p.nn.CosineSimilarity()(x, y), (Y, Z)),
@@ -203,7 +207,7 @@ SLIPS = {
 }
 # Paddle gives labels no gradient, or only that of their factors; here it is the derivative, as for soft labels.
 LABELS = ("kl_div", "nn.KLDivLoss", "binary_cross_entropy", "nn.BCE", "sigmoid_focal_loss", "nll_loss with weight",
-          "log_loss")  # fmt: skip
+          "log_loss", "cross_entropy")  # fmt: skip
 CASES = {
     name: Gradients(*made, of=1 if name.startswith(LABELS) else None)
     for name, made in (activations() | losses() | maps()).items()

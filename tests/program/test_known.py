@@ -7,7 +7,7 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
-from minigraph.errors import AttrError
+from minigraph.errors import AttrError, MinigraphError
 from minigraph.program.known import axis_of_size, known_value
 
 
@@ -61,3 +61,20 @@ def test_a_size_of_its_own_is_copied():
     assert out.shape == (-1, 2, 6)
     (found,) = static.Executor().run(feed={"x": np.zeros((5, 3, 4), "float32")}, fetch_list=[out])
     assert found.shape == (5, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x, u: mg.crop(x, u), "shape must be a list of ints"),
+        (lambda x, u: mg.crop(x, [2, 2], [u[0], 0]), "offsets must be a list of ints"),
+        (lambda x, u: mg.repeat_interleave(x, u), "repeats must be an int or a list of ints"),
+        (lambda x, u: mg.full([2], u[0]), "fill_value must be a number"),
+        (lambda x, u: mg.full([2], "half"), "fill_value must be a number, is a str: 'half'"),
+        (lambda x, u: mg.slice(x, [0], [u[0]], [3]), "attribute starts must be a list of ints"),
+    ],
+)  # fmt: skip
+def test_what_a_run_decides_is_refused(call, said):
+    x, u = static.data("x", [3, 3]), static.data("u", [2], "int32")
+    with pytest.raises(MinigraphError, match=said):
+        call(x, u)
