@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from minigraph.errors import (
-    AttrError,
     MinigraphError,
     ProgramError,
     ShapeError,
@@ -23,7 +22,6 @@ from . import unique_name
 from .changes import Ops, Vars
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
-from .known import with_known_values
 from .operator import Operator, Slots, describe_call
 from .variable import Parameter, Variable
 
@@ -165,13 +163,7 @@ class Block(PartOfProgram):
                 for v in variables:
                     if not isinstance(v, Variable) or v.block is not self:
                         _check_own(self, slot, v)
-            try:
-                bound, inferred = opdef.resolved(inputs, attrs)
-            except AttrError:  # a Variable in place of a number, whose value may be known
-                known = with_known_values(attrs)
-                if known is None:
-                    raise
-                bound, inferred = opdef.resolved(inputs, known)
+            bound, inferred = opdef.resolved(inputs, attrs)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(

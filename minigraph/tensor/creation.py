@@ -10,7 +10,6 @@ from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
-from minigraph.program.known import known_value
 from minigraph.types import as_dtype
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
@@ -22,8 +21,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def _number(value: Any, call: str, argument: str) -> Any:
-    known = known_value(value) if isinstance(value, Variable) else None
-    value = plain(value) if known is None or known.size != 1 else known.item()
+    value = plain(value)
     if not is_number(value):
         raise ProgramError(f"{argument} must be a number, is {describe(value)}", call=call, site=call_site())
     return value

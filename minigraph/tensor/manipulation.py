@@ -6,27 +6,13 @@ from typing import Any
 
 from minigraph.errors import ProgramError, call_site
 from minigraph.program import Variable
-from minigraph.program.known import axis_of_size
 
 from .arguments import describe, emit, ints, variable, variables
 
 
 def reshape(x: Variable, shape: Any, name: str | None = None) -> Variable:
-    """The elements of x in another shape; 0 copies a size of x, one -1 takes what is left.
-
-    A size may be a Variable whose value is known while the program is built, or `shape(x)[i]` at place i.
-    """
-    x = variable(x, "reshape")
-    if isinstance(shape, (list, tuple)):
-        shape = [0 if _copies(x, i, size) else size for i, size in enumerate(shape)]
-    return emit("reshape", "reshape", x, shape=shape, name=name)
-
-
-def _copies(x: Variable, place: int, size: Any) -> bool:
-    """Whether `size` is the size of x at this place, which only a run knows."""
-    if not isinstance(size, Variable) or (origin := axis_of_size(size)) is None:
-        return False
-    return origin[0] is x and origin[1] == place
+    """The elements of x in another shape; 0 copies a size of x, one -1 takes what is left."""
+    return emit("reshape", "reshape", variable(x, "reshape"), shape=shape, name=name)
 
 
 def transpose(x: Variable, perm: Any, name: str | None = None) -> Variable:

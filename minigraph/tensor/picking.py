@@ -11,7 +11,6 @@ from typing import Any
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import as_numbers
 from minigraph.types import normalize_axis
 
 from .arguments import (
@@ -260,7 +259,7 @@ def multiplex(inputs: Any, index: Variable, name: str | None = None) -> Variable
 def repeat_interleave(x: Variable, repeats: Any, axis: int | None = None, name: str | None = None) -> Variable:
     """Every slice of x along `axis` `repeats` times, an int or a list of ints; x is laid flat for None."""
     x = flatten(variable(x, "repeat_interleave")) if axis is None else variable(x, "repeat_interleave")
-    axis, repeats = normalize_axis(axis or 0, x.ndim), as_numbers(repeats)
+    axis = normalize_axis(axis or 0, x.ndim)
     if isinstance(repeats, Variable):
         raise ProgramError(
             "repeats must be an int or a list of ints: the result's size would be known only at run time",

@@ -7,10 +7,9 @@ from typing import Any
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import as_numbers
 from minigraph.types import normalize_axes, normalize_axis
 
-from .arguments import describe, emit, ints, output_prefix, variable, variables
+from .arguments import emit, ints, output_prefix, variable, variables
 from .creation import assign
 from .manipulation import concat, flatten, reshape, squeeze, transpose
 from .math import cast, matmul, prod
@@ -30,10 +29,7 @@ def strided_slice(x: Variable, axes: Any, starts: Any, ends: Any, strides: Any, 
 @whole
 def crop(x: Variable, shape: Any = None, offsets: Any = None, name: str | None = None) -> Variable:
     """The piece of x of the given shape that begins at `offsets` (0); -1 takes all from there on."""
-    x, shape, offsets = variable(x, "crop"), as_numbers(shape), as_numbers(offsets)
-    for what, given in (("shape", shape), ("offsets", offsets)):
-        unknown = any(isinstance(n, Variable) for n in ([given] if isinstance(given, Variable) else given or ()))
-        require(not unknown, f"{what} must be a list of ints, is {describe(given)}", AttrError)
+    x = variable(x, "crop")
     sizes, begin = list(shape or x.shape), list(offsets or [0] * x.ndim)
     require(len(sizes) == len(begin) == x.ndim, f"shape {sizes}, offsets {begin} and {x} differ in rank", ShapeError)
     for axis, (start, size) in enumerate(zip(begin, sizes, strict=True)):

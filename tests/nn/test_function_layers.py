@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused(error: type[MinigraphError], message: str,
 
 def test_a_mask_needs_a_known_length() -> None:
     lengths = static.data("n", [None], "int64")
-    (found,) = run([F.sequence_mask(lengths, mg.full([1], 3, "int64"), "bool")], n=np.array([2, 0]))
+    (found,) = run([F.sequence_mask(lengths, 3, "bool")], n=np.array([2, 0]))
     np.testing.assert_array_equal(found, [[True, True, False], [False, False, False]])
     for maxlen in (None, mg.max(lengths)):
         with pytest.raises(ProgramError, match="maxlen must be known: memory is planned before a run"):

@@ -104,27 +104,6 @@ def names_of_layers(paddle: Any) -> Any:
     return [run(paddle, [loss, x.cpu()], x=WORDS[0, :, :3], y=np.array([[0], [2], [1]])), schedule(), main.random_seed]
 
 
-def known_values(paddle: Any) -> Any:
-    """Variables where numbers stand, whose values are known while the program is built."""
-    x = paddle.static.data("x", [2, 3, 8])
-    one, two = paddle.full([1], 1, "int32"), paddle.assign(np.array([2], "int32"))
-    outs = [
-        paddle.slice(x, axes=[0, 2], starts=[one, 2], ends=[2, paddle.full([1], 6, "int32")]),
-        paddle.concat([x, x], axis=one), paddle.tile(x, repeat_times=paddle.assign(np.array([1, 2, 1], "int32"))),
-        paddle.scale(x, paddle.full([1], 2.5)), paddle.reshape(x, [paddle.shape(x)[2], paddle.shape(x)[0], 3]),
-        paddle.repeat_interleave(x, paddle.to_tensor([2, 0, 1], dtype="int32"), 1),
-        paddle.crop(x, paddle.to_tensor([1, 2, 3], dtype="int32"), paddle.to_tensor([1, 0, 4], dtype="int32")),
-        paddle.reshape(x, [two, 24]), paddle.full([2], "0.5"), paddle.arange(paddle.prod(paddle.to_tensor([2, 3]))),
-    ]  # fmt: skip
-    return run(paddle, outs, x=WORDS)
-
-
-def unknown_sizes(paddle: Any) -> Any:
-    x = paddle.static.data("x", [None, 3, 8])
-    outs = [paddle.reshape(x, [paddle.shape(x)[0], -1]), paddle.reshape(x, [paddle.shape(x)[0], 2, 12])]
-    return run(paddle, outs, x=WORDS)
-
-
 def loaders(paddle: Any) -> Any:
     """Loaders that get their generator later."""
     x, y = paddle.static.data("x", [None, 2]), paddle.static.data("y", [None, 1], "int64")
@@ -155,7 +134,7 @@ def loaders(paddle: Any) -> Any:
 def masks_and_clips(paddle: Any) -> Any:
     lengths, x = paddle.static.data("n", [2, 2], "int64"), paddle.static.data("x", [2, 4, 8])
     outs = [
-        paddle.nn.functional.sequence_mask(lengths, 4), paddle.nn.functional.sequence_mask(lengths, 3, "float32"),
+        paddle.nn.functional.sequence_mask(lengths, 4), paddle.nn.functional.sequence_mask(lengths, 3, "float32"), paddle.full([2], "0.5"),
         paddle.nn.clip.clip_by_norm(x, 2.0), paddle.nn.clip.clip_by_norm(x, 90.0),
     ]  # fmt: skip
     gains = [paddle.nn.initializer.calculate_gain(name) for name in ("conv1d", "conv3d_transpose", "tanh")]

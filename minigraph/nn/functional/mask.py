@@ -7,7 +7,6 @@ from typing import Any
 from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import whole
-from minigraph.program.known import known_value
 from minigraph.tensor import arange, cast, less_than, unsqueeze
 from minigraph.tensor.arguments import variable
 
@@ -16,11 +15,9 @@ from minigraph.tensor.arguments import variable
 def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: str | None = None) -> Variable:
     """1 at the first x places of a new last axis of size `maxlen`, 0 behind them; x [...] holds ints.
 
-    maxlen  an int, or a Variable of one element whose value is known while the program is built
+    maxlen  an int: memory is planned before a run
     """
     x = variable(x, "sequence_mask")
-    if isinstance(maxlen, Variable) and (known := known_value(maxlen)) is not None and known.size == 1:
-        maxlen = int(known.item())
     if maxlen is None or isinstance(maxlen, Variable):
         raise ProgramError(
             "maxlen must be known: memory is planned before a run", call="sequence_mask", site=call_site(),
