@@ -47,10 +47,10 @@ FOLDERS = (
     "hapi", "geometric", "onnx", "inference", "dataset", "profiler", "cost_model", "callbacks",
 )  # fmt: skip
 OUTSIDE = re.compile(
-    r"conv|[Pp]ool|lod|LoD|sequence_|distributed|fleet|incubate|vision|[Ii]pu|[Xx]pu|sparse|complex|fft|signal|linalg\.eig"
+    r"[Cc]onv|[Pp]ool|lod|LoD|sequence_|distributed|fleet|incubate|vision|[Ii]pu|[Xx]pu|sparse|complex|fft|signal|linalg\.eig"
     r"|jit\.|RNN|LSTM|GRU|rnn|lstm|gru|[Qq]uant_|CUDAPlace|cuda\.|\.cuda|nccl|multiprocess|num_workers|(CTC|ctc_)"
     r"|paddle\.(text|audio|distribution|Model|DataParallel|callbacks|hub|flops|summary|disable_static)"
-    r"|\.backward\(\)|dygraph|empty_like|set_grad_enabled|autograd\.|set_printoptions|flash_attn"
+    r"|\.backward\(\)|dygraph|polar|empty_like|set_grad_enabled|autograd\.|set_printoptions|flash_attn"
     r"|[Ff]old\(|[Ff]old\(|[Uu]psampl|interpolate|affine_grid|grid_sample|[Pp]ixel_?[SsUu]|[Cc]hannel_?[Ss]huffle|[Ll]ocal_?"
     r"[Rr]esponse|temporal_shift|class_center|gather_tree|Pad2D|Pad3D|zeropad2d"
 )
@@ -253,6 +253,17 @@ def fits(own: str | None, text: str) -> bool:
     return len(sizes) == len(known) and all(b in (-1, a) for a, b in zip(sizes, known, strict=True))
 
 
+def cause(difference: str) -> str:
+    """The kind of a failure: why a name is not here, or what happens instead."""
+    if " is not here: " in difference:
+        return difference.split(" is not here: ")[1]
+    if difference.startswith("differs"):
+        return "another result"
+    kind = difference.split(":")[0]
+    unknown = kind in ("AttributeError", "UnknownName", "ModuleNotFoundError")
+    return "an inner name, which Paddle does not list" if unknown else f"refused: {kind}"
+
+
 def brief(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(brief, value))}]"[:160]
@@ -307,7 +318,8 @@ def main() -> None:
         "bench": "paddle_programs", "command": "python -m bench.paddle_programs",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
         "versions": {"paddle": paddle.__version__, "minigraph": own.__version__, "numpy": np.__version__},
-        "counts": dict(counted), "left out": dict(left), "failures": failures,
+        "counts": dict(counted), "left out": dict(left),
+        "causes": dict(Counter(cause(f["difference"]) for f in failures).most_common()), "failures": failures,
     }  # fmt: skip
     (RESULTS / "paddle_programs.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -134,7 +134,8 @@ def loaders(paddle: Any) -> Any:
 def masks_and_clips(paddle: Any) -> Any:
     lengths, x = paddle.static.data("n", [2, 2], "int64"), paddle.static.data("x", [2, 4, 8])
     outs = [
-        paddle.nn.functional.sequence_mask(lengths, 4), paddle.nn.functional.sequence_mask(lengths, 3, "float32"), paddle.full([2], "0.5"),
+        paddle.nn.functional.sequence_mask(lengths, 4), paddle.nn.functional.sequence_mask(lengths, 3, "float32"),
+        paddle.full([2], "0.5"),
         paddle.nn.clip.clip_by_norm(x, 2.0), paddle.nn.clip.clip_by_norm(x, 90.0),
     ]  # fmt: skip
     gains = [paddle.nn.initializer.calculate_gain(name) for name in ("conv1d", "conv3d_transpose", "tanh")]
