@@ -45,6 +45,7 @@ def listed() -> None:
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
         print("changing_shapes Training with feeds that change their shape: python -m bench.changing_shapes")
         print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
+        print("paddle_programs Programs of Paddle's documentation under both: python -m bench.paddle_programs")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends

@@ -24,6 +24,7 @@ from minigraph.program.variable import GRAD_SUFFIX
 from minigraph.runtime.flags import get_flags, set_flags
 from minigraph.runtime.seeds import seed
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
+from minigraph.static.objects import load, save
 from minigraph.static.places import cpu_places, cuda_places, device_guard
 from minigraph.types import CPUPlace, CUDAPlace
 from minigraph.types import as_dtype as convert_np_dtype_to_dtype_
@@ -54,5 +55,6 @@ __all__ = [
     "default_startup_program", "device_guard", "enable_static", "get_default_dtype", "get_flags", "grad_var_name",
     "in_dygraph_mode", "in_dynamic_mode", "is_compiled_with_cinn", "is_compiled_with_cuda",
     "is_compiled_with_distribute", "is_compiled_with_rocm", "is_compiled_with_xpu", "is_parameter",
-    "is_persistable", "name_scope", "no_grad", "program_guard", "seed", "set_default_dtype", "set_flags",
+    "is_persistable", "load", "name_scope", "no_grad", "program_guard", "save", "seed", "set_default_dtype",
+    "set_flags",
 ]  # fmt: skip

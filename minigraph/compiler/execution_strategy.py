@@ -8,7 +8,14 @@ from typing import Any
 from minigraph.errors import AttrError, nearest, require
 
 
-class ReduceStrategy(Enum):
+class Choice(Enum):
+    """Base of Paddle's enumerations, which are numbers, too."""
+
+    def __int__(self) -> int:
+        return self.value
+
+
+class ReduceStrategy(Choice):
     """How gradients of several devices meet. There is one here: all are the same."""
 
     AllReduce = 0
@@ -16,7 +23,7 @@ class ReduceStrategy(Enum):
     _NoReduce = 2
 
 
-class GradientScaleStrategy(Enum):
+class GradientScaleStrategy(Choice):
     """What a loss's gradient is divided by: the number of devices, one here, or nothing."""
 
     CoeffNumDevice = 0

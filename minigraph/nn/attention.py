@@ -116,7 +116,8 @@ class MultiHeadAttention(Layer):
         if value is not None:
             return Cache(key, value)
         nothing = builder_of(key).slice(key, axes=[1], starts=[0], ends=[0])
-        empty = _exchanged(self._heads(self.k_proj(nothing)))
+        width = tensor.zeros([key.shape[-1], self.embed_dim], key.dtype)  # not k_proj, which would take a layer's name
+        empty = _exchanged(self._heads(tensor.matmul(nothing, width)))
         return Cache(empty, empty)
 
     def _explicit(self, q: Variable, k: Variable, v: Variable, mask: Variable | None) -> tuple[Variable, Variable]:

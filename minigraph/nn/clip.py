@@ -12,7 +12,7 @@ import numpy as np
 
 from minigraph.errors import AttrError, require
 from minigraph.program import Variable
-from minigraph.program.builder import Builder
+from minigraph.program.builder import Builder, builder_of
 
 ParamsGrads = list[tuple[Any, Variable]]
 
@@ -81,6 +81,12 @@ class ClipGradByGlobalNorm(ClipGradBase):
 
     def __repr__(self) -> str:
         return f"ClipGradByGlobalNorm({self.clip_norm})"
+
+
+def clip_by_norm(x: Variable, max_norm: float, name: str | None = None) -> Variable:
+    """x times max_norm / max(n, max_norm), n its L2 norm."""
+    g, limit = builder_of(x), _positive("max_norm", max_norm)
+    return g.elementwise_mul(x, _as_type(g, _factor(g, g.squared_l2_norm(x), limit), x.dtype), name=name)
 
 
 def _factor(g: Builder, squared_norm: Variable, clip_norm: float) -> Variable:

@@ -15,6 +15,7 @@ from minigraph.program.builder import Builder
 from minigraph.types import NO_ARRAY, as_numpy, why_no_array
 
 GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+GAINS |= {f"conv{n}d{way}": 1.0 for n in (1, 2, 3) for way in ("", "_transpose")}
 
 
 class Initializer:

@@ -31,6 +31,7 @@ class Layer:
         self._buffers: dict[str, tuple[Variable, bool]] = {}
         self._pre_hooks: dict[int, Hook] = {}
         self._post_hooks: dict[int, Hook] = {}
+        self._state_hooks: dict[int, Hook] = {}
         self._full_name = unique_name.generate(name_scope or _snake_case(type(self).__name__))
         self._dtype = as_dtype(dtype) if dtype is not None else default_dtype()
         self.training = True
@@ -57,6 +58,10 @@ class Layer:
     def register_forward_post_hook(self, hook: Hook) -> HookRemoveHelper:
         """Call `hook(layer, inputs, outputs)` after each forward; what it returns, if not None, is the result then."""
         return HookRemoveHelper(self._post_hooks, hook)
+
+    def register_state_dict_hook(self, hook: Hook) -> HookRemoveHelper:
+        """Call `hook(state_dict)` at the end of state_dict(); what it returns, if not None, is the result then."""
+        return HookRemoveHelper(self._state_hooks, hook)
 
     def apply(self, fn: Callable[[Layer], Any]) -> Self:
         """Call `fn` with all layers below, each once, and then with this one."""
@@ -178,6 +183,8 @@ class Layer:
         found = {} if destination is None else destination
         found.update(self.named_parameters(prefix, include_sublayers))
         found.update({path: v for path, v, kept in self._each_buffer(prefix, include_sublayers) if kept})
+        for hook in list(self._state_hooks.values()) if use_hook else ():
+            found = hook(found) or found
         return found
 
     def set_state_dict(self, state_dict: Mapping[str, Any], use_structured_name: bool = True) -> None:
@@ -185,7 +192,7 @@ class Layer:
 
         Paths that state_dict() does not have are an error, and then nothing is changed; what is not named stays.
         """
-        own = self.state_dict()
+        own = self.state_dict(use_hook=False)
         known = own if use_structured_name else {v.name: v for v in own.values()}
         for path, value in state_dict.items():
             _check_state(self, path, value, known)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import ShapeError, call_site
+from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import whole
 from minigraph.types import FLOATS, float32, float64, normalize_shape
 
 from . import functional as F
+from .activated import activated, check_activation
+from .functional.spectral_norm import directions, spectrally_normed
 from .initializer import Constant
 from .layer import Layer
 from .param_attr import ParamAttr
@@ -119,6 +121,60 @@ class BatchNorm3D(BatchNorm1D):
         super().__init__(num_features, momentum, epsilon, weight_attr, bias_attr, data_format, use_global_stats, name)
 
 
+class BatchNorm(BatchNorm1D):
+    """The older form of BatchNorm1D, of any rank, with an activation `act` behind it.
+
+    is_test             as eval() sets it
+    moving_mean_name, moving_variance_name  names of the running averages
+    in_place, do_model_average_for_mean_and_var and trainable_statistics=False are accepted and have no effect.
+    """
+
+    ranks = ()
+
+    @whole
+    def __init__(
+        self, num_channels: int, act: str | None = None, is_test: bool = False, momentum: float = 0.9,
+        epsilon: float = 1e-5, param_attr: Any = None, bias_attr: Any = None, dtype: Any = "float32",
+        data_layout: str = "NCHW", in_place: bool = False, moving_mean_name: str | None = None,
+        moving_variance_name: str | None = None, do_model_average_for_mean_and_var: bool = True,
+        use_global_stats: bool = False, trainable_statistics: bool = False,
+    ) -> None:  # fmt: skip
+        require(not trainable_statistics, "the averages of nn.BatchNorm are not trained", AttrError)
+        check_activation("nn.BatchNorm", act)
+        _OfChannels.__init__(self, num_channels, epsilon, param_attr, bias_attr, data_layout, None, dtype)
+        self.momentum, self.use_global_stats, self.act = momentum, use_global_stats or None, act
+        self.training = not is_test
+        self.keep_averages(moving_mean_name, moving_variance_name)
+
+    def forward(self, x: Variable) -> Variable:
+        return activated(super().forward(x), self.act, self.full_name())
+
+
+class SpectralNorm(Layer):
+    """`layer(weight)` is the weight divided by its largest singular value, as static.nn.spectral_norm has it.
+
+    weight_shape  sizes of the weight;  dim: its axis that is the matrix's rows, 0 or 1
+    power_iters   steps of the power iteration in each call;  eps: added to lengths
+    The vectors of the iteration, weight_u and weight_v, begin at random and stay as they are.
+    """
+
+    @whole
+    def __init__(
+        self, weight_shape: Any, dim: int = 0, power_iters: int = 1, eps: float = 1e-12, dtype: Any = "float32"
+    ) -> None:
+        super().__init__(dtype=dtype)
+        self.weight_shape, self.dim = normalize_shape(weight_shape), dim
+        self.power_iters, self.eps = power_iters, eps
+        self.weight_u, self.weight_v = directions(self.weight_shape, dim, power_iters, self._dtype, self.full_name())
+
+    def forward(self, x: Variable) -> Variable:
+        return spectrally_normed(x, self.dim, self.power_iters, self.eps, (self.weight_u, self.weight_v),
+                                 self.full_name())  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"weight_shape={list(self.weight_shape)}, dim={self.dim}, power_iters={self.power_iters}"
+
+
 class GroupNorm(_OfChannels):
     """(x - mean) / sqrt(variance + epsilon) of each sample over groups of channels and all axes behind them."""
 
@@ -182,6 +238,6 @@ class InstanceNorm3D(InstanceNorm1D):
 
 
 __all__ = [
-    "BatchNorm1D", "BatchNorm2D", "BatchNorm3D", "GroupNorm", "InstanceNorm1D", "InstanceNorm2D", "InstanceNorm3D",
-    "LayerNorm",
+    "BatchNorm", "BatchNorm1D", "BatchNorm2D", "BatchNorm3D", "GroupNorm", "InstanceNorm1D", "InstanceNorm2D",
+    "InstanceNorm3D", "LayerNorm", "SpectralNorm",
 ]  # fmt: skip

@@ -19,6 +19,9 @@ class Absence(NamedTuple):
 FETCH = "fetch the value: (value,) = exe.run(main, feed={...}, fetch_list=[variable])"
 MINIMIZE = "static.append_backward(loss), or optimizer.minimize(loss), adds the gradients to the program"
 
+LAYER_TYPE = "mg.set_default_dtype(...) before the layer is made; static.Executor(place) decides where it runs"
+OPTIMIZER_STATE = "program.state_dict('opt') and program.set_state_dict(...) have the states; static.save keeps them"
+
 FAMILIES = {
     "dynamic": Absence(
         "there is no dynamic mode, in which Paddle computes line by line",
@@ -129,7 +132,10 @@ ROWS = (
     ("BuildStrategy", "inner", "*"),
     ("Layer", "gradient", "backward clear_gradients"),
     ("Layer", "dynamic", "create_tensor create_variable to_static_state_dict"),
+    ("Layer", "value", "astype bfloat16 float float16 to"),
     ("Optimizer", "gradient", "step clear_grad backward"),
+    ("Optimizer", "dynamic", "state_dict set_state_dict set_lr_scheduler get_opti_var_name_list"),
+    ("Optimizer", "inner", "append_regularization_ops"),
 )  # fmt: skip
 
 # what to use instead of a name, where its family does not say it well
@@ -186,9 +192,18 @@ INSTEAD = {
     "Program.parse_from_string": "minigraph.ir.text.parse(text) reads what print(program) writes",
     "Layer.backward": MINIMIZE,
     "Layer.clear_gradients": "nothing needs to be cleared: each run computes its gradients anew",
+    "Layer.astype": LAYER_TYPE,
+    "Layer.bfloat16": LAYER_TYPE,
+    "Layer.float": LAYER_TYPE,
+    "Layer.float16": LAYER_TYPE,
+    "Layer.to": LAYER_TYPE,
+    "Optimizer.state_dict": OPTIMIZER_STATE,
+    "Optimizer.set_state_dict": OPTIMIZER_STATE,
+    "Optimizer.get_opti_var_name_list": OPTIMIZER_STATE,
+    "Optimizer.set_lr_scheduler": "give the schedule to the optimizer when it is made: optimizer.SGD(schedule)",
     "Optimizer.step": "optimizer.minimize(loss) once, while the program is built; each exe.run(main, ...) is a step",
     "Optimizer.clear_grad": "nothing needs to be cleared: each run computes its gradients anew",
-    "static.WeightNormParamAttr": "g * v / mg.sqrt(mg.sum(v * v)), with g and v from static.create_parameter",
+    "Executor.train_from_dataset": "for batch in io.DataLoader(dataset, batch_size=32): exe.run(main, feed=...)",
     "optimizer.LBFGS": "optimizer.Adam, optimizer.Momentum; or fetch loss and gradients and call"
         " scipy.optimize.minimize(method='L-BFGS-B')",
 }  # fmt: skip

@@ -104,6 +104,11 @@ class Program(NotPickled):
         self.version += seed != self._random_seed
         self._random_seed = seed
 
+    def global_seed(self, seed: int = 0) -> None:
+        """Set random_seed of this program, and of the default programs, to `seed`."""
+        for program in (self, default_main_program(), default_startup_program()):
+            program.random_seed = seed
+
     @property
     def blocks(self) -> list[Block]:
         """The global block, and those of branches and loops: those of one block before those inside them."""

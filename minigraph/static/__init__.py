@@ -4,6 +4,7 @@ from minigraph.compiler import CompiledProgram
 from minigraph.compiler.execution_strategy import ExecutionStrategy
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.nn.param_attr import ParamAttr
+from minigraph.nn.weight_norm import WeightNormParamAttr
 from minigraph.program import (
     Block,
     Operator,
@@ -42,7 +43,8 @@ from .py_func import py_func
 
 __all__ = [
     "Block", "BuildStrategy", "CompiledProgram", "ExecutionStrategy", "Executor", "ExponentialMovingAverage",
-    "InputSpec", "Operator", "ParamAttr", "Parameter", "Print", "Program", "Scope", "Variable", "accuracy", "amp",
+    "InputSpec", "Operator", "ParamAttr", "Parameter", "Print", "Program", "Scope", "Variable", "WeightNormParamAttr",
+    "accuracy", "amp",
     "append_backward", "auc", "cpu_places", "create_global_var", "create_parameter", "cuda_places", "data",
     "default_main_program", "default_startup_program", "deserialize_persistables", "deserialize_program",
     "device_guard", "global_scope", "gradients", "load", "load_from_file", "load_inference_model",

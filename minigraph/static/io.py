@@ -34,6 +34,16 @@ from minigraph.runtime.checkpoint.tensors import Packed, packed
 from minigraph.runtime.checkpoint.training import check_training, resume_training, training_state
 
 
+def get_program_parameter(program: Program) -> list[Parameter]:
+    """Its parameters."""
+    return program.all_parameters()
+
+
+def get_program_persistable_vars(program: Program) -> list[Variable]:
+    """The variables whose values stay in the Scope between runs."""
+    return [v for v in program.list_vars() if v.persistable]
+
+
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:
     """Write the state of `program` in the global scope to files at `model_path`; what is there holds until then.
 

@@ -28,12 +28,21 @@ def _number(value: Any, call: str, argument: str) -> Any:
     return value
 
 
+def _read(value: Any) -> Any:
+    """The number that a text says; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def full(shape: Any, fill_value: Any, dtype: Any = None, name: str | None = None) -> Variable:
     """A Variable of the given shape with every element equal to `fill_value`.
 
-    dtype  the default data type for None
+    fill_value  a number, or a text of one as Paddle takes it
+    dtype       the default data type for None
     """
-    value = _number(fill_value, "full", "fill_value")
+    value = _number(_read(fill_value), "full", "fill_value")
     dtype = as_dtype(dtype) if dtype is not None else default_dtype()
     return builder_of().fill_constant(shape=shape, value=value, dtype=dtype, name=output_prefix("fill_constant", name))
 

@@ -141,6 +141,11 @@ def detach(self: Variable) -> Variable:
     return copy
 
 
+def same_values(self: Variable, *device: Any, **options: Any) -> Variable:
+    """cpu() and cuda(): the same values. They lie where the program runs, which static.Executor(place) decides."""
+    return tensor.assign(self)
+
+
 def size(self: Variable) -> Variable:
     """The number of elements, an int64 of rank 0."""
     if self.type.is_static:
@@ -154,7 +159,7 @@ def install() -> None:
         "__matmul__": _matmul, "__rmatmul__": _rmatmul, "__neg__": _neg, "__abs__": tensor.abs, "__invert__": _invert,
         "__getitem__": indexing.getitem, "__setitem__": indexing.refuse_assignment, "__iter__": indexing.iterate,
         "__hash__": object.__hash__,  # defining == would drop it
-        "T": property(_transposed), "astype": tensor.cast, "detach": detach,
+        "T": property(_transposed), "astype": tensor.cast, "detach": detach, "cpu": same_values, "cuda": same_values,
         "clone": tensor.assign, "size": size, "sigmoid": sigmoid,
     }  # fmt: skip
     for name, (op_type, symbol) in ARITHMETIC.items():

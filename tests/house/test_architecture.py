@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "profiler": "errors types kernels.peaks program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
-    "base": "errors types cuda device io program runtime nn static",
+    "base": "errors types cuda device io reader program runtime nn static",
     "utils": "errors paddle_names program tensor static",
     "command": "errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
         " static profiler",

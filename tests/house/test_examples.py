@@ -122,6 +122,24 @@ def test_roots_take_as_many_steps_as_they_need(tmp_path):
     assert steps[0] < 8 < steps[1]
 
 
+def test_clicks_are_predicted_nearly_as_well_as_they_can_be(tmp_path):
+    said = run_python(tmp_path, str(ROOT / "examples" / "wide_and_deep.py"), "--epochs", "3")
+    reached, best = (float(n) for n in re.findall(r"(0\.\d{4})", said.splitlines()[-1]))
+    assert best == pytest.approx(0.8543, abs=1e-4)  # of the data alone
+    assert best - 0.05 < reached < best
+
+
+def test_texts_are_told_and_the_saved_model_is_served(tmp_path):
+    script = str(ROOT / "examples" / "text_classifier.py")
+    said = run_python(tmp_path, script, "--steps", "300", "--out", str(tmp_path))
+    share = re.search(r"([\d.]+)% of 1000 new texts", said)
+    assert share is not None
+    assert float(share[1]) > 80
+    served = run_python(tmp_path, script, "--load", str(tmp_path / "text_classifier"), "it was great", "it was bad")
+    praise = [int(line.split("%")[0]) for line in served.splitlines()]
+    assert praise[0] > 50 > praise[1]
+
+
 @pytest.mark.sweep
 def test_optimizer_levels_are_compared(tmp_path):
     """Fewer operators and calls at each level, equal results, and a plot."""

@@ -1,4 +1,4 @@
-"""Layers made from functions, containers, hooks, buffers; losses that Paddle has in float32 only; random functions."""
+"""Layers made from functions, containers, hooks, buffers; random functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError
 from minigraph.nn import functional as F
 from minigraph.nn import initializer
 from minigraph.nn.functional_layer import FunctionalLayer
-from tests.support.paddle_cases import SIGNS, X, Y
+from tests.paddle.nn_programs import SIGNS, X, Y
 
 LAYERS = [layer for layer in vars(nn).values() if isinstance(layer, type) and issubclass(layer, FunctionalLayer)]
 
@@ -150,20 +150,6 @@ def test_initializers_for_all_parameters() -> None:
         initializer.set_global_initializer(3)  # pyright: ignore[reportArgumentType]
 
 
-def test_losses_that_paddle_has_in_float32_only() -> None:
-    """The numbers are those of Paddle 2.6.2 for the same arrays in float32."""
-    mg.set_default_dtype("float32")
-    p, y = static.data("p", [2, 1]), static.data("y", [2, 1])
-    a, b, n = static.data("a", [3, 2]), static.data("b", [3, 2]), static.data("n", [3])
-    found = run(
-        [F.log_loss(p, y), F.npair_loss(a, b, n)],
-        p=np.float32([[0.2], [0.7]]), y=np.float32([[1], [0]]), n=np.float32([1, 0, 1]),
-        a=np.float32([[1, 2], [3, 4], [0.5, 0.25]]), b=np.float32([[1.5, 0.5], [-1, 2], [2, 1]]),
-    )  # fmt: skip
-    np.testing.assert_allclose(found[0], [[1.608938], [1.2036395]], rtol=1e-6)
-    np.testing.assert_allclose(found[1], 2.379834, rtol=1e-6)
-
-
 def test_a_triplet_with_a_distance_of_ones_own() -> None:
     x, y, z = (static.data(n, X.shape) for n in "xyz")
 
@@ -252,3 +238,41 @@ REFUSALS: list[tuple[type[MinigraphError], str, Any]] = [
 def test_what_does_not_fit_is_refused(error: type[MinigraphError], message: str, call: Any) -> None:
     with pytest.raises(error, match=message):
         call(static.data("x", [3, 4]))
+
+
+def test_a_mask_needs_a_known_length() -> None:
+    lengths = static.data("n", [None], "int64")
+    (found,) = run([F.sequence_mask(lengths, 3, "bool")], n=np.array([2, 0]))
+    np.testing.assert_array_equal(found, [[True, True, False], [False, False, False]])
+    for maxlen in (None, mg.max(lengths)):
+        with pytest.raises(ProgramError, match="maxlen must be known: memory is planned before a run"):
+            F.sequence_mask(lengths, maxlen)
+    with pytest.raises(AttrError, match="maxlen must be an int > 0, is 0"):
+        F.sequence_mask(lengths, 0)
+
+
+def test_what_older_norms_refuse() -> None:
+    with pytest.raises(AttrError, match=r"averages of nn\.BatchNorm are not trained"):
+        nn.BatchNorm(3, trainable_statistics=True)
+    with pytest.raises(AttrError, match=r"activation of nn\.BatchNorm"):
+        nn.BatchNorm(3, act="steep")
+    with pytest.raises(ShapeError, match="weight must be a matrix or more with known sizes"):
+        nn.SpectralNorm([4])
+    with pytest.raises(AttrError, match="power_iters must not be negative"):
+        nn.SpectralNorm([4, 3], power_iters=-1)
+    with pytest.raises(AttrError, match="dim 2 is not 0 or 1"):
+        nn.SpectralNorm([4, 3], dim=2)
+
+
+def test_what_transformers_refuse() -> None:
+    with pytest.raises(AttrError, match="embed_dim 8 is no multiple of num_heads 3"):
+        nn.TransformerEncoderLayer(8, 3, 16)
+    with pytest.raises(AttrError, match="dim_feedforward must be positive"):
+        nn.TransformerEncoderLayer(8, 2, 0)
+    with pytest.raises(AttrError, match="did you mean 'relu'"):
+        nn.TransformerDecoderLayer(8, 2, 16, activation="rely")
+    with pytest.raises(AttrError, match="weight_attr must be one, or a list of 1, 2 or 3"):
+        nn.TransformerDecoderLayer(8, 2, 16, weight_attr=[None] * 4)
+    with pytest.raises(AttrError, match="num_layers must be positive"):
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 0)
+    assert static.default_main_program().ops == []

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .programs import FOLDER, SUBJECTS, programs, result
+from .programs import FOLDER, SUBJECTS, fresh, programs, result
 
 
 def main(subjects: list[str]) -> None:
@@ -17,9 +17,7 @@ def main(subjects: list[str]) -> None:
     for subject in subjects:
         results = {}
         for name, run in programs(subject).items():
-            main, startup, scope = paddle.static.Program(), paddle.static.Program(), paddle.static.Scope()
-            guards = paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard()
-            with guards[0], guards[1], paddle.static.scope_guard(scope), tempfile.TemporaryDirectory() as folder:
+            with fresh(paddle), tempfile.TemporaryDirectory() as folder:
                 results[name] = result(run, paddle, Path(folder))
         rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in results.items())
         page = f'{{\n  "paddle": "{paddle.__version__}",\n  "results": {{\n{rows}\n  }}\n}}\n'

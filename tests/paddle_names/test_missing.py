@@ -63,7 +63,7 @@ def test_the_user_sees_the_line_and_what_to_use():
         ("x.numpy()", "exe.run"), ("loss.backward()", "static.append_backward"), ("opt.step()", "optimizer.minimize"),
         ("opt.clear_grad()", "each run"), ("mg.disable_static()", "static.Executor"), ("mg.jit", "CompiledProgram"),
         ("mg.grad(loss, x)", "static.gradients"), ("loss.item()", "fetch_list"), ("mg.Model(x)", "exe.run"),
-        ("x.gradient()", "@GRAD"), ("mg.DataParallel(x)", "static.Executor"), ("x.cuda()", "Executor(place)"),
+        ("x.gradient()", "@GRAD"), ("mg.DataParallel(x)", "static.Executor"), ("x.pin_memory()", "CPUPlace"),
         ("mg.set_grad_enabled(False)", "stop_gradient"), ("mg.autograd.PyLayer", "append_backward"),
     ],
 )  # fmt: skip

@@ -16,8 +16,8 @@ import minigraph as mg
 from minigraph import nn, static
 from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError, UninitializedError
 from minigraph.nn import functional as F
+from minigraph.nn.activated import FUNCTIONS, OPERATORS
 from minigraph.opdef import get_op
-from minigraph.static.nn.activated import FUNCTIONS, OPERATORS
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 

@@ -1,4 +1,4 @@
-"""Linear algebra against np.linalg, and what it refuses; tests/support/tensor_cases.py compares it with Paddle."""
+"""Linear algebra against np.linalg, and what it refuses; tests/paddle/function_programs.py compares it with Paddle."""
 
 from __future__ import annotations
 

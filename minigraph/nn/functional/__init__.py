@@ -10,13 +10,14 @@ from .linear import bilinear, embedding, linear, one_hot
 from .linear_cross_entropy import fused_linear_cross_entropy
 from .loss import *  # noqa: F403
 from .margin_loss import *  # noqa: F403
+from .mask import sequence_mask
 from .norm import *  # noqa: F403
 from .padding import *  # noqa: F403
 from .regression_loss import *  # noqa: F403
 
 __all__ = [
     "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "fused_linear_cross_entropy",
-    "linear", "one_hot", "scaled_dot_product_attention",
+    "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
 ]  # fmt: skip
 __all__ += activation.__all__
 __all__ += binary_loss.__all__

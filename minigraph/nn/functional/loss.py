@@ -60,7 +60,8 @@ def cross_entropy(
                      probabilities in input's shape
     weight           [classes] factors of the rows by their class
     ignore_index     rows with this label count nowhere
-    label_smoothing  this share of each label is spread evenly over all classes
+    label_smoothing  this share of each label is spread evenly over all classes; then floats in input's shape are
+                     probabilities, also without soft_label
     reduction        mean, sum or none; none has label's shape, for soft labels with size 1 at `axis`
 
     The mean is over the rows kept (with `weight`: divided by the sum of their weights), whatever
@@ -72,6 +73,8 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise AttrError(f"label_smoothing {label_smoothing} is not in [0, 1]", call=call, site=call_site())
     g, axis = builder_of(x), normalize_axis(axis, x.ndim)
+    if label_smoothing and label.type.is_float and label.ndim == x.ndim and label.shape[axis] == x.shape[axis]:
+        soft_label, label = True, as_type(label, x.dtype)
     drop_axis = not soft_label and label.ndim == x.ndim - 1
     simple = use_softmax and label_smoothing == 0
     kept = None if soft_label else kept_labels(g, label, ignore_index)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from minigraph.errors import AttrError, ShapeError, call_site
 from minigraph.nn.initializer import Normal
 from minigraph.nn.param_attr import ParamAttr
@@ -13,24 +15,34 @@ from minigraph.program.builder import Builder, builder_of
 from minigraph.tensor.math_op_patch import detach
 
 
-def spectrally_normed(w: Variable, dim: int, power_iters: int, eps: float, layer: str) -> Variable:
-    """static.nn.spectral_norm with variables called after `layer`."""
+def directions(
+    shape: tuple[int, ...], dim: int, power_iters: int, dtype: np.dtype, layer: str
+) -> tuple[Variable, Variable]:
+    """The vectors of the power iteration for a weight of `shape`, one of its rows' size, one of its columns'."""
     call = "spectral_norm"
     if dim not in (0, 1):
         raise AttrError(f"dim {dim} is not 0 or 1", call=call, site=call_site())
-    if w.ndim < 2 or -1 in w.shape or 0 in w.shape:
-        raise ShapeError(f"weight must be a matrix or more with known sizes, is {w}", call=call, site=call_site())
+    if len(shape) < 2 or -1 in shape or 0 in shape:
+        raise ShapeError(
+            f"weight must be a matrix or more with known sizes, is {list(shape)}", call=call, site=call_site()
+        )
     if power_iters < 0:
         raise AttrError(f"power_iters must not be negative, is {power_iters}", call=call, site=call_site())
+    attr = ParamAttr(initializer=Normal(0.0, 1.0), trainable=False)
+    u, v = (create_parameter(layer, [size], dtype, attr) for size in (shape[dim], math.prod(shape) // shape[dim]))
+    assert u is not None
+    assert v is not None
+    return u, v
+
+
+def spectrally_normed(
+    w: Variable, dim: int, power_iters: int, eps: float, begin: tuple[Variable, Variable], layer: str
+) -> Variable:
+    """static.nn.spectral_norm from the vectors `begin`, in variables called after `layer`."""
     g, rows = builder_of(w), w.shape[dim]
-    columns = math.prod(w.shape) // rows
-    u, v = (
-        create_parameter(layer, [size], w.dtype, ParamAttr(initializer=Normal(0.0, 1.0), trainable=False))
-        for size in (rows, columns)
-    )
     order = [dim, *(a for a in range(w.ndim) if a != dim)]
-    matrix = g.reshape(w if dim == 0 else g.transpose(w, perm=order), shape=(rows, columns))
-    constant = detach(matrix)
+    matrix = g.reshape(w if dim == 0 else g.transpose(w, perm=order), shape=(rows, math.prod(w.shape) // rows))
+    constant, (u, v) = detach(matrix), begin
     for _ in range(power_iters):
         v = _unit(g, g.matmul(constant, u, trans_x=True), eps)
         u = _unit(g, g.matmul(constant, v), eps)

@@ -77,9 +77,9 @@ class NoamDecay(LRScheduler):
     """base * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5); epoch 0 gives 0."""
 
     def __init__(
-        self, d_model: int, warmup_steps: int, learning_rate: float = 1.0, last_epoch: int = -1, verbose: bool = False
+        self, d_model: float, warmup_steps: int, learning_rate: float = 1.0, last_epoch: int = -1, verbose: bool = False
     ) -> None:
-        self.d_model = check("d_model", d_model, is_int(d_model, 1), "an int > 0")
+        self.d_model = check("d_model", d_model, is_rate(d_model) and d_model > 0, "a number > 0")
         self.warmup_steps = check("warmup_steps", warmup_steps, is_int(warmup_steps, 1), "an int > 0")
         super().__init__(learning_rate, last_epoch, verbose)
 

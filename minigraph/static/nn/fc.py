@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site
+from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.parameter import create_parameter
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import variable
-
-from .activated import activated, check_activation
 
 
 @whole
@@ -24,7 +23,7 @@ def fc(
     x                 [..., in] or a list of such, whose products are added
     num_flatten_dims  this many leading axes of x stay, the others are made one
     bias_attr         False leaves the bias out
-    activation        a name of static/nn/activated.py
+    activation        a name of nn/activated.py
     The result has the leading axes of x and `size`.
     """
     check_activation("fc", activation)

@@ -6,14 +6,13 @@ from typing import Any
 
 from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.nn import functional as F
+from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.functional.activation import channel_axis, sloped
 from minigraph.nn.initializer import Constant
 from minigraph.nn.parameter import create_parameter
 from minigraph.program import Parameter, Variable, unique_name
 from minigraph.program.builder import whole
 from minigraph.tensor.arguments import variable
-
-from .activated import activated, check_activation
 
 
 @whole

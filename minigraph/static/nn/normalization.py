@@ -9,9 +9,10 @@ import numpy as np
 
 from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.nn import functional as F
+from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.functional.activation import channel_axis
 from minigraph.nn.functional.norm import group_norm as grouped
-from minigraph.nn.functional.spectral_norm import spectrally_normed
+from minigraph.nn.functional.spectral_norm import directions, spectrally_normed
 from minigraph.nn.initializer import Constant
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.nn.parameter import create_parameter
@@ -20,7 +21,6 @@ from minigraph.program.builder import whole
 from minigraph.tensor.arguments import variable
 from minigraph.types import float32, float64
 
-from .activated import activated, check_activation
 from .maps import needed
 
 
@@ -118,7 +118,8 @@ def spectral_norm(
     """
     call = "spectral_norm"
     w, layer = variable(weight, call, "weight"), name or unique_name.generate(call)
-    return spectrally_normed(w, dim, power_iters, eps, layer)
+    begin = directions(w.shape, dim, power_iters, w.dtype, layer)
+    return spectrally_normed(w, dim, power_iters, eps, begin, layer)
 
 
 def _parameters(

@@ -1,4 +1,4 @@
-"""The argument `act` of static.nn's functions: names of Paddle's operators, with their defaults."""
+"""The argument `act` of static.nn's functions and nn.BatchNorm: names of Paddle's operators, with their defaults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from minigraph.errors import AttrError, raise_unknown
-from minigraph.nn import functional as F
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
+
+from . import functional as F
 
 OPERATORS = (
     "elu", "gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "softsign", "tanh",

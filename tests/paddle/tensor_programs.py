@@ -1,25 +1,13 @@
-"""Calls that minigraph and Paddle 2.6.2 must answer alike. What Paddle said is in paddle_2_6_2.json.
-
-    python -m tests.tensor.paddle_cases     # writes that file; in an environment that has Paddle 2.6.2
-
-A case is a function of the library and of Variables, and the arrays that are fed. This file imports NumPy alone.
-"""
+"""Functions of tensors: values, data types and shapes."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-RECORDED = Path(__file__).with_name("paddle_2_6_2.json")
-VERSION = "2.6.2"
-
-Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
-CASES: dict[str, Case] = {}
+from tests.paddle.cases import Case
 
 NAN, INF = float("nan"), float("inf")
 X = np.array([[0.5, -1.5, 2.0], [3.0, 0.25, -0.75]])
@@ -32,29 +20,19 @@ J = np.array([[2, 2, -3], [1, 4, 6]])
 T = np.array([[True, False, True], [False, False, True]])
 
 
+CASES: dict[str, Case] = {}
+
+
 def case(name: str, build: Callable[..., Any], *arrays: Any) -> None:
     """Add a case; several of one function are told apart by words after its name."""
     assert name not in CASES, name
-    CASES[name] = build, tuple(np.asarray(a) for a in arrays)
+    CASES[name] = Case(build, tuple(np.asarray(a) for a in arrays))
 
 
 def named(name: str, *arrays: Any, **arguments: Any) -> None:
     """Add a case that is one call of the function `name` (before a blank) on the arrays."""
     function = name.split()[0]
     case(name, lambda p, *x: getattr(p, function)(*x, **arguments), *arrays)
-
-
-def run(library: Any, name: str) -> list[np.ndarray]:
-    """What `library`, in static mode, computes for a case."""
-    build, arrays = CASES[name]
-    main = library.static.Program()
-    with library.static.program_guard(main, library.static.Program()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        given = [library.static.data(f"x{i}", a.shape, a.dtype.name) for i, a in enumerate(arrays)]
-        made = build(library, *given)
-        made = list(made) if isinstance(made, (list, tuple)) else [made]
-        feed = {f"x{i}": a for i, a in enumerate(arrays)}
-        return library.static.Executor(library.CPUPlace()).run(main, feed=feed, fetch_list=made)
 
 
 # Functions of one number
@@ -262,25 +240,16 @@ named("histogram range", np.array([1.0, 2.0, 1.0, 7.0], "float32"), bins=4)
 named("diff", [1, 4, 9, 16], n=2)
 case("diff more", lambda p, x, y: p.diff(x, axis=0, prepend=y), A, A[:1])
 
-
-def record() -> None:
-    """Write what the Paddle that is installed says of every case."""
-    import paddle
-
-    assert paddle.__version__ == VERSION, paddle.__version__
-    paddle.enable_static()
-    answers: dict[str, Any] = {}
-    for name in CASES:
-        try:
-            values = run(paddle, name)
-        except Exception as problem:
-            answers[name] = {"error": type(problem).__name__}
-            print(name, problem)
-            continue
-        answers[name] = [{"dtype": v.dtype.name, "shape": v.shape, "values": v.reshape(-1).tolist()} for v in values]
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in answers.items())
-    RECORDED.write_text(f"{{\n{lines}\n}}\n")
-
-
-if __name__ == "__main__":
-    record()
+SLIPS = {
+    "atan2 of ints": "Paddle computes it in float32 and calls it float64",
+    "deg2rad": "Paddle rounds the factor to float32",
+    "rad2deg": "Paddle rounds the factor to float32",
+    "stanh": "Paddle rounds both factors to float32",
+    "dist": "Paddle rounds 1 / p to float32",
+    "norm three": "Paddle rounds 1 / p to float32",
+    "kthvalue axis": "Paddle drops axis 0, which keepdim keeps",
+    "quantile": "Paddle rounds the fraction to float32",
+    "quantile all": "Paddle rounds the fraction to float32",
+    "logit": "Paddle rounds eps to float32",
+    "nan_to_num": "Paddle takes float32's largest number for float64, which is infinite there",
+}

@@ -1,4 +1,4 @@
-"""Functions of tensors and of matrices, for paddle_cases.py: the same text for Paddle and for minigraph."""
+"""Functions of tensors and of matrices, with gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-Case = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
+from tests.paddle.cases import Case, Gradients
+
+Made = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
 
 X = np.array([[0.5, -1.5, 2.0], [3.0, 0.25, -0.75]])
 Y = np.array([[1.5, 2.25, 0.5], [-1.0, 4.0, 1.25]])
@@ -29,7 +31,7 @@ def positive(p: Any, x: Any) -> Any:
     return p.matmul(x, x, transpose_y=True) + p.eye(3, dtype="float64")
 
 
-def equations() -> dict[str, Case]:
+def equations() -> dict[str, Made]:
     """einsum: (operands, equation)."""
     batch = np.cos(np.arange(24.0)).reshape(2, 4, 3)
     given = {
@@ -43,7 +45,7 @@ def equations() -> dict[str, Case]:
     }
 
 
-def running() -> dict[str, Case]:
+def running() -> dict[str, Made]:
     return {
         "cumprod": (lambda p, x: p.cumprod(x, 0), (VECTOR,)),
         "cumprod of columns": (lambda p, x: p.cumprod(x, 1), (CUBE,)),
@@ -62,7 +64,7 @@ def running() -> dict[str, Case]:
     }
 
 
-def fitting() -> dict[str, Case]:
+def fitting() -> dict[str, Made]:
     return {
         "tensordot": (lambda p, x, y: p.tensordot(x, y), (CUBE, CUBE.transpose(1, 2, 0))),
         "tensordot of lists": (lambda p, x, y: p.tensordot(x, y, [[1], [0]]), (CUBE, M)),
@@ -98,9 +100,9 @@ def fitting() -> dict[str, Case]:
     }
 
 
-def padding() -> dict[str, Case]:
+def padding() -> dict[str, Made]:
     plane = CUBE[:, None]
-    cases: dict[str, Case] = {
+    cases: dict[str, Made] = {
         "pad": (lambda p, x: p.nn.functional.pad(x, [1, 0, 2, 1], value=0.5), (X,)),
         "nn.Pad1D": (lambda p, x: p.nn.Pad1D([1, 2], mode="reflect")(x), (CUBE,)),
         "nn.Pad2D": (lambda p, x: p.nn.Pad2D(1, mode="constant", value=2.0)(x), (plane,)),
@@ -119,7 +121,7 @@ def padding() -> dict[str, Case]:
     return cases
 
 
-def matrices() -> dict[str, Case]:
+def matrices() -> dict[str, Made]:
     """paddle.linalg; what has a free sign is squared."""
     return {
         "inverse": (lambda p, x: p.inverse(x), (MATRICES,)),
@@ -134,7 +136,6 @@ def matrices() -> dict[str, Case]:
         "linalg.cholesky_solve": (
             lambda p, x, y: p.linalg.cholesky_solve(y, p.linalg.cholesky(positive(p, x))), (M, N)),
         "linalg.det": (lambda p, x: p.sum(p.linalg.det(x)), (M,)),
-        "linalg.slogdet": (lambda p, x: p.linalg.slogdet(x), (M,)),
         "linalg.qr": (lambda p, x: p.linalg.qr(x)[0] ** 2.0, (TALL,)),
         "linalg.qr R": (lambda p, x: p.linalg.qr(x)[1] ** 2.0, (TALL,)),
         "linalg.qr both": (lambda p, x: p.matmul(*p.linalg.qr(x)), (TALL,)),
@@ -167,5 +168,16 @@ def matrices() -> dict[str, Case]:
     }  # fmt: skip
 
 
-def cases() -> dict[str, Case]:
-    return equations() | running() | fitting() | padding() | matrices()
+NEAR = {"multigammaln": 1e-7}  # Paddle keeps a constant of it in float32
+SLIPS = {
+    "trapezoid": "all rows of y get the gradient of the first one",
+    "cumulative_trapezoid": "all rows of y get the gradient of the first one",
+    "linalg.triangular_solve otherwise": "the diagonal, which is not read, and the other triangle get a gradient",
+    "linalg.eigh": "all matrices of a batch get the gradient of the first one's eigenvalues",
+}
+# How many of the float inputs have a gradient in Paddle, where not all have.
+WITH = {"diagonal_scatter": 1, "diagonal_scatter below": 1, "linalg.lstsq": 0, "linalg.lstsq rest": 0}
+CASES = {
+    name: Gradients(*made, of=WITH.get(name))
+    for name, made in (equations() | running() | fitting() | padding() | matrices()).items()
+} | {"linalg.slogdet": Case(lambda p, x: p.linalg.slogdet(x), (M,))}  # Paddle declares another shape than it gives

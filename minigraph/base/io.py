@@ -1,0 +1,117 @@
+"""Paddle's `base.io`: loaders of older scripts, which are made first and get their generator later.
+
+    loader = base.io.DataLoader.from_generator(feed_list=[image, label], capacity=16)
+    loader.set_sample_generator(samples, batch_size=32)
+    for feed in loader():
+        exe.run(feed=feed, fetch_list=[loss])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from minigraph.errors import AttrError, ProgramError, call_site, require
+from minigraph.io import DataLoader as Loader
+from minigraph.io.prefetch import prefetched
+from minigraph.program import Variable
+from minigraph.reader.decorator import batch
+
+Generator = Callable[[], Iterable[Any]]
+
+
+class GeneratorLoader:
+    """Batches of a generator, read by a thread ahead; `for feed in loader():` gives lists of one feed for a run.
+
+    feed_list    Variables of the parts of a sample
+    capacity     batches that are read ahead
+    return_list  lists of arrays in place of feeds
+    use_double_buffer, use_multiprocess and drop_last say nothing here: a thread reads ahead.
+    A loader that stands inside the program (iterable=False) is not here: feeds go through exe.run.
+    """
+
+    def __init__(
+        self, feed_list: Sequence[Variable] | None = None, capacity: int | None = None, use_double_buffer: bool = True,
+        iterable: bool = True, return_list: bool = False, use_multiprocess: bool = False, drop_last: bool = True,
+    ) -> None:  # fmt: skip
+        if not iterable:
+            raise ProgramError(
+                "a loader inside the program is not here", call="DataLoader.from_generator", site=call_site(),
+                hint="iterable=True, and: for feed in loader(): exe.run(feed=feed, fetch_list=[...])",
+            )  # fmt: skip
+        require(return_list or feed_list, "feed_list is needed: the feeds have the names of its variables", AttrError)
+        self.feeds = list(feed_list or ())
+        self.capacity, self.return_list = capacity or 2, return_list
+        self._batches: Generator | None = None
+
+    def set_sample_generator(
+        self, reader: Generator, batch_size: int, drop_last: bool = True, places: Any = None
+    ) -> Self:
+        """`reader()` gives samples: an array, or one for each variable."""
+        return self.set_sample_list_generator(batch(reader, batch_size, drop_last))
+
+    def set_sample_list_generator(self, reader: Generator, places: Any = None) -> Self:
+        """`reader()` gives lists of samples."""
+        return self.set_batch_generator(lambda: ([*map(_stacked, zip(*map(_parts, s), strict=True))] for s in reader()))
+
+    def set_batch_generator(self, reader: Generator, places: Any = None) -> Self:
+        """`reader()` gives batches: an array for each variable."""
+        self._batches = reader
+        return self
+
+    decorate_sample_generator = set_sample_generator
+    decorate_sample_list_generator = set_sample_list_generator
+    decorate_batch_generator = set_batch_generator
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._batches
+        if batches is None:
+            raise ProgramError(
+                "the loader has no generator yet", call="DataLoader", site=call_site(),
+                hint="call set_sample_generator, set_sample_list_generator or set_batch_generator first",
+            )  # fmt: skip
+        yield from prefetched(lambda: map(self._made, batches()), self.capacity)
+
+    __call__ = __iter__
+
+    def _made(self, parts: Any) -> Any:
+        arrays = [self._fitted(i, np.asarray(part)) for i, part in enumerate(_parts(parts))]
+        if self.return_list:
+            return arrays
+        require(len(arrays) == len(self.feeds), f"a batch has {len(arrays)} parts, feed_list {len(self.feeds)}",
+                AttrError)  # fmt: skip
+        return [{v.name: array for v, array in zip(self.feeds, arrays, strict=True)}]
+
+    def _fitted(self, place: int, array: np.ndarray) -> np.ndarray:
+        """A part in its variable's type and rank: samples of [1] may be numbers."""
+        if place >= len(self.feeds):
+            return array
+        v = self.feeds[place]
+        array = array.astype(v.dtype, copy=False)
+        return array[..., None] if array.ndim == v.ndim - 1 and v.shape[-1] == 1 else array
+
+
+class DataLoader(Loader):
+    """io.DataLoader, and the loaders that get their generator later."""
+
+    @staticmethod
+    def from_generator(*args: Any, **kwargs: Any) -> GeneratorLoader:
+        """A loader without a generator yet, with the arguments of GeneratorLoader."""
+        return GeneratorLoader(*args, **kwargs)
+
+
+class PyReader(GeneratorLoader):
+    """The oldest of these loaders: decorate_sample_generator and its like give it a generator."""
+
+
+def _parts(sample: Any) -> Sequence[Any]:
+    return sample if isinstance(sample, (list, tuple)) else [sample]
+
+
+def _stacked(values: Sequence[Any]) -> np.ndarray:
+    return np.stack([np.asarray(v) for v in values])
+
+
+__all__ = ["DataLoader", "GeneratorLoader", "PyReader"]
