@@ -8,6 +8,7 @@ from . import (
     loss_layers,
     norm_layers,
     shape_layers,
+    transformer,
 )
 from .activation_layers import *  # noqa: F403
 from .attention import MultiHeadAttention
@@ -18,6 +19,7 @@ from .layers import *  # noqa: F403
 from .loss_layers import *  # noqa: F403
 from .norm_layers import *  # noqa: F403
 from .shape_layers import *  # noqa: F403
+from .transformer import *  # noqa: F403
 
 __all__ = [
     "ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue", "Layer", "LayerDict", "LayerList",
@@ -28,3 +30,4 @@ __all__ += layers.__all__
 __all__ += loss_layers.__all__
 __all__ += norm_layers.__all__
 __all__ += shape_layers.__all__
+__all__ += transformer.__all__
