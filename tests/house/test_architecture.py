@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
+    "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",
     "io": "errors types program runtime",
     "reader": "errors io",
@@ -60,7 +61,7 @@ MAY_IMPORT = {
     "base": "errors types cuda device io program runtime nn static",
     "utils": "errors paddle_names program tensor static",
     "": "version errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor nn optimizer"
-        " static device io metric reader base utils",
+        " static device io metric reader base utils incubate",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
