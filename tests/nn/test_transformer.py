@@ -12,8 +12,17 @@ from minigraph.errors import AttrError, ProgramError, ShapeError
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
-
-WORDS, WIDTH, HEADS, TEXTS, LENGTH, LAYERS = 60, 16, 2, 3, 8, 2
+from tests.support.transformer_model import (
+    HEADS,
+    LAYERS,
+    LENGTH,
+    TEXTS,
+    WIDTH,
+    WORDS,
+    batches,
+    language_model,
+    losses,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -21,34 +30,6 @@ def in_float64():
     mg.set_default_dtype("float64")
     yield
     mg.set_default_dtype("float32")
-
-
-def language_model(normalize_before: bool, dropout: float = 0.1, **options):
-    """(program, startup, loss) with tied embeddings, positions, a causal mask, and an update."""
-    main, startup = mg.static.Program(), mg.static.Program()
-    main.random_seed = startup.random_seed = 5
-    with mg.static.program_guard(main, startup):
-        words = mg.static.data("words", [TEXTS, LENGTH + 1], "int64")
-        table, places = mg.nn.Embedding(WORDS, WIDTH), mg.nn.Embedding(LENGTH, WIDTH)
-        x = table(words[:, :-1]) + places(mg.arange(LENGTH))
-        layer = mg.nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 32, dropout, "gelu", normalize_before=normalize_before, **options
-        )
-        norm = mg.nn.LayerNorm(WIDTH) if normalize_before else None
-        mask = mg.triu(mg.full([LENGTH, LENGTH], -np.inf), 1)
-        h = mg.nn.TransformerEncoder(layer, LAYERS, norm)(x, mask)
-        scores = mg.matmul(mg.reshape(h, [-1, WIDTH]), table.weight, transpose_y=True)
-        loss = mg.nn.functional.cross_entropy(scores, mg.reshape(words[:, 1:], [-1]))
-        mg.optimizer.AdamW(1e-2, grad_clip=mg.nn.ClipGradByGlobalNorm(1.0)).minimize(loss)
-    return main, startup, loss
-
-
-def losses(program, startup, loss, steps=4):
-    exe, scope = Executor(), Scope()
-    exe.run(startup, scope=scope)
-    rng = np.random.default_rng(3)
-    batches = [rng.integers(0, WORDS, (TEXTS, LENGTH + 1)) for _ in range(steps)]
-    return [float(exe.run(program, {"words": words}, [loss], scope=scope)[0]) for words in batches]
 
 
 @pytest.mark.parametrize("normalize_before", [True, False])
@@ -67,7 +48,8 @@ def test_the_passes_take_the_blocks(normalize_before):
     assert count["dropout"] == LAYERS  # behind the activation; the others stand between a product and a norm
     assert count["elementwise_add"] == (not normalize_before)  # of words and places, where no norm is beside it
     assert sum("optimizer" in op.opdef.traits for op in ops) == 1
-    np.testing.assert_allclose(losses(compiled, startup, loss), losses(main, startup, loss), rtol=1e-10)
+    fused, plain = (losses(program, startup, loss, batches(4)) for program in (compiled, main))
+    np.testing.assert_allclose(fused, plain, rtol=1e-10)
 
 
 def test_the_model_learns():
