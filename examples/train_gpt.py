@@ -71,7 +71,10 @@ def main() -> None:
                 f"the {name} text has {len(part)} numbers, a batch needs {size.batch} blocks of {size.block} and one"
                 " more: give more text, or smaller --block and --batch"
             )
-    training_run = Training(options, size, parts, place)
+    try:
+        training_run = Training(options, size, parts, place)
+    except mg.MinigraphError as problem:
+        raise SystemExit(f"no such network: {problem}") from None
     if options.resume:
         training_run.resume()
     training_run.run(words)
@@ -98,6 +101,9 @@ def parse_arguments() -> tuple[argparse.Namespace, Size]:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for what is written")
     options = parser.parse_args()
     chosen = {name: value for name in Size.__annotations__ if (value := getattr(options, name)) is not None}
+    for name, value in {**chosen, "check": options.check, "stop": options.stop or 1}.items():
+        if value < 0 or (value == 0 and name != "dropout"):
+            parser.error(f"--{name} must be positive, is {value}")
     options.out.mkdir(parents=True, exist_ok=True)
     return options, Size(**{**asdict(SIZES[options.size]), **chosen})
 
@@ -167,27 +173,28 @@ class Training:
         """Train to the last step, with a validation and a checkpoint now and then."""
         size, options = self.size, self.options
         per_step = size.batch * size.block * size.accumulate
-        work, peak = flops_per_token(self.network, size) * per_step, measured_peak(self.exe, options.dtype)
+        work = flops_per_token(self.network, size) * per_step
+        peak = measured_peak(self.exe, options.dtype, 1024 if self.place == mg.CPUPlace() else 8192)
         report = self.compiled.memory_report(fetch_list=[self.loss], place=self.place)
         memory = (report.planned + report.persistable) / 2**20
-        last = min(size.steps, options.stop or size.steps)
+        last, pace, times = min(size.steps, options.stop or size.steps), "", []
         progress = tqdm(total=last, initial=self.step, unit="step", disable=None)  # silent where no terminal reads it
         while self.step < last:
             start = time.perf_counter()
             values = [self.trained() for _ in range(size.accumulate)]
             self.rate.step()
             self.step += 1
-            seconds = time.perf_counter() - start
+            times.append(time.perf_counter() - start)
             self.history.append({"step": self.step, "loss": float(np.mean(values))})
             progress.update()
-            progress.set_postfix_str(
-                f"loss {self.history[-1]['loss']:.3f}, {per_step / seconds:.0f} tokens/s, {memory:.0f} MiB,"
-                f" {work / seconds / peak:.0%} of peak", refresh=False,
-            )  # fmt: skip
+            seconds = float(np.median(times[-20:]))
+            pace = f"{per_step / seconds:.0f} tokens/s, {memory:.0f} MiB, {work / seconds / peak:.0%} of peak"
+            progress.set_postfix_str(f"loss {self.history[-1]['loss']:.3f}, {pace}", refresh=False)
             if self.step % options.check == 0 or self.step == last:
                 self.history[-1]["bits"] = self.validate(words)
                 self.save()
         progress.close()
+        print(f"at the end {pace}" if pace else "no step was left")
         if "bits" not in self.history[-1]:
             self.history[-1]["bits"] = self.validate(words)
 
@@ -256,7 +263,7 @@ def flops_per_token(network: mg.static.Program, size: Size) -> float:
     return 6 * products + 12 * size.layers * size.width * size.block
 
 
-def measured_peak(exe: mg.static.Executor, dtype: str, n: int = 1024) -> float:
+def measured_peak(exe: mg.static.Executor, dtype: str, n: int) -> float:
     """Operations in a second that one large product reaches here; shares of peak are shares of this."""
     program = mg.static.Program("peak")
     with mg.static.program_guard(program, mg.static.Program()):

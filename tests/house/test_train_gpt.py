@@ -87,6 +87,11 @@ def test_a_text_that_is_too_short(tmp_path):
     assert "the training text has 57 numbers, a batch needs 4 blocks of 16" in said
 
 
+def test_sizes_that_are_refused(tmp_path):
+    assert "--steps must be positive, is 0" in train(tmp_path, fails=True, steps=0)
+    assert "embed_dim 16 is no multiple of num_heads 3" in train(tmp_path, fails=True, heads=3)
+
+
 def test_bytes_and_their_text(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     python_text = importlib.import_module("python_text")
