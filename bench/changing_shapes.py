@@ -32,7 +32,8 @@ from .harness import RESULTS, machine, not_installed, versions
 STEPS, SIZES = 500, 50
 LARGEST = {"mlp": 256, "block": 1024}
 WIDTH, HEADS, TEXTS = 768, 12, 4
-TOLERANCE = 2e-2  # of the losses of two arms, relative to the first loss; TF32 rounds
+COMPARED = 40  # losses of two arms: later ones part, since training on noise doubles what TF32 rounds
+TOLERANCE = 1e-3  # of these, relative to the first loss
 Step = Callable[[int], float]
 
 
@@ -149,7 +150,7 @@ def child(arm: str, model: str, place: str, steps: int) -> dict[str, Any]:
     new_ms, old_ms = (round(statistics.median(some or [0]) * 1e3, 4) for some in (new, old))
     return {
         "first_s": round(first, 3), "all_s": round(sum(new + old), 4), "new_ms": new_ms, "old_ms": old_ms,
-        "losses": [round(x, 5) for x in losses[:: max(1, steps // 10)]], "mib": round(memory(arm, place), 1),
+        "losses": [round(x, 5) for x in losses[:COMPARED]], "mib": round(memory(arm, place), 1),
         "versions": versions(),
     }  # fmt: skip
 
@@ -212,7 +213,7 @@ def main() -> None:
 
 
 def check(found: dict[str, list[dict[str, Any]]]) -> None:
-    """All arms have the same losses."""
+    """All arms have the same losses as long as these can be compared."""
     first = found["minigraph"][0]["losses"]
     for arm, runs in found.items():
         for run in runs:

@@ -21,19 +21,20 @@ class Life(NamedTuple):
     last: int
 
 
-def layout(lives: Sequence[Life]) -> tuple[list[int], int]:
+def layout(lives: Sequence[Life], room: int = 0) -> tuple[list[int], int]:
     """(offset of each block, bytes in all): the best of a few ways to place them.
 
-    Blocks are placed in the order of their birth; where that takes more than is ever live at once, and there are not
-    too many, also the large ones first, which leaves fewer gaps.
+    Blocks are placed in the order of their birth; where that takes more than is ever live at once, and more than the
+    `room` that is there anyway, also the large ones first, which leaves fewer gaps.
     """
     offsets, size = by_birth(lives)
-    least = most_live(lives)
-    if size > least:
-        for key in (_bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
-            other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)
-            if other_size < size:
-                offsets, size = other, other_size
+    enough = max(room, most_live(lives))
+    for key in (_bytes, _bytes_times_steps, _steps) if len(lives) <= FEW else (_bytes,):
+        if size <= enough:
+            break
+        other, other_size = by_importance(lives, key) if len(lives) <= MANY else large_first(lives)
+        if other_size < size:
+            offsets, size = other, other_size
     return offsets, size
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.errors import ShapeError
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice, Launch
-from minigraph.kernels.cuda.record.moved import Repeats
+from minigraph.kernels.cuda.record.moved import Earlier, Repeats
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
+from minigraph.runtime.options import DEFAULT
 from minigraph.types import TensorType
 from tests.support.random_programs import random_program
 
@@ -150,3 +152,83 @@ def test_what_differs_is_bound_by_itself(monkeypatch):
     assert counts["scale"] == 1 and counts["elementwise_add"] == 0
     launches = [c for c in every_call(found.binder.calls) if isinstance(c, Launch)]
     assert len(launches) >= 8
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_takes_over_what_an_earlier_one_of_its_program_recorded(seed):
+    """For the same sizes, so that all that may be taken over is, and for others; as if nothing had been there."""
+    case = random_program(seed)
+    program = case.program
+    if seed % 2:
+        compiled = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
+        program = compiled.program_for(tuple(case.fetches))
+    earlier: Earlier = {}
+    for more in (0, 0, 2, 0, 1):
+        types = {
+            name: TensorType(
+                tuple(n + more * (d == -1) for n, d in zip(a.shape, program.vars[name].shape, strict=True)), a.dtype
+            )
+            for name, a in case.feeds.items()
+        }
+        try:
+            one = bind_program(program, types, case.fetches, seed=3, earlier=earlier)
+        except ShapeError:
+            assert more, "only other sizes may not suit a program that transposes its batch"
+            continue
+        assert facts(one) == facts(bound(program, types, case.fetches))
+    assert earlier
+
+
+@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize("drop", [0.0, 0.25])
+def test_plans_for_other_sizes_bind_the_update_once(monkeypatch, passes, drop):
+    main, startup = mg.static.Program(), mg.static.Program()
+    f = mg.nn.functional
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        x, y = mg.static.data("x", [None, 8]), mg.static.data("y", [None, 1], "int64")
+        h = f.dropout(f.relu(mg.nn.Linear(8, 16)(x)), drop)
+        loss = f.cross_entropy(mg.nn.Linear(16, 5)(h), y)  # it reports labels that are none, so the update is guarded
+        mg.optimizer.AdamW(1e-3).minimize(loss)
+    if passes:
+        compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
+        main = compiled.program_for((loss.name,))
+    counts = again(monkeypatch)
+    earlier: Earlier = {}
+    sizes = (7, 3, 12, 0, 1, 3)
+    for n in sizes:
+        types = {"x": TensorType((n, 8), mg.types.float32), "y": TensorType((n, 1), mg.types.int64)}
+        before = counts.copy()
+        one = bind_program(main, types, [loss.name], seed=3, earlier=earlier)
+        taken = counts - before
+        assert taken["fused_adamw" if passes else "adamw"] == (0 if n == sizes[0] else 1 if passes else 4)
+        assert facts(one) == facts(bound(main, types, [loss.name]))
+
+
+def test_what_was_brought_into_an_arena_later_is_taken_over_as_it_was_recorded():
+    """The update brings gradients side by side, whose producers recorded them apart."""
+    main, loss = layers(3)
+    types = {"ids": TensorType((4, 8), mg.types.int64)}
+    options = DEFAULT._replace(multi_tensor="arena")
+    compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
+    main = compiled.program_for((loss.name,))
+    earlier: Earlier = {}
+    first, second = (bind_program(main, types, [loss.name], seed=3, options=options, earlier=earlier) for _ in range(2))
+    assert first.binder.arenas and facts(first) == facts(second)
+    assert facts(second) == facts(bind_program(main, types, [loss.name], seed=3, options=options))
+
+
+def test_a_plan_that_fits_into_the_room_that_is_there_is_laid_out_as_recorded():
+    main, loss = layers(6)
+    types = {"ids": TensorType((4, 8), mg.types.int64)}
+    best = bound(main, types, [loss.name])
+    roomy = bind_program(main, types, [loss.name], seed=3, room=2 * best.arena_bytes)
+    assert roomy.order == sorted(roomy.order) and best.arena_bytes <= roomy.arena_bytes <= 2 * best.arena_bytes
+    tight = bind_program(main, types, [loss.name], seed=3, room=best.arena_bytes - 1)
+    assert facts(tight) == facts(best), "what does not fit gets the best order"
+    for bound_program in (roomy, tight):
+        placed = [(offset, b.nbytes, life) for (b, offset), (_, life) in
+                  zip(bound_program.offsets, bound_program.blocks, strict=True)]  # fmt: skip
+        for i, (at, size, life) in enumerate(placed):
+            for other, other_size, beside in placed[:i]:
+                apart = at + size <= other or other + other_size <= at
+                assert apart or life.last < beside.first or beside.last < life.first

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.kernels.cuda.record.workspace import Settling
 from minigraph.program import Program
 from minigraph.program.prune import Prune
@@ -90,12 +91,15 @@ class BoundProgram:
 def bind_program(
     program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
     device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
-    settling: Settling = AS_RECORDED, tf32: bool = False,
+    settling: Settling = AS_RECORDED, tf32: bool = False, room: int = 0,
+    earlier: Earlier | None = None,
 ) -> BoundProgram:  # fmt: skip
     """Record the calls of a program for feeds of these types, and lay out its memory.
 
     device    the GPU, an H200 for None
     settling  which of the recorded calls of an operator will run: kernels/cuda/record/workspace.py
+    room      bytes of the arena that is there: a plan that fits into it is laid out in less time
+    earlier   what operators recorded in plans of this program that differ in the types of their feeds only
     """
     checking = options.check_nan_inf
     views = show_changes_of_shape if checking else show
@@ -109,7 +113,7 @@ def bind_program(
     constant = constant_steps(schedule) if not checking else ()
     values = value_buffers(schedule, constant, options.inplace)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, checks)
+    recorded = record(schedule, binder, values, settling.settle, checks, earlier)
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
@@ -122,7 +126,7 @@ def bind_program(
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}
-    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse)
+    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse, room)
     return BoundProgram(
         program, schedule, binder, values.buffers, values.outside, values.results, recorded.spans, once, constants,
         constant_bytes, staging, units, checks, *placement,

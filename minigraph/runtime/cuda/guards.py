@@ -49,7 +49,7 @@ def tell_guards(recorded: Recorded) -> None:
     if any(b.size for b, _ in recorded.values.results):
         before = len(recorded.spans)
     fault = recorded.binder.fault
-    for position in range(before):
+    for position in range(len(recorded.spans)):
         for call in every_call(guards(recorded, position).values()):
             if isinstance(call, Launch) and call.looks_at(fault):
-                call.args = *call.args[:-1], i64(0)
+                call.args = *call.args[:-1], i64(position >= before)

@@ -6,11 +6,14 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from minigraph.errors import OutOfMemoryError
 from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.moved import Earlier
+from minigraph.program import Program
 from minigraph.runtime.schedule import Value
 
 from .bind import BoundProgram
@@ -40,12 +43,27 @@ class SharedArena:
 
 
 class SharedMemory:
-    """What the plans of one executor share: an arena, which goes with the last of them, and pinned memory of the
-    host."""
+    """What the plans of one executor share: an arena, which goes with the last of them, pinned memory of the host, and
+    what operators recorded that are the same for all sizes of the feeds."""
 
     def __init__(self) -> None:
         self.pinned = Pinned()
+        self._recorded: WeakKeyDictionary[Program, tuple[Any, Earlier]] = WeakKeyDictionary()
         self._arena: Callable[[], SharedArena | None] = lambda: None
+
+    def recorded(self, program: Program, facts: Any) -> Earlier:
+        """What plans of this version of a program, with these facts, recorded until now."""
+        facts = program.version, facts
+        known = self._recorded.get(program)
+        if known is None or known[0] != facts:
+            known = self._recorded[program] = facts, {}
+        return known[1]
+
+    @property
+    def room(self) -> int:
+        """Bytes that the arena has now."""
+        arena = self._arena()
+        return 0 if arena is None or arena.array is None else arena.array.nbytes
 
     def arena(self) -> SharedArena:
         """That of the plans there are."""

@@ -92,11 +92,12 @@ def _read_only(recorded: Recorded, position: int) -> set[int]:
 
 
 def place(
-    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool
+    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0
 ) -> Placement:
     """The order of calls, and offsets in the arena of all but the buffers with ids in `elsewhere`.
 
     absent   calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
+    room     bytes that are there anyway: what fits into them as it was recorded needs no better order
     """
     units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
@@ -104,15 +105,28 @@ def place(
     fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
     order = [i for i in range(len(units)) if i not in absent]
+
+    def placed(order: list[int]) -> Placement:
+        return _placed(order, _blocks(order, units, own, given, kept, reuse), buffers, elsewhere, room)
+
     if reuse:
+        if room and (fits := placed(order)).arena_bytes <= room:
+            return fits
         order = _frugal(order, units, {n: rounded(b.nbytes) for n, b in own.items()}, given, kept)
-    blocks = _blocks(order, units, own, given, kept, reuse)
+    return placed(order)
+
+
+def _placed(
+    order: list[int], blocks: list[tuple[Buffer, Life]], buffers: Sequence[Buffer], elsewhere: Collection[int],
+    room: int,
+) -> Placement:  # fmt: skip
+    """The blocks laid out, and what no call touches."""
     known = {id(b) for b, _ in blocks}
     for b in buffers:  # what no call touches
         if b.owner is None and id(b) not in elsewhere and id(b) not in known:
             known.add(id(b))
             blocks.append((b, Life(b.nbytes, -1, -1)))
-    offsets, nbytes = layout(apart([life for _, life in blocks]))
+    offsets, nbytes = layout(apart([life for _, life in blocks]), room)
     placed = [(b, offset) for (b, _), offset in zip(blocks, offsets, strict=True)]
     return Placement(order, blocks, most_live([life for _, life in blocks]), placed, nbytes)
 

@@ -59,9 +59,12 @@ class CudaPlan:
         self.runtime, self.tf32, self.options = runtime, tf32, options
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
-            self.bound = bind_program(program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32)
-            self.schedule, self.program = self.bound.schedule, program
             self.shared = shared or SharedMemory()
+            earlier = self.shared.recorded(program, (prune, seed, options, tf32))
+            self.bound = bind_program(
+                program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32, self.shared.room, earlier
+            )
+            self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter

@@ -12,7 +12,7 @@ from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Copy
-from minigraph.kernels.cuda.record.moved import Repeats
+from minigraph.kernels.cuda.record.moved import Earlier, Repeats
 from minigraph.runtime.schedule import Schedule, Step
 from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
@@ -44,14 +44,15 @@ class Recorded:
 
 
 def record(
-    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, checks: Checks | None = None
-) -> Recorded:
+    schedule: Schedule, binder: Binder, values: ValueBuffers, settle: Settle, checks: Checks | None = None,
+    earlier: Earlier | None = None,
+) -> Recorded:  # fmt: skip
     """Record all steps in order; `settle` says which of an operator's calls will run."""
     steps, stores, spans = schedule.steps, range(0), list[range]()
     reports = last_report(steps) if checks is None else len(steps) - 1
     stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
     stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
-    repeats = Repeats(binder)
+    repeats = Repeats(binder, earlier)
     for position, step in enumerate(steps):
         first = len(binder.calls)
         binder.stored = position > stored

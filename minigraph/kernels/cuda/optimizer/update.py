@@ -19,16 +19,18 @@ from minigraph.kernels.cuda.record.binder import Binder, blocks_for
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer, Words
 from minigraph.kernels.cuda.record.tensors import (
     ARENA_CHUNK,
+    MARGIN,
     STRUCT_BYTES,
     THREADS,
     Tensors,
     chosen_mode,
+    close_width,
     launch_over,
     tensor_source,
 )
 from minigraph.kernels.trace import Symbol, leading_to, trace_loop, trace_numbers
 from minigraph.kernels.updates import PLAIN, SHARED, Update, slots_of, update_of
-from minigraph.types import bool_, float64
+from minigraph.types import float64
 
 from .optimizer import NORM_CHUNK, norm_types, squares
 from .paged import paged_and_others, record_paged
@@ -156,7 +158,7 @@ class _Step:
             grid = blocks_for(total, THREADS)
             binder.launch_source(source, "prepare", grid, THREADS, table, np.int64(total), self.rate, *rest)
             return known
-        width = 1 if total == 1 else (STRUCT_BYTES[self.mode] - 512) // (8 * len(powers))
+        width = 1 if total == 1 else close_width(total, (STRUCT_BYTES[self.mode] - MARGIN) // (8 * len(powers)))
         source = tensor_source("optimizer/update.cu", {**defines, "WAY": 1, "WIDTH": width}, generated)
         for first in range(0, total, width):
             part = range(first, min(first + width, total))
@@ -228,7 +230,7 @@ class _Step:
 
     def _skip(self) -> Buffer:
         """The flag that stops the update; any buffer where there is none, it is not read."""
-        return self.skip or Buffer((1,), bool_, ptr=0)
+        return self.skip or self.rate
 
     def _numbers_function(self, named: Sequence[str]) -> str:
         """C++ of the numbers that depend on the rate and the powers."""

@@ -32,12 +32,20 @@ def unplaced(call: Any) -> Any:
 
 
 class Recording(NamedTuple):
-    """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted."""
+    """The calls of one operator, each with the owners of what it touches; what was given, scratch, what was noted.
+
+    fault   the record of faults, of which a guard has no more than its address
+    """
 
     calls: list[tuple[Call, list[Buffer]]]
     given: list[Buffer]
     scratch: list[Buffer]
     notes: list[str]
+    fault: Buffer
+
+
+Earlier = dict[int, tuple[Hashable, Recording]]
+"""What operators recorded in the latest plan of their program that has it, by their step."""
 
 
 class Repeats:
@@ -46,10 +54,12 @@ class Repeats:
     A bind function sees types, attributes and how buffers lie in each other, not where they lie. Bound by itself is
     what uses more of an operator: the number that keys its random numbers or names it in a fault, tables and
     arenas of addresses, work of the host.
+
+    earlier   of plans for other sizes of the feeds: an operator that none of them reaches (the update) is bound once
     """
 
-    def __init__(self, binder: Binder) -> None:
-        self.binder = binder
+    def __init__(self, binder: Binder, earlier: Earlier | None = None) -> None:
+        self.binder, self.earlier = binder, {} if earlier is None else earlier
         self.known: dict[Hashable, Recording] = {}
         self._touched: dict[int, tuple[Call, list[Buffer]]] = {}  # by id of the call, which lives as long
 
@@ -77,15 +87,17 @@ class Repeats:
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
         if {id(b) for b in (*given, *scratch, *shared)}.issuperset(map(id, _roots(calls))):
-            self.known[key] = Recording([(call, _roots([call])) for call in calls], given, scratch, notes)
+            own = Recording([(call, _roots([call])) for call in calls], given, scratch, notes, self.binder.fault)
+            self.known[key], self.earlier[self.binder.step] = own, (key, own)
 
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
-        known = self.known.get(key)
+        known = self.known.get(key) or self._earlier(key)
         if known is None:
             return None
+        self.known[key], self.earlier[self.binder.step] = known, (key, known)
         places = {id(old): new for old, new in zip(known.given, given, strict=True)}
-        places[id(self.binder.fault)] = self.binder.fault
+        places[id(known.fault)] = self.binder.fault
         places |= {id(old): self.binder.scratch(old.shape, old.dtype) for old in known.scratch}
         for text in known.notes:
             self.binder.note(text)
@@ -95,6 +107,11 @@ class Repeats:
             copies.append(copy := call.moved(places, self.binder.step))
             self._touched[id(copy)] = copy, there
         return copies
+
+    def _earlier(self, key: Hashable) -> Recording | None:
+        """What this operator recorded in an earlier plan, if a bind function cannot tell them apart."""
+        known_key, known = self.earlier.get(self.binder.step, (None, None))
+        return known if known_key == key else None
 
     def touched_by(self, call: Call) -> Sequence[Buffer]:
         """The buffers that a call is given, or those whose memory they show."""

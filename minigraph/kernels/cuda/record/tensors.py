@@ -64,6 +64,14 @@ def struct_width(columns: int, limit: int) -> int:
     return (limit - MARGIN - 8 * HEAD_WORDS) // (8 * columns + 16)
 
 
+def close_width(tensors: int, most: int) -> int:
+    """The power of two that holds so many tensors, within `most`: a struct is copied whole at each launch.
+
+    Not their number itself, so that programs of other sizes find their kernels compiled.
+    """
+    return min(most, 1 << max(0, tensors - 1).bit_length())
+
+
 def launch_over(
     binder: Binder, text: str, function: str, tensors: Tensors, mode: str, chunk: int, *args: Any,
     defines: Mapping[str, Any], generated: str = "", width: int | None = None,
@@ -72,7 +80,7 @@ def launch_over(
     """Launch `function` of a .cu file over all tensors, `args` after what says where they are.
 
     first   the number that the first tensor has for the kernel, where addresses come in structs
-    width   tensors in one struct; what the mode's limit allows if not given
+    width   tensors in one struct; what the longest launch needs, within the mode's limit, if not given
     reads   of `args`, what the kernel does not write
     groups  numbers of tensors that get launches of their own, in this order, where addresses come in structs; else all
             have one
@@ -103,9 +111,10 @@ def launch_over(
         limit <= binder.device.arguments, f"struct32k needs a driver of CUDA 12.1 or later: this device takes"
         f" {binder.device.arguments} bytes of arguments", KernelError, "multi_tensor_mode='table' works everywhere",
     )  # fmt: skip
-    width = width or struct_width(len(columns), limit)
+    groups = groups or [range(len(blocks))]
+    width = width or close_width(max(map(len, groups)), struct_width(len(columns), limit))
     source = tensor_source(text, {**defines, "WAY": 1, "WIDTH": width}, generated)
-    for group in groups or [range(len(blocks))]:
+    for group in groups:
         for start in range(group.start, group.stop, width):
             part = range(start, min(start + width, group.stop))
             struct = packed_struct(tensors, part, blocks, width, int(blocks[:start].sum()), first)
