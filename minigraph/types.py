@@ -203,15 +203,17 @@ def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
 def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last: int = -1) -> tuple[int, ...]:
     """The NumPy broadcast of shapes; an unknown size meets a known one as that size.
 
-    last  the axis that the last size is of, for errors
+    names  of the operands, for errors; those that have none are numbered
+    last   the axis that the last size is of, for errors
     """
     if shapes and shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     rank = max((len(s) for s in shapes), default=0)
     result: list[int] = []
+    named = [*names, *(f"operand {i}" for i in range(len(names), len(shapes)))]
     for axis in range(-rank, 0):
         size, owner = 1, ""
-        for name, shape in zip(names, shapes, strict=False):
+        for name, shape in zip(named, shapes, strict=False):
             other = shape[axis] if -axis <= len(shape) else 1
             if size in (1, -1) and other != 1:
                 size, owner = (other, name) if other != -1 or size == 1 else (size, owner)

@@ -25,6 +25,7 @@ from minigraph.passes.fuse_activation_grad import fuse_activation_grad
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
 from minigraph.passes.last_layer.fuse_linear_cross_entropy import fuse_linear_cross_entropy
+from minigraph.passes.recompute import recompute
 from minigraph.passes.remove_redundant_cast import remove_redundant_cast
 from minigraph.passes.remove_redundant_transpose import remove_redundant_transpose
 from minigraph.passes.updates.foreach_optimizer_ops import foreach_optimizer_ops
@@ -153,6 +154,17 @@ PASSES: tuple[PassRow, ...] = (
             "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
     ),
+    PassRow(
+        "recompute", recompute, in_all=False, options=("recompute_segments",),
+        after={
+            "memory_efficient_attention": "probabilities that nobody keeps need not be computed again",
+            "dead_code_elimination": "what nobody reads would be computed twice",
+            "common_subexpression_elimination": "it would take copies for what is computed twice",
+            "fuse_linear_cross_entropy": "the scores of the last layer are not kept anyway",
+            "fuse_gemm_epilogue": "a product and its activation are computed again as one operator",
+            "fuse_elementwise": "cuts lie where few bytes are handed on, and inside a kernel there are none",
+        },
+    ),
 )  # fmt: skip
 
 
@@ -206,6 +218,8 @@ class BuildStrategy(NotPickled):
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        all updates of type adamw are one operator
     foreach_optimizer_ops             each elementary operation of the updates runs once over the whole list
+    recompute                         what only backward still reads is computed again instead of kept, in
+                                      recompute_segments; None takes the root of the number of operators
 
     Of the run, on unless switched off:
     allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
@@ -257,6 +271,8 @@ class BuildStrategy(NotPickled):
     fuse_all_optimizer_ops: bool = False
     fuse_adamw: bool = False
     foreach_optimizer_ops: bool = False
+    recompute: bool = False
+    recompute_segments: int | None = None
     allow_cuda_graph_capture: bool = True
     enable_inplace: bool = True
     memory_optimize: bool = True

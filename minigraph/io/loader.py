@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import AttrError, require
+from minigraph.errors import AttrError, require, shortened
 from minigraph.program import Variable
 
 from .dataset import IterableDataset
 from .prefetch import mapped, prefetched
-from .sampler import BatchSampler
+from .sampler import BatchSampler, EpochSampler
 
 _here = threading.local()
 
@@ -58,7 +58,11 @@ class DataLoader:
     timeout        seconds after which a batch of a thread that is not there is a TimeoutError; 0 waits
     worker_init_fn called with its number in each thread before its first batch
     use_shared_memory, persistent_workers  say nothing here: threads share their memory
-    A data set that is iterable is read by one thread.
+    seed           the orders of shuffle are those of this seed, another one in each iteration; Python's `random` draws
+                   them for None
+    A data set that is iterable is read by one thread. A run copies its feeds into pinned memory where a GPU is used.
+    `state_dict()` says which batch comes next, whatever threads have read ahead; with it `load_state_dict()` lets the
+    next iteration go on there.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class DataLoader:
         batch_sampler: Any = None, batch_size: int | None = 1, shuffle: bool = False, drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None, num_workers: int = 0, use_buffer_reader: bool = True,
         prefetch_factor: int = 2, use_shared_memory: bool = True, timeout: float = 0,
-        worker_init_fn: Callable[[int], Any] | None = None, persistent_workers: bool = False,
+        worker_init_fn: Callable[[int], Any] | None = None, persistent_workers: bool = False, *,
+        seed: int | None = None,
     ) -> None:  # fmt: skip
         self.dataset, self.return_list, self.collate_fn = dataset, return_list, collate_fn
         self.names = [v.name if isinstance(v, Variable) else str(v) for v in feed_list or ()]
@@ -84,26 +89,75 @@ class DataLoader:
         require(not (self.iterable and (own or shuffle)), "an iterable data set has an order of its own", AttrError)
         self.batch_size, self.drop_last = batch_size, drop_last
         self.batch_sampler = batch_sampler
+        require(seed is None or shuffle, "a seed is for shuffle=True", AttrError)
+        self._order = EpochSampler(dataset, seed) if seed is not None else None
+        self._repeats = seed is not None or not shuffle
         if not own and batch_size is not None and not self.iterable:
-            self.batch_sampler = BatchSampler(dataset, None, shuffle, batch_size, drop_last)
+            sampled = dataset if self._order is None else None
+            self.batch_sampler = BatchSampler(sampled, self._order, shuffle, batch_size, drop_last)
+        self._next = {"epoch": 0, "batch": 0}
+        self._resumed = True  # whether the next iteration begins at _next, not at the epoch behind it
 
     def __len__(self) -> int:
         require(not self.iterable, "a loader of an iterable data set has no length", AttrError)
         return len(self.dataset) if self.batch_sampler is None else len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.num_workers and not self.iterable:
-            yield from mapped(self._batch, self._numbers(), self.num_workers, self.num_workers * self.ahead,
-                              self._begin(), self.timeout)  # fmt: skip
-        elif self.use_buffer_reader:
-            yield from prefetched(self._batches, self.ahead)
-        else:
-            yield from self._batches()
+        if not self._resumed:
+            self._next = {"epoch": self._next["epoch"] + 1, "batch": 0}
+        self._resumed = False
+        at = self._next
+        if self._order is not None:
+            self._order.epoch = at["epoch"]
+        source = self._read(at["batch"])
+        try:
+            for batch in source:
+                at["batch"] += 1
+                yield batch
+        finally:
+            source.close()
+        if at is self._next:
+            self._next, self._resumed = {"epoch": at["epoch"] + 1, "batch": 0}, True
 
     __call__ = __iter__
 
-    def _numbers(self) -> Iterator[Any]:
-        return iter(range(len(self.dataset)) if self.batch_sampler is None else self.batch_sampler)
+    def state_dict(self) -> dict[str, int]:
+        """Which batch comes next: {"epoch": iterations before this one, "batch": batches of it, "seed": ...}.
+
+        It is that of the latest iteration. An order that Python's `random` drew is refused: nobody can find it again.
+        """
+        require(
+            self._repeats, "the order of this loader was drawn by Python's random, it has no state", AttrError,
+            "DataLoader(..., shuffle=True, seed=7)",
+        )  # fmt: skip
+        return dict(self._next) | ({} if self._order is None else {"seed": self._order.seed})
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next iteration begin with the batch that a `state_dict()` of such a loader names."""
+        known = self.state_dict()
+        fits = isinstance(state, Mapping) and state.keys() == known.keys()
+        counts = fits and all(isinstance(n, (int, np.integer)) and n >= 0 for n in state.values())
+        require(counts, f"the state is {shortened(repr(state))}, this loader has one like {known}", AttrError)
+        same = self._order is None or state["seed"] == self._order.seed
+        require(same, f"the state is one of seed {state.get('seed')}, the loader's is {known.get('seed')}", AttrError)
+        most = None if self.iterable else len(self)
+        inside = most is None or state["batch"] <= most
+        require(inside, f"the state names batch {state['batch']}, the loader has {most}", AttrError)
+        self._next, self._resumed = {"epoch": int(state["epoch"]), "batch": int(state["batch"])}, True
+
+    def _read(self, skipped: int) -> Generator[Any, None, None]:
+        """The batches but the first ones, which are read only where there is no other way."""
+        if self.num_workers and not self.iterable:
+            yield from mapped(self._batch, self._numbers(skipped), self.num_workers, self.num_workers * self.ahead,
+                              self._begin(), self.timeout)  # fmt: skip
+        elif self.use_buffer_reader:
+            yield from prefetched(lambda: self._batches(skipped), self.ahead)
+        else:
+            yield from self._batches(skipped)
+
+    def _numbers(self, skipped: int) -> Iterator[Any]:
+        numbers = range(len(self.dataset)) if self.batch_sampler is None else self.batch_sampler
+        return itertools.islice(numbers, skipped, None)
 
     def _begin(self) -> Callable[[], None]:
         counter = itertools.count()
@@ -121,11 +175,11 @@ class DataLoader:
             return self._named((self.collate_fn or _as_arrays)(self.dataset[numbers]))
         return self._named((self.collate_fn or default_collate)([self.dataset[i] for i in numbers]))
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, skipped: int) -> Iterator[Any]:
         if not self.iterable:
-            yield from map(self._batch, self._numbers())
+            yield from map(self._batch, self._numbers(skipped))
             return
-        samples = iter(self.dataset)
+        samples = itertools.islice(self.dataset, skipped * (self.batch_size or 1), None)
         if self.batch_size is None:
             yield from (self._named((self.collate_fn or _as_arrays)(s)) for s in samples)
             return

@@ -60,6 +60,22 @@ class RandomSampler(Sampler):
         return self.num_samples
 
 
+class EpochSampler(Sampler):
+    """All numbers once, in an order that belongs to `seed` and to `epoch`, which its user counts."""
+
+    def __init__(self, data_source: Sized, seed: int) -> None:
+        super().__init__(data_source)
+        fits = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool) and seed >= 0
+        require(fits, f"seed must be an int >= 0, is {seed!r}", AttrError)
+        self.seed, self.epoch = int(seed), 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng([self.seed, self.epoch]).permutation(len(self)).tolist())
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
 class SubsetRandomSampler(Sampler):
     """These numbers, each once, in an order that is drawn."""
 

@@ -106,7 +106,8 @@ def into_program(graph: Graph, program: Program, known: Mapping[OpNode, Operator
     operators: dict[OpNode, Operator] = {}
     for node in graph.ops:
         op, before = _operator(node, block, variable, operators), known.get(node)
-        operators[node] = before if before is not None and _is_same_call(op, before) else op
+        same = before is not None and before.forward is op.forward and _is_same_call(op, before)
+        operators[node] = before if before is not None and same else op
     differentiated = {id(v) for op in program.ops if op.opdef.differentiable for v in op.output_vars}
     gone = {v.name: v for op in program.ops for v in (*op.input_vars, *op.output_vars)}
     program.ops[:] = operators.values()

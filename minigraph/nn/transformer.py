@@ -1,127 +1,105 @@
-"""Encoders and decoders of transformers."""
+"""Transformer blocks: layers of an encoder and of a decoder, stacks of them, and both joined."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from minigraph import tensor
-from minigraph.errors import AttrError, raise_unknown, require
+from minigraph.errors import AttrError, nearest, require
 from minigraph.program import Variable
 from minigraph.program.builder import whole
-from minigraph.program.default_dtype import default_dtype
 
 from . import functional as F
 from .activation_layers import Dropout
-from .attention import MultiHeadAttention
+from .attention import Cache, MultiHeadAttention, StaticCache
 from .container import LayerList
 from .layer import Layer
 from .layers import Linear
 from .norm_layers import LayerNorm
-
-ACTIVATIONS = ("relu", "gelu", "silu", "swish", "elu", "selu", "leaky_relu", "relu6", "mish", "tanh", "sigmoid")
+from .param_attr import ParamAttr
 
 
 class _TransformerLayer(Layer):
-    """What layers of encoders and decoders share: attentions, then two linear maps, each with a residual.
+    """What layers of an encoder and of a decoder share; `attentions` are the names of the attentions."""
 
-    d_model           size of inputs and results, a multiple of nhead
-    dim_feedforward   size between the two linear maps
-    dropout           of each residual; attn_dropout of probabilities, act_dropout behind the activation, both
-                      `dropout` for None
-    normalize_before  normalise what goes into each part, not what comes out
-    weight_attr, bias_attr  for all, or a list: one for each attention and one for the linear maps
-    """
-
-    attentions: tuple[str, ...]
+    attentions: ClassVar[tuple[str, ...]] = ("self_attn",)
 
     @whole
     def __init__(
-        self, d_model: int, nhead: int, dim_feedforward: int, dropout: float = 0.1, activation: str = "relu",
+        self, d_model: int, nhead: int, dim_feedforward: int, dropout: float = 0.1, activation: Any = "relu",
         attn_dropout: float | None = None, act_dropout: float | None = None, normalize_before: bool = False,
         weight_attr: Any = None, bias_attr: Any = None,
     ) -> None:  # fmt: skip
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        call, count = type(self).__name__, len(self.attentions) + 1
         require(dim_feedforward > 0, f"dim_feedforward must be positive, is {dim_feedforward}", AttrError)
-        if activation not in ACTIVATIONS:
-            raise_unknown(f"activation of {call}", activation, ACTIVATIONS, AttrError)
-        self._config = {
-            "d_model": d_model, "nhead": nhead, "dim_feedforward": dim_feedforward, "dropout": dropout,
-            "activation": activation, "attn_dropout": attn_dropout, "act_dropout": act_dropout,
-            "normalize_before": normalize_before, "weight_attr": weight_attr, "bias_attr": bias_attr,
-        }  # fmt: skip
-        self.normalize_before = normalize_before
-        weights, biases = _one_each(weight_attr, count, "weight_attr"), _one_each(bias_attr, count, "bias_attr")
-        attention_dropout = dropout if attn_dropout is None else attn_dropout
-        for name, weight, bias in zip(self.attentions, weights, biases, strict=False):
-            self.add_sublayer(name, MultiHeadAttention(
-                d_model, nhead, dropout=attention_dropout, weight_attr=weight, bias_attr=bias,
-            ))  # fmt: skip
-        self.linear1 = Linear(d_model, dim_feedforward, weights[-1], biases[-1])
+        self._config, self.normalize_before = arguments, bool(normalize_before)
+        self.activation = _activation(activation)
+        branches = len(self.attentions) + 1
+        *weights, weight = _for_branches("weight_attr", weight_attr, branches)
+        *biases, bias = _for_branches("bias_attr", bias_attr, branches)
+        for name, w, b in zip(self.attentions, weights, biases, strict=True):
+            p = dropout if attn_dropout is None else attn_dropout
+            setattr(self, name, MultiHeadAttention(d_model, nhead, p, weight_attr=w, bias_attr=b))
+        self.linear1 = Linear(d_model, dim_feedforward, weight, bias)
         self.dropout = Dropout(dropout if act_dropout is None else act_dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, weights[-1], biases[-1])
-        for place in range(1, count + 1):
-            self.add_sublayer(f"norm{place}", LayerNorm(d_model))
-        for place in range(1, count + 1):
-            self.add_sublayer(f"dropout{place}", Dropout(dropout))
-        self.activation: Callable[[Variable], Variable] = getattr(F, activation)
+        self.linear2 = Linear(dim_feedforward, d_model, weight, bias)
+        for n in range(1, branches + 1):
+            setattr(self, f"norm{n}", LayerNorm(d_model))
+        for n in range(1, branches + 1):
+            setattr(self, f"dropout{n}", Dropout(dropout))
 
-    def part(self, place: int, x: Variable, call: Callable[[Variable], Variable]) -> Variable:
-        """x + dropout(call(x)), normalised."""
-        norm, dropout = self._sub_layers[f"norm{place}"], self._sub_layers[f"dropout{place}"]
-        out = tensor.add(x, dropout(call(norm(x) if self.normalize_before else x)))
-        return out if self.normalize_before else norm(out)
+    def _branch(self, n: int, x: Variable, function: Callable[[Variable], Any]) -> tuple[Variable, Any]:
+        """Residual branch n of x, in which `function` stands, and the cache that it returned beside its result."""
+        norm, dropout = getattr(self, f"norm{n}"), getattr(self, f"dropout{n}")
+        out = function(norm(x) if self.normalize_before else x)
+        out, cache = out if isinstance(out, tuple) else (out, None)
+        added = tensor.add(x, dropout(out))
+        return (added if self.normalize_before else norm(added)), cache
 
-    def fed_forward(self, x: Variable) -> Variable:
+    def _feed_forward(self, x: Variable) -> Variable:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
-
-    def attended(
-        self, place: int, x: Variable, memory: Variable | None, mask: Variable | None, cache: Any
-    ) -> tuple[Variable, Any]:
-        """x after one attention, to itself where memory is None, and that attention's new cache."""
-        made: list[Any] = [cache]
-
-        def call(query: Variable) -> Variable:
-            key = query if memory is None else memory
-            found = self._sub_layers[self.attentions[place - 1]](query, key, key, mask, cache)
-            if cache is None:
-                return found
-            out, made[0] = found
-            return out
-
-        return self.part(place, x, call), made[0]
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self._config.items() if not name.endswith("_attr"))
 
 
 class TransformerEncoderLayer(_TransformerLayer):
-    """Attention of a text to itself, then two linear maps with an activation between them.
+    """Self-attention, then a feed-forward network, each with its residual branch and its normalisation.
 
-    Source: Vaswani and others, Attention Is All You Need, arXiv:1706.03762.
+    d_model           size of the inputs and of the result
+    dim_feedforward   size between linear1 and linear2
+    activation        a name of nn.functional, or a function of a Variable
+    dropout           of what is added to the residual; attn_dropout of attention's probabilities and act_dropout
+                      behind the activation are the same for None
+    normalize_before  normalise what a branch reads (pre-norm), not the sum behind it (post-norm)
+    weight_attr       one for all, or a list with one for each attention and one for linear1 and linear2; bias_attr, too
     """
 
-    attentions = ("self_attn",)
     self_attn: MultiHeadAttention
 
     @whole
-    def forward(self, src: Variable, src_mask: Variable | None = None, cache: Any = None) -> Any:
-        """The result [B, S, d_model] of src [B, S, d_model]; with a cache (result, new cache).
+    def forward(self, src: Variable, src_mask: Variable | None = None, cache: Cache | None = None) -> Any:
+        """The result [B, S, d_model], with a cache also the one with this call's keys and values.
 
-        src_mask  broadcasts to [B, nhead, S, S]: bool or int, a place is seen where it is not 0; or float, added
+        src_mask  broadcasts to [B, H, S, S]: bool or int, a key is seen where it is not 0; or float, added
         """
-        out, cache = self.attended(1, src, None, src_mask, cache)
-        out = self.part(2, out, self.fed_forward)
-        return out if cache is None else (out, cache)
+        out, kept = self._branch(1, src, lambda x: self.self_attn(x, x, x, src_mask, cache))
+        out, _ = self._branch(2, out, self._feed_forward)
+        return out if cache is None else (out, kept)
 
     def gen_cache(self, src: Variable) -> Any:
-        """An empty cache for the batch of `src`."""
-        return self.self_attn.gen_cache(src, type=MultiHeadAttention.Cache)
+        """An empty cache for forward, for the batch of src."""
+        return self.self_attn.gen_cache(src, type=Cache)
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """Attention of a text to itself, then to an encoder's result, then two linear maps."""
+    """Self-attention, attention to an encoder's result, then a feed-forward network.
+
+    The arguments are those of TransformerEncoderLayer; there are two attentions.
+    """
 
     attentions = ("self_attn", "cross_attn")
     self_attn: MultiHeadAttention
@@ -130,140 +108,188 @@ class TransformerDecoderLayer(_TransformerLayer):
     @whole
     def forward(
         self, tgt: Variable, memory: Variable, tgt_mask: Variable | None = None, memory_mask: Variable | None = None,
-        cache: Any = None,
+        cache: tuple[Cache, StaticCache] | None = None,
     ) -> Any:  # fmt: skip
-        """The result [B, T, d_model] of tgt [B, T, d_model] beside memory [B, S, d_model]; with a cache a pair.
+        """The result [B, St, d_model], with a cache also the pair for the next call.
 
-        tgt_mask     broadcasts to [B, nhead, T, T], memory_mask to [B, nhead, T, S]
-        cache        (of the text so far, of memory), as gen_cache() makes it
+        memory       [B, Sm, d_model], an encoder's result
+        tgt_mask     broadcasts to [B, H, St, St] and memory_mask to [B, H, St, Sm], as an encoder layer's src_mask
         """
-        own, other = (None, None) if cache is None else cache
-        out, own = self.attended(1, tgt, None, tgt_mask, own)
-        out, other = self.attended(2, out, memory, memory_mask, other)
-        out = self.part(3, out, self.fed_forward)
-        return out if cache is None else (out, (own, other))
+        own, fixed = cache if cache is not None else (None, None)
+        out, kept = self._branch(1, tgt, lambda x: self.self_attn(x, x, x, tgt_mask, own))
+        out, same = self._branch(2, out, lambda x: self.cross_attn(x, memory, memory, memory_mask, fixed))
+        out, _ = self._branch(3, out, self._feed_forward)
+        return out if cache is None else (out, (kept, same))
 
     def gen_cache(self, memory: Variable) -> tuple[Any, Any]:
-        """An empty cache for the text and one of the keys and values of `memory`."""
-        return (
-            self.self_attn.gen_cache(memory, type=MultiHeadAttention.Cache),
-            self.cross_attn.gen_cache(memory, memory, type=MultiHeadAttention.StaticCache),
-        )
+        """For forward: an empty cache for the batch of memory, and memory's keys and values."""
+        own = self.self_attn.gen_cache(memory, type=Cache)
+        return own, self.cross_attn.gen_cache(memory, memory, type=StaticCache)
 
 
-class _Stack(Layer):
-    """`num_layers` layers like the first, then `norm`."""
+class TransformerEncoder(Layer):
+    """`num_layers` encoder layers one after the other, then `norm` where one is given.
 
-    def __init__(self, layer: Layer, num_layers: int, norm: Layer | None = None) -> None:
-        super().__init__()
-        require(num_layers > 0, f"num_layers must be positive, is {num_layers}", AttrError)
-        config = getattr(layer, "_config", {})
-        self.layers = LayerList([layer, *(type(layer)(**config) for _ in range(num_layers - 1))])
-        self.num_layers, self.norm = num_layers, norm
-
-    def through(self, out: Variable, call: Callable[..., Any], cache: Any) -> Any:
-        """`call(layer, out, cache)` of one layer after the other; with caches (result, list of new caches)."""
-        made = []
-        for i, layer in enumerate(self.layers):
-            out = call(layer, out, None if cache is None else cache[i])
-            if cache is not None:
-                out, one = out
-                made.append(one)
-        out = out if self.norm is None else self.norm(out)
-        return out if cache is None else (out, made)
-
-
-class TransformerEncoder(_Stack):
-    """`num_layers` encoder layers, the first is `encoder_layer`, the others new ones with its settings; then `norm`."""
-
-    def __init__(self, encoder_layer: Layer, num_layers: int, norm: Layer | None = None) -> None:
-        super().__init__(encoder_layer, num_layers, norm)
+    encoder_layer  the first one; the others are made with the same arguments and have parameters of their own
+    """
 
     @whole
-    def forward(self, src: Variable, src_mask: Variable | None = None, cache: Any = None) -> Any:
-        """[B, S, d_model] of src of that shape; with a list of caches (result, list of new caches)."""
-        return self.through(src, lambda layer, x, one: layer(x, src_mask=src_mask, cache=one), cache)
+    def __init__(self, encoder_layer: Any, num_layers: int, norm: Any = None) -> None:
+        super().__init__()
+        self.layers, self.num_layers, self.norm = _stack(encoder_layer, num_layers), num_layers, norm
+
+    @whole
+    def forward(self, src: Variable, src_mask: Variable | None = None, cache: list[Any] | None = None) -> Any:
+        """The result [B, S, d_model], with a list of caches also those for the next call."""
+        out, kept = src, []
+        for layer, own in zip(self.layers, _caches(self, cache), strict=True):
+            given = {} if cache is None else {"cache": own}
+            out = layer(out, src_mask=src_mask, **given)
+            if cache is not None:
+                out, new = out
+                kept.append(new)
+        out = out if self.norm is None else self.norm(out)
+        return out if cache is None else (out, kept)
 
     def gen_cache(self, src: Variable) -> list[Any]:
-        """A cache for each layer."""
-        return [layer.gen_cache(src) for layer in self.layers]  # pyright: ignore[reportAttributeAccessIssue]
+        """An empty cache of each layer for the batch of src."""
+        layers: list[Any] = list(self.layers)
+        return [layer.gen_cache(src) for layer in layers]
 
 
-class TransformerDecoder(_Stack):
-    """`num_layers` decoder layers, the first is `decoder_layer`, the others new ones with its settings; then `norm`."""
+class TransformerDecoder(Layer):
+    """`num_layers` decoder layers one after the other, then `norm` where one is given.
 
-    def __init__(self, decoder_layer: Layer, num_layers: int, norm: Layer | None = None) -> None:
-        super().__init__(decoder_layer, num_layers, norm)
+    decoder_layer  the first one; the others are made with the same arguments and have parameters of their own
+    """
+
+    @whole
+    def __init__(self, decoder_layer: Any, num_layers: int, norm: Any = None) -> None:
+        super().__init__()
+        self.layers, self.num_layers, self.norm = _stack(decoder_layer, num_layers), num_layers, norm
 
     @whole
     def forward(
         self, tgt: Variable, memory: Variable, tgt_mask: Variable | None = None, memory_mask: Variable | None = None,
-        cache: Any = None,
+        cache: list[Any] | None = None,
     ) -> Any:  # fmt: skip
-        """[B, T, d_model] of tgt of that shape and memory [B, S, d_model]; with caches (result, list of new ones)."""
-        masks = {"tgt_mask": tgt_mask, "memory_mask": memory_mask}
-        return self.through(tgt, lambda layer, x, one: layer(x, memory, **masks, cache=one), cache)
+        """The result [B, St, d_model], with a list of caches also those for the next call."""
+        out, kept = tgt, []
+        for layer, own in zip(self.layers, _caches(self, cache), strict=True):
+            out = layer(out, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, cache=own)
+            if cache is not None:
+                out, new = out
+                kept.append(new)
+        out = out if self.norm is None else self.norm(out)
+        return out if cache is None else (out, kept)
 
     def gen_cache(self, memory: Variable, do_zip: bool = False) -> list[Any]:
-        """A pair of caches for each layer; do_zip gives the first ones of all, then the second ones."""
-        pairs = [layer.gen_cache(memory) for layer in self.layers]  # pyright: ignore[reportAttributeAccessIssue]
-        return list(zip(*pairs, strict=True)) if do_zip else pairs
+        """The pair of caches of each layer; with do_zip all first ones, then all second ones."""
+        layers: list[Any] = list(self.layers)
+        caches = [layer.gen_cache(memory) for layer in layers]
+        return list(zip(*caches, strict=True)) if do_zip else caches
 
 
 class Transformer(Layer):
-    """An encoder of one text and a decoder that writes another: `decoder(tgt, encoder(src))`.
+    """An encoder, and a decoder that attends to its result; each ends in a LayerNorm.
 
-    custom_encoder, custom_decoder  layers to take instead
-    weight_attr, bias_attr          for all, or a list: [attentions, linear maps] or
-                                    [attention to itself, attention to the encoder, linear maps]
-    Source: Vaswani and others, Attention Is All You Need, arXiv:1706.03762.
+    custom_encoder, custom_decoder  stand in place of those that the other arguments describe
+    weight_attr, bias_attr          one for all or a list: of one; of two, for attentions and feed-forward networks;
+                                    of three, for self-attentions, attentions to the encoder, feed-forward networks
+    The other arguments are those of the layers.
     """
 
     @whole
     def __init__(
         self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
-        dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu", attn_dropout: float | None = None,
-        act_dropout: float | None = None, normalize_before: bool = False, weight_attr: Any = None,
-        bias_attr: Any = None, custom_encoder: Layer | None = None, custom_decoder: Layer | None = None,
+        dim_feedforward: int = 2048, dropout: float = 0.1, activation: Any = "relu",
+        attn_dropout: float | None = None, act_dropout: float | None = None, normalize_before: bool = False,
+        weight_attr: Any = None, bias_attr: Any = None, custom_encoder: Any = None, custom_decoder: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.d_model, self.nhead = d_model, nhead
-        weights, biases = _one_each(weight_attr, 3, "weight_attr"), _one_each(bias_attr, 3, "bias_attr")
-
-        def settings(first: int) -> tuple[Any, ...]:
-            places = [*range(first), 2]
-            sizes = d_model, nhead, dim_feedforward, dropout, activation, attn_dropout, act_dropout, normalize_before
-            return *sizes, [weights[i] for i in places], [biases[i] for i in places]
-
-        self.encoder = custom_encoder or TransformerEncoder(
-            TransformerEncoderLayer(*settings(1)), num_encoder_layers, LayerNorm(d_model)
-        )
-        self.decoder = custom_decoder or TransformerDecoder(
-            TransformerDecoderLayer(*settings(2)), num_decoder_layers, LayerNorm(d_model)
-        )
+        sizes = d_model, nhead, dim_feedforward, dropout, activation, attn_dropout, act_dropout, normalize_before
+        w, b = _for_both("weight_attr", weight_attr), _for_both("bias_attr", bias_attr)
+        if custom_encoder is None:
+            layer = TransformerEncoderLayer(*sizes, w[0], b[0])
+            custom_encoder = TransformerEncoder(layer, num_encoder_layers, LayerNorm(d_model))
+        self.encoder = custom_encoder
+        if custom_decoder is None:
+            layer = TransformerDecoderLayer(*sizes, w[1], b[1])
+            custom_decoder = TransformerDecoder(layer, num_decoder_layers, LayerNorm(d_model))
+        self.decoder = custom_decoder
 
     @whole
     def forward(
         self, src: Variable, tgt: Variable, src_mask: Variable | None = None, tgt_mask: Variable | None = None,
         memory_mask: Variable | None = None,
     ) -> Variable:  # fmt: skip
-        """The result [B, T, d_model] for src [B, S, d_model] and tgt [B, T, d_model]; masks as in the layers."""
+        """The decoder's result [B, St, d_model] for src [B, Ss, d_model] and tgt [B, St, d_model].
+
+        The masks broadcast to [B, H, Ss, Ss], [B, H, St, St] and [B, H, St, Ss].
+        """
         memory = self.encoder(src, src_mask=src_mask)
         return self.decoder(tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask)
 
     def generate_square_subsequent_mask(self, length: int) -> Variable:
-        """A float mask [length, length]: 0 where a place may look, itself and before, -inf behind."""
-        return tensor.triu(tensor.full([length, length], float("-inf"), default_dtype()), 1)
+        """A mask [length, length] with which a position sees itself and those before it: 0, and -inf above it."""
+        return tensor.triu(tensor.full([length, length], -math.inf), 1)
 
 
-def _one_each(attr: Any, count: int, name: str) -> list[Any]:
-    """An attribute for each part: `count` of one, of [all], or [attentions, linear maps] repeated; or a whole list."""
-    if not isinstance(attr, (list, tuple)):
-        return [attr] * count
-    if len(attr) == count:
+def _activation(given: Any) -> Callable[..., Any]:
+    if callable(given):
+        return given
+    known = F.activation.__all__
+    require(given in known, f"activation {given!r} is no activation", AttrError, nearest(str(given), known))
+    return getattr(F, given)
+
+
+def _for_branches(name: str, attr: Any, branches: int) -> list[Any]:
+    """What the branches of a layer are told of their parameters.
+
+    A list has one for each. One for all stands for all of them; its name, if it has one, gets the branch's number.
+    """
+    if isinstance(attr, (list, tuple)):
+        require(len(attr) == branches, f"{name} is a list of {len(attr)}, the layer has {branches} parts", AttrError)
         return list(attr)
-    require(len(attr) in (1, 2), f"{name} must be one, or a list of 1, 2 or {count}, is {attr!r}", AttrError)
-    return [*[attr[0]] * (count - 1), attr[-1]]
+    one = ParamAttr.of(attr)
+    if one is None or one.name is None:
+        return [attr] * branches
+    named = [copy.copy(one) for _ in range(branches)]
+    for i, each in enumerate(named):
+        each.name = f"{one.name}_{i}"
+    return named
+
+
+def _for_both(name: str, attr: Any) -> tuple[Any, Any]:
+    """What encoder and decoder layers are told of their parameters: for two and for three parts of a layer."""
+    if not isinstance(attr, (list, tuple)):
+        return attr, attr
+    require(1 <= len(attr) <= 3, f"{name} is a list of {len(attr)}, not of 1, 2 or 3", AttrError)
+    middle = attr[1] if len(attr) == 3 else attr[0]
+    return [attr[0], attr[-1]], [attr[0], middle, attr[-1]]
+
+
+def _stack(layer: Any, number: int) -> LayerList:
+    """A layer and others that are made with the same arguments."""
+    fits = isinstance(number, (int, np.integer)) and not isinstance(number, bool) and number > 0
+    require(fits, f"num_layers must be a positive int, is {number!r}", AttrError)
+    require(isinstance(layer, Layer), f"a stack is made of a Layer, not of {layer!r}", AttrError)
+    config: Any = getattr(layer, "_config", None)
+    require(
+        number == 1 or isinstance(config, dict), f"{type(layer).__name__} does not say with which arguments it was"
+        " made, so there can be no second one", AttrError, "set self._config to a dict of them in its __init__",
+    )  # fmt: skip
+    return LayerList([layer, *(type(layer)(**config) for _ in range(number - 1))])
+
+
+def _caches(stack: Any, caches: Any) -> list[Any]:
+    """A cache for each layer, None where there is none."""
+    if caches is None:
+        return [None] * len(stack.layers)
+    fits = isinstance(caches, (list, tuple)) and len(caches) == len(stack.layers)
+    require(fits, f"cache must be a list of {len(stack.layers)}, one for each layer", AttrError, "gen_cache() makes it")
+    return list(caches)
 
 
 __all__ = [

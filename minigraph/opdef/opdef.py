@@ -317,19 +317,6 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     return define
 
 
-def _check(opdef: OpDef) -> None:
-    """The facts of a definition name what there is."""
-    unknown = opdef.traits - TRAITS.keys()
-    assert not unknown, f"{opdef.type}: unknown traits {unknown}"
-    inputs, outputs = {s.name for s in opdef.inputs}, {s.name for s in opdef.outputs}
-    assert opdef.no_need_buffer <= inputs, f"{opdef.type}: no_need_buffer names no input"
-    assert opdef.read_for.keys() <= inputs, f"{opdef.type}: read_for names no input"
-    assert {*opdef.read_for.values()} <= outputs, f"{opdef.type}: read_for names no output"
-    assert {*opdef.inplace.values()} <= inputs, f"{opdef.type}: inplace names no input"
-    assert opdef.strided <= inputs | outputs, f"{opdef.type}: strided names no slot"
-    assert opdef.reference.__doc__, f"{opdef.type} has no docstring"
-
-
 def get_op(op_type: str) -> OpDef:
     """The definition of an operator type; a ProgramError with the nearest name if there is none."""
     opdef = OPS.get(op_type)

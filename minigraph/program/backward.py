@@ -44,7 +44,7 @@ def append_backward(
     no_grad_set     Variables or names through which no gradient flows
     callbacks, checkpoints, distop_context
                     Paddle's; refused unless None or empty: operators are not shown while they are
-                    appended, nothing is recomputed in backward, and there is one process
+                    appended, static.append_backward takes checkpoints, and there is one process
     Returns [(parameter, gradient)] in the order of the parameters, without those that the loss
     does not depend on or whose stop_gradient is True. A data variable whose stop_gradient was set to
     False gets its gradient `x@GRAD` too, whatever parameter_list says; it is not in the result, unless

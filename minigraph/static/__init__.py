@@ -16,12 +16,13 @@ from minigraph.program import (
     name_scope,
     program_guard,
 )
-from minigraph.program.backward import append_backward, gradients
+from minigraph.program.backward import gradients
 from minigraph.program.scope import Scope, global_scope, scope_guard
 from minigraph.runtime.executor import Executor
 from minigraph.tensor.assignment import setitem
 
 from . import amp, nn
+from .backward import append_backward
 from .debug import Print
 from .inference import (
     deserialize_persistables,

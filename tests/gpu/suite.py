@@ -56,6 +56,7 @@ from tests.gpu import sanitizer as gpu_sanitizer
 from tests.gpu import shapes as gpu_shapes
 from tests.gpu import small_product as gpu_small_product
 from tests.gpu import streams as gpu_streams
+from tests.gpu import transformer as gpu_transformer
 from tests.gpu import updates as gpu_updates
 from tests.gpu.check import Check
 
@@ -71,7 +72,7 @@ def all_checks() -> list[Check]:
         for m in (
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_gelu,
             gpu_programs, gpu_control, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention,
-            gpu_updates, gpu_paged, gpu_mixed_precision, gpu_profile,
+            gpu_transformer, gpu_updates, gpu_paged, gpu_mixed_precision, gpu_profile,
             gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gradients, checkpoint,
         )
         for c in m.checks()

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "ops.calls": "program tensor nn",
     "optimizer": "errors types opdef program regularizer nn",
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
+    "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",
     "io": "errors types program runtime",
     "profiler": "errors types kernels.peaks program runtime",
@@ -66,7 +67,7 @@ MAY_IMPORT = {
         " static profiler",
     "__main__": "command",
     "": "errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
-        " optimizer static device io metric profiler reader base utils",
+        " optimizer static device io metric profiler reader base utils incubate",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.

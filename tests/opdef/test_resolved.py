@@ -11,7 +11,7 @@ import pytest
 
 from minigraph.errors import AttrError, ShapeError
 from minigraph.opdef import get_op
-from minigraph.types import float32, tensor_type
+from minigraph.types import broadcast_shapes, float32, tensor_type
 
 
 def value(*shape: int) -> Any:
@@ -69,3 +69,11 @@ def test_the_same_question_is_answered_without_asking(monkeypatch):
     for _ in range(3):
         matmul.resolved({"X": [value(7, 3)], "Y": [value(11, 3)]}, {"trans_y": True})
     assert len(asked) == 1
+
+
+def test_all_of_many_shapes_are_broadcast():
+    """Without names there were two operands: a third was overlooked."""
+    assert broadcast_shapes((1,), (1,), (5,)) == broadcast_shapes((1,), (), (1,), (5,)) == (5,)
+    assert broadcast_shapes((2, 1), (1, 1), (1, 3), names=("A",)) == (2, 3)
+    with pytest.raises(ShapeError, match="X has 2, operand 2 has 3"):
+        broadcast_shapes((2,), (1,), (3,))

@@ -11,6 +11,8 @@ what the modifiers of scores are and emits the operator:
     Mask and masked_score      every other `where`
     Bias                       every other addend
 
+A mask of an operator that is there already becomes such an attribute, too: mask_by_position.py.
+
 So results are those of the written program but by rounding. One thing differs on purpose: a query that
 -inf hides from all keys gives zeros instead of NaN. Dropout keeps the numbers of the operator it was.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.log import PassReport
@@ -28,40 +30,20 @@ from minigraph.passes.engine.pattern import Match, Mismatch
 from minigraph.passes.engine.rule import GraphBuilder, Refused, Rule, apply_rule, refuse_unless
 
 from .found import HEADS_MOVED, Attention, AttentionOperand, Modifier
+from .mask_by_position import MaskByPosition
 from .masks import EVERYWHERE, MOVES, SAME, Bounds, makers
+from .positions import Position, attributes_of, hidden_by, sees_a_key
 from .scores import probabilities, take_constants, walk
-
-HIDES = -1e4  # a number that makes the exponential of a score 0 beside that of a visible one
-
-
-class Position(NamedTuple):
-    """A mask by position: a query i sees key j where bounds[0] <= j - i <= bounds[1]; else `fill` is its score."""
-
-    bounds: Bounds
-    fill: float
 
 
 def position_of(modifier: Modifier, attention: Attention) -> Position | None:
     """The positions that a modifier hides by position alone; None if it is no such mask of the scores."""
-    steps, sizes = modifier.steps, sizes_of(attention)
-    if steps is None or modifier.source.type.shape[-2:] != sizes or steps.constant is not None:
+    sizes = sizes_of(attention)
+    if modifier.source.type.shape[-2:] != sizes:
         return None
     if -1 in sizes and not has_shape_of(modifier.source, attention.path):
         return None
-    hides = {steps.inside: False, steps.outside: False}
-    if modifier.kind == "add":
-        hides = {value: value * modifier.factor <= HIDES for value in hides}
-        seen = [value for value, hidden in hides.items() if not hidden]
-        if len(seen) != 1 or seen[0] != 0:
-            return None
-        fill = min(value * modifier.factor for value in hides)
-    else:
-        hides = {value: (value != 0) == modifier.negated for value in hides}
-        fill = modifier.fill
-    if fill > HIDES:
-        return None
-    seen = (form for form in steps.forms() if hides[form.outside] and not hides[form.inside])
-    return next((Position(form.bounds, fill) for form in seen), None)
+    return hidden_by(modifier)
 
 
 def sizes_of(attention: Attention) -> tuple[int, int]:
@@ -76,29 +58,6 @@ def has_shape_of(mask: VarNode, path: list[VarNode]) -> bool:
     likes = [op for op in makers(mask) if op.type == "fill_any_like" and op.outputs["Out"][0].type.ndim > 0]
     moved = any(op.type in {*SAME, *MOVES} and next(op.output_vars).type.ndim for op in makers(mask))
     return bool(likes) and not moved and all(op.inputs["X"][0] in path for op in likes)
-
-
-def attributes_of(bounds: Bounds, sizes: tuple[int, int]) -> dict[str, Any] | None:
-    """causal, bottom_right and window that mean these bounds; None where nothing does."""
-    low, high = bounds
-    for bottom_right in (False, True)[: 1 if -1 in sizes else 2]:
-        end = sizes[1] - sizes[0] if bottom_right else 0
-        left, right = end - low, high - end
-        if right == 0 and (left == math.inf or left >= 0):
-            window = {} if left == math.inf else {"window": (int(left), 0)}
-            return {"causal": True, "bottom_right": bottom_right and end != 0, **window}
-        if math.isfinite(left) and math.isfinite(right) and min(left, right) >= 0:
-            return {"window": (int(left), int(right)), "bottom_right": bottom_right}
-    return None
-
-
-def sees_a_key(bounds: Bounds, sizes: tuple[int, int]) -> bool:
-    """Whether every query sees at least one key."""
-    if -1 in sizes:
-        return bounds[0] == -math.inf and bounds[1] >= 0
-    queries, keys = sizes
-    rows = (0, queries - 1) if queries else ()
-    return all(max(0, i + bounds[0]) <= min(keys - 1, i + bounds[1]) for i in rows)
 
 
 def split(attention: Attention) -> tuple[dict[str, Any], list[Modifier]]:
@@ -297,5 +256,5 @@ def mask_of(g: GraphBuilder, arrays: list[Modifier]) -> tuple[VarNode | None, fl
 
 
 def memory_efficient_attention(graph: Graph, report: PassReport) -> int:
-    """Apply the equation of this file."""
-    return apply_rule(graph, WrittenOut(), report)
+    """Apply the equations of this file and of mask_by_position.py."""
+    return sum(apply_rule(graph, rule, report) for rule in (MaskByPosition(), WrittenOut()))

@@ -122,7 +122,7 @@ class _Rewrite:
             return {place: self.typed[v].dtype for place, v in places.items()}
         if not self._is_half(op):
             return dict.fromkeys(places, float32)
-        self.report.applied.append(
+        self.report.apply(
             Applied(f"{self.facts.level} {self.facts.half}", op.label(), (op.label(),), op.site, op.role)
         )
         kept = KEPT_WIDE.get(op.type, ())

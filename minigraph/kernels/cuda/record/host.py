@@ -28,8 +28,9 @@ def check_true(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], 
     reference = binder.reference
     assert reference is not None
 
-    def look(runs: int, cond: np.ndarray, *data: np.ndarray) -> None:
+    def look(runs: int, cond: np.ndarray, *data: np.ndarray) -> tuple[()]:
         reference(cond, data, **attrs)
+        return ()
 
     binder.copy(outs["Out"], ins["Cond"])
     binder.host([ins["Cond"], *(ins["Data"] or ())], look)

@@ -1,0 +1,69 @@
+"""RecomputeOptimizer: an optimizer whose backward computes values again between checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from minigraph.compiler.checkpoints import recompute_between
+from minigraph.errors import ProgramError, require, shortened
+from minigraph.program import Operator, Program, Variable
+from minigraph.program.builder import builder_of
+
+
+class RecomputeOptimizer:
+    """`minimize` as of the optimizer inside; what lies between two checkpoints is computed again, not kept.
+
+        optimizer = mg.incubate.optimizer.RecomputeOptimizer(mg.optimizer.Adam(1e-3))
+        optimizer._set_checkpoints([hidden1, hidden2])
+        optimizer.minimize(loss)
+
+    Updates are the same bits as those of the optimizer alone. What is not here is looked for in it.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        fits = all(hasattr(optimizer, name) for name in ("backward", "apply_gradients"))
+        require(fits, f"RecomputeOptimizer is made of an optimizer, not of {shortened(repr(optimizer))}", ProgramError)
+        self._optimizer, self._checkpoints = optimizer, None
+
+    def _set_checkpoints(self, checkpoints: list[Any]) -> None:
+        """Variables that forward computes, or their names; to be called before minimize or backward."""
+        listed = isinstance(checkpoints, list) and all(isinstance(c, (str, Variable)) for c in checkpoints)
+        shown = shortened(repr(checkpoints))
+        require(listed, f"checkpoints is a list of variables or names, not {shown}", ProgramError)
+        self._checkpoints = checkpoints
+
+    def backward(
+        self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None, callbacks: Any = None,
+    ) -> list[tuple[Any, Any]]:  # fmt: skip
+        """Append the gradients only: [(parameter, gradient)], for apply_gradients."""
+        require(
+            self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ProgramError,
+            "call _set_checkpoints([...]) first",
+        )  # fmt: skip
+        with builder_of(loss).block.whole():
+            pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
+            recompute_between(loss.program, self._checkpoints)
+        return pairs
+
+    def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
+        """Append clipping, weight decay and updates."""
+        return self._optimizer.apply_gradients(params_grads)
+
+    def minimize(
+        self, loss: Variable, startup_program: Program | None = None, parameter_list: Sequence[Any] | None = None,
+        no_grad_set: Iterable[Any] | None = None,
+    ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
+        """Append backward and update of `loss`: (update operators, [(parameter, gradient)])."""
+        with builder_of(loss).block.whole():
+            pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            return self._optimizer.apply_gradients(pairs), pairs
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # before __init__ has set it
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+
+__all__ = ["RecomputeOptimizer"]
