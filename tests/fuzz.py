@@ -191,10 +191,12 @@ def _check_structure(graph: Graph, case: Case, report: PassReport, forward: int)
     _require(names.issuperset(case.fetches), "a fetched value is gone")
     for op in graph.ops:
         _require(any(op.output_vars), f"{op.type} writes nothing")
+        needed = {s.name for s in op.opdef.outputs if not s.optional}
         for slot, vs in op.outputs.items():
             for v in vs:
                 new = op.rewriter == report.name and v.source is None
-                _require(not new or v.consumers, f"{slot}={v.name} of {op.type} is new and nobody reads it")
+                copied = report.name == "recompute" and slot in needed  # with all that its operator must write
+                _require(not new or v.consumers or copied, f"{slot}={v.name} of {op.type} is new and nobody reads it")
     if report.name != "fuse_gemm_epilogue":
         return
     saved = sum(len(a.old) - 1 for a in report.applied if a.role == "forward")

@@ -130,6 +130,7 @@ def _problem(graph: Graph, again: Sequence[OpNode], place: Rank) -> str | None:
 def _copy(graph: Graph, again: Sequence[OpNode], place: Rank, segments: Segments) -> None:
     """Copies of operators at `place`; backward reads what they write, and gradients are theirs."""
     copies: dict[VarNode, VarNode] = {}
+    made: list[OpNode] = []
     for op in again:
         inputs = {slot: [copies.get(v, v) for v in vs] for slot, vs in op.inputs.items()}
         outputs = {
@@ -141,6 +142,7 @@ def _copy(graph: Graph, again: Sequence[OpNode], place: Rank, segments: Segments
             number=op.number, scope_name=op.scope_name, rewriter="recompute",
         )  # fmt: skip
         graph.add_op(copy)
+        made.append(copy)
         for grad in list(op.grads):
             graph.link(grad, copy)
         written = zip(op.output_vars, copy.output_vars, strict=True)
@@ -149,6 +151,10 @@ def _copy(graph: Graph, again: Sequence[OpNode], place: Rank, segments: Segments
         for reader in [r for r in v.consumers if r not in segments.of and r.rank > place]:
             for slot, i in list(v.read_by[reader]):
                 graph.set_input(reader, slot, i, new)
+    for op in made:
+        for slot in op.opdef.outputs:
+            if slot.optional and slot.name in op.outputs and not any(v.consumers for v in op.outputs[slot.name]):
+                graph.drop_output(op, slot.name)
 
 
 def narrow_cuts(forward: Sequence[OpNode], segments: int | None = None) -> list[int]:

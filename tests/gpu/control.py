@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -32,8 +33,18 @@ def checks() -> Iterator[Check]:
 
 
 def _cases() -> None:
+    with _in_float64():
+        each((title, partial(_case, title)) for title in control_cases.cases())
+
+
+@contextmanager
+def _in_float64() -> Iterator[None]:
+    """Other checks of the process have the usual type."""
     mg.set_default_dtype("float64")
-    each((title, partial(_case, title)) for title in control_cases.cases())
+    try:
+        yield
+    finally:
+        mg.set_default_dtype("float32")
 
 
 def _case(title: str) -> None:
@@ -53,8 +64,8 @@ def _case(title: str) -> None:
 
 
 def _random(first: int) -> None:
-    mg.set_default_dtype("float64")
-    each((f"seed {seed}", partial(_random_program, seed)) for seed in range(first, first + CHUNK))
+    with _in_float64():
+        each((f"seed {seed}", partial(_random_program, seed)) for seed in range(first, first + CHUNK))
 
 
 def _random_program(seed: int) -> None:

@@ -24,6 +24,7 @@ class Piece:
         self.name, self.origin, self.vars, self.before = program.name, program.origin, program.vars, program.before
         self.ops, self.random_seed, self.notes = list(ops), program.random_seed, list[Any]()
         self.fetched: tuple[str, ...] = ()
+        self.version = program.version
 
 
 @dataclass
