@@ -30,8 +30,8 @@ from minigraph.ir.graph import Graph
 from minigraph.ir.verify import verify, verify_changes
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.types import float64
 from tests.support.random_programs import Case, random_program

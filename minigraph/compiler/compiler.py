@@ -24,12 +24,13 @@ from minigraph.ir.verify import verify, verify_changes
 from minigraph.passes.engine.history import History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
-from minigraph.program.block_numbers import sub_programs
+from minigraph.program.blocks.block_numbers import sub_programs
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
-from minigraph.program.html import folded, text
 from minigraph.program.prune import Prune, pruned_ops
+from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
+from minigraph.runtime.control.pieces import check_uncut
 from minigraph.runtime.devices import PLANS_FOR, backend_of
 from minigraph.runtime.kernel_list import KernelList
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
@@ -206,8 +207,7 @@ class CompiledProgram(NotPickled):
             if feed:
                 raise
             memory = problem
-        if fetch_list is None:
-            self._latest = latest  # of a run that was pruned
+        self._latest = latest if fetch_list is None else self._latest  # of a run that was pruned
         latest = self._latest_or_new()
         with without_collection():
             facts = report.facts(self.before, latest.after, self.history, latest.reports, memory, profile)
@@ -220,12 +220,7 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
-        control = next((op for op in program.ops if "control" in op.opdef.traits), None)
-        if control is not None:
-            raise ProgramError(
-                f"program {program.name} is cut at {control.type}: what runs behind it is planned when its results are"
-                " known", site=control.site, hint="ask for a program without branches and loops",
-            )  # fmt: skip
+        check_uncut(program)
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options

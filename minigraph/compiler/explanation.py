@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minigraph.program.html import folded, text
+from minigraph.program.text.html import folded, text
 
 
 class Explanation(str):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.program import Block, Operator, Program, Variable, copy_var
-from minigraph.program.block_numbers import next_number, sub_programs
+from minigraph.program.blocks.block_numbers import next_number, sub_programs
 from minigraph.program.variable import RemovedVariable
 
 from .graph import Graph, OpNode, VarNode

@@ -9,9 +9,9 @@ from typing import Any
 
 from minigraph.opdef.host_function import HostFunction
 from minigraph.program import Operator, Parameter, Program, Variable
-from minigraph.program.block_numbers import sub_programs
-from minigraph.program.dump import aligned, declaration_lines, op_parts
-from minigraph.program.grammar import quote
+from minigraph.program.blocks.block_numbers import sub_programs
+from minigraph.program.text.dump import aligned, declaration_lines, op_parts
+from minigraph.program.text.grammar import quote
 
 CONTEXT = 1  # unchanged operators shown on each side of a change
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minigraph.program import Operator, Program, Variable
-from minigraph.program.dot_text import quoted
-from minigraph.program.dump import dump_op
+from minigraph.program.text.dot_text import quoted
+from minigraph.program.text.dump import dump_op
 
 COLOURS = {"forward": "#ffffff", "backward": "#fdf0e2", "optimize": "#e8f3e8"}
 NEW_COLOUR, PARAMETER_COLOUR = "#ffe08a", "#dddddd"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minigraph.errors import CallSite
 from minigraph.opdef import OpDef
 from minigraph.program import Operator, Program, Variable, copy_var
-from minigraph.program.dump import dump_op
+from minigraph.program.text.dump import dump_op
 from minigraph.types import TensorType
 
 from .graph import Graph, OpNode, Rank, VarNode

@@ -13,10 +13,10 @@ from typing import Any
 from minigraph.errors import CallSite, MinigraphError, ProgramError
 from minigraph.opdef import OPS, OpDef
 from minigraph.program import ROLES, Operator, Parameter, Program, Variable
-from minigraph.program.block_numbers import next_number
-from minigraph.program.dump import born_frozen, first_output, unnamed_outputs, updates
-from minigraph.program.grammar import DECLARATIONS, PARAMETER_FACTS
-from minigraph.program.subprogram import SubProgram
+from minigraph.program.blocks.block_numbers import next_number
+from minigraph.program.blocks.subprogram import SubProgram
+from minigraph.program.text.dump import born_frozen, first_output, unnamed_outputs, updates
+from minigraph.program.text.grammar import DECLARATIONS, PARAMETER_FACTS
 from minigraph.types import TensorType
 
 from .tokens import Line, TextError, Token

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from minigraph.errors import MinigraphError, ProgramError, nearest
-from minigraph.program.grammar import MARKS, PLAIN_NAME, VALUES
+from minigraph.program.text.grammar import MARKS, PLAIN_NAME, VALUES
 from minigraph.types import DTYPES, SHORT_NAMES, TensorType, tensor_type
 
 T = TypeVar("T")

@@ -19,22 +19,19 @@ from .parameter import create_parameter
 class Layer:
     """Base of all layers: `layer(x)` calls `forward(x)`, which appends operators.
 
-    Parameters and Layers that are set as attributes are found by parameters() and sublayers().
-    training  read by dropout; train() and eval() set it for the layer and all below
+    Parameters and Layers set as attributes are found by parameters() and sublayers(); dropout reads `training`.
     """
 
-    training: bool
+    training = True
 
     def __init__(self, name_scope: str | None = None, dtype: Any = None) -> None:
         self._parameters: dict[str, Parameter] = {}
         self._sub_layers: dict[str, Layer] = {}
         self._buffers: dict[str, tuple[Variable, bool]] = {}
-        self._pre_hooks: dict[int, Hook] = {}
-        self._post_hooks: dict[int, Hook] = {}
-        self._state_hooks: dict[int, Hook] = {}
+        hooks: list[dict[int, Hook]] = [{}, {}, {}]
+        self._pre_hooks, self._post_hooks, self._state_hooks = hooks
         self._full_name = unique_name.generate(name_scope or _snake_case(type(self).__name__))
         self._dtype = as_dtype(dtype) if dtype is not None else default_dtype()
-        self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The operators that a subclass appends for its inputs."""

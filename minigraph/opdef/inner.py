@@ -1,6 +1,6 @@
 """InnerBlock: what an operator knows of a block that is one of its attributes.
 
-program/subprogram.py has the blocks themselves. An operator with blocks is a function of its inputs:
+program/blocks/subprogram.py has the blocks themselves. An operator with blocks is a function of its inputs:
 each block takes them, all or the loop variables first, and returns arrays.
 """
 

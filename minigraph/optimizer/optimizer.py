@@ -148,7 +148,7 @@ class Optimizer:
         """
         with self._all_or_nothing(builder_of(loss).block.program, startup_program):
             if isinstance(loss, Variable):
-                self._check_first(loss.program)
+                check_first(self._rates, loss.program, self)
             params_grads = self.backward(loss, startup_program, parameters, no_grad_set)
             return self._apply(params_grads), params_grads
 
@@ -185,7 +185,7 @@ class Optimizer:
         pairs = given_gradients(params_grads)
         params = [p for p, _ in pairs]
         program = params[0].program
-        self._check_first(program)
+        check_first(self._rates, program, self)
         with program.emitting("optimize"):
             given = self._auxiliary_vars
             self._flags = {slot: given[key] for slot, key in FLAGS.items() if key in given}
@@ -200,12 +200,6 @@ class Optimizer:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     self.append_update(g, p, grad, rate.times(g, factor))
         return [op for op in program.ops[first:] if "optimizer" in op.opdef.traits]
-
-    def _check_first(self, program: Program) -> None:
-        require(
-            program.id not in self._rates, f"this {type(self).__name__} updates program {program.name} already",
-            ProgramError, "call minimize once per program; for two losses minimize their sum or use two optimizers",
-        )  # fmt: skip
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""
@@ -250,3 +244,11 @@ class Optimizer:
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
+
+
+def check_first(known: Mapping[int, Any], program: Program, optimizer: Any) -> None:
+    """An optimizer has one set of states for a program."""
+    require(
+        program.id not in known, f"this {type(optimizer).__name__} updates program {program.name} already",
+        ProgramError, "call minimize once per program; for two losses minimize their sum or use two optimizers",
+    )  # fmt: skip

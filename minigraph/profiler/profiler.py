@@ -21,8 +21,8 @@ from typing import Any
 
 from minigraph.errors import ProgramError, require
 from minigraph.kernels.peaks import Peaks
-from minigraph.program.html import folded, table
-from minigraph.program.summary import amount
+from minigraph.program.text.html import folded, table
+from minigraph.program.text.summary import amount
 from minigraph.runtime.profiling import TimedRun, listening
 
 from .rows import GROUPS, Row, grouped, operators

@@ -9,7 +9,7 @@ from typing import Any
 
 from minigraph.kernels.peaks import Peaks
 from minigraph.program import Operator
-from minigraph.program.summary import cost_of
+from minigraph.program.text.summary import cost_of
 from minigraph.runtime.profiling import TimedRun
 
 END = "end of the run"

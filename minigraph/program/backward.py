@@ -16,8 +16,8 @@ from typing import Any
 from minigraph.errors import ProgramError, call_site, raise_unknown, require, shortened
 from minigraph.types import TensorType
 
+from .blocks.open_blocks import building
 from .builder import Builder, GradNeeds, rule_gradients, whole
-from .open_blocks import building
 from .program import Block, Operator, Parameter, Variable
 from .prune import GRADIENTS
 from .variable import check_is_of

@@ -19,7 +19,7 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
-from .block_numbers import sub_programs
+from .blocks.block_numbers import sub_programs
 from .changes import Ops, Vars
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
@@ -117,24 +117,6 @@ class Block(PartOfProgram):
             self.program.lr_schedulers = [(v, s) for v, s in self.program.lr_schedulers if v.name in self.vars]
             self.program.numbered = numbered
             self.program.version += 1
-            raise
-
-    @contextmanager
-    def as_before_on_error(self) -> Iterator[None]:
-        """Whatever changes inside, operators, variables and their types, stays only if all is accepted."""
-        program, ops, variables = self.program, list(self.ops), dict(self.vars)
-        facts = [dict(v.__dict__) for v in variables.values()]
-        numbered, schedulers = program.numbered, list(program.lr_schedulers)
-        try:
-            yield
-        except BaseException:
-            list.__setitem__(self.ops, slice(None), ops)
-            dict.clear(self.vars)
-            dict.update(self.vars, variables)
-            for v, before in zip(variables.values(), facts, strict=True):
-                v.__dict__.update(before)
-            program.numbered, program.lr_schedulers = numbered, schedulers
-            program.version += 1
             raise
 
     def append_op(

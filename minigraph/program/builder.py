@@ -15,8 +15,8 @@ from minigraph.opdef import get_op
 from minigraph.types import TensorType
 
 from . import unique_name
+from .blocks.open_blocks import building
 from .known import holds_variables, with_known
-from .open_blocks import building
 from .program import Block, Operator, Variable, default_main_program, default_startup_program
 
 P = ParamSpec("P")

@@ -30,16 +30,16 @@ from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .block import Block
-from .block_numbers import next_number, numbered_blocks
+from .blocks.block_numbers import next_number, numbered_blocks
+from .blocks.open_blocks import building
 from .context import Guards
 from .copies import NotPickled
-from .dump import dump
-from .html import folded, text
-from .open_blocks import building
 from .operator import ROLES, Operator, Slots, describe_call
 from .prune import ops_for_test
 from .scope import Scope, global_scope
-from .summary import Summary, summary_of
+from .text.dump import dump
+from .text.html import folded, text
+from .text.summary import Summary, summary_of
 from .variable import GRAD_SUFFIX, Parameter, Variable, check_is_of, copy_var
 
 __all__ = [
@@ -231,24 +231,7 @@ class Program(NotPickled):
 
         Nothing is changed unless all of them fit.
         """
-        is_dict = isinstance(state_dict, Mapping)
-        require(is_dict, f"state_dict must be a dict, is {shortened(repr(state_dict))}", ProgramError)
-        known = [v.name for v in self.vars.values() if v.persistable]
-        checked = {}
-        for name, value in state_dict.items():
-            if name not in self.vars:
-                raise_unknown("persistable variable", name, known, ProgramError)
-            v = self.vars[name]
-            try:
-                array = in_one_piece(np.array(as_numpy(value), order="C"))
-            except NO_ARRAY as problem:
-                raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
-            require(v.persistable, f"{name} is not persistable", ProgramError)
-            require(
-                array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
-                f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
-            )
-            checked[name] = array
+        checked = _checked_state(self, state_dict)
         scope = scope if scope is not None else global_scope()
         with scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
@@ -259,6 +242,29 @@ class Program(NotPickled):
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.ops)} operators, {len(self.vars)} variables>"
+
+
+def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The values as arrays, if each of them fits its variable."""
+    is_dict = isinstance(state_dict, Mapping)
+    require(is_dict, f"state_dict must be a dict, is {shortened(repr(state_dict))}", ProgramError)
+    known = [v.name for v in program.vars.values() if v.persistable]
+    checked = {}
+    for name, value in state_dict.items():
+        if name not in program.vars:
+            raise_unknown("persistable variable", name, known, ProgramError)
+        v = program.vars[name]
+        try:
+            array = in_one_piece(np.array(as_numpy(value), order="C"))
+        except NO_ARRAY as problem:
+            raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
+        require(v.persistable, f"{name} is not persistable", ProgramError)
+        require(
+            array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
+            f"state of {v} has shape {list(array.shape)} and type {array.dtype}",
+        )
+        checked[name] = array
+    return checked
 
 
 def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Program:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from minigraph.errors import KernelError, require
 from minigraph.kernels.cuda.record.compile import ptx_of
 from minigraph.program import Operator
-from minigraph.program.dot_text import quoted
+from minigraph.program.text.dot_text import quoted
 
 
 @dataclass(frozen=True)

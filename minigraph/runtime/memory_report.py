@@ -14,7 +14,7 @@ import numpy as np
 
 from minigraph.errors import FeedError, require, shortened
 from minigraph.program import Operator, Program, Variable
-from minigraph.program.html import folded, table, text
+from minigraph.program.text.html import folded, table, text
 from minigraph.types import TensorType
 
 from .backend import Resident

@@ -19,7 +19,7 @@ from minigraph.program import (
 from minigraph.program.backward import gradients
 from minigraph.program.scope import Scope, global_scope, scope_guard
 from minigraph.runtime.executor import Executor
-from minigraph.tensor.assignment import setitem
+from minigraph.tensor.indexing.assignment import setitem
 
 from . import amp, nn
 from .backward import append_backward

@@ -7,7 +7,6 @@ from . import (
     functions,
     grids,
     kinds,
-    picking,
     pieces,
     random,
     running,
@@ -32,6 +31,8 @@ from .creation import (
 from .fitting import *  # noqa: F403
 from .functions import *  # noqa: F403
 from .grids import *  # noqa: F403
+from .indexing import picking
+from .indexing.picking import *  # noqa: F403
 from .kinds import *  # noqa: F403
 from .linalg import cholesky, inverse
 from .logic import (
@@ -81,7 +82,6 @@ from .math import (
     subtract,
     sum,
 )
-from .picking import *  # noqa: F403
 from .pieces import *  # noqa: F403
 from .random import *  # noqa: F403
 from .running import *  # noqa: F403

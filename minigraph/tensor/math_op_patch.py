@@ -16,9 +16,10 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_
 
-from . import indexing, linalg
+from . import linalg
 from .arguments import operands
 from .functions import bits, sigmoid
+from .indexing import indexing
 from .logic import comparison
 from .math import arithmetic
 

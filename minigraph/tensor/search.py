@@ -13,12 +13,12 @@ from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_
 
 from .arguments import as_type, emit, ints, output_prefix, variable
 from .functions import floor, isnan, log
+from .indexing.picking import take_along_axis
 from .logic import greater_equal, less_equal, logical_and, where
 from .manipulation import concat, flatten, squeeze, stack
 from .math import argmax, cast, cumsum
 from .math import max as largest_of
 from .math import min as smallest_of
-from .picking import take_along_axis
 from .pieces import slice
 from .statistics import any
 

@@ -8,8 +8,8 @@ import pytest
 import minigraph as mg
 from minigraph.errors import AttrError, ProgramError
 from minigraph.incubate.optimizer import GradientMergeOptimizer, RecomputeOptimizer
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 

@@ -14,8 +14,8 @@ from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError
 from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.nn.attention import Cache, StaticCache
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 

@@ -17,8 +17,8 @@ from minigraph.passes.attention import masks, positions
 from minigraph.passes.attention import memory_efficient_attention as rewriting
 from minigraph.passes.attention import scores as attention_scores
 from minigraph.passes.engine import rule as engine
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 from tests.fuzz import Different, choices, passed, run

@@ -25,7 +25,7 @@ from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.ir.verify import verify
 from minigraph.passes.engine.log import PassReport
-from minigraph.program.dump import dump
+from minigraph.program.text.dump import dump
 
 FOLDER = Path(__file__).parent / "fixtures"
 

@@ -24,8 +24,8 @@ from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
 from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.types import bfloat16, float16, float32, float64, tensor_type
 from tests.support.counted_work import check_proportion, lines

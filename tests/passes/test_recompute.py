@@ -12,8 +12,8 @@ from minigraph.errors import AttrError, ProgramError
 from minigraph.ir.convert import to_graph
 from minigraph.ir.text import parse
 from minigraph.passes.recompute import forward_of, narrow_cuts
-from minigraph.program.dump import dump
 from minigraph.program.scope import Scope
+from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 

@@ -10,7 +10,7 @@ import pytest
 import minigraph as mg
 from minigraph.errors import FeedError
 from minigraph.opdef import OPS
-from minigraph.program.html import LINES, ROWS, table, text
+from minigraph.program.text.html import LINES, ROWS, table, text
 from minigraph.static import BuildStrategy, CompiledProgram
 
 

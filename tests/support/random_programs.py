@@ -27,7 +27,7 @@ from minigraph.optimizer.optimizer import Optimizer
 from minigraph.program import Program, Variable, unique_name
 from minigraph.program.backward import gradients
 from minigraph.program.builder import Builder
-from minigraph.program.dump import dump
+from minigraph.program.text.dump import dump
 from minigraph.regularizer import L1Decay
 from minigraph.types import float64, int64, tensor_type
 from tests.support.random_heads import HeadLayers

@@ -19,7 +19,7 @@ from minigraph.ir.recorded import OpState, Slots
 from minigraph.passes.engine.history import History
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program
-from minigraph.program.summary import HEADERS
+from minigraph.program.text.summary import HEADERS
 from minigraph.runtime.memory_report import MemoryReport
 
 AROUND = 3  # lines shown before and after the user's line

@@ -21,9 +21,9 @@ from minigraph.errors import FeedError, MinigraphError, ProgramError
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef.inner import as_flag, mixed
 from minigraph.program import Operator, Program, Variable
+from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.scope import Scope
-from minigraph.program.subprogram import SubProgram
 from minigraph.runtime.backend import Backend, RunnablePlan
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType

@@ -17,6 +17,16 @@ NEW = {"init_loss_scaling": 2**16, "incr_every_n_steps": 2000, "decr_every_n_nan
 OLD = {"init_loss_scaling": 2**15, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 2, "decr_ratio": 0.8}
 
 
+def _check_takes(optimizer: Any, master_grad: bool) -> None:
+    """Refuse what decorate cannot wrap."""
+    fits = isinstance(optimizer, Optimizer)
+    require(fits, f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], AttrError)
+    require(
+        not master_grad, "master_grad=True is not here: gradients have the type of their parameter", AttrError,
+        "level O1 keeps parameters and their gradients in float32",
+    )  # fmt: skip
+
+
 def decorate(
     optimizer: Optimizer, amp_lists: AutoMixedPrecisionLists | None = None, level: str = "O1", dtype: Any = "float16",
     master_weight: bool | None = None, master_grad: bool = False, init_loss_scaling: float | None = None,
@@ -40,15 +50,9 @@ def decorate(
     use_dynamic_loss_scaling  False keeps the scale; True takes it from bfloat16, which needs none
     use_promote               accepted; an operator beside float32 activations computes in float32 in any case
     A step whose gradients have overflowed changes neither parameters nor states nor counters of the optimizer.
-    Paddle's older form is chosen by use_pure_fp16 (O2), use_fp16_guard or use_bf16; it begins with 32768, 1000, 2
-    and 0.8.
+    use_pure_fp16 (O2), use_fp16_guard or use_bf16 choose Paddle's older form, which begins with 32768, 1000, 2, 0.8.
     """
-    fits = isinstance(optimizer, Optimizer)
-    require(fits, f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], AttrError)
-    require(
-        not master_grad, "master_grad=True is not here: gradients have the type of their parameter", AttrError,
-        "level O1 keeps parameters and their gradients in float32",
-    )  # fmt: skip
+    _check_takes(optimizer, master_grad)
     older = {use_pure_fp16, use_fp16_guard, use_bf16} != {None}
     if older:
         level, dtype = "O2" if use_pure_fp16 else "O1", "bfloat16" if use_bf16 else "float16"

@@ -17,6 +17,7 @@ from minigraph.errors import ProgramError, require
 from minigraph.optimizer import Optimizer
 from minigraph.optimizer.states import persistable
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
+from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.types import float32, int32, tensor_type
@@ -117,7 +118,7 @@ class OptimizerWithMixedPrecision:
         before = dict(self.__dict__)
         main, filling = loss.block, startup.global_block()
         rates = dict(self._optimizer._rates)
-        with main.as_before_on_error(), filling.as_before_on_error(), program_guard(main.program, startup):
+        with as_before_on_error(main), as_before_on_error(filling), program_guard(main.program, startup):
             self._startup = startup
             try:
                 yield

@@ -9,9 +9,9 @@ from typing import Any
 from minigraph.errors import DTypeError, MinigraphError, ProgramError, call_site, require, shortened
 from minigraph.opdef.inner import check_flag, joined
 from minigraph.program import Variable, default_main_program, unique_name
+from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import Builder, whole
 from minigraph.program.default_dtype import default_dtype
-from minigraph.program.subprogram import SubProgram
 from minigraph.tensor.arguments import is_number, plain, variable
 from minigraph.types import bool_, int64
 

@@ -18,8 +18,8 @@ from minigraph.errors import (
 )
 from minigraph.opdef.inner import check_flag, joined
 from minigraph.program import Variable, default_main_program, unique_name
+from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import Builder, whole
-from minigraph.program.subprogram import SubProgram
 from minigraph.tensor.arguments import is_number
 from minigraph.tensor.creation import assign
 from minigraph.types import TensorType

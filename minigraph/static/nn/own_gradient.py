@@ -7,8 +7,8 @@ from typing import Any
 
 from minigraph.errors import DTypeError, ProgramError, require, shortened
 from minigraph.program import Variable, default_main_program, unique_name
+from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import whole
-from minigraph.program.subprogram import SubProgram
 from minigraph.tensor.arguments import variables
 
 from .branches import returned

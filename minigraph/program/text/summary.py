@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from minigraph.errors import FeedError, require
+from minigraph.program.operator import Operator
+from minigraph.program.variable import Parameter, Variable
 from minigraph.types import TensorType
 
 from .html import folded, table
-from .operator import Operator
-from .variable import Parameter, Variable
 
 HEADERS = ("operator", "output", "type", "parameters", "FLOPs", "bytes")
 UNITS = ("", " k", " M", " G", " T", " P")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from minigraph.opdef.inner import inner_blocks
 
 if TYPE_CHECKING:
-    from .block import Block
-    from .operator import Operator
-    from .program import Program
+    from minigraph.program.block import Block
+    from minigraph.program.operator import Operator
+    from minigraph.program.program import Program
 
 
 def sub_programs(ops: Iterable[Any]) -> Iterator[tuple[Any, str, Any]]:

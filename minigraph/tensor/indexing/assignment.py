@@ -9,12 +9,12 @@ import numpy as np
 from minigraph.errors import ProgramError, ShapeError, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.tensor.arguments import as_type, constant, plain, value_of, variable
+from minigraph.tensor.logic import where
+from minigraph.tensor.manipulation import unsqueeze
 from minigraph.types import INTS, bool_
 
-from .arguments import as_type, constant, plain, value_of, variable
 from .indexing import getitem
-from .logic import where
-from .manipulation import unsqueeze
 from .picking import scatter
 
 

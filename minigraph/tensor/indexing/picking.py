@@ -11,9 +11,7 @@ from typing import Any
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.types import normalize_axis
-
-from .arguments import (
+from minigraph.tensor.arguments import (
     as_type,
     constant,
     describe,
@@ -23,8 +21,9 @@ from .arguments import (
     variable,
     variables,
 )
-from .logic import where
-from .manipulation import expand, flatten, gather, stack
+from minigraph.tensor.logic import where
+from minigraph.tensor.manipulation import expand, flatten, gather, stack
+from minigraph.types import normalize_axis
 
 
 @whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from .operator import ROLES
+from minigraph.program.operator import ROLES
 
 MARKS = ":=,(){}[]#"
 PLAIN_NAME = re.compile(rf"[^\s\"';{re.escape(MARKS)}]+")

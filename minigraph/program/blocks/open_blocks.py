@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from minigraph.errors import ProgramError, call_site
-
-from .context import Guards
+from minigraph.program.context import Guards
 
 if TYPE_CHECKING:
-    from .block import Block
+    from minigraph.program.block import Block
 
 opened = Guards[Any]("block")  # SubPrograms whose functions run now
 

@@ -52,14 +52,13 @@ from typing import TYPE_CHECKING, Any
 
 from minigraph.opdef.host_function import HostFunction
 from minigraph.opdef.inner import InnerBlock
+from minigraph.program.blocks.block_numbers import sub_programs
 
-from .block_numbers import sub_programs
 from .grammar import DECLARATIONS, PARAMETER_FACTS, quote
 
 if TYPE_CHECKING:
     from minigraph.opdef import OpDef
-
-    from .program import Operator, Program, Variable
+    from minigraph.program.program import Operator, Program, Variable
 
 WIDEST_NAMES, WIDEST_TYPES = 36, 20  # columns are aligned up to this width; longer text sticks out
 

@@ -15,12 +15,12 @@ import numpy as np
 from minigraph.errors import ProgramError, require
 from minigraph.opdef.inner import InnerBlock, Rng
 from minigraph.opdef.reference import run_reference
+from minigraph.program import unique_name
+from minigraph.program.program import Operator, Program, Variable, copy_var
 from minigraph.types import TensorType
 
-from . import unique_name
 from .block_gradient import gradient_block
 from .open_blocks import opened
-from .program import Operator, Program, Variable, copy_var
 
 
 class SubProgram(Program, InnerBlock):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import unique_name
-from .backward import differentiated
-from .builder import Builder
-from .prune import pruned_ops
+from minigraph.program import unique_name
+from minigraph.program.backward import differentiated
+from minigraph.program.builder import Builder
+from minigraph.program.prune import pruned_ops
 
 
 def gradient_block(copy: Any, wanted: Sequence[int], outputs: Sequence[int], summed: int) -> Any:

@@ -20,9 +20,8 @@ from minigraph.errors import DTypeError, ProgramError, ShapeError, call_site
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known
+from minigraph.tensor.arguments import FIRST, LAST, constant, describe
 from minigraph.types import INTS, int64
-
-from .arguments import FIRST, LAST, constant, describe
 
 
 @whole

@@ -1,4 +1,0 @@
-"""Linear algebra under Paddle's names: tensor/linalg has the functions."""
-
-from .tensor.linalg import *  # noqa: F403
-from .tensor.linalg import __all__ as __all__

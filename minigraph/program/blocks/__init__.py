@@ -1,0 +1,1 @@
+"""Blocks that operators hold: their owners, numbers and gradients."""

@@ -1,0 +1,1 @@
+"""A Program for readers: text, drawings, tables, notebooks."""

@@ -1,0 +1,1 @@
+"""Parts of Variables: x[...], x[...] = v, gather and its kin."""
