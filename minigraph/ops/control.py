@@ -1,7 +1,7 @@
 """Operators that hold blocks: the host decides in each run which of them run, and how often.
 
 Each block takes the operator's inputs in their order, and returns its results. The blocks themselves,
-and how they capture what they read, are in program/blocks/subprogram.py; decision 060 says why they are so.
+and how they capture what they read, are in program/blocks/subprogram.py; decision 054 says why they are so.
 """
 
 from __future__ import annotations

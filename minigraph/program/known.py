@@ -31,15 +31,18 @@ class _Unknown(Exception):
     """A value depends on a run."""
 
 
+PLAIN = frozenset({int, float, str, bool, type(None), np.dtype, type(np.dtype("float32")), type(np.dtype("int64"))})
+
+
 def holds_variables(attrs: Mapping[str, Any]) -> bool:
     """Whether a value of an attribute is a Variable, or a list with one in it."""
+    if PLAIN.issuperset(map(type, attrs.values())):
+        return False
     for value in attrs.values():
         kind = type(value)
-        if kind is int or kind is str or kind is float or kind is bool:
+        if kind in PLAIN or ((kind is list or kind is tuple) and PLAIN.issuperset(map(type, value))):
             continue
-        if isinstance(value, Variable):
-            return True
-        if (kind is list or kind is tuple) and any(isinstance(v, Variable) for v in value):
+        if any(isinstance(v, Variable) for v in (value if isinstance(value, (list, tuple)) else (value,))):
             return True
     return False
 

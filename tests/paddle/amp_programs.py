@@ -105,7 +105,7 @@ def types_o1(paddle: Any) -> Any:
     return {name: [behind(f, first) for first in ("white", "black")] for name, f in functions(paddle).items()}
 
 
-MOVING = "relu tanh scale add reshape concat matmul softmax log_softmax dropout"  # losses and sums differ, docs 055
+MOVING = "relu tanh scale add reshape concat matmul softmax log_softmax dropout"  # losses and sums differ, docs 053
 
 
 def types_o2(paddle: Any) -> Any:

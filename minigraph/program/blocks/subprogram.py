@@ -2,7 +2,7 @@
 
 What it captures of the outer block, and what a loop gives it, are its `inputs`; what it returns is
 `fetched`. Parameters and states keep their names: it reads them in the Scope, and writes none of them.
-Decision 060 says why a block is a program of its own.
+Decision 054 says why a block is a program of its own.
 """
 
 from __future__ import annotations

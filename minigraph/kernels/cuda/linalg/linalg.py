@@ -1,6 +1,6 @@
 """Factors, inverses and solutions: bind functions of ops/linalg. The host's LAPACK computes them while the GPU waits.
 
-docs/decisions/049-linear-algebra-is-computed-by-the-host.md says why. A matrix that has no answer is a fault, which
+docs/decisions/051-linear-algebra-is-computed-by-the-host.md says why. A matrix that has no answer is a fault, which
 leaves the Scope as it was.
 """
 
