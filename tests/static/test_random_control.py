@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,11 @@ from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
 from minigraph.static import CompiledProgram
 from tests import fuzz
+from tests.gpu.control import CHUNK, PROGRAMS
 from tests.support.random_control import random_control
 
 SEEDS = 60
+NUDGES = 3
 TOLERANCE = 1e-10
 
 
@@ -31,6 +35,20 @@ def test_random_programs_agree(first):
         compiled = CompiledProgram(case.program, BuildStrategy.all(verify="each_pass"))
         same(expected, fuzz.run(case, compiled), f"seed {seed} compiled")
         same(expected, fuzz.run(case, parse(case.text)), f"seed {seed} from its text")
+
+
+@pytest.mark.parametrize("first", range(0, PROGRAMS, CHUNK))
+def test_rounding_decides_nothing(first):
+    """A GPU rounds in other places, which must not lead it into other branches."""
+    for seed in range(first, first + CHUNK):
+        case = random_control(seed)
+        expected, numbers = fuzz.run(case, case.program), np.random.default_rng(seed)
+        for _ in range(NUDGES):
+            values, feeds = (
+                {name: a * (1 + 1e-15 * numbers.normal(size=a.shape)) for name, a in arrays.items()}
+                for arrays in (case.values, case.feeds)
+            )
+            same(expected, fuzz.run(replace(case, values=values, feeds=feeds), case.program), f"seed {seed} nudged")
 
 
 def test_gradients_are_those_of_differences():

@@ -89,7 +89,8 @@ class _Net:
         return own[-1]
 
     def pred(self, pool: list[Variable]) -> Variable:
-        return mg.sum(self.some(pool)) > self.r.choice((-1.0, 0.0, 0.5))
+        """A sum compared with what none is but for rounding: that of `v - mean(v)` is 0, its sign any."""
+        return mg.sum(self.some(pool)) > self.r.choice((-1.0, 0.1, 0.5))
 
     def branch(self, pool: list[Variable], depth: int) -> Variable:
         return cond(self.pred(pool), lambda: self.inside(pool, depth), lambda: self.inside(pool, depth))
