@@ -6,7 +6,7 @@
 mlp     784-1024-1024-10 with AdamW, batches of 1 to 256 rows
 block   a block of GPT-2, width 768, 12 heads, with AdamW, 4 texts of 1 to 1,024 places, float32 in TF32
 
-On a GPU products are TF32; that the arms compute the same is seen on 40 steps without it, before. Every arm runs in a
+On a GPU products are TF32; that the arms compute the same is seen on 10 steps without it, before. Every arm runs in a
 process of its own, from arrays of the host, and fetches the loss of each step; its kernels and
 library calls are in place (one step of the largest size came before). What counts is the time of all 500 steps, and
 the median of a size that was new and of one that had been there. Memory is the peak of the process (of the card on a
@@ -33,7 +33,7 @@ from .harness import RESULTS, machine, not_installed, versions
 STEPS, SIZES = 500, 50
 LARGEST = {"mlp": 256, "block": 1024}
 WIDTH, HEADS, TEXTS = 768, 12, 4
-COMPARED = 40  # losses of two arms without TF32; later ones part, since training on noise doubles what is rounded
+COMPARED = 10  # losses of two arms without TF32; later ones part, since training on noise doubles what is rounded
 TOLERANCE = 1e-3  # of these, relative to the first loss
 Step = Callable[[int], float]
 

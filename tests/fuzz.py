@@ -51,6 +51,7 @@ REASONS = {
     "in place": r"is updated in place$",
     "cannot be brought together": r"cannot be brought together: .* (computed later|updated in place before)",
     "cannot stand here": r"cannot stand here",
+    "not there any more": r"^\S+ is (computed later|updated in place before)$",
     "overwritten before": r"would be overwritten before",
     "shape reader": r"needs the shape of",
     "enters twice": r"enters \w+ twice",

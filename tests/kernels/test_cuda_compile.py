@@ -27,7 +27,9 @@ DEVICES = {"sm_80": Device("sm_80", 108, shared=163 * 1024), "sm_90a": Device()}
 REGISTERS = 65536  # of a multiprocessor
 
 # Operators that CUDAPlace cannot run, and why.
-NO_GPU_FORM: dict[str, str] = {}
+NO_GPU_FORM = dict.fromkeys(
+    ("call", "cond", "py_func", "pylayer", "while_loop", "while_loop_grad"), "the host decides: runtime/control"
+)
 
 # Operators whose kernels keep an array in local memory, and why.
 LOCAL_MEMORY = {

@@ -271,8 +271,8 @@ def test_what_transformers_refuse() -> None:
         nn.TransformerEncoderLayer(8, 2, 0)
     with pytest.raises(AttrError, match="did you mean 'relu'"):
         nn.TransformerDecoderLayer(8, 2, 16, activation="rely")
-    with pytest.raises(AttrError, match="weight_attr must be one, or a list of 1, 2 or 3"):
+    with pytest.raises(AttrError, match="weight_attr is a list of 4, the layer has 3 parts"):
         nn.TransformerDecoderLayer(8, 2, 16, weight_attr=[None] * 4)
-    with pytest.raises(AttrError, match="num_layers must be positive"):
+    with pytest.raises(AttrError, match="num_layers must be a positive int"):
         nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 0)
     assert static.default_main_program().ops == []

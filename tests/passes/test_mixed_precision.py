@@ -260,8 +260,11 @@ def test_level_o2_leaves_parameters_wide_that_are_read_so():
 def test_each_operator_is_in_a_list_or_left_to_float32_on_purpose():
     """Whoever adds an operator says which."""
     unlisted = {
-        "acosh", "argsort", "asinh", "atan", "atan2", "cast", "cos", "elementwise_mod", "elementwise_pow", "increment",
-        "lgamma", "polygamma", "running_average", "sin", "sqrt", "used_statistics",
+        "acosh", "argsort", "asinh", "atan", "atan2", "cast", "cos", "cummax", "cummin", "cumprod", "elementwise_mod",
+        "elementwise_pow", "i0e", "i1e", "increment", "lgamma", "linear_recurrence", "logcumsumexp", "pad", "polygamma",
+        "running_average", "sin", "sqrt", "used_statistics",
+        *("call", "cond", "py_func", "pylayer", "while_loop"),  # blocks keep their types
+        *("cholesky", "determinant", "eigh", "lu", "pinv", "qr", "slogdeterminant", "solve", "svd", "triangular_solve"),
     }  # fmt: skip
     listed = WHITE | GRAY | GRAY_O2 | BLACK
     made = {n for n in OPS if n.startswith(("foreach_", "fused_elementwise")) or n.endswith("_grad")}

@@ -16,8 +16,9 @@ from minigraph.runtime.devices import BACKENDS
 
 PACKAGE = Path(mg.__file__).parent
 MAY_NAME_A_PLACE = {
-    "types.py", "cuda.py", "device.py", "__init__.py", "base/__init__.py", "base/compiled.py", "base/framework.py",
-    "runtime/devices.py", "runtime/cuda/backend.py", "static/places.py"
+    "types.py", "cuda.py", "device/place.py", "command/machine.py", "command/subject.py", "__init__.py",
+    "base/__init__.py", "base/compiled.py", "base/framework.py", "runtime/devices.py", "runtime/cuda/backend.py",
+    "static/places.py",
 }  # fmt: skip
 
 

@@ -81,15 +81,4 @@ def zeropad2d(x: Variable, padding: Any, data_format: str = "NCHW", name: str | 
     return pad(x, padding, "constant", 0.0, data_format, name)
 
 
-@whole
-def sequence_mask(x: Variable, maxlen: int | None = None, dtype: Any = "int64", name: str | None = None) -> Variable:
-    """Out[..., j] = 1 where j < x[...], else 0, for j up to maxlen, which must be given."""
-    x = variable(x, "sequence_mask")
-    known = isinstance(maxlen, int) and maxlen > 0
-    require(known, "maxlen must be an int > 0: the largest length is known only at run time", ProgramError)
-    g = builder_of(x)
-    lengths = g.unsqueeze(x, axes=[x.ndim])
-    return g.cast(g.arange(end=maxlen, dtype=x.dtype) < lengths, dtype=dtype, name=output_prefix("sequence_mask", name))
-
-
-__all__ = ["pad", "sequence_mask", "zeropad2d"]
+__all__ = ["pad", "zeropad2d"]
