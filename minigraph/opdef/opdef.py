@@ -85,17 +85,18 @@ class OpDef(Signature):
         blocks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(reference, outputs)
-        self.traits = frozenset(traits)
-        self.no_need_buffer = frozenset(no_need_buffer)
-        self.read_for = dict(read_for or {})
-        self.inplace, self.strided = dict(inplace or {}), frozenset(strided)
+        self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
+        self.read_for, self.inplace = dict(read_for or {}), dict(inplace or {})
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # likewise `resolved`
-        self.infer_function = self.grad_function = self.samples_function = _none()
-        self.cuda_rows_function, self.flops_function = _none(), _none()
+        self.infer_function: Callable[..., Any] | None = None
+        self.grad_function: Callable[..., Any] | None = None
+        self.samples_function: Callable[..., Any] | None = None
+        self.cuda_rows_function: Callable[..., Any] | None = None
+        self.flops_function: Callable[..., int] | None = None
         _check(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -261,11 +262,6 @@ class OpDef(Signature):
             for s, t in zip(self.outputs, results, strict=True)
             if t is not None
         }
-
-
-def _none() -> Callable[..., Any] | None:
-    """A fact that a decorator may hang on an operator later."""
-    return None
 
 
 def _check(opdef: OpDef) -> None:

@@ -8,17 +8,11 @@ from typing import Any
 
 from minigraph.errors import DTypeError, require
 
-from .schedules import LRScheduler, check, is_int, is_number, is_rate
+from .schedules import LambdaDecay, LRScheduler, check, is_int, is_number, is_rate
 
 
-class MultiplicativeDecay(LRScheduler):
+class MultiplicativeDecay(LambdaDecay):
     """base * lr_lambda(1) * ... * lr_lambda(epoch)"""
-
-    def __init__(
-        self, learning_rate: float, lr_lambda: Callable[[int], float], last_epoch: int = -1, verbose: bool = False
-    ) -> None:
-        self.lr_lambda = check("lr_lambda", lr_lambda, callable(lr_lambda), "a function of the epoch")
-        super().__init__(learning_rate, last_epoch, verbose)
 
     def get_lr(self) -> float:
         return self.base_lr * math.prod(self.lr_lambda(epoch) for epoch in range(1, self.last_epoch + 1))
