@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 Position = tuple[str, int]  # slot, index in it
-Edges = dict[Position, dict[str, Any]]  # between two nodes; never changed, so that many may share one
+Edges = dict[Position, dict[str, Any]]  # between two nodes; a single edge is shared, several belong to their two nodes
 NOTHING: dict[str, Any] = {}  # the attributes of every node and edge
 
 
@@ -59,7 +59,16 @@ class Adjacency:
                 continue
             for i, v in enumerate(neighbours):
                 at = slot, i
-                edges[v] = self._single[at] if v not in edges else {**edges[v], at: NOTHING}
+                edges[v] = self._with(edges.get(v), at)
+        return edges
+
+    def _with(self, edges: Edges | None, at: Position) -> Edges:
+        """The edges between two nodes and one more."""
+        if edges is None:
+            return self._single[at]
+        if len(edges) == 1:
+            return {**edges, at: NOTHING}
+        edges[at] = NOTHING  # an update of 10,000 tensors may read one value for all
         return edges
 
     def _exchange(self, old: Any, new: Any, before: bool) -> None:
@@ -73,14 +82,16 @@ class Adjacency:
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""
-        at, others = (slot, index), self.succ[source].get(target)
-        edges = self._single[at] if others is None else {**others, at: NOTHING}
+        edges = self._with(self.succ[source].get(target), (slot, index))
         self.succ[source][target] = self.pred[target][source] = edges
 
     def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Remove an edge."""
-        edges = {at: NOTHING for at in self.succ[source][target] if at != (slot, index)}
-        if edges:
-            self.succ[source][target] = self.pred[target][source] = edges
-        else:
+        edges = self.succ[source][target]
+        if len(edges) == 1:
             del self.succ[source][target], self.pred[target][source]
+        elif len(edges) == 2:
+            (left,) = (at for at in edges if at != (slot, index))
+            self.succ[source][target] = self.pred[target][source] = self._single[left]
+        else:
+            del edges[slot, index]

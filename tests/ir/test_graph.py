@@ -140,6 +140,27 @@ def test_surgery_keeps_edges_and_slots_together():
         graph.remove_var(h)
 
 
+def test_a_value_read_at_many_positions():
+    """Edges at one position are shared between pairs of nodes, those at several are changed in place."""
+    graph, _, _ = graph_of_two()
+    x, h, out, twin = graph.vars["x", 0], graph.vars["h", 0], graph.add_var("out", F), graph.add_var("twin", F)
+    many, other = [
+        graph.add_op(OpNode(get_op("sum"), {"X": [x] * n}, {"Out": [o]}, {}, rank=(r,)))
+        for n, o, r in ((4, out, 2), (1, twin, 3))
+    ]
+    for left in ([0, 1, 3], [0, 3], [3], []):
+        (gone,) = {i for i, v in enumerate(many.inputs["X"]) if v is x} - set(left)
+        graph.set_input(many, "X", gone, h)
+        assert set(graph.nx.edges(x, keys=True)) == {
+            (x, v, ("X", i)) for v, at in ((many, left), (other, [0]), (h.producer, [0])) for i in at
+        }
+        verify(graph)
+    for i in (2, 0, 1, 3):
+        graph.set_input(many, "X", i, x)
+        verify(graph)
+    assert graph.nx.number_of_edges(x, many) == 4 and other.inputs == {"X": [x]}
+
+
 def test_order_follows_ranks_and_tickets_make_them_unique():
     graph, first, second = graph_of_two()
     x = graph.vars["x", 0]
