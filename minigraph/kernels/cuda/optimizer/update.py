@@ -255,13 +255,15 @@ def ready_first(sizes: Sequence[int]) -> list[range]:
     tensors the L2 cache does not hold, stay whole: they would take bandwidth from products that need it
     (bench/results/studies/grouped_updates.json).
     """
-    if sum(sizes) > GROUPED:
+    before = sum(sizes)
+    if before > GROUPED:
         return [range(len(sizes))]
-    groups, end = [], len(sizes)
+    groups, end, inside = [], len(sizes), 0
     for i in reversed(range(len(sizes))):
-        if sum(sizes[i:end]) >= GROUP <= sum(sizes[:i]):
+        before, inside = before - sizes[i], inside + sizes[i]
+        if inside >= GROUP <= before:
             groups.append(range(i, end))
-            end = i
+            end, inside = i, 0
     return [*groups, range(end)]
 
 
