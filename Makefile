@@ -6,6 +6,7 @@ BIN := .venv/bin
 KEY := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 EXAMPLES := .venv/installed-examples-$(KEY)
 DEV := .venv/installed-dev-$(KEY)
+CUDA12 := .venv-cuda12/installed-$(KEY)
 N ?= 20000
 
 .PHONY: help demo test kernels test-gpu test-paddle lint types examples fuzz bench clean
@@ -13,7 +14,8 @@ N ?= 20000
 help:
 	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
 	@echo "make test      the whole test suite"
-	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, by NVRTC, and the long sweeps"
+	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, the ends of each for sm_89 and by"
+	@echo "               CUDA 12's compiler; and the long sweeps"
 	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
 	@echo "make test-paddle  what is recorded from Paddle against Paddle; PYTHON must have the extras paddle and dev"
 	@echo "make lint      ruff"
@@ -33,9 +35,11 @@ test: $(DEV)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # NVRTC needs no GPU. What was compiled once is kept in ~/.cache/minigraph. Sweeps are those of which `make test` runs
-# a part.
-kernels: $(DEV)
+# a part. CUDA 12 has an environment of its own.
+kernels: $(DEV) $(CUDA12)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
+	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-cuda12/bin/python -m pytest -n 2 --dist worksteal -m "" \
+	    -k kernels_compile_without_spills tests/kernels/test_cuda_compile.py
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:
@@ -62,7 +66,7 @@ bench: $(EXAMPLES)
 	$(BIN)/python -m bench all
 
 clean:
-	rm -rf .venv out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-cuda12 out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find minigraph tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -79,3 +83,8 @@ $(EXAMPLES): | $(BIN)/python
 $(DEV): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(EXAMPLES)
+
+$(CUDA12): | $(BIN)/python
+	$(BIN)/python -m venv .venv-cuda12
+	.venv-cuda12/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev-cuda12]'
+	@touch $@
