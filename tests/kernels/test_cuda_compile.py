@@ -37,8 +37,8 @@ NO_GPU_FORM = dict.fromkeys(
 LOCAL_MEMORY = {
     name: "digits of 2 / pi, by which the library reduces large angles" for name in ("sin", "cos", "tan")
 }
-# Bytes that CUDA 12's compiler spills where that of CUDA 13 spills nothing.
-SPILLED_BY_CUDA_12 = {"attention_mma_forward": 8, "attention_mma_prepare": 16}
+# Bytes that CUDA 12's compiler spills, or any for sm_89. CUDA 13's for sm_80 and sm_90a spills nothing.
+SPILLED = {"attention_mma_forward": 8, "attention_mma_prepare": 16, "input_grad": 16}
 
 ROWS = (
     "2048,1024", "2048,4096", "2048,8192", "512,16384", "512,32768", "512,50257", "3,1000000", "64,700,128", "9000,30",
@@ -270,7 +270,7 @@ def require_clean(call: Launch, op_type: str, arch: str) -> None:
     cubin = compile_source(call.source, arch)
     report = _report(cubin.log, call.function)
     assert cubin.waits_first == (arch == "sm_90a"), f"{call.function} may begin before what it reads is written"
-    spilled = SPILLED_BY_CUDA_12.get(call.function, 0) if nvrtc().nvrtcVersion()[1] == 12 else 0
+    spilled = SPILLED.get(call.function, 0) if arch == "sm_89" or nvrtc().nvrtcVersion()[1] == 12 else 0
     assert cubin.spilled_bytes <= spilled, f"{call.function} spills registers: {cubin.log}"
     assert "serialized" not in cubin.log, f"{call.function} waits for each wgmma: {cubin.log}"
     assert op_type in LOCAL_MEMORY or spilled or "0 bytes stack frame" in report, f"{call.function}: {report}"
