@@ -235,7 +235,7 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
   window.report = { model, now, panes }; // for scripts that look at the page
   window.addEventListener("load", () => {
     // what stands below the pictures does not keep them waiting
-    byId("tables").replaceChildren(...memoryPart(model), ...tables(model, actions));
+    byId("tables").replaceChildren(...timelinePart(model, actions), ...memoryPart(model), ...tables(model, actions));
     document.documentElement.dataset.ready = "true";
   });
 })();

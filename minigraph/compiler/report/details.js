@@ -82,6 +82,14 @@ function percent(share) {
   return share === null ? "" : `${Math.round(share * 100)} %`;
 }
 
+function launches(model, row) {
+  // the calls of an operator: kernel, blocks, threads, tiles, stream
+  const calls = model.facts.timeline ? model.facts.timeline.calls.filter((call) => call[0] === row.name) : [];
+  const line = ([, kernel, , stream, , , grid, block, tiles]) =>
+    [kernel, grid && `${grid} blocks of ${block}`, tiles, `stream ${stream}`].filter((x) => x).join("; ");
+  return row.kernels.length && calls.length ? calls.map(line).join("\n") : row.kernels.join("\n");
+}
+
 function measured(model, op) {
   // what a profile says of an operator
   const row = (model.facts.times || []).find((r) => r.name === `${op.type} ${op.name}`);
@@ -91,7 +99,7 @@ function measured(model, op) {
     ["roofline", percent(row.roofline)],
     ["FLOPs", row.flops === null ? "" : row.flops.toLocaleString("en")],
     ["bytes", row.nbytes === null ? "" : bytes(row.nbytes)],
-    ["kernels", row.kernels.join("\n")],
+    ["kernels", launches(model, row)],
   ].filter(([, value]) => value);
   return [
     el("h3", {}, "Measured"),
