@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import importlib.util
+import importlib
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -33,27 +34,62 @@ def test_readme_is_two_screens():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
-def test_pictures_are_those_of_the_script():
+def words_of_drawing(dot: str) -> Counter[str]:
+    return Counter(word for label in re.findall(r'label="(.*?)"', dot) for word in label.split(r"\n"))
+
+
+def words_of_picture(path: Path) -> Counter[str]:
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"))
+    return Counter(html.unescape(text) for text in texts)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script of docs/ by its name, as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.chdir(ROOT)
+    return importlib.import_module
+
+
+def test_pictures_are_those_of_the_script(script):
     """Their words, at least: Graphviz, which draws them, need not be here."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    drawings = script.drawings()
-    assert {path.stem for path in script.FOLDER.glob("*.svg")} == drawings.keys()
+    pictures = script("pictures")
+    drawings = pictures.drawings()
+    assert {path.stem for path in pictures.FOLDER.glob("*.svg")} == drawings.keys()
     for name, dot in drawings.items():
-        labels = Counter(word for label in re.findall(r'label="(.*?)"', dot) for word in label.split(r"\n"))
-        svg = (script.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
-        assert Counter(html.unescape(text) for text in re.findall(r"<text[^>]*>(.*?)</text>", svg)) == labels, name
+        assert words_of_picture(pictures.FOLDER / f"{name}.svg") == words_of_drawing(dot), name
+
+
+def test_every_rewrite_has_its_page_as_the_script_writes_it(script):
+    """Make them with `python docs/flag_pages.py`. Each program shows its rewrite: something was applied."""
+    flag_pages = script("flag_pages")
+    module, names = flag_pages.programs(), {step.flag for step in PASSES}
+    assert {path.stem for path in flag_pages.FOLDER.glob("*.md")} == names | {"README"}
+    assert {path.stem.rpartition("_")[0] for path in flag_pages.PICTURES.glob("*.svg")} == names
+    for row in PASSES:
+        example = flag_pages.Example(row, module)
+        assert example.compiled.reports[row.flag].applied, row.flag
+        written = (flag_pages.FOLDER / f"{row.flag}.md").read_text(encoding="utf-8")
+        assert written == flag_pages.page(example), row.flag
+        for when, dot in example.drawings().items():
+            assert words_of_picture(flag_pages.PICTURES / f"{row.flag}_{when}.svg") == words_of_drawing(dot), row.flag
+
+
+def test_every_page_is_in_the_list_of_pages():
+    """Once: docs/README.md is the navigation of the site."""
+    index = ROOT / "docs" / "README.md"
+    named = [(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))]
+    folders = {page.parent for page in named if page.name == "README.md" and page.parent.parent == index.parent}
+    wanted = [page for page in pages() if page.parent not in folders or page.name == "README.md"]
+    assert sorted(named) == sorted(set(wanted) - {index, ROOT / "README.md"})
 
 
 def test_every_flag_has_a_row():
     """In the order of the table, which is the order of the passes."""
     text = (ROOT / "docs" / "rewrites.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` ", text, re.MULTILINE)
-    flags = [step.flag for step in PASSES]
-    assert {row for row in rows if row in flags} == set(flags)
-    assert RUN_FLAGS.keys() <= set(rows)
+    rows = re.findall(r"^\| \[`(\w+)`\]\(flags/(\w+)\.md\) ", text, re.MULTILINE)
+    assert {row for row, page in rows if row == page} == {step.flag for step in PASSES}
+    assert RUN_FLAGS.keys() <= set(re.findall(r"^\| `(\w+)` ", text, re.MULTILINE))
 
 
 def test_the_glossary_explains_each_word_once():

@@ -3,7 +3,7 @@
 
 const BOX = 40; // operators of a box that only their places make
 const MANY = 60; // operators without a name scope of their own above which they get such boxes
-const READABLE = 16; // nodes of a picture that nobody has unfolded yet
+const READABLE = 24; // nodes of a picture that nobody has unfolded yet
 
 function makeModel(facts) {
   const FIELDS = ["type", "inputs", "outputs", "attrs", "role", "scope", "site", "rank", "block", "rewriter"];
