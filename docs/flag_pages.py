@@ -102,11 +102,11 @@ def what_it_does(flag: str) -> str:
 
 
 def docstring(row: PassRow) -> str:
-    """That of the file of the pass, without the name it begins with; equations are indented, so they are code."""
+    """That of the file of the pass, without the name it begins with; what is indented, as equations are, is code."""
     text = inspect.getdoc(sys.modules[row.apply.__module__]) or ""
     text = re.sub(r"^\w+: ", "", text)
     paragraphs = re.split(r"\n\s*\n", text)
-    shown = [p if p.startswith("    ") else prose(p) for p in paragraphs]
+    shown = [f"```text\n{textwrap.dedent(p)}\n```" if p.startswith("    ") else prose(p) for p in paragraphs]
     return "\n\n".join([shown[0][:1].upper() + shown[0][1:], *shown[1:]])
 
 

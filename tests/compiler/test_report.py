@@ -15,6 +15,7 @@ from minigraph.compiler.report import page
 from minigraph.compiler.report.timeline import timeline
 from minigraph.compiler.validate import made_up_values
 from minigraph.errors import FeedError, ProgramError
+from minigraph.runtime.kernel_list import Kernel
 from minigraph.static import BuildStrategy, CompiledProgram
 from tests.gpu.capture import Case, trace
 from tests.support import gpu_stub, report_pages
@@ -282,7 +283,7 @@ def test_times_of_a_profile_are_shown(tmp_path):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch, tmp_path):
-    """(CompiledProgram, Profiler, path of the report) of a step whose graph has two streams, on the stub of a GPU."""
+    """(Profiler, path of the report) of a step whose graph has two streams, on the stub of a GPU."""
     if gpu_stub.cuda_host.COMPILER is None:
         pytest.skip("kernels on a CPU need g++")
     for name in ("why_not", "device_count", "runtime", "device_array"):
@@ -294,21 +295,21 @@ def on_a_gpu(monkeypatch, tmp_path):
     with mg.profiler.Profiler() as profile:
         trace(case, made, exe, scope, 1)
     feed = {name: value.shape for name, value in case.feed(0).items()}
-    return made, profile, made.report(tmp_path / "report.html", feed, [case.total, case.x_grad], profile=profile)
+    return profile, made.report(tmp_path / "report.html", feed, [case.total, case.x_grad], profile=profile)
 
 
 def test_a_run_on_a_gpu_is_a_timeline_of_streams(on_a_gpu, tmp_path):
-    made, profile, path = on_a_gpu
+    profile, path = on_a_gpu
     (run,), facts = profile.runs, facts_in(path.read_text(encoding="utf-8"))
     shown = facts["timeline"]
     assert shown["device"] == "GPU 0"
     assert [call[3:6] for call in shown["calls"]] == [[call.stream, call.start, call.seconds] for call in run.calls]
     assert {call[3] for call in shown["calls"]} == {0, 1}
-    kernels = made.kernels({"x": [4, 8], "ids": [4]}, facts["fetched"])
+    kernels = [call.kernel for call in run.calls]
     assert [call[1] for call in shown["calls"]] == [kernel.name for kernel in kernels]
+    assert [call[7] for call in shown["calls"]] == ["x".join(map(str, kernel.block or ())) for kernel in kernels]
     tiles = [", ".join(f"{size} {name}" for name, size in kernel.tiles.items()) for kernel in kernels]
     assert [call[8] for call in shown["calls"]] == tiles and any(tiles)
-    assert [call[7] for call in shown["calls"]] == ["x".join(map(str, kernel.block or ())) for kernel in kernels]
     script = f"const t = require({str(FOLDER / 'timeline.js')!r}), c = model.facts.timeline.calls;" \
         "return [t.lanes(c), t.busy(c)]"  # fmt: skip
     boxes, busy = under_node(facts, script, tmp_path)
@@ -322,7 +323,7 @@ def test_a_run_on_a_gpu_is_a_timeline_of_streams(on_a_gpu, tmp_path):
 
 
 def test_a_call_of_the_timeline_is_chosen_by_mouse_and_keyboard(on_a_gpu):
-    _, profile, path = on_a_gpu
+    profile, path = on_a_gpu
     script = """
       const chart = document.getElementById("streams"), say = () => document.getElementById("call").textContent;
       const press = (key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
@@ -344,6 +345,11 @@ def test_a_call_of_the_timeline_is_chosen_by_mouse_and_keyboard(on_a_gpu):
         assert f"kernel{call.kernel.name}" in said and f"stream{call.stream}" in said
     assert details.startswith(calls[3].op.type) and calls[3].kernel.name in details
     assert fits
+
+
+def test_tiles_are_the_sizes_that_a_source_was_made_for():
+    source = "#define BM 64\n#define RELU 1\n#define STAGES 3\n#define BN (BM)\n"
+    assert Kernel("f", None, None, 0, None, (), source, "").tiles == {"BM": 64, "STAGES": 3}
 
 
 def test_a_run_of_another_program_is_no_timeline():

@@ -17,16 +17,20 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 WIDEST = 100  # characters of prose; tables, code and links may be wider
 
 
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    links = [link for link in LINK.findall(prose(page)) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_prose_is_not_wide(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    wide = [line for line in text.splitlines() if len(line) > WIDEST and not line.startswith("|")]
+    wide = [line for line in prose(page).splitlines() if len(line) > WIDEST and not line.startswith("|")]
     assert wide == []
 
 
