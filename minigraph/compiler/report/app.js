@@ -54,7 +54,7 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
     byId("right").setAttribute("aria-label", `Picture of the program: ${title(b)}`);
     byId("told").textContent =
       !told || !now.stepping
-        ? `${model.last} rewrites, ${model.facts.refusals.length} refusals`
+        ? `Rewrites: ${model.last}, refusals: ${model.facts.refusals.length}`
         : `${now.step} of ${model.last}: ${told.flag}, ${told.rule}: ${told.what}   (${told.reason})`;
     draw();
   }

@@ -95,16 +95,15 @@ function timelinePart(model, { seek }) {
   choose(run.calls.reduce((most, call, i) => (call[5] > run.calls[most][5] ? i : most), 0));
   const works = streams.map(([stream, share]) => `stream ${stream} works ${percent(share)} of it`).join(", ");
   const end = run.calls.reduce((most, call) => Math.max(most, call[4] + call[5]), 0);
-  const order = () =>
-    table(
-      ["", "operator", "kernel", "blocks", "threads", "tiles", "stream", "begins at", "takes"],
-      run.calls.slice(0, SHOWN).map((call, i) => {
-        const [operator, kernel, , stream, begin, seconds, ...launched] = call;
-        const times = [String(stream), milliseconds(begin), milliseconds(seconds)];
-        return [String(i + 1), operator, kernel, ...launched, ...times];
-      }),
-      [0, 6, 7, 8],
-    );
+  const order = () => {
+    const launched = run.calls.some((call) => call[1]) ? ["kernel", "blocks", "threads", "tiles"] : []; // none on a CPU
+    const rows = run.calls.slice(0, SHOWN).map(([operator, kernel, , stream, begin, seconds, ...sizes], i) => {
+      const facts = [kernel, ...sizes].slice(0, launched.length);
+      return [String(i + 1), operator, ...facts, String(stream), milliseconds(begin), milliseconds(seconds)];
+    });
+    const heads = ["", "operator", ...launched, "stream", "begins at", "takes"];
+    return table(heads, rows, [0, heads.length - 3, heads.length - 2, heads.length - 1]);
+  };
   return [
     part(
       `A run on ${run.device}: ${run.calls.length} calls, ${milliseconds(end)}`,
