@@ -1,7 +1,8 @@
 """The pages of docs/flags: `python docs/flag_pages.py` writes them, and their pictures, from the code.
 
-A page has the docstring of the pass, the program that docs/flags/programs.py has for it, both drawings, and what
-`explain()` says. Graphviz (apt-get install graphviz) draws; without it pictures are left as they are.
+The page of a rewrite has the docstring of the pass, the program that docs/flags/programs.py has for it, both drawings,
+and what `explain()` says. That of a flag of the run has what docs/flags/of_the_run.py gives for two values. Graphviz
+(apt-get install graphviz) draws; without it pictures are left as they are.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from typing import Any
 from pictures import svg
 
 import minigraph as mg
-from minigraph.compiler.strategy import PASSES, PassRow
+from minigraph.compiler.strategy import PASSES, RUN_FLAGS, PassRow
 from minigraph.ir.dot import to_dot
 
 DOCS = Path(__file__).resolve().parent
 FOLDER, PICTURES = DOCS / "flags", DOCS / "pictures" / "flags"
 WIDTH = 100  # of lines of prose
+IMPORTS = {"np": "import numpy as np\n", "mg": "import minigraph as mg", "F": "from minigraph.nn import functional as F"}
+LAST = "Made by `python docs/flag_pages.py`. All flags: [rewrites.md](../rewrites.md)."
 
 
-def programs() -> ModuleType:
-    """The module docs/flags/programs.py."""
-    spec = importlib.util.spec_from_file_location("flag_programs", FOLDER / "programs.py")
+def programs(name: str = "programs") -> ModuleType:
+    """A module of docs/flags."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -68,7 +71,6 @@ def page(example: Example) -> str:
     row = example.row
     strategy = f"BuildStrategy({', '.join(f'{name}={value}' for name, value in example.flags.items())})"
     in_all = "`BuildStrategy.all()` turns it on." if row.in_all else "`BuildStrategy.all()` does not turn it on."
-    code = f"import minigraph as mg\nfrom minigraph.nn import functional as F\n\n\n{example.source}"
     files = {when: f"../pictures/flags/{row.flag}_{when}.svg" for when in ("before", "after")}
     pictures = " | ".join(f"[![{when}]({file})]({file})" for when, file in files.items())
     parts = [
@@ -77,15 +79,41 @@ def page(example: Example) -> str:
         docstring(row),
         *options(row),
         "## An example",
-        f"```python\n{code}\n```",
+        code(example.source),
         prose(f"Its values are fetched. The program without and with `{strategy}`; new operators are yellow:"),
         f"| before | after |\n|---|---|\n| {pictures} |",
         "`print(compiled.explain())` says",
         f"```text\n{example.said()}\n```",
         *order(row),
-        prose("Made by `python docs/flag_pages.py`. All flags: [rewrites.md](../rewrites.md)."),
+        LAST,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def page_of_the_run(flag: str, module: ModuleType) -> str:
+    """The text of the page of a flag that Plans read."""
+    default = getattr(mg.static.BuildStrategy(), flag)
+    parts = [f"# {flag}", prose(f"{what_it_does(flag)}. The default is `{default!r}`."), *shown(flag, module), LAST]
+    return "\n\n".join(parts) + "\n"
+
+
+def shown(flag: str, module: ModuleType) -> list[str]:
+    """A program, and what it prints with two values of a flag; or where to read on."""
+    if flag in module.UNSEEN:
+        return [prose(f"Only a GPU shows what it does. {module.UNSEEN[flag]}")]
+    function = getattr(module, flag)
+    parts = ["## An example", code(inspect.getsource(function).strip())]
+    for value in module.VALUES[flag]:
+        with mg.static.program_guard(mg.static.Program(flag), mg.static.Program()), mg.base.unique_name.guard():
+            text = function(mg.static.BuildStrategy(**{flag: value}))
+        parts += [f"`print({flag}(BuildStrategy({flag}={value!r})))` says", f"```text\n{text}\n```"]
+    return parts
+
+
+def code(source: str) -> str:
+    """A block with the imports that a function needs."""
+    imports = [line for name, line in IMPORTS.items() if re.search(rf"\b{name}\.", source)]
+    return "\n".join(["```python", *imports, "\n", source, "```"])
 
 
 def prose(text: str) -> str:
@@ -137,6 +165,9 @@ def main() -> int:
         (FOLDER / f"{row.flag}.md").write_text(page(example), encoding="utf-8")
         for when, text in example.drawings().items() if has_graphviz else ():
             (PICTURES / f"{row.flag}_{when}.svg").write_text(svg(text), encoding="utf-8")
+    for flag in RUN_FLAGS:
+        text = page_of_the_run(flag, programs("of_the_run"))
+        (FOLDER / f"{flag}.md").write_text(text, encoding="utf-8")
     return 0
 
 

@@ -68,7 +68,7 @@ def test_every_rewrite_has_its_page_as_the_script_writes_it(script):
     """Make them with `python docs/flag_pages.py`. Each program shows its rewrite: something was applied."""
     flag_pages = script("flag_pages")
     module, names = flag_pages.programs(), {step.flag for step in PASSES}
-    assert {path.stem for path in flag_pages.FOLDER.glob("*.md")} == names | {"README"}
+    assert {path.stem for path in flag_pages.FOLDER.glob("*.md")} == names | RUN_FLAGS.keys() | {"README"}
     assert {path.stem.rpartition("_")[0] for path in flag_pages.PICTURES.glob("*.svg")} == names
     for row in PASSES:
         example = flag_pages.Example(row, module)
@@ -77,6 +77,16 @@ def test_every_rewrite_has_its_page_as_the_script_writes_it(script):
         assert written == flag_pages.page(example), row.flag
         for when, dot in example.drawings().items():
             assert words_of_picture(flag_pages.PICTURES / f"{row.flag}_{when}.svg") == words_of_drawing(dot), row.flag
+
+
+@pytest.mark.parametrize("flag", RUN_FLAGS)
+def test_every_flag_of_the_run_has_its_page_as_the_script_writes_it(script, flag):
+    """Its two values print different texts."""
+    flag_pages = script("flag_pages")
+    text = flag_pages.page_of_the_run(flag, flag_pages.programs("of_the_run"))
+    assert (flag_pages.FOLDER / f"{flag}.md").read_text(encoding="utf-8") == text
+    printed = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(set(printed)) == len(printed) and ("Only a GPU" in text) == (not printed)
 
 
 def test_every_page_is_in_the_list_of_pages():
@@ -92,8 +102,7 @@ def test_every_flag_has_a_row():
     """In the order of the table, which is the order of the passes."""
     text = (ROOT / "docs" / "rewrites.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`(\w+)`\]\(flags/(\w+)\.md\) ", text, re.MULTILINE)
-    assert {row for row, page in rows if row == page} == {step.flag for step in PASSES}
-    assert RUN_FLAGS.keys() <= set(re.findall(r"^\| `(\w+)` ", text, re.MULTILINE))
+    assert {row for row, page in rows if row == page} == {step.flag for step in PASSES} | RUN_FLAGS.keys()
 
 
 def test_the_glossary_explains_each_word_once():
