@@ -94,4 +94,4 @@ $(DOCS): | $(BIN)/python
 
 $(DEV): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@ $(EXAMPLES) $(DEMO)
+	@touch $@ $(EXAMPLES) $(DEMO) $(DOCS)

@@ -26,7 +26,9 @@ from minigraph.ir.dot import to_dot
 DOCS = Path(__file__).resolve().parent
 FOLDER, PICTURES = DOCS / "flags", DOCS / "pictures" / "flags"
 WIDTH = 100  # of lines of prose
-IMPORTS = {"np": "import numpy as np\n", "mg": "import minigraph as mg", "F": "from minigraph.nn import functional as F"}
+IMPORTS = {  # name -> how a block gets it
+    "np": "import numpy as np\n", "mg": "import minigraph as mg", "F": "from minigraph.nn import functional as F",
+}  # fmt: skip
 LAST = "Made by `python docs/flag_pages.py`. All flags: [rewrites.md](../rewrites.md)."
 
 
