@@ -19,22 +19,21 @@ def _part(part: str) -> str:
     lines = part.split("\n")
     if all(line.startswith("    ") for line in lines):
         return part  # code
-    first = next((i for i, line in enumerate(lines) if ROW.match(line)), len(lines))
-    if not any(ROW.match(line) for line in lines) or not all(_fits(line) for line in lines[first:]):
-        return _escaped(part) if all(not line.startswith("  ") for line in lines) else f"```text\n{part}\n```"
-    rows: list[list[str]] = []
-    for line in lines[first:]:
-        if row := ROW.match(line):
-            rows.append([row[1], row[2]])
+    if not any(ROW.match(line) for line in lines):
+        return _escaped(part)
+    shown: list[str] = []
+    in_table = False
+    for line in lines:
+        row = ROW.match(line)
+        if row:
+            shown += [] if in_table else ["", "| | |", "|---|---|"]
+            shown.append(f"| `{_cell(row[1])}` | {_escaped(_cell(row[2]))} |")
+        elif in_table and line.startswith("  "):  # what goes on below a row
+            shown[-1] = f"{shown[-1].removesuffix(' |')} {_escaped(_cell(line.strip()))} |"
         else:
-            rows[-1][1] += f" {line.strip()}"
-    table = ["| | |", "|---|---|", *(f"| `{_cell(name)}` | {_escaped(_cell(meaning))} |" for name, meaning in rows)]
-    return "\n".join([*map(_escaped, lines[:first]), *([""] if first else []), *table])
-
-
-def _fits(line: str) -> bool:
-    """A row, or what goes on below one."""
-    return ROW.match(line) is not None or line.startswith("  ")
+            shown += [*([""] if in_table else []), _escaped(line)]
+        in_table = row is not None or (in_table and line.startswith("  "))
+    return "\n".join(shown).strip("\n")
 
 
 def _cell(text: str) -> str:

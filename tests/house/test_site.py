@@ -52,7 +52,7 @@ def test_the_reference_has_every_public_name_once(site):
         ("One.\n\n    a -> b\n", "One.\n\n    a -> b"),
         ("x  first\ny_z   second,\n     goes on", "| | |\n|---|---|\n| `x` | first |\n| `y_z` | second, goes on |"),
         ("`a_b` is\nx  first", "`a_b` is\n\n| | |\n|---|---|\n| `x` | first |"),
-        ("x  first\nno row", "x  first\nno row"),
+        ("x  one\ntext\ny  two", "| | |\n|---|---|\n| `x` | one |\n\ntext\n\n| | |\n|---|---|\n| `y` | two |"),
     ],
 )  # fmt: skip
 def test_docstrings_are_text_and_tables(site, docstring, markdown):
