@@ -255,6 +255,25 @@ def test_the_page_loads_selects_steps_and_searches(small, page_of):
     assert told["wide"]
 
 
+def test_what_was_refused_is_the_first_thing_that_a_page_says(tmp_path):
+    main, loss = network(1)
+    made = CompiledProgram(main, BuildStrategy(fuse_gemm_epilogue=True))
+    inner = next(op for op in main.ops if op.type == "elementwise_add").output_arg_names[0]
+    path = made.report(tmp_path / "a.html", fetch_list=[loss, inner])
+    script = """
+      const say = () => document.getElementById("details").textContent, told = [say()];
+      document.querySelector("#details .link").click();
+      return [...told, say(), document.getElementById("told").textContent];"""
+    found = in_browser(path, script)
+    assert found["errors"] == []
+    first, picked, told = found["result"]
+    reason = f"{inner} is fetched, the fused operator would not produce it"
+    assert first.startswith("Refusedgelu gelu_0.tmp_0, fuse_gemm_epilogue: ") and reason in first
+    assert "report_pages.py:" in first and picked.startswith("gelu") and reason in picked
+    refused = made.reports["fuse_gemm_epilogue"].refused
+    assert told == f"Rewrites: {len(made.history)}, refusals: {len(refused)}"
+
+
 def test_times_of_a_profile_are_shown(tmp_path):
     made, loss = compiled(2)
     exe, scope = mg.static.Executor(), mg.static.Scope()
