@@ -4,15 +4,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 KEY := $(shell cksum < pyproject.toml | cut -d' ' -f1)
+DEMO := .venv/installed-demo-$(KEY)
 EXAMPLES := .venv/installed-examples-$(KEY)
+DOCS := .venv/installed-docs-$(KEY)
 DEV := .venv/installed-dev-$(KEY)
 CUDA12 := .venv-cuda12/installed-$(KEY)
 N ?= 20000
 
-.PHONY: help demo test kernels test-gpu test-paddle lint types examples fuzz bench clean
+.PHONY: help demo test kernels test-gpu test-paddle lint types examples docs fuzz bench clean
 
 help:
-	@echo "make demo      train the MLP on handwritten digits; plot and dumps go to out/"
+	@echo "make demo      train the MLP on handwritten digits; report, plot and dumps go to out/"
 	@echo "make test      the whole test suite"
 	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, the ends of each for sm_89 and by"
 	@echo "               CUDA 12's compiler; and the long sweeps"
@@ -21,12 +23,13 @@ help:
 	@echo "make lint      ruff"
 	@echo "make types     pyright"
 	@echo "make examples  every script of examples/"
+	@echo "make docs      the site of the documentation, to out/site; opens from disk"
 	@echo "make fuzz      N=$(N) random programs, each with the passes off and on"
 	@echo "make bench     the comparisons of bench/ that this machine can run"
 	@echo "make clean     remove .venv, out/ and caches"
 	@echo "PYTHON=python3.12 chooses the interpreter, Python 3.11 or newer is needed"
 
-demo: $(EXAMPLES)
+demo: $(DEMO)
 	$(BIN)/python examples/train_mlp.py
 
 # Two processes share the machine: one BLAS thread for each. Each begins with its half of the tests in their order, so
@@ -59,6 +62,11 @@ types: $(DEV)
 examples: $(EXAMPLES)
 	@set -e; for script in examples/*.py; do echo "$$script"; $(BIN)/python $$script; done
 
+# A link that leads nowhere, or a page that docs/README.md does not name, is an error.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	@echo "open out/site/index.html"
+
 fuzz: $(DEV)
 	$(BIN)/python -m tests.fuzz $(N)
 
@@ -76,15 +84,27 @@ $(BIN)/python:
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
 	    echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
+$(DEMO): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
 $(EXAMPLES): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+	@touch $@ $(DEMO)
+
+$(DOCS): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 $(DEV): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+<<<<<<< HEAD
 	@touch $@ $(EXAMPLES)
 
 $(CUDA12): | $(BIN)/python
 	$(BIN)/python -m venv .venv-cuda12
 	.venv-cuda12/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev-cuda12]'
 	@touch $@
+=======
+	@touch $@ $(EXAMPLES) $(DEMO) $(DOCS)
+>>>>>>> s6-site

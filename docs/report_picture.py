@@ -1,8 +1,9 @@
-"""The picture of a report in reading_a_program.md, taken by a headless Chromium.
+"""The pictures of reports, taken by a headless Chromium: README has demo.png, reading_a_program.md report.png.
 
     python docs/report_picture.py        needs `chromium`: apt-get install chromium
 
-Three residual layers with AdamW, at the first rewrite of `fuse_gemm_epilogue`.
+demo.png    what `make demo` writes, with the relu that was refused
+report.png  three residual layers with AdamW, at the first rewrite of `fuse_gemm_epilogue`
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from pathlib import Path
 
 import minigraph as mg
 
-PICTURE = Path(__file__).parent / "pictures" / "report.png"
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
 SIZE = 1280, 720
-SHOWN = """<script>
+REFUSED = """<script>
+  document.querySelector("#details .link").click();
+  report.panes.forEach((pane) => pane.fit());
+</script>"""
+FUSED = """<script>
   const { model, panes } = report;
   const step = model.facts.steps.findIndex((s) => s.flag === "fuse_gemm_epilogue") + 1;
   const slider = document.getElementById("step");
@@ -39,6 +45,18 @@ def write_report(path: Path) -> None:
     mg.static.CompiledProgram(main, mg.static.BuildStrategy.all()).report(path, fetch_list=[loss])
 
 
+def take(browser: str, page: Path, script: str, picture: Path) -> None:
+    """A picture of a page on which `script` has run."""
+    text = page.read_text(encoding="utf-8")
+    end = text.rindex("</body>")
+    page.write_text(text[:end] + script + text[end:], encoding="utf-8")
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000",
+        f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={picture}", page.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
 def main() -> int:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -47,14 +65,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
         write_report(path)
-        page = path.read_text(encoding="utf-8")
-        end = page.rindex("</body>")
-        path.write_text(page[:end] + SHOWN + page[end:], encoding="utf-8")
-        command = [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000",
-            f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={PICTURE}", path.as_uri(),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        take(browser, path, FUSED, PICTURES / "report.png")
+        demo = [sys.executable, "examples/train_mlp.py", "--epochs", "1", "--out", folder]
+        subprocess.run(demo, check=True, capture_output=True, cwd=ROOT)
+        take(browser, path, REFUSED, PICTURES / "demo.png")
     return 0
 
 

@@ -196,7 +196,7 @@ class CompiledProgram(NotPickled):
         Before and after side by side, each rewrite, refusals with reasons, source lines, the memory of a run.
         feed, fetch_list, place   those of memory_report; what the latest run fetched for None. Where sizes are
                                   missing the page says which
-        profile   a profiler.Profiler of runs of this program: the page has its times, too
+        profile   a profiler.Profiler of runs of this program: its times, and the last run as a timeline of streams
         """
         latest = self._latest_or_new()
         fetches = sorted(latest.fetches) if fetch_list is None else fetch_list

@@ -8,12 +8,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from minigraph.errors import KernelError, require
 from minigraph.kernels.cuda.record.compile import ptx_of
 from minigraph.program import Operator
 from minigraph.program.text.dot_text import quoted
+
+TILES = frozenset({  # what sources call the sizes of their tiles and how these are gone through
+    "BM", "BN", "HEAD", "STEP", "STAGES", "SPLIT", "SLICES", "SLOTS", "GROUP", "GROUPS", "WARPS_M", "WARPS_N", "ROWS",
+    "CHUNK", "WIDTH", "LANES", "UNROLL", "PACKS",
+})  # fmt: skip
+DEFINED = re.compile(r"^#define ([A-Z_]+) (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,11 @@ class Kernel:
         """PTX that NVRTC makes of `source`; a KernelError where there is none."""
         require(bool(self.source), f"{self.name} has no source of ours", KernelError)
         return ptx_of(self.source, self.arch)
+
+    @property
+    def tiles(self) -> dict[str, int]:
+        """Sizes of tiles, stages and parts that `source` was made for, by its own names; none of a library's."""
+        return {name: int(size) for name, size in DEFINED.findall(self.source) if name in TILES}
 
     def label(self) -> str:
         """`update of adamw linear_0.w_0`: the call, its operator and the first output of that."""

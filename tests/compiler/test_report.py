@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph import cuda
 from minigraph.compiler.report import page
+from minigraph.compiler.report.timeline import timeline
 from minigraph.compiler.validate import made_up_values
 from minigraph.errors import FeedError, ProgramError
+from minigraph.runtime.kernel_list import Kernel
 from minigraph.static import BuildStrategy, CompiledProgram
-from tests.support import report_pages
+from tests.gpu.capture import Case, trace
+from tests.support import gpu_stub, report_pages
 from tests.support.report_pages import (
     BAD,
     FOLDER,
@@ -68,8 +72,8 @@ def test_refusals_have_their_reasons(tmp_path):
 def test_no_name_is_markup(small):
     text = small[1].read_text(encoding="utf-8")
     assert BAD not in text
-    assert text.count("</script>") == 8
-    assert text.count("<script") == 8
+    assert text.count("</script>") == 9
+    assert text.count("<script") == 9
     assert "://" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
 
 
@@ -251,6 +255,25 @@ def test_the_page_loads_selects_steps_and_searches(small, page_of):
     assert told["wide"]
 
 
+def test_what_was_refused_is_the_first_thing_that_a_page_says(tmp_path):
+    main, loss = network(1)
+    made = CompiledProgram(main, BuildStrategy(fuse_gemm_epilogue=True))
+    inner = next(op for op in main.ops if op.type == "elementwise_add").output_arg_names[0]
+    path = made.report(tmp_path / "a.html", fetch_list=[loss, inner])
+    script = """
+      const say = () => document.getElementById("details").textContent, told = [say()];
+      document.querySelector("#details .link").click();
+      return [...told, say(), document.getElementById("told").textContent];"""
+    found = in_browser(path, script)
+    assert found["errors"] == []
+    first, picked, told = found["result"]
+    reason = f"{inner} is fetched, the fused operator would not produce it"
+    assert first.startswith("Refusedgelu gelu_0.tmp_0, fuse_gemm_epilogue: ") and reason in first
+    assert "report_pages.py:" in first and picked.startswith("gelu") and reason in picked
+    refused = made.reports["fuse_gemm_epilogue"].refused
+    assert told == f"Rewrites: {len(made.history)}, refusals: {len(refused)}"
+
+
 def test_times_of_a_profile_are_shown(tmp_path):
     made, loss = compiled(2)
     exe, scope = mg.static.Executor(), mg.static.Scope()
@@ -273,6 +296,86 @@ def test_times_of_a_profile_are_shown(tmp_path):
     assert f"Measuredtime{row.seconds * 1e3:.4f} ms" in details
     assert f"FLOPs{row.flops:,}" in details
     assert f"Times of a run: {profile.seconds * 1e3:.4f} ms" in tables
+    assert f"A run on CPU: {len(profile.runs[0].calls)} calls" in tables
+    assert "stream 0 works 100 % of it" in tables
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch, tmp_path):
+    """(Profiler, path of the report) of a step whose graph has two streams, on the stub of a GPU."""
+    if gpu_stub.cuda_host.COMPILER is None:
+        pytest.skip("kernels on a CPU need g++")
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    gpu_stub.install()
+    case = Case()
+    made, exe, scope = case.compiled(), mg.static.Executor(mg.CUDAPlace(0)), case.scope()
+    trace(case, made, exe, scope, 2)
+    with mg.profiler.Profiler() as profile:
+        trace(case, made, exe, scope, 1)
+    feed = {name: value.shape for name, value in case.feed(0).items()}
+    return profile, made.report(tmp_path / "report.html", feed, [case.total, case.x_grad], profile=profile)
+
+
+def test_a_run_on_a_gpu_is_a_timeline_of_streams(on_a_gpu, tmp_path):
+    profile, path = on_a_gpu
+    (run,), facts = profile.runs, facts_in(path.read_text(encoding="utf-8"))
+    shown = facts["timeline"]
+    assert shown["device"] == "GPU 0"
+    assert [call[3:6] for call in shown["calls"]] == [[call.stream, call.start, call.seconds] for call in run.calls]
+    assert {call[3] for call in shown["calls"]} == {0, 1}
+    kernels = [call.kernel for call in run.calls]
+    assert [call[1] for call in shown["calls"]] == [kernel.name for kernel in kernels]
+    assert [call[7] for call in shown["calls"]] == ["x".join(map(str, kernel.block or ())) for kernel in kernels]
+    tiles = [", ".join(f"{size} {name}" for name, size in kernel.tiles.items()) for kernel in kernels]
+    assert [call[8] for call in shown["calls"]] == tiles and any(tiles)
+    script = f"const t = require({str(FOLDER / 'timeline.js')!r}), c = model.facts.timeline.calls;" \
+        "return [t.lanes(c), t.busy(c)]"  # fmt: skip
+    boxes, busy = under_node(facts, script, tmp_path)
+    end = max(call.start + call.seconds for call in run.calls)
+    for (stream, begin, width), call in zip(boxes, run.calls, strict=True):
+        units = 1000 * call.start / end, 1000 * call.seconds / end
+        assert (stream, begin, width) == pytest.approx((call.stream, *units))
+    for stream, share in busy:
+        assert share == pytest.approx(sum(call.seconds for call in run.calls if call.stream == stream) / end)
+        assert 0 < share <= 1
+
+
+def test_a_call_of_the_timeline_is_chosen_by_mouse_and_keyboard(on_a_gpu):
+    profile, path = on_a_gpu
+    script = """
+      const chart = document.getElementById("streams"), say = () => document.getElementById("call").textContent;
+      const press = (key) => chart.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      const told = [chart.querySelectorAll("rect").length, say()];
+      press("Home"); told.push(say()); press("ArrowRight"); told.push(say());
+      chart.querySelectorAll("rect")[3].dispatchEvent(new MouseEvent("click", { bubbles: true })); told.push(say());
+      document.querySelector("#call .link").click(); told.push(document.getElementById("details").textContent);
+      told.push(document.documentElement.scrollWidth <= innerWidth);
+      return told;"""
+    found = in_browser(path, script)
+    assert found["errors"] == []
+    count, longest, first, second, clicked, details, fits = found["result"]
+    calls = profile.runs[0].calls
+    assert count == len(calls)
+    assert longest.startswith(f"Call {1 + max(range(count), key=lambda i: calls[i].seconds)} of {count}")
+    for number, said in ((1, first), (2, second), (4, clicked)):
+        call = calls[number - 1]
+        assert said.startswith(f"Call {number} of {count}operator{call.op.type} ")
+        assert f"kernel{call.kernel.name}" in said and f"stream{call.stream}" in said
+    assert details.startswith(calls[3].op.type) and calls[3].kernel.name in details
+    assert fits
+
+
+def test_tiles_are_the_sizes_that_a_source_was_made_for():
+    source = "#define BM 64\n#define RELU 1\n#define STAGES 3\n#define BN (BM)\n"
+    assert Kernel("f", None, None, 0, None, (), source, "").tiles == {"BM": 64, "STAGES": 3}
+
+
+def test_a_run_of_another_program_is_no_timeline():
+    main, _ = network(1)
+    with mg.profiler.Profiler() as profile:
+        mg.static.Executor().run(mg.static.Program("other"))
+    assert timeline(main, profile.runs) is None
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (500, 844)])

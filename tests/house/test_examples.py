@@ -14,6 +14,7 @@ import pytest
 from minigraph.ir.text import parse
 from tests.house.test_recipes import RECIPES
 from tests.support.pages import ROOT, blocks, pages
+from tests.support.report_pages import facts_in
 
 pytestmark = pytest.mark.skipif(
     None in map(find_spec, ("sklearn", "matplotlib")), reason="needs the examples extra"
@@ -48,9 +49,12 @@ def code_of(page: Path) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in pages() if code_of(p) and p.relative_to(ROOT).as_posix() not in RECIPES], ids=lambda p: p.name
-)
+def is_run_elsewhere(page: Path) -> bool:
+    """Recipes, and pages that are made of programs, which test_docs.py runs."""
+    return page.relative_to(ROOT).as_posix() in RECIPES or page.parent.name == "flags"
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if code_of(p) and not is_run_elsewhere(p)], ids=lambda p: p.name)
 def test_the_code_of_a_page_runs(page, tmp_path):
     """Its blocks run in order, in one namespace, without a warning."""
     (tmp_path / f"{page.stem}.py").write_text(code_of(page))
@@ -66,11 +70,15 @@ def test_every_block_of_code_is_run_or_says_why_not():
         assert fences == sum(block.language == "python" for block in blocks(page)), page
 
 
-def train_mlp(out: Path, *arguments: str) -> str:
-    script = [sys.executable, str(ROOT / "examples" / "train_mlp.py"), "--out", str(out), *arguments]
+def train_mlp(out: Path, *arguments: str, source: Path = ROOT / "examples" / "train_mlp.py") -> str:
+    script = [sys.executable, str(source), "--out", str(out), *arguments]
     result = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def zeros(printed: str) -> list[str]:
+    return re.findall(r"relu gave (\d+)% zeros", printed)
 
 
 def curve(out: Path) -> list[tuple[float, float]]:
@@ -84,7 +92,7 @@ def test_the_mlp_learns_the_digits(tmp_path):
     history = curve(tmp_path)
     assert history[-1][1] >= 0.97
     assert history[-1][0] < 0.1 * history[0][0]
-    assert re.search(r"fuse_gemm_epilogue +4 applied", printed)
+    assert re.search(r"fuse_gemm_epilogue +3 applied, 2 refused", printed)
     assert "reloaded weights predict" in printed
     before, after = ((tmp_path / f"{name}.txt").read_text() for name in ("before", "after"))
     assert parse(before).to_string() == before.strip()
@@ -95,6 +103,22 @@ def test_the_mlp_learns_the_digits(tmp_path):
     assert (tmp_path / "mlp_before.dot").exists()
     assert (tmp_path / "loss_accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "mlp.pdparams").stat().st_size > 4 * (64 * 256 + 256 * 128 + 128 * 10)
+
+
+def test_the_refusal_of_the_demo_is_mended_by_the_line_below_the_one_it_names(tmp_path):
+    """As README says; the demo then says the same of its relu."""
+    source = (ROOT / "examples" / "train_mlp.py").read_text(encoding="utf-8").splitlines(keepends=True)
+    said = train_mlp(tmp_path, "--epochs", "1")
+    refusals = facts_in((tmp_path / "report.html").read_text(encoding="utf-8"))["refusals"]
+    assert [r["rule"] for r in refusals] == ["LinearRelu", "ReluGradLinearGrad"]
+    (line,) = map(int, re.findall(r"- relu relu_0.* is fetched, .*train_mlp\.py:(\d+)", said))
+    assert "relu(" in source[line - 1]
+    assert source[line].startswith("    watched = before ")
+    source[line] = "    watched = after\n"
+    (tmp_path / "mended.py").write_text("".join(source), encoding="utf-8")
+    mended = train_mlp(tmp_path, "--epochs", "1", source=tmp_path / "mended.py")
+    assert re.search(r"fuse_gemm_epilogue +4 applied, 0 refused", mended)
+    assert zeros(said) == zeros(mended) != []
 
 
 @pytest.mark.sweep

@@ -25,7 +25,7 @@ class CodeBlock(NamedTuple):
 
 def pages() -> list[Path]:
     """README and whatever else is written for readers."""
-    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "decisions", ROOT / "bench")
+    folders = (ROOT, ROOT / "docs", ROOT / "docs" / "decisions", ROOT / "docs" / "flags", ROOT / "bench")
     return sorted(page for folder in folders for page in folder.glob("*.md"))
 
 

@@ -54,7 +54,7 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
     byId("right").setAttribute("aria-label", `Picture of the program: ${title(b)}`);
     byId("told").textContent =
       !told || !now.stepping
-        ? `${model.last} rewrites`
+        ? `Rewrites: ${model.last}, refusals: ${model.facts.refusals.length}`
         : `${now.step} of ${model.last}: ${told.flag}, ${told.rule}: ${told.what}   (${told.reason})`;
     draw();
   }
@@ -133,6 +133,7 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
     return el(
       "div",
       {},
+      refused(model, actions),
       el("h2", {}, "Click an operator"),
       el("p", {}, "A box holds the operators of a name scope; a click unfolds it."),
       el(
@@ -235,7 +236,7 @@ const MOST = 120; // nodes of a picture that the page unfolds by itself
   window.report = { model, now, panes }; // for scripts that look at the page
   window.addEventListener("load", () => {
     // what stands below the pictures does not keep them waiting
-    byId("tables").replaceChildren(...memoryPart(model), ...tables(model, actions));
+    byId("tables").replaceChildren(...timelinePart(model, actions), ...memoryPart(model), ...tables(model, actions));
     document.documentElement.dataset.ready = "true";
   });
 })();

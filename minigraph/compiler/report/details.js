@@ -74,12 +74,37 @@ function refusals(model, op) {
   ];
 }
 
+function refused(model, { seek }) {
+  // what was not rewritten and why, the first thing that a page tells
+  const all = model.facts.refusals;
+  if (!all.length) return [];
+  const items = all.slice(0, 20).map((r) => {
+    const name = r.where.slice(r.where.indexOf(" ") + 1);
+    const link = el("button", { class: "link", onclick: () => seek(name) }, r.where);
+    return el("li", {}, link, `, ${r.flag}: ${r.reason} `, el("span", { class: "site" }, place(model, r.site)));
+  });
+  const more = all.length > 20 ? [el("p", {}, `${all.length - 20} more in the table below`)] : [];
+  return [el("h2", {}, "Refused"), el("ul", {}, items), ...more];
+}
+
+function place(model, site) {
+  return site < 0 ? "" : `${model.facts.sites[site][0]}:${model.facts.sites[site][1]}`;
+}
+
 function milliseconds(seconds) {
   return `${(seconds * 1e3).toFixed(4)} ms`;
 }
 
 function percent(share) {
   return share === null ? "" : `${Math.round(share * 100)} %`;
+}
+
+function launches(model, row) {
+  // the calls of an operator: kernel, blocks, threads, tiles, stream
+  const calls = model.facts.timeline ? model.facts.timeline.calls.filter((call) => call[0] === row.name) : [];
+  const line = ([, kernel, , stream, , , grid, block, tiles]) =>
+    [kernel, grid && `${grid} blocks of ${block}`, tiles, `stream ${stream}`].filter((x) => x).join("; ");
+  return row.kernels.length && calls.length ? calls.map(line).join("\n") : row.kernels.join("\n");
 }
 
 function measured(model, op) {
@@ -91,7 +116,7 @@ function measured(model, op) {
     ["roofline", percent(row.roofline)],
     ["FLOPs", row.flops === null ? "" : row.flops.toLocaleString("en")],
     ["bytes", row.nbytes === null ? "" : bytes(row.nbytes)],
-    ["kernels", row.kernels.join("\n")],
+    ["kernels", launches(model, row)],
   ].filter(([, value]) => value);
   return [
     el("h3", {}, "Measured"),
@@ -187,17 +212,16 @@ function later(title, make) {
 
 function tables(model, { go, seek }) {
   const { facts } = model;
-  const place = (site) => (site < 0 ? "" : `${facts.sites[site][0]}:${facts.sites[site][1]}`);
   const steps = () =>
-    facts.steps.slice(0, SHOWN).map((s, i) => [stepLink(model, i + 1, go), s.what, s.reason, place(s.site)]);
-  const refused = facts.refusals.map((r) => {
+    facts.steps.slice(0, SHOWN).map((s, i) => [stepLink(model, i + 1, go), s.what, s.reason, place(model, s.site)]);
+  const refusedRows = facts.refusals.map((r) => {
     const name = r.where.slice(r.where.indexOf(" ") + 1);
     return [
       r.flag,
       r.rule,
       el("button", { class: "link", onclick: () => seek(name) }, r.where),
       r.reason,
-      place(r.site),
+      place(model, r.site),
     ];
   });
   const passes = facts.passes.map((p) => [p.flag, String(p.applied), String(p.refused), p.miss]);
@@ -210,9 +234,9 @@ function tables(model, { go, seek }) {
     ...times(model, { seek }),
     part("Totals", true, table(["", "operators", ...headers.slice(3)], sums, [2, 3, 4])),
     part(
-      `Refusals: ${refused.length}`,
-      refused.length > 0 && refused.length < 30,
-      table(["pass", "rule", "operator", "reason", "line"], refused),
+      `Refusals: ${refusedRows.length}`,
+      refusedRows.length > 0 && refusedRows.length < 30,
+      table(["pass", "rule", "operator", "reason", "line"], refusedRows),
     ),
     later(`Rewrites: ${facts.steps.length}`, () => table(["rewrite", "result", "equation", "line"], steps())),
     part(`Passes: ${passes.length}`, false, table(["pass", "applied", "refused", "nearest miss"], passes, [1, 2])),

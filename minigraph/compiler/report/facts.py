@@ -22,6 +22,8 @@ from minigraph.program import Program
 from minigraph.program.text.summary import HEADERS
 from minigraph.runtime.memory_report import MemoryReport
 
+from .timeline import timeline
+
 AROUND = 3  # lines shown before and after the user's line
 LONGEST = 4000  # characters of an attribute
 
@@ -107,6 +109,7 @@ def facts(
         "fetched": sorted({*before.fetched, *after.fetched}),
         "summary": [HEADERS, before.summary().totals(), after.summary().totals()],
         "memory": _memory(memory), "times": [row.to_dict() for row in profile.rows()] if profile is not None else [],
+        "timeline": timeline(after, profile.runs) if profile is not None else None,
         "values": [list(v) for v in tables.values], "sites": _sites(tables.sites),
     }  # fmt: skip
 

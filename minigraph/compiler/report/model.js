@@ -4,6 +4,7 @@
 const BOX = 40; // operators of a box that only their places make
 const MANY = 60; // operators without a name scope of their own above which they get such boxes
 const READABLE = 16; // nodes of a picture that nobody has unfolded yet
+const READABLE_OF_FEW = 24; // those of a program without so many operators: it opens in no time
 
 function makeModel(facts) {
   const FIELDS = ["type", "inputs", "outputs", "attrs", "role", "scope", "site", "rank", "block", "rewriter"];
@@ -87,7 +88,7 @@ function makeModel(facts) {
     return found;
   }
 
-  function unfolded(step, most = READABLE) {
+  function unfolded(step, most = at(0).length > MANY ? READABLE : READABLE_OF_FEW) {
     // the boxes that can be open while the picture has at most so many nodes
     const all = boxes(step),
       open = new Set();

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 PLACE = re.compile(r"\{\{\w+\}\}")
 SCRIPTS = (
     "bundle/cytoscape.min.js", "bundle/cytoscape-dagre.min.js", "model.js", "graph.js", "details.js", "memory.js",
-    "app.js",
+    "timeline.js", "app.js",
 )  # fmt: skip
 
 
