@@ -98,13 +98,9 @@ $(DOCS): | $(BIN)/python
 
 $(DEV): | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-<<<<<<< HEAD
-	@touch $@ $(EXAMPLES)
+	@touch $@ $(EXAMPLES) $(DEMO) $(DOCS)
 
 $(CUDA12): | $(BIN)/python
 	$(BIN)/python -m venv .venv-cuda12
 	.venv-cuda12/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev-cuda12]'
 	@touch $@
-=======
-	@touch $@ $(EXAMPLES) $(DEMO) $(DOCS)
->>>>>>> s6-site
