@@ -82,6 +82,7 @@ template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeo
                  {x, y, z}, threads, cluster);                                                                     \
     }
 
+[[noreturn]] void fail(const char* why);
 void __syncthreads();
 void __syncwarp(unsigned = ~0u);
 void cluster_arrive();

@@ -37,7 +37,7 @@ SHARED_ARGUMENT = re.compile(r"const __grid_constant__ (\w+) (\w+)")  # a copy f
 MACRO = re.compile(r"^[ \t]*#[ \t]*define (\w+)", re.MULTILINE)
 CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 SHARED_BYTES = Device().shared
-OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
+OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-fno-strict-aliasing", "-fno-exceptions", "-w")
 TOGETHER = 16  # kernels of a library
 PRELUDE = "record/prelude.cuh"
 LIBRARIES = CACHE.with_name("host")
