@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import random
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def python_source(most_bytes: int, file: Path | None = None) -> tuple[str, str]:
         cut = len(text) - int(len(text) * VALIDATION)
         return text[:cut], text[cut:]
     library = Path(sysconfig.get_paths()["stdlib"])
-    paths = [p for p in sorted(library.rglob("*.py")) if "site-packages" not in p.parts]
+    paths = sorted(_sources(library))
     random.Random(0).shuffle(paths)
     parts: tuple[list[str], list[str]] = [], []
     sizes = [0, 0]
@@ -49,6 +49,16 @@ def python_source(most_bytes: int, file: Path | None = None) -> tuple[str, str]:
         if sum(sizes) >= most_bytes:
             break
     return "".join(parts[0]), "".join(parts[1])
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """All Python files of a folder but installed packages, in which it is not looked."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if path.name != "site-packages":
+                yield from _sources(path)
+        elif path.suffix == ".py":
+            yield path
 
 
 def vocabulary(training: str, size: int) -> Vocabulary:

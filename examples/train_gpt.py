@@ -174,7 +174,7 @@ class Training:
         size, options = self.size, self.options
         per_step = size.batch * size.block * size.accumulate
         work = flops_per_token(self.network, size) * per_step
-        peak = measured_peak(self.exe, options.dtype, 1024 if self.place == mg.CPUPlace() else 8192)
+        peak = measured_peak(self.exe, options.dtype, 512 if self.place == mg.CPUPlace() else 8192)
         report = self.compiled.memory_report(fetch_list=[self.loss], place=self.place)
         memory = (report.planned + report.persistable) / 2**20
         last, pace, times = min(size.steps, options.stop or size.steps), "", []

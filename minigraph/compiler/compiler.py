@@ -307,16 +307,17 @@ class _Compilation:
             if not getattr(strategy, flag):
                 continue
             report = self.reports.setdefault(flag, PassReport(flag))
-            start = time.perf_counter()
+            start, count = time.perf_counter(), len(graph.ops)
             if recorder is not None:
                 recorder.listen(report, step.apply)
             step.apply(graph, report, **{name: getattr(strategy, name) for name in step.options})
             if recorder is not None:
                 recorder.close(report, step.apply)
             report.seconds += time.perf_counter() - start
+            changed = bool(graph.changed) or len(graph.ops) != count
             if each:
                 verify_changes(graph, flag)
-            if strategy.verify == "each_pass":
+            if changed and strategy.verify == "each_pass":
                 now = to_program(graph, program)
                 report.note = validate(previous, now, flag, graph.fetched, step.rounds, step.mends) or report.note
                 previous = now

@@ -80,12 +80,29 @@ def test_each_pass_is_compared_with_the_one_before(monkeypatch):
         mg.static.CompiledProgram(main, chosen).program_for()
 
 
+def test_a_pass_that_changes_nothing_is_not_compared(monkeypatch):
+    """Nor one that found only what cannot be rewritten; what a removal leaves no trace of in the graph is a change."""
+    compared = []
+    monkeypatch.setattr(compiler, "validate", lambda before, after, name, *rest: compared.append(name))
+    net = Net()
+    out = net.g.relu(net.data("x", 2, 3))
+    net.g.fill_constant(shape=(2,), value=1.0, dtype="float32")
+    chosen = mg.static.BuildStrategy(
+        dead_code_elimination=True, fuse_gemm_epilogue=True, fuse_foreach=True, verify="each_pass"
+    )
+    assert len(mg.static.CompiledProgram(net.program, chosen).program_for([out.name]).ops) == 1
+    assert compared == ["dead_code_elimination"]
+
+
 def test_what_cannot_be_checked_says_so():
     net = Net()
     index = net.block.create_var("index", (2,), "int64", is_data=True)
     x = net.data("x", 0, 3)
-    net.g.gather(x, index)
-    compiled = mg.static.CompiledProgram(net.program, strategy())
+    out = net.g.gather(x, index)
+    net.g.relu(x)  # which nobody reads: the pass has something to change
+    chosen = mg.static.BuildStrategy(dead_code_elimination=True, verify="each_pass")
+    compiled = mg.static.CompiledProgram(net.program, chosen)
+    compiled.program_for([out.name])
     assert "! not validated, the program does not run on made-up numbers" in compiled.explain()
 
 

@@ -19,7 +19,7 @@ from minigraph.ops.attention.attention import memory_efficient_attention as forw
 from minigraph.ops.attention.attention_grad import memory_efficient_attention_grad as backward
 from minigraph.types import TensorType, bfloat16, float16, float32, float64
 from tests.support import opcheck
-from tests.support.cuda_host import COMPILER, run_bind
+from tests.support.cuda_host import COMPILER, Bound, build
 from tests.support.opcheck import type_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
@@ -28,13 +28,17 @@ SLOTS = ("Q", "K", "V", "Bias", "Mask", "CuSeqlensQ", "CuSeqlensK", "Key", "Bloc
 ONE = Device(multiprocessors=1)  # nothing is split
 
 
-def bound(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], device: Device) -> Any:
+def recorded(bind: Any, opdef: Any, inputs: dict[str, Any], attrs: dict[str, Any], device: Device) -> Bound:
     types = opdef.infer_types({s: [type_of(x)] for s, x in inputs.items() if x is not None}, attrs)
-    found, fault = run_bind(
+    return Bound(
         bind, {s.name: inputs.get(s.name) for s in opdef.inputs},
         {s.name: types[s.name][0] if s.name in types else None for s in opdef.outputs}, attrs, device=device,
     )  # fmt: skip
-    return found, fault
+
+
+def bound(*arguments: Any) -> tuple[Any, Any]:
+    """Outputs and the fault record of what `recorded` gives."""
+    return recorded(*arguments).run()
 
 
 def both(
@@ -58,8 +62,10 @@ def both(
         more |= {slot: x.astype(float) for slot, x in sums_grad.items()}
         grads = backward.reference(*(({**wide, **more}).get(s.name) for s in backward.inputs), **attrs)
     given = {**typed, "Out": out.astype(dtype), "LogSumExp": sums.astype(statistics), "Out_grad": d, **sums_grad}
-    found, fault = bound(kernel.forward, forward, typed, attrs, device)
-    found_grads, _ = bound(kernel.backward, backward, given, attrs, device)
+    ways = (kernel.forward, forward, typed), (kernel.backward, backward, given)
+    made = [recorded(*way, attrs, device) for way in ways]
+    build([k for m in made for k in m.kernels])
+    (found, fault), (found_grads, _) = (m.run() for m in made)
     assert not fault.any()
     exact = {"Out": out, "LogSumExp": sums, **dict(zip(backward.output_names, grads, strict=True))}
     return {s: (x, exact[s]) for s, x in {**found, **found_grads}.items() if x is not None}

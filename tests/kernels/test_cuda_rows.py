@@ -9,7 +9,7 @@ from minigraph.kernels.cuda.record.binder import Device, i64
 from minigraph.kernels.cuda.record.compile import full_source
 from minigraph.opdef import OPS
 from minigraph.types import TensorType, float16, float32, float64
-from tests.support.cuda_host import COMPILER, run_bind
+from tests.support.cuda_host import COMPILER, Bound, build, run_bind
 from tests.support.grades import graded
 from tests.support.opcheck import Call, apply, inferred_types, type_of
 
@@ -19,32 +19,37 @@ WIDE = Device(multiprocessors=16)  # few rows are cut into pieces
 NARROW = Device(multiprocessors=1, shared=64 * 1024)  # a block takes a row, of which a part fits shared memory
 
 
-def run(name, inputs, attrs, dtype=float64, device=WIDE, wanted=None, in_place=None):
-    """(outputs of the GPU form, of the reference in float64, fault record)."""
-    opdef = OPS[name]
-    given = {s.name: [np.asarray(x)] for s, x in zip(opdef.inputs, inputs, strict=False) if x is not None}
-    call = Call(opdef, 0, given, opdef.bind_attrs(attrs)).as_dtype(dtype)
-    types = {slot: t for slot, (t,) in inferred_types(call).items() if wanted is None or slot in wanted}
-    ins = {s.name: call.inputs[s.name][0] if s.name in call.inputs else None for s in opdef.inputs}
-    outs = {s.name: types.get(s.name) for s in opdef.outputs}
-    found, fault = run_bind(
-        opdef.gpu_bind, ins, outs, call.attrs, in_place, device=device, unread=opdef.unread([*types])
-    )
-    exact = apply(opdef.reference, call.as_dtype(float64))
-    return {s: x for s, x in found.items() if x is not None}, {s: x for s, (x,) in exact.items()}, fault
+@pytest.fixture
+def check():
+    """Notes what is to be checked; at the end of the test the kernels of all are built together, and run.
 
+    `size` is how large the sums of absolute terms are, by which errors are measured.
+    """
+    noted = []
 
-def check(name, inputs, attrs, dtype=float64, device=WIDE, wanted=None, in_place=None, size=1.0):
-    """`size` is how large the sums of absolute terms are, by which errors are measured."""
-    found, exact, fault = run(name, inputs, attrs, dtype, device, wanted, in_place)
-    assert not fault.any()
-    assert found.keys() == (exact.keys() if wanted is None else set(wanted))
-    unit = {float64: 1e-14, float32: 1e-6, float16: 1e-3}[dtype]
-    for slot, x in found.items():
-        if x.dtype.kind in "iub":
-            np.testing.assert_array_equal(x, exact[slot])
-        else:
-            np.testing.assert_allclose(x.astype(float), exact[slot], rtol=2 * unit, atol=unit * size, err_msg=slot)
+    def note(name, inputs, attrs, dtype=float64, device=WIDE, wanted=None, in_place=None, size=1.0):
+        opdef = OPS[name]
+        given = {s.name: [np.asarray(x)] for s, x in zip(opdef.inputs, inputs, strict=False) if x is not None}
+        call = Call(opdef, 0, given, opdef.bind_attrs(attrs)).as_dtype(dtype)
+        types = {slot: t for slot, (t,) in inferred_types(call).items() if wanted is None or slot in wanted}
+        ins = {s.name: call.inputs[s.name][0] if s.name in call.inputs else None for s in opdef.inputs}
+        outs = {s.name: types.get(s.name) for s in opdef.outputs}
+        bound = Bound(opdef.gpu_bind, ins, outs, call.attrs, in_place, device=device, unread=opdef.unread([*types]))
+        noted.append((bound, call, wanted, {float64: 1e-14, float32: 1e-6, float16: 1e-3}[dtype], size))
+
+    yield note
+    build([kernel for bound, *_ in noted for kernel in bound.kernels])
+    for bound, call, wanted, unit, size in noted:
+        found, fault = bound.run()
+        exact = {s: x for s, (x,) in apply(call.opdef.reference, call.as_dtype(float64)).items()}
+        assert not fault.any()
+        found = {s: x for s, x in found.items() if x is not None}
+        assert found.keys() == (exact.keys() if wanted is None else set(wanted))
+        for slot, x in found.items():
+            if x.dtype.kind in "iub":
+                np.testing.assert_array_equal(x, exact[slot])
+            else:
+                np.testing.assert_allclose(x.astype(float), exact[slot], rtol=2 * unit, atol=unit * size, err_msg=slot)
 
 
 AXES = [
@@ -54,7 +59,7 @@ AXES = [
 
 
 @pytest.mark.parametrize(("shape", "axis"), AXES)
-def test_reductions(shape, axis, rng):
+def test_reductions(check, shape, axis, rng):
     x = rng.normal(size=shape)
     size = np.abs(x).sum(axis=axis).max()
     for dtype in (float64, float16):
@@ -67,7 +72,7 @@ def test_reductions(shape, axis, rng):
 
 
 @pytest.mark.parametrize(("shape", "axis"), [case for case in AXES if len(case[1]) == 1])
-def test_positions_and_running_sums(shape, axis, rng):
+def test_positions_and_running_sums(check, shape, axis, rng):
     x = np.round(rng.normal(size=shape), 1)  # with equal elements
     for name in ("arg_max", "arg_min"):
         check(name, (x,), {"axis": axis[0]}, float32)
@@ -82,7 +87,7 @@ def test_positions_and_running_sums(shape, axis, rng):
 
 
 @pytest.mark.parametrize(("shape", "axis"), AXES)
-def test_gradients_of_reductions(shape, axis, rng):
+def test_gradients_of_reductions(check, shape, axis, rng):
     x, d = rng.normal(size=shape), rng.normal(size=np.sum(np.zeros(shape), axis).shape)
     check("reduce_max_grad", (np.round(x), np.round(x).max(axis), d), {"axis": axis})
     check("reduce_prod_grad", (1 + 0.01 * x, d), {"axis": axis}, size=1000)
@@ -100,7 +105,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("shape", "axis", "device"), ROWS)
 @pytest.mark.parametrize("dtype", [float64, float16], ids=str)
-def test_softmax_and_cross_entropy(shape, axis, device, dtype, rng):
+def test_softmax_and_cross_entropy(check, shape, axis, device, dtype, rng):
     x, d, at = 3 * rng.normal(size=shape), rng.normal(size=shape), {"axis": axis}
     row = tuple(1 if i == axis % len(shape) else s for i, s in enumerate(shape))
     label = rng.integers(0, shape[axis], row)
@@ -123,7 +128,7 @@ def test_softmax_and_cross_entropy(shape, axis, device, dtype, rng):
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e38])
 @pytest.mark.parametrize("dtype", [float64, float32], ids=str)
-def test_rows_of_special_values(value, axis, dtype, rng):
+def test_rows_of_special_values(check, value, axis, dtype, rng):
     x = rng.normal(size=(4, 6))
     x[0, 1] = value
     x[1, :] = x[:, 3] = value
@@ -156,7 +161,7 @@ def test_powers_of_e_in_float_keep_what_a_rounded_product_leaves_out(rng):
     np.testing.assert_array_equal(found[-4:], [0, 0, 0, np.nan])
 
 
-def test_impossible_class_of_weight_zero(rng):
+def test_impossible_class_of_weight_zero(check, rng):
     x, weights = rng.normal(size=(3, 5)), rng.random((3, 5))
     x[0, 2], weights[0, 2] = -np.inf, 0
     check("softmax_with_cross_entropy", (x, weights), {"soft_label": True})
@@ -195,7 +200,7 @@ LAYERS = (40, 7), (33, 256), (70, 600), (9, 1024), (5, 4100), (3, 8192), (2, 170
     ),
     ids=str,
 )
-def test_layer_norm(dtype, rows, n, rng):
+def test_layer_norm(check, dtype, rows, n, rng):
     x, d, device = 2 * rng.normal(size=(rows, n)) + 1, rng.normal(size=(rows, n)), Device(multiprocessors=2)
     scale, bias, mean, variance = rng.normal(size=n), rng.normal(size=n), x.mean(1), x.var(1)
     check("layer_norm", (x, scale, bias), {}, dtype, device, size=10)

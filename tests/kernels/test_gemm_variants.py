@@ -11,7 +11,7 @@ from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.opdef import OPS
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
-from tests.support import gpu_stub, opcheck
+from tests.support import cuda_host, gpu_stub, opcheck
 from tests.support.cuda_host import COMPILER, Memory
 from tests.support.products import product_of
 
@@ -48,9 +48,10 @@ def buffer_of(memory, x):
 
 def run(binder, memory, variant):
     launcher = gpu_stub.StubLauncher(gpu_stub.StubRuntime(), variant=variant)
-    for call in binder.calls:
-        for one in call.runnable(launcher):
-            one()
+    calls = [one for call in binder.calls for one in call.runnable(launcher)]
+    cuda_host.build(launcher.kernels)
+    for one in calls:
+        one()
     memory.check()
 
 

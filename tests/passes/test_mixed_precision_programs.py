@@ -13,6 +13,7 @@ from minigraph import static
 from minigraph.compiler.validate import EPSILON, distance, evaluate
 from minigraph.types import FLOATS, as_dtype, float64
 from tests.fuzz import FLAGS, STEPS_OF
+from tests.support.grades import graded
 from tests.support.mixed_programs import LEVELS, MixedProgram, mixed_program
 
 TOGETHER = tuple(f for f in FLAGS if STEPS_OF[f].in_all)
@@ -42,19 +43,19 @@ def exact(seed: int) -> Mapping[str, np.ndarray]:
     return evaluate(net.program, given)
 
 
-@pytest.mark.parametrize(("level", "dtype"), LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), graded(LEVELS, now=lambda *case: case in (LEVELS[0], LEVELS[4])))
 def test_no_pass_changes_what_is_computed(level: str, dtype: str) -> None:
     """In float64, where casts round nothing, passes alone and all together give values and gradients of before."""
     compared, fired = 0, set()
     for seed in range(PROGRAMS):
         net = mixed_program(seed, level, dtype)
         given = {n: a.astype(float64) if a.dtype in FLOATS else a for n, a in net.given().items()}
-        before = evaluate(net.program, given)
+        before, text = evaluate(net.program, given), str(net.program)
         for flags in (tuple(f for f in TOGETHER if f in EXACT), *((f,) for f in EXACT)):
             target = compiled(net, flags)
             program = target.program_for(net.results)
             if len(flags) == 1:
-                if str(program) == str(net.program):
+                if str(program) == text:
                     continue
                 fired.update(flags)
             after = evaluate(program, given)
@@ -67,7 +68,7 @@ def test_no_pass_changes_what_is_computed(level: str, dtype: str) -> None:
     assert "fuse_gemm_epilogue" in fired or level == "OD"
 
 
-@pytest.mark.parametrize(("level", "dtype"), TYPES)
+@pytest.mark.parametrize(("level", "dtype"), graded(TYPES, now=lambda *case: case in (TYPES[0], TYPES[3])))
 def test_fused_programs_err_no_more_than_unfused_ones(level: str, dtype: str) -> None:
     """Against float64 of the program before it was cast: of each program the largest relative error, and of all of
     them the root of the mean square, are at most twice those of the same casts without passes.
@@ -96,7 +97,7 @@ def _errors(net: MixedProgram, found: Mapping[str, np.ndarray], seed: int) -> np
     return np.array(errors)
 
 
-@pytest.mark.parametrize(("level", "dtype"), LEVELS[:4])
+@pytest.mark.parametrize(("level", "dtype"), graded(LEVELS[:4], now=lambda *case: case in (LEVELS[0], LEVELS[3])))
 def test_linear_layers_are_fused_as_often_as_in_float32(level: str, dtype: str) -> None:
     """Programs of nothing but linear layers and activations: no cast stands inside an epilogue."""
     seen = 0

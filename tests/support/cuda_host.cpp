@@ -30,6 +30,7 @@ static const void** arguments;
 HostThread* host_thread;
 Dim gridDim, blockDim;
 
+void fail(const char* why) { fprintf(stderr, "%s\n", why), abort(); }
 static Fiber* running() { return static_cast<Fiber*>(host_thread); }
 // A function that jumps is not the one to which it jumps.
 [[noreturn, gnu::noinline]] static void jump(Place& place) { __builtin_longjmp(place, 1); }
@@ -83,7 +84,7 @@ static void run_cluster(Dim first, int blocks) {  // blocks are neighbours along
             Fiber& f = fibers[round % 2 ? blocks * whole - 1 - k : k];
             if (!f.done) enter(f);
         }
-        if (progress == before) fprintf(stderr, "threads wait at different barriers\n"), abort();
+        if (progress == before) fail("threads wait at different barriers");
     }
 }
 void run_grid(HostKernel* one, const void** args, Dim grid, unsigned threads, unsigned cluster) {

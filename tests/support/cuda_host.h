@@ -74,13 +74,15 @@ void run_grid(HostKernel* kernel, const void** arguments, Dim grid, unsigned thr
 template <class... P, size_t... N>
 static void call(void (*kernel)(P...), const void** args, std::index_sequence<N...>) { kernel(*(std::remove_reference_t<P>*)args[N]...); }
 template <class... P> constexpr size_t parameters(void (*)(P...)) { return sizeof...(P); }
-#define HOST_ENTRY(kernel, cluster)                                                                                \
-    extern "C" long host_parameters() { return parameters(kernel); }                                               \
-    extern "C" void host_run(const void** args, unsigned x, unsigned y, unsigned z, unsigned threads) {            \
-        HostKernel* one = [](const void** a) { call(kernel, a, std::make_index_sequence<parameters(kernel)>()); };     \
-        run_grid(one, args, {x, y, z}, threads, cluster);                                                          \
+#define HOST_ENTRY(name, kernel, cluster)                                                                          \
+    extern "C" long parameters_##name() { return parameters(name::kernel); }                                       \
+    extern "C" void run_##name(const void** args, unsigned x, unsigned y, unsigned z, unsigned threads) {          \
+        constexpr auto& entry = name::kernel;                                                                      \
+        run_grid([](const void** a) { call(entry, a, std::make_index_sequence<parameters(entry)>()); }, args,      \
+                 {x, y, z}, threads, cluster);                                                                     \
     }
 
+[[noreturn]] void fail(const char* why);
 void __syncthreads();
 void __syncwarp(unsigned = ~0u);
 void cluster_arrive();

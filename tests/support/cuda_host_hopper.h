@@ -1,6 +1,5 @@
 // What tensor_cores/hopper.cuh offers and wgmma, for cuda_host.h: addresses are those of a cluster's shared memory, 256 KiB for each of
 // its blocks, the number of the block above. Copies and products are done at once; who waits for them waits all the same.
-#include <cstdio>
 
 static const int WINDOW = 1 << 18;
 alignas(1024) static unsigned char windows[CLUSTER_BLOCKS][WINDOW];
@@ -33,7 +32,7 @@ static inline void barrier_init(u32 address, int arrivals) {
 }
 static inline void barrier_arrive(u32 address) {
     PhaseBarrier& b = phase_barrier(address);
-    if (--b.pending < 0) fprintf(stderr, "more arrivals than a phase has\n"), abort();
+    if (--b.pending < 0) fail("more arrivals than a phase has");
     b.check();
 }
 static inline void barrier_expect(u32 address, u32 bytes) {

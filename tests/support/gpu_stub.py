@@ -179,6 +179,7 @@ class StubRuntime:
             for one in call.runnable(launcher):
                 one.position = position
                 made.append(one)
+        cuda_host.build(launcher.kernels)
         return made
 
     def captured(self, parts: list[Segment], loosened: bool = False) -> Callable[[], None]:
