@@ -1,0 +1,156 @@
+"""Program -> Model: operators become standard nodes, fused ones functions of them.
+
+ONNX gives each name one value. A variable that is written again gets a new name for each later value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import CallSite, MinigraphError, ProgramError, UninitializedError, require
+from minigraph.program import Operator, Program, Variable
+from minigraph.program.prune import pruned_ops
+from minigraph.program.scope import Scope
+
+from . import attributes, forms
+from .model import DOMAIN, Function, Model, Node
+from .operators import Written, slot_names, write_operator
+
+
+def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
+    """The inference form of what computes these values, with the weights that a scope holds.
+
+    Errors: ProgramError with the operator and the user's line where ONNX has no counterpart, UninitializedError.
+    """
+    test = program.clone(for_test=True)
+    for name in fetches:
+        if name not in test.vars:
+            trained = name in program.vars
+            raise ProgramError(
+                f"{name} is computed for training only" if trained else f"program {program.name} has no variable {name}",
+                site=program.vars[name].site if trained else None,
+            )
+    ops = pruned_ops(test.ops, fetches, prune=())
+    writer = _Writer(program.name, scope, {*fetches, *(name for op in ops for name in op.input_arg_names)})
+    for op in ops:
+        writer.operator(op)
+    for name in fetches:
+        writer.output(test.vars[name])
+    return writer.model
+
+
+class _Writer:
+    """A Model that grows operator by operator.
+
+    wanted  the variables that somebody reads
+    names   the name of the latest value of each variable;  taken: all that are used
+    """
+
+    def __init__(self, name: str, scope: Scope, wanted: set[str]) -> None:
+        self.model, self.scope, self.wanted = Model(name), scope, wanted
+        self.names: dict[str, str] = {}
+        self.taken: set[str] = set()
+        self.constants: dict[tuple[Any, ...], str] = {}
+        self.calls: dict[str, int] = {}
+
+    def operator(self, op: Operator) -> None:
+        """Add the nodes of an operator."""
+        read = {slot: vs for slot, vs in op.inputs.items() if vs}
+        made = {slot: vs for slot, vs in op.outputs.items() if any(v.name in self.wanted for v in vs)}
+        inputs, outputs = ({slot: [v.type for v in vs] for slot, vs in some.items()} for some in (read, made))
+        try:
+            written = write_operator(op.opdef, inputs, op.attrs, outputs)
+        except MinigraphError as problem:
+            raise problem.at(op.call(), op.site) from None
+        values = [self.read(v) for vs in read.values() for v in vs]
+        values += [self.written(v) for vs in made.values() for v in vs]
+        names = dict(zip((*written.inputs, *written.outputs), values, strict=True))
+        if len(written.computing) <= 1:
+            self._inline(op, written, names)
+        else:
+            self._call(op, written, names)
+
+    def _inline(self, op: Operator, written: Written, names: dict[str, str]) -> None:
+        """One standard node, whose constants are initializers; or a constant alone."""
+        for name, array in written.constants.items():
+            if name in names:
+                self.model.initializers[names[name]] = array
+            else:
+                names[name] = self._constant(op, array)
+        for node in written.computing:
+            inputs, outputs = (tuple(names[n] if n else "" for n in some) for some in (node.inputs, node.outputs))
+            self._add(op, Node(node.type, inputs, outputs, node.attrs))
+
+    def _call(self, op: Operator, written: Written, names: dict[str, str]) -> None:
+        """A call of a function; operators that come to the same nodes share it."""
+        function = Function(op.type, written.inputs, written.outputs, tuple(op.opdef.attrs), written.nodes)
+        known = next((f for f in self.model.functions.values() if f.same_as(function)), None)
+        if known is None:
+            count = sum(f.operator == op.type for f in self.model.functions.values())
+            name = f"{op.type}.{count + 1}" if count else op.type
+            known = Function(name, *(getattr(function, n) for n in ("inputs", "outputs", "attributes", "nodes")))
+            self.model.functions[name] = known
+        inputs, outputs = (tuple(names[n] for n in some) for some in (known.inputs, known.outputs))
+        self._add(op, Node(known.name, inputs, outputs, attributes.to_onnx(op.opdef, op.attrs), DOMAIN))
+
+    def _add(self, op: Operator, node: Node) -> None:
+        number = self.calls[op.type] = self.calls.get(op.type, 0) + 1
+        name = f"{op.scope_name}{op.type}_{number}"
+        self.model.nodes.append(
+            Node(node.type, node.inputs, node.outputs, node.attrs, node.domain, name, _line(op.site))
+        )
+
+    def _constant(self, op: Operator, array: np.ndarray) -> str:
+        """The initializer of a small constant; equal ones are one."""
+        key = array.dtype, array.shape, array.tobytes()
+        if key not in self.constants:
+            self.constants[key] = self._new(f"{op.type}.constant")
+            self.model.initializers[self.constants[key]] = array
+        return self.constants[key]
+
+    def read(self, v: Variable) -> str:
+        """The name of a variable's value at this place: computed, kept in the scope, or fed."""
+        if v.name not in self.names:
+            name = self.names[v.name] = self._new(v.name)
+            if v.persistable:
+                if not self.scope.has(v.name):
+                    raise UninitializedError(f"{v} has no value in the scope", hint="run the startup program first")
+                with self.scope.lock:
+                    self.model.initializers[name] = np.ascontiguousarray(self.scope.read(v.name)).reshape(v.shape)
+            else:
+                require(v.is_data, f"{v} has no value here: no operator before writes it", ProgramError)
+                self.model.inputs[name] = v.type
+        return self.names[v.name]
+
+    def written(self, v: Variable) -> str:
+        """The name of a new value of a variable."""
+        self.names[v.name] = self._new(v.name)
+        return self.names[v.name]
+
+    def output(self, v: Variable) -> None:
+        """Make a variable's latest value a result; what is fed, or kept, passes through."""
+        name = self.read(v)
+        if name in self.model.inputs or name in self.model.initializers or name in self.model.outputs:
+            other = self._new(f"{v.name}.out")
+            self.model.nodes.append(Node("Identity", (name,), (other,), name=other))
+            name = other
+        self.model.outputs[name] = v.type
+
+    def _new(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self.taken:
+            name, number = f"{wanted}.{number}", number + 1
+        self.taken.add(name)
+        return name
+
+
+def _line(site: CallSite | None) -> str:
+    """`train.py:31`; folders of a user's machine are not told."""
+    return f"{PurePath(site.filename).name}:{site.line}" if site else ""
+
+
+__all__ = ["exported", "slot_names"]
