@@ -5,6 +5,7 @@
     protobuf.py  Model -> file          reading.py   file -> Model
 """
 
+from . import forms
 from .faces import load, to_onnx
 
-__all__ = ["load", "to_onnx"]
+__all__ = ["forms", "load", "to_onnx"]

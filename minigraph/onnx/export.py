@@ -5,7 +5,7 @@ ONNX gives each name one value. A variable that is written again gets a new name
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -15,10 +15,12 @@ from minigraph.errors import CallSite, MinigraphError, ProgramError, Uninitializ
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.prune import pruned_ops
 from minigraph.program.scope import Scope
+from minigraph.types import TensorType
 
-from . import attributes, forms
-from .model import DOMAIN, Function, Model, Node
-from .operators import Written, slot_names, write_operator
+from . import attributes
+from .control import CONTROL
+from .model import DOMAIN, Body, Function, Model, Node
+from .operators import Written, write_operator
 
 
 def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
@@ -35,7 +37,7 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
                 site=program.vars[name].site if trained else None,
             )
     ops = pruned_ops(test.ops, fetches, prune=())
-    writer = _Writer(program.name, scope, {*fetches, *(name for op in ops for name in op.input_arg_names)})
+    writer = Writer(program.name, scope, {*fetches, *(name for op in ops for name in op.input_arg_names)})
     for op in ops:
         writer.operator(op)
     for name in fetches:
@@ -43,7 +45,7 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
     return writer.model
 
 
-class _Writer:
+class Writer:
     """A Model that grows operator by operator.
 
     wanted  the variables that somebody reads
@@ -52,6 +54,7 @@ class _Writer:
 
     def __init__(self, name: str, scope: Scope, wanted: set[str]) -> None:
         self.model, self.scope, self.wanted = Model(name), scope, wanted
+        self.nodes = self.model.nodes  # where they go: a body has its own
         self.names: dict[str, str] = {}
         self.taken: set[str] = set()
         self.constants: dict[tuple[Any, ...], str] = {}
@@ -59,6 +62,8 @@ class _Writer:
 
     def operator(self, op: Operator) -> None:
         """Add the nodes of an operator."""
+        if op.type in CONTROL:
+            return CONTROL[op.type](self, op)
         read = {slot: vs for slot, vs in op.inputs.items() if vs}
         made = {slot: vs for slot, vs in op.outputs.items() if any(v.name in self.wanted for v in vs)}
         inputs, outputs = ({slot: [v.type for v in vs] for slot, vs in some.items()} for some in (read, made))
@@ -80,10 +85,10 @@ class _Writer:
             if name in names:
                 self.model.initializers[names[name]] = array
             else:
-                names[name] = self._constant(op, array)
+                names[name] = self.constant(op, array)
         for node in written.computing:
             inputs, outputs = (tuple(names[n] if n else "" for n in some) for some in (node.inputs, node.outputs))
-            self._add(op, Node(node.type, inputs, outputs, node.attrs))
+            self.add(op, Node(node.type, inputs, outputs, node.attrs))
 
     def _call(self, op: Operator, written: Written, names: dict[str, str]) -> None:
         """A call of a function; operators that come to the same nodes share it."""
@@ -95,27 +100,27 @@ class _Writer:
             known = Function(name, *(getattr(function, n) for n in ("inputs", "outputs", "attributes", "nodes")))
             self.model.functions[name] = known
         inputs, outputs = (tuple(names[n] for n in some) for some in (known.inputs, known.outputs))
-        self._add(op, Node(known.name, inputs, outputs, attributes.to_onnx(op.opdef, op.attrs), DOMAIN))
+        self.add(op, Node(known.name, inputs, outputs, attributes.to_onnx(op.opdef, op.attrs), DOMAIN))
 
-    def _add(self, op: Operator, node: Node) -> None:
+    def add(self, op: Operator, node: Node) -> None:
         number = self.calls[op.type] = self.calls.get(op.type, 0) + 1
         name = f"{op.scope_name}{op.type}_{number}"
-        self.model.nodes.append(
+        self.nodes.append(
             Node(node.type, node.inputs, node.outputs, node.attrs, node.domain, name, _line(op.site))
         )
 
-    def _constant(self, op: Operator, array: np.ndarray) -> str:
+    def constant(self, op: Operator, array: np.ndarray) -> str:
         """The initializer of a small constant; equal ones are one."""
         key = array.dtype, array.shape, array.tobytes()
         if key not in self.constants:
-            self.constants[key] = self._new(f"{op.type}.constant")
+            self.constants[key] = self.new(f"{op.type}.constant")
             self.model.initializers[self.constants[key]] = array
         return self.constants[key]
 
     def read(self, v: Variable) -> str:
         """The name of a variable's value at this place: computed, kept in the scope, or fed."""
         if v.name not in self.names:
-            name = self.names[v.name] = self._new(v.name)
+            name = self.names[v.name] = self.new(v.name)
             if v.persistable:
                 if not self.scope.has(v.name):
                     raise UninitializedError(f"{v} has no value in the scope", hint="run the startup program first")
@@ -128,19 +133,43 @@ class _Writer:
 
     def written(self, v: Variable) -> str:
         """The name of a new value of a variable."""
-        self.names[v.name] = self._new(v.name)
+        self.names[v.name] = self.new(v.name)
         return self.names[v.name]
+
+    def block(self, block: Any, given: Sequence[str]) -> list[tuple[str, TensorType]]:
+        """Add the operators of a block that takes these values; (name, type) of its results."""
+        outside = self.names
+        self.names = {v.name: name for v, name in zip(block.inputs, given, strict=True)}
+        self.wanted = self.wanted | _read(block)
+        for op in block.ops:
+            self.operator(op)
+        results = [(self.read(v), v.type) for v in block.outputs]
+        self.names = outside
+        return results
+
+    def body(
+        self, write: Callable[[], Sequence[tuple[str, TensorType]]], inputs: Mapping[str, TensorType] | None = None
+    ) -> Body:
+        """What `write` adds, as the body of a branch or a loop; each result has a name of its own."""
+        outside, self.nodes = self.nodes, []
+        outputs = {}
+        for name, t in write():
+            result = self.new(f"{name}.result")
+            self.nodes.append(Node("Identity", (name,), (result,)))
+            outputs[result] = t
+        made, self.nodes = tuple(self.nodes), outside
+        return Body(inputs or {}, outputs, made)
 
     def output(self, v: Variable) -> None:
         """Make a variable's latest value a result; what is fed, or kept, passes through."""
         name = self.read(v)
         if name in self.model.inputs or name in self.model.initializers or name in self.model.outputs:
-            other = self._new(f"{v.name}.out")
-            self.model.nodes.append(Node("Identity", (name,), (other,), name=other))
+            other = self.new(f"{v.name}.out")
+            self.nodes.append(Node("Identity", (name,), (other,), name=other))
             name = other
         self.model.outputs[name] = v.type
 
-    def _new(self, wanted: str) -> str:
+    def new(self, wanted: str) -> str:
         name, number = wanted, 1
         while name in self.taken:
             name, number = f"{wanted}.{number}", number + 1
@@ -148,9 +177,11 @@ class _Writer:
         return name
 
 
+def _read(block: Any) -> set[str]:
+    """The variables of a block that somebody reads."""
+    return {*block.fetched, *(name for op in block.ops for name in op.input_arg_names)}
+
+
 def _line(site: CallSite | None) -> str:
     """`train.py:31`; folders of a user's machine are not told."""
     return f"{PurePath(site.filename).name}:{site.line}" if site else ""
-
-
-__all__ = ["exported", "slot_names"]

@@ -12,6 +12,8 @@ from minigraph.runtime.targets import read_targets
 
 from . import protobuf
 from .export import exported
+from .load import program_of
+from .reading import read
 
 
 def to_onnx(
@@ -47,7 +49,15 @@ def _results(program: Program) -> tuple[str, ...]:
 
 
 def load(path: Any, scope: Scope | None = None) -> Program:
-    raise NotImplementedError
+    """The Program in an ONNX file, of those operators that `to_onnx` writes; its weights go into a scope.
+
+    scope   the global one for None
+    The model's inputs are data variables, its outputs `program.fetched`. Nothing in the file is run, and weights outside
+    of its folder are refused.
+    Errors: ProgramError that names the first node that is not known, or the tensor that is damaged; PlaceError where
+    the package onnx is missing.
+    """
+    return program_of(read(path), scope if scope is not None else global_scope())
 
 
 Program.to_onnx = to_onnx  # pyright: ignore[reportAttributeAccessIssue]
