@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigraph.errors import FeedError, ProgramError, require
 from minigraph.ir.convert import to_graph, to_program
@@ -213,6 +213,10 @@ class CompiledProgram(NotPickled):
             facts = report.facts(self.before, latest.after, self.history, latest.reports, memory, profile)
         report.write(Path(path), facts)
         return Path(path)
+
+    if TYPE_CHECKING:  # minigraph/onnx hangs it on this class
+
+        def to_onnx(self, path: Any, fetch_list: Any = None, **options: Any) -> None: ...
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""

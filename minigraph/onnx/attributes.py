@@ -5,7 +5,6 @@ ONNX keeps floats in 32 bits and has no empty lists whose type is known; what it
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +18,9 @@ PLAIN = {"int", "bool", "str", "DTypeAttr"}  # kinds that ONNX keeps as they are
 
 
 def to_onnx(opdef: OpDef, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that are not the default's."""
-    chosen = {name: value for name, value in attrs.items() if _differs(value, opdef.attrs[name].default)}
-    return {name: _kept(opdef.attrs[name].kind.removesuffix(" | None"), value) for name, value in chosen.items()}
-
-
-def _differs(value: Any, default: Any) -> bool:
-    return value is not None and (default is inspect.Parameter.empty or type(value) is not type(default) or value != default)
+    """All attributes but those that are None, which is their default."""
+    given = {name: value for name, value in attrs.items() if value is not None}
+    return {name: _kept(opdef.attrs[name].kind.removesuffix(" | None"), value) for name, value in given.items()}
 
 
 def _kept(kind: str, value: Any) -> Any:

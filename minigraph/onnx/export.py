@@ -13,14 +13,14 @@ import numpy as np
 
 from minigraph.errors import CallSite, MinigraphError, ProgramError, UninitializedError, require
 from minigraph.program import Operator, Program, Variable
-from minigraph.program.prune import pruned_ops
+from minigraph.program.operator import Slots
 from minigraph.program.scope import Scope
 from minigraph.types import TensorType
 
 from . import attributes
 from .control import CONTROL
 from .model import DOMAIN, Body, Function, Model, Node
-from .operators import Written, write_operator
+from .operators import Written, slot_names, write_operator
 
 
 def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
@@ -36,10 +36,8 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
                 f"{name} is computed for training only" if trained else f"program {program.name} has no variable {name}",
                 site=program.vars[name].site if trained else None,
             )
-    ops = pruned_ops(test.ops, fetches, prune=())
-    writer = Writer(program.name, scope, {*fetches, *(name for op in ops for name in op.input_arg_names)})
-    for op in ops:
-        writer.operator(op)
+    writer = Writer(program.name, scope)
+    writer.operators(test.ops, fetches)
     for name in fetches:
         writer.output(test.vars[name])
     return writer.model
@@ -48,32 +46,40 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
 class Writer:
     """A Model that grows operator by operator.
 
-    wanted  the variables that somebody reads
-    names   the name of the latest value of each variable;  taken: all that are used
+    names  the name of the latest value of each variable;  taken: all that are used
+    nodes  where new ones go: the body of a branch or a loop has its own
     """
 
-    def __init__(self, name: str, scope: Scope, wanted: set[str]) -> None:
-        self.model, self.scope, self.wanted = Model(name), scope, wanted
-        self.nodes = self.model.nodes  # where they go: a body has its own
+    def __init__(self, name: str, scope: Scope) -> None:
+        self.model, self.scope = Model(name), scope
+        self.nodes = self.model.nodes
         self.names: dict[str, str] = {}
         self.taken: set[str] = set()
         self.constants: dict[tuple[Any, ...], str] = {}
         self.calls: dict[str, int] = {}
 
-    def operator(self, op: Operator) -> None:
-        """Add the nodes of an operator."""
-        if op.type in CONTROL:
-            return CONTROL[op.type](self, op)
-        read = {slot: vs for slot, vs in op.inputs.items() if vs}
-        made = {slot: vs for slot, vs in op.outputs.items() if any(v.name in self.wanted for v in vs)}
-        inputs, outputs = ({slot: [v.type for v in vs] for slot, vs in some.items()} for some in (read, made))
-        try:
-            written = write_operator(op.opdef, inputs, op.attrs, outputs)
-        except MinigraphError as problem:
-            raise problem.at(op.call(), op.site) from None
-        values = [self.read(v) for vs in read.values() for v in vs]
-        values += [self.written(v) for vs in made.values() for v in vs]
-        names = dict(zip((*written.inputs, *written.outputs), values, strict=True))
+    def operators(self, ops: Sequence[Operator], results: Sequence[str]) -> None:
+        """Add the nodes of those operators that these values depend on.
+
+        A form tells what it reads, so this is found from the end: dropout's key is not read in inference.
+        """
+        live, plan = set(results), []
+        for op in reversed(ops):
+            made = {slot: vs for slot, vs in op.outputs.items() if any(v.name in live for v in vs)}
+            if made:
+                live.difference_update(op.output_arg_names)
+                written = None if op.type in CONTROL else _written(op, made)
+                live.update(v.name for v in (op.input_vars if written is None else _inputs(op, written).values()))
+                plan.append((op, made, written))
+        for op, made, written in reversed(plan):
+            if written is None:
+                CONTROL[op.type](self, op)
+            else:
+                self._operator(op, made, written)
+
+    def _operator(self, op: Operator, made: Slots, written: Written) -> None:
+        names = {name: self.read(v) for name, v in _inputs(op, written).items()}
+        names |= zip(written.outputs, [self.written(v) for vs in made.values() for v in vs], strict=True)
         if len(written.computing) <= 1:
             self._inline(op, written, names)
         else:
@@ -92,15 +98,17 @@ class Writer:
 
     def _call(self, op: Operator, written: Written, names: dict[str, str]) -> None:
         """A call of a function; operators that come to the same nodes share it."""
-        function = Function(op.type, written.inputs, written.outputs, tuple(op.opdef.attrs), written.nodes)
-        known = next((f for f in self.model.functions.values() if f.same_as(function)), None)
+        attrs = attributes.to_onnx(op.opdef, op.attrs)
+        function = Function(op.type, tuple(written.inputs), written.outputs, tuple(attrs), written.nodes)
+        alike = (f for f in self.model.functions.values() if f.attributes == function.attributes)
+        known = next((f for f in alike if f.same_as(function)), None)
         if known is None:
             count = sum(f.operator == op.type for f in self.model.functions.values())
             name = f"{op.type}.{count + 1}" if count else op.type
             known = Function(name, *(getattr(function, n) for n in ("inputs", "outputs", "attributes", "nodes")))
             self.model.functions[name] = known
         inputs, outputs = (tuple(names[n] for n in some) for some in (known.inputs, known.outputs))
-        self.add(op, Node(known.name, inputs, outputs, attributes.to_onnx(op.opdef, op.attrs), DOMAIN))
+        self.add(op, Node(known.name, inputs, outputs, attrs, DOMAIN))
 
     def add(self, op: Operator, node: Node) -> None:
         number = self.calls[op.type] = self.calls.get(op.type, 0) + 1
@@ -140,9 +148,7 @@ class Writer:
         """Add the operators of a block that takes these values; (name, type) of its results."""
         outside = self.names
         self.names = {v.name: name for v, name in zip(block.inputs, given, strict=True)}
-        self.wanted = self.wanted | _read(block)
-        for op in block.ops:
-            self.operator(op)
+        self.operators(block.ops, block.fetched)
         results = [(self.read(v), v.type) for v in block.outputs]
         self.names = outside
         return results
@@ -177,9 +183,20 @@ class Writer:
         return name
 
 
-def _read(block: Any) -> set[str]:
-    """The variables of a block that somebody reads."""
-    return {*block.fetched, *(name for op in block.ops for name in op.input_arg_names)}
+def _written(op: Operator, made: Slots) -> Written:
+    """The nodes of an operator of which these outputs are wanted."""
+    inputs, outputs = ({slot: [v.type for v in vs] for slot, vs in some.items() if vs} for some in (op.inputs, made))
+    try:
+        return write_operator(op.opdef, inputs, op.attrs, outputs)
+    except MinigraphError as problem:
+        raise problem.at(op.call(), op.site) from None
+
+
+def _inputs(op: Operator, written: Written) -> dict[str, Variable]:
+    """{name in the nodes: variable} of what they take."""
+    names = slot_names(op.opdef, op.inputs)
+    held = {name: v for slot, vs in op.inputs.items() if vs for name, v in zip(names[slot], vs, strict=True)}
+    return {name: held[name] for name in written.inputs}
 
 
 def _line(site: CallSite | None) -> str:

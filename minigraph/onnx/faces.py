@@ -60,5 +60,5 @@ def load(path: Any, scope: Scope | None = None) -> Program:
     return program_of(read(path), scope if scope is not None else global_scope())
 
 
-Program.to_onnx = to_onnx  # pyright: ignore[reportAttributeAccessIssue]
-CompiledProgram.to_onnx = to_onnx  # pyright: ignore[reportAttributeAccessIssue]
+Program.to_onnx = to_onnx
+CompiledProgram.to_onnx = to_onnx

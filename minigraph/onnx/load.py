@@ -99,7 +99,7 @@ class Loader:
         if function is not None:
             outputs = {slot: types.get(slot, []) for slot in call.outputs}
             ours = write_operator(op.opdef, {s: [v.type for v in vs] for s, vs in inputs.items()}, op.attrs, outputs)
-            same = Function(function.name, ours.inputs, ours.outputs, (), ours.nodes).same_as(function)
+            same = Function(function.name, tuple(ours.inputs), ours.outputs, (), ours.nodes).same_as(function)
             require(same, f"function {function.name} does not compute what {op.type} does here", ProgramError)
         for slot, names in call.outputs.items():
             fits = len(types.get(slot, ())) == len(names)

@@ -20,10 +20,11 @@ Types = Mapping[str, Sequence[TensorType]]
 class Written(NamedTuple):
     """An operator as nodes that read and write slots: `X`, `Out`, `X.0` and `X.1` of a list.
 
+    inputs     {name: slot} of what it takes; what no node reads is left out where the operator can do without
     constants  what nodes of type Constant hold, by name
     """
 
-    inputs: tuple[str, ...]
+    inputs: Mapping[str, str]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     constants: Mapping[str, np.ndarray]
@@ -79,7 +80,15 @@ def _write(opdef: OpDef, inputs: Types, attrs: Mapping[str, Any], outputs: Types
             renamed[value.name] = name
     nodes = tuple(_renamed(node, renamed) for node in g.needed(list(renamed)))
     constants = {node.outputs[0]: node.attrs["value"] for node in nodes if node.type == "Constant"}
-    return Written(tuple(n for own in names.values() for n in own), tuple(renamed.values()), nodes, constants)
+    taken = {name: slot for slot, own in names.items() for name in own}
+    read = {name for node in nodes for name in node.inputs}
+    is_alone = len(nodes) - len(constants) <= 1
+    unread = {
+        name for name, slot in taken.items()
+        if name not in read and (is_alone or (opdef.slots[slot].optional and not opdef.slots[slot].variadic))
+    }  # fmt: skip
+    taken = {name: slot for name, slot in taken.items() if name not in unread}
+    return Written(taken, tuple(renamed.values()), nodes, constants)
 
 
 def write_member(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -236,6 +236,10 @@ class Program(NotPickled):
         with scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
                 scope.take(name, array)
+
+    if TYPE_CHECKING:  # minigraph/onnx hangs it on this class
+
+        def to_onnx(self, path: Any, fetch_list: Any = None, **options: Any) -> None: ...
 
     def __str__(self) -> str:
         return self.to_string()
