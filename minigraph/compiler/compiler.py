@@ -216,7 +216,9 @@ class CompiledProgram(NotPickled):
 
     if TYPE_CHECKING:  # minigraph/onnx hangs it on this class
 
-        def to_onnx(self, path: Any, fetch_list: Any = None, **options: Any) -> None: ...
+        def to_onnx(
+            self, path: Any, fetch_list: Any = None, *, scope: Any = None, external_data: bool | None = None
+        ) -> None: ...
 
     def _as_run(self, feed: Mapping[Any, Any] | None, fetch_list: Any, place: Any) -> tuple[Any, ...]:
         """(program, types of feeds, names of fetches, place, options) of a run that is looked at without running it."""

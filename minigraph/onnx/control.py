@@ -10,7 +10,7 @@ import numpy as np
 from minigraph.program import Operator
 from minigraph.types import TensorType, bool_, int64
 
-from .model import Body, Node
+from .model import Node
 
 if TYPE_CHECKING:
     from .export import Writer

@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import CallSite, MinigraphError, ProgramError, UninitializedError, require
+from minigraph.errors import (
+    CallSite,
+    MinigraphError,
+    ProgramError,
+    UninitializedError,
+    raise_unknown,
+    require,
+)
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.operator import Slots
 from minigraph.program.scope import Scope
@@ -31,11 +38,9 @@ def exported(program: Program, fetches: Sequence[str], scope: Scope) -> Model:
     test = program.clone(for_test=True)
     for name in fetches:
         if name not in test.vars:
-            trained = name in program.vars
-            raise ProgramError(
-                f"{name} is computed for training only" if trained else f"program {program.name} has no variable {name}",
-                site=program.vars[name].site if trained else None,
-            )
+            if name not in program.vars:
+                raise_unknown(f"variable of program {program.name}", name, program.vars, ProgramError)
+            raise ProgramError(f"{name} is computed for training only", site=program.vars[name].site)
     writer = Writer(program.name, scope)
     writer.operators(test.ops, fetches)
     for name in fetches:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.compiler.compiler import CompiledProgram
-from minigraph.errors import ProgramError, require
+from minigraph.errors import MinigraphError, ProgramError, require
 from minigraph.program import Program
 from minigraph.program.scope import Scope, global_scope
+from minigraph.runtime.checkpoint.paths import shown
 from minigraph.runtime.targets import read_targets
 
 from . import protobuf
@@ -52,12 +53,17 @@ def load(path: Any, scope: Scope | None = None) -> Program:
     """The Program in an ONNX file, of those operators that `to_onnx` writes; its weights go into a scope.
 
     scope   the global one for None
-    The model's inputs are data variables, its outputs `program.fetched`. Nothing in the file is run, and weights outside
-    of its folder are refused.
+    The model's inputs are data variables, its outputs `program.fetched`. Nothing in the file is run, and weights are
+    read from its folder alone.
     Errors: ProgramError that names the first node that is not known, or the tensor that is damaged; PlaceError where
     the package onnx is missing.
     """
-    return program_of(read(path), scope if scope is not None else global_scope())
+    protobuf.package()
+    try:
+        return program_of(read(path), scope if scope is not None else global_scope())
+    except MinigraphError as problem:
+        problem.fact = f"{shown(str(path))}: {problem.fact}"
+        raise
 
 
 Program.to_onnx = to_onnx

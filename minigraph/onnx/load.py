@@ -34,7 +34,7 @@ def program_of(model: Model, scope: Scope) -> Program:
         try:
             loader.node(node)
         except MinigraphError as problem:
-            where = f"node {number}, {shortened(node.name) or 'without a name'}: {node.domain or 'ai.onnx'}::{node.type}"
+            where = f"node {number}, {shortened(node.name) or 'no name'}: {node.domain or 'ai.onnx'}::{node.type}"
             problem.fact, problem.call = f"{where}: {problem.fact}", None
             raise
     program = loader.program
@@ -73,8 +73,9 @@ class Loader:
 
     def _constant(self, node: Node) -> None:
         value = node.attrs.get("value")
-        require(isinstance(value, np.ndarray) and len(node.outputs) == 1, "only constants that are tensors", ProgramError)
-        self.arrays[node.outputs[0]] = value  # pyright: ignore[reportArgumentType]
+        if not isinstance(value, np.ndarray) or len(node.outputs) != 1:
+            raise ProgramError("no tensor, which constants are here")
+        self.arrays[node.outputs[0]] = value
 
     def _function(self, node: Node) -> None:
         """The operator that a function of minigraph's stands for."""
@@ -102,8 +103,8 @@ class Loader:
             same = Function(function.name, tuple(ours.inputs), ours.outputs, (), ours.nodes).same_as(function)
             require(same, f"function {function.name} does not compute what {op.type} does here", ProgramError)
         for slot, names in call.outputs.items():
-            fits = len(types.get(slot, ())) == len(names)
-            require(fits, f"{op.type} gives {len(types.get(slot, ()))} values in {slot}, not {len(names)}", ProgramError)
+            count = len(types.get(slot, ()))
+            require(count == len(names), f"{op.type} gives {count} values in {slot}, not {len(names)}", ProgramError)
             op.outputs[slot] = [self._value(name, t) for name, t in zip(names, types[slot], strict=True)]
         for slot in op.opdef.outputs:
             if slot.name not in op.outputs and not slot.optional:

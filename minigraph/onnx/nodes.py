@@ -19,10 +19,11 @@ from minigraph.types import TensorType, as_dtype, bfloat16, bool_, float16, floa
 
 from .model import CODES, Node
 
-GIVES = dict.fromkeys(
-    ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"), bool_
-) | dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin"), int64)  # fmt: skip  # others have the type of an input
-TYPED_BY = {"Where": 1, "Range": 0}  # the input that has it, where it is not the first
+BOOLS = frozenset({
+    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf",
+})  # fmt: skip
+PLACES = frozenset({"Shape", "Size", "ArgMax", "ArgMin"})  # which give int64; others have the type of an input
+TYPED_BY = {"Where": 1}  # the input that has it, where it is not the first
 
 
 class Value:
@@ -124,7 +125,8 @@ class Nodes:
             names = names[:-1]
         if dtype is None:
             typing = values[TYPED_BY.get(op_type, 0)] if values else None
-            dtype = GIVES.get(op_type) or (typing.dtype if typing is not None else float32)
+            own = float32 if typing is None else typing.dtype
+            dtype = bool_ if op_type in BOOLS else int64 if op_type in PLACES else own
         made = [Value(self, self._name(), dtype) for _ in range(outputs)]
         self.nodes.append(Node(op_type, names, tuple(v.name for v in made), attrs))
         return made[0] if outputs == 1 else tuple(made)

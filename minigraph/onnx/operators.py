@@ -10,9 +10,9 @@ import numpy as np
 from minigraph.opdef import OpDef
 from minigraph.types import TensorType, bfloat16, float16
 
-from .registry import EXACT, FORMS, NO_FORM, no_counterpart
 from .model import Node
 from .nodes import Nodes, Value
+from .registry import EXACT, FORMS, NO_FORM, no_counterpart
 
 Types = Mapping[str, Sequence[TensorType]]
 
@@ -78,7 +78,10 @@ def _write(opdef: OpDef, inputs: Types, attrs: Mapping[str, Any], outputs: Types
             if value.name in given or value.name in renamed:
                 value = g.Identity(value)
             renamed[value.name] = name
-    nodes = tuple(_renamed(node, renamed) for node in g.needed(list(renamed)))
+    kept = g.needed(list(renamed))
+    inner = [name for node in kept for name in node.outputs if name not in renamed]
+    renamed_all = renamed | {name: f"t{number}" for number, name in enumerate(inner, 1)}
+    nodes = tuple(_renamed(node, renamed_all) for node in kept)
     constants = {node.outputs[0]: node.attrs["value"] for node in nodes if node.type == "Constant"}
     taken = {name: slot for slot, own in names.items() for name in own}
     read = {name for node in nodes for name in node.inputs}

@@ -18,6 +18,7 @@ from .model import CODES, DOMAIN, OPSET, Body, Function, Model, Node
 
 IR_VERSION = 9
 LARGEST = 2**31 - 2**24  # bytes of a message, less a little; weights beyond lie in a file beside it
+ROOM = 2**23  # for nodes and names
 PAGE = 4096  # where tensors begin in that file, so that it can be mapped
 SMALLEST = 1024  # bytes of a tensor that goes there
 
@@ -42,7 +43,7 @@ def write(model: Model, path: Any, external: bool | None = None) -> None:
     if external or (external is None and sum(a.nbytes for a in arrays.values()) > LARGEST):
         apart = [a for a in arrays.values() if a.nbytes >= SMALLEST]
     message = _Messages(onnx).model(model, arrays, {id(a) for a in apart}, os.path.basename(place) + ".data")
-    if message.ByteSize() > LARGEST + 2**20:
+    if message.ByteSize() > LARGEST + ROOM:
         raise ProgramError("the file would have more than 2 GB", hint="external_data=True")
     if apart:
         write_file(place + ".data", _pages(apart))
@@ -51,7 +52,7 @@ def write(model: Model, path: Any, external: bool | None = None) -> None:
 
 def _pages(arrays: Iterable[np.ndarray]) -> Iterable[bytes | memoryview]:
     for array in arrays:
-        yield memoryview(array.reshape(-1).view(np.uint8))
+        yield memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         yield b"\0" * (-array.nbytes % PAGE)
 
 
@@ -69,9 +70,8 @@ class _Messages:
                 offset += array.nbytes + -array.nbytes % PAGE
             else:
                 tensors.append(self.tensor(name, array))
-        graph = self.helper.make_graph(
-            [self.node(n) for n in model.nodes], model.name, self._values(model.inputs), self._values(model.outputs), tensors
-        )
+        inputs, outputs = self._values(model.inputs), self._values(model.outputs)
+        graph = self.helper.make_graph([self.node(n) for n in model.nodes], model.name, inputs, outputs, tensors)
         return self.helper.make_model(
             graph, functions=[self._function(f) for f in model.functions.values()], ir_version=IR_VERSION,
             opset_imports=[self._opset("", OPSET), self._opset(DOMAIN, 1)], producer_name="minigraph",
@@ -80,8 +80,9 @@ class _Messages:
 
     def node(self, node: Node) -> Any:
         made = self.helper.make_node(
-            node.type, node.inputs, node.outputs, name=node.name or None, doc_string=node.line or None, domain=node.domain
-        )
+            node.type, node.inputs, node.outputs, name=node.name or None, doc_string=node.line or None,
+            domain=node.domain,
+        )  # fmt: skip
         made.attribute.extend(self._attribute(name, value) for name, value in node.attrs.items())
         return made
 

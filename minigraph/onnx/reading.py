@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import MinigraphError, ProgramError, require, shortened
+from minigraph.errors import ProgramError, require, shortened
 from minigraph.runtime.checkpoint import storage
 from minigraph.runtime.checkpoint.paths import shown
 from minigraph.runtime.checkpoint.single import file_path, read_file
-from minigraph.types import DType, TensorType, bfloat16, float16, float32, float64, int64, normalize_shape
+from minigraph.types import (
+    DType,
+    TensorType,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    int64,
+    normalize_shape,
+)
 
 from .model import CODES, OPSET, Body, Function, Model, Node
 from .protobuf import package
@@ -26,18 +35,14 @@ DEEPEST = 16  # bodies in bodies
 
 
 def read(path: Any) -> Model:
-    """The Model in a file; a ProgramError names what cannot be read."""
+    """The Model in a file; a ProgramError says what cannot be read."""
     place, onnx = file_path(path), package()
     content = read_file(place)
     try:
         message = onnx.ModelProto.FromString(content)
     except Exception as problem:  # google.protobuf's own, which are no package of ours
-        raise ProgramError(f"{shown(place)} is no ONNX file: {shortened(str(problem))}") from None
-    try:
-        return _Reading(os.path.dirname(place) or ".").model(message)
-    except MinigraphError as problem:
-        problem.fact = f"{shown(place)}: {problem.fact}"
-        raise
+        raise ProgramError(f"it is no ONNX file: {shortened(str(problem))}") from None
+    return _Reading(os.path.dirname(place) or ".").model(message)
 
 
 class _Reading:
@@ -63,8 +68,10 @@ class _Reading:
         made.nodes = [self.node(n) for n in graph.node]
         for f in message.functions:
             nodes = tuple(self.node(n) for n in f.node)
-            names = (tuple(map(text, some)) for some in (f.input, f.output, f.attribute))
-            made.functions[f"{text(f.domain)}::{text(f.name)}"] = Function(text(f.name), *names, nodes)
+            inputs, outputs, attributes = (tuple(map(text, some)) for some in (f.input, f.output, f.attribute))
+            made.functions[f"{text(f.domain)}::{text(f.name)}"] = Function(
+                text(f.name), inputs, outputs, attributes, nodes
+            )
         return made
 
     def node(self, n: Any, depth: int = 0) -> Node:
@@ -121,10 +128,13 @@ class _Reading:
         """Bytes of another file, in the folder of this one or inside of it."""
         facts = {entry.key: entry.value for entry in t.external_data}
         place, numbers = facts.get("location", ""), (facts.get("offset", "0"), facts.get("length", str(size)))
-        path, folder = os.path.realpath(os.path.join(self.folder, place)), os.path.realpath(self.folder)
-        is_inside = place and "\0" not in place and not os.path.isabs(place) and path.startswith(folder + os.sep)
+        folder = os.path.realpath(self.folder)
+        is_relative = "\0" not in place and not os.path.isabs(place)
+        path = os.path.realpath(os.path.join(folder, place)) if is_relative else ""
+        is_inside = path.startswith(folder + os.sep)
         require(is_inside, f"tensor {name} lies outside the folder of the file: {shortened(place)!r}", ProgramError)
-        require(all(n.isdecimal() and len(n) < 20 for n in numbers), f"tensor {name} has no place in {place}", ProgramError)
+        are_numbers = all(n.isdecimal() and len(n) < 20 for n in numbers)
+        require(are_numbers, f"tensor {name} has no place in {shown(place)}", ProgramError)
         offset, length = map(int, numbers)
         require(length == size, f"tensor {name} has {length} bytes, its sizes say {size}", ProgramError)
         try:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph.errors import ProgramError, require
-from minigraph.types import DType, TensorType, float32
+from minigraph.types import DType, TensorType, bool_, float32
 
 from .model import CODES, Node
 from .registry import SAME
@@ -46,10 +46,10 @@ def reads(*types: str) -> Callable[[Reader], Reader]:
     return define
 
 
-def one(op_type: str, node: Node, *slots: str, out: str = "Out", **attrs: Any) -> Call:
+def one(op_type: str, node: Node, *slots: str, **attrs: Any) -> Call:
     """An operator that takes the node's inputs in these slots."""
     inputs = {slot: [name] for slot, name in zip(slots, node.inputs, strict=False) if name}
-    return Call(op_type, inputs, {out: node.outputs[:1]}, attrs)
+    return Call(op_type, inputs, {"Out": node.outputs[:1]}, attrs)
 
 
 def _same(standard: str, op_type: str, *slots: str) -> None:
@@ -63,11 +63,10 @@ def _same(standard: str, op_type: str, *slots: str) -> None:
 for _op, _standard in SAME.items():
     _same(_standard, _op, *(("Condition", "X", "Y") if _op == "where" else ("X",)))
 for _standard, _op in {
-    "Add": "elementwise_add", "Sub": "elementwise_sub", "Mul": "elementwise_mul", "Div": "elementwise_div",
-    "Pow": "elementwise_pow", "Equal": "equal", "Less": "less_than", "LessOrEqual": "less_equal",
+    "Sub": "elementwise_sub", "Div": "elementwise_div", "MatMul": "matmul",
+    "Equal": "equal", "Less": "less_than", "LessOrEqual": "less_equal",
     "Greater": "greater_than", "GreaterOrEqual": "greater_equal", "And": "logical_and", "Or": "logical_or",
     "Xor": "logical_xor", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
-    "MatMul": "matmul",
 }.items():  # fmt: skip
     _same(_standard, _op, "X", "Y")
 for _standard, _op in {
@@ -75,6 +74,19 @@ for _standard, _op in {
     "IsNaN": "isnan", "Softplus": "softplus", "Softsign": "softsign",
 }.items():  # fmt: skip
     _same(_standard, _op, "X")
+
+
+@reads("Add", "Mul", "Pow")
+def _(loader: Any, node: Node) -> Iterator[Call]:
+    """With a number on the right side it is `scale` or `pow`, else of two values."""
+    require(len(node.inputs) == 2, f"it has {len(node.inputs)} inputs, not 2", ProgramError)
+    number = loader.arrays.get(node.inputs[1])
+    if number is None or number.ndim > 0 or number.dtype == bool_ or float(number) != number:
+        yield one(f"elementwise_{node.type.lower()}", node, "X", "Y")
+    elif node.type == "Pow":
+        yield one("pow", node, "X", factor=float(number))
+    else:
+        yield one("scale", node, "X", **{"bias" if node.type == "Add" else "scale": float(number)})
 
 
 @reads("Max", "Min", "Sum")
@@ -198,10 +210,9 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 def _(loader: Any, node: Node) -> Iterator[Call]:
     shape, own = ints(loader, node, 1), loader.type_of(node.inputs[0]).shape
     behind = own[len(own) - len(shape) :] if len(shape) <= len(own) else own
-    require(len(shape) >= len(own) or all(s == 1 for s in shape[: len(own) - len(shape)]), "to fewer axes", ProgramError)
     missing = len(shape) - len(behind)
     kept = [-1 if s == 1 and i >= missing else s for i, s in enumerate(shape)]
-    yield one("expand", node, "X", shape=tuple(kept) if len(shape) >= len(own) else (-1,) * len(own))
+    yield one("expand", node, "X", shape=(*(-1,) * (len(own) - len(shape)), *kept))
 
 
 @reads("Tile")
@@ -295,10 +306,9 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
     rank = loader.type_of(node.inputs[0]).ndim
     axis = node.attrs.get("axis", -1) % rank
     require(axis == rank - 1, f"of the axes from {axis} on", ProgramError)
-    yield one(
-        "layer_norm", node, "X", "Scale", "Bias", out="Y", begin_norm_axis=axis,
-        epsilon=decimal(node.attrs.get("epsilon", 1e-5)),
-    )  # fmt: skip
+    call = one("layer_norm", node, "X", "Scale", "Bias", begin_norm_axis=axis,
+               epsilon=decimal(node.attrs.get("epsilon", 1e-5)))  # fmt: skip
+    yield call._replace(outputs={"Y": node.outputs[:1]})
 
 
 @reads("Constant")

@@ -239,7 +239,9 @@ class Program(NotPickled):
 
     if TYPE_CHECKING:  # minigraph/onnx hangs it on this class
 
-        def to_onnx(self, path: Any, fetch_list: Any = None, **options: Any) -> None: ...
+        def to_onnx(
+            self, path: Any, fetch_list: Any = None, *, scope: Scope | None = None, external_data: bool | None = None
+        ) -> None: ...
 
     def __str__(self) -> str:
         return self.to_string()

@@ -16,7 +16,6 @@ onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 BFLOAT16 = 16  # TensorProto.DataType
-UNKNOWN = "NOT_IMPLEMENTED"  # what onnxruntime says of an operator that it has not for these types
 
 
 def checked(path: str | Path) -> Any:
@@ -42,6 +41,14 @@ def served(path: str | Path, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]
         binding.bind_output(output.name)
     serving.run_with_iobinding(binding)
     return [_as_array(value) for value in binding.get_outputs()]
+
+
+def computed(path: str | Path, feed: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], str]:
+    """(what onnxruntime computes, its name), or onnx's evaluator where that one has no kernel for these types."""
+    try:
+        return served(path, feed), "onnxruntime"
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+        return evaluated(path, feed), "onnx"
 
 
 def evaluated(path: str | Path, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:

@@ -212,8 +212,9 @@ def leaky_relu(g: Nodes, X: Value, *, alpha: float) -> Value:
 
 @form
 def gelu(g: Nodes, X: Value, *, approximate: bool) -> Value:
-    if approximate and X.dtype == float64:  # runtimes have its constants in float32
-        return 0.5 * X * (1 + g.Tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)))
+    if X.dtype == float64:  # runtimes have Gelu in float32, or its constants
+        inner = g.Tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)) if approximate else g.Erf(X / math.sqrt(2))
+        return 0.5 * X * (1 + inner)
     return g.Gelu(X, approximate="tanh" if approximate else "none")
 
 

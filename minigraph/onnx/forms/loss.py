@@ -7,8 +7,8 @@ from typing import Any
 from minigraph.types import int64
 
 from ..nodes import Nodes, Value
-from .products import turned
 from ..registry import form, no_counterpart
+from .products import turned
 from .rows import row_max, row_sum
 
 

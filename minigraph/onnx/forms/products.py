@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..nodes import Nodes, Value
+from ..registry import form, no_counterpart, same
 from .elementwise import gelu
 from .reductions import summed
-from ..registry import form, no_counterpart, same
 
 same({"determinant": "Det"})
 
