@@ -10,9 +10,9 @@ The parts stand in variable.py, operator.py and block.py; others import them fro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Program(NotPickled):
     """
 
     _ids = itertools.count()
+    to_onnx: Callable[..., None]  # minigraph/onnx/faces.py hangs it on this class
     parent: Program | None = None  # of a block: the program around it
     is_closed = False  # whether it is the block of a branch or loop whose function has returned
 
@@ -236,12 +237,6 @@ class Program(NotPickled):
         with scope.replacing(checked, "a set_state_dict"):
             for name, array in checked.items():
                 scope.take(name, array)
-
-    if TYPE_CHECKING:  # minigraph/onnx hangs it on this class
-
-        def to_onnx(
-            self, path: Any, fetch_list: Any = None, *, scope: Scope | None = None, external_data: bool | None = None
-        ) -> None: ...
 
     def __str__(self) -> str:
         return self.to_string()

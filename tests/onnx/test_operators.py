@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache, partial
 from pathlib import Path
 
@@ -9,15 +10,15 @@ import numpy as np
 import pytest
 
 import minigraph.onnx
-from minigraph.errors import MinigraphError
+from minigraph.errors import MinigraphError, ShapeError
 from minigraph.onnx.control import CONTROL
 from minigraph.onnx.registry import FORMS
 from minigraph.opdef import OPS
 from minigraph.program.scope import Scope
 from minigraph.runtime.executor import Executor
-from minigraph.types import FLOATS
+from minigraph.types import FLOATS, TensorType
 from tests.support import opcheck
-from tests.support.onnx_runtime import checked, computed
+from tests.support.onnx_runtime import checked, computed, served
 
 EXACT = 1e-10  # of float64, relative to the largest number
 
@@ -70,9 +71,17 @@ def calls_of(op_type: str) -> list[opcheck.Call]:
     return calls
 
 
-def exported(call: opcheck.Call, path: Path):
-    """(names of outputs by slot, the program) of a file of this one operator."""
-    program, _, outputs = opcheck.built(call)
+def exported(call: opcheck.Call, path: Path, free: Collection[int] = ()):
+    """(names of outputs by slot, the program) of a file of this one operator; `free` axes have no size."""
+
+    def hidden(x: np.ndarray) -> TensorType:
+        t = type_of(x)
+        return t.with_shape(-1 if i in free else s for i, s in enumerate(t.shape, -t.ndim))
+
+    with pytest.MonkeyPatch.context() as patched:
+        type_of = opcheck.type_of
+        patched.setattr(opcheck, "type_of", hidden)
+        program, _, outputs = opcheck.built(call)
     named = {slot: [v.name for v in vs] for slot, vs in outputs.items() if slot not in TRAINED}
     program.to_onnx(path, [name for names in named.values() for name in names])
     return named, program
@@ -134,6 +143,36 @@ def test_others_compute_the_reference(op_type, tmp_path):
 
 
 @pytest.mark.parametrize("op_type", FORMED)
+def test_sizes_may_be_free(op_type, tmp_path):
+    """All that the operator can do without, at once and each on its own: the file has none of the samples' sizes."""
+    for call in calls_of(op_type):
+        is_empty = any(x.size == 0 for xs in call.inputs.values() for x in xs)  # Reshape finds no size of nothing
+        if is_empty or call.number in REFUSED.get(op_type, {}):
+            continue
+        call = call.as_dtype("float32")
+        rank = max((x.ndim for xs in call.inputs.values() for x in xs), default=0)
+        for axes in ({*range(-rank, 0)}, {-rank}):
+            named = freed(call, tmp_path / "free.onnx", axes)
+            feed = {v.name: opcheck.feed_of(call)[v.name] for v in checked(tmp_path / "free.onnx").graph.input}
+            expected = opcheck.reference(call.as_dtype("float64"))
+            with np.errstate(all="ignore"):
+                results = iter(served(tmp_path / "free.onnx", feed))
+            for slot, names in named.items():
+                for array, _ in zip(expected[slot], names, strict=True):
+                    _noted(within, call, "float32", next(results), np.asarray(array))
+
+
+def freed(call: opcheck.Call, path: Path, axes: Collection[int]) -> dict[str, list[str]]:
+    """Outputs of a file with free sizes; with its own ones where the rank depends on them."""
+    try:
+        return exported(call, path, axes)[0]
+    except ShapeError as refusal:
+        if "known only at run time" not in str(refusal):
+            raise
+        return exported(call, path)[0]
+
+
+@pytest.mark.parametrize("op_type", FORMED)
 def test_16_bits_are_storage(op_type, tmp_path):
     """The first samples; a sweep takes all."""
     for call in [c for c in calls_of(op_type) if c.float_places][:2]:
@@ -152,9 +191,14 @@ def test_16_bits_are_storage_in_all_samples(op_type, tmp_path):
 
 
 def _named(call: opcheck.Call, dtype: str, folder: Path) -> None:
+    with np.errstate(all="ignore"):
+        _noted(check, call, dtype, folder / "one.onnx", within)
+
+
+def _noted(check, call: opcheck.Call, dtype: str, *rest) -> None:
+    """A failure says which sample it was."""
     try:
-        with np.errstate(all="ignore"):
-            check(call.as_dtype(dtype), folder / "one.onnx", within)
+        check(call.as_dtype(dtype), *rest)
     except BaseException as problem:
         problem.add_note(f"{call} in {dtype} {call.attrs}")
         raise

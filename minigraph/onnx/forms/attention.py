@@ -77,8 +77,7 @@ def memory_efficient_attention(
     _unpacked(CuSeqlensQ, Blocks, dropout, is_test)
     q, k, v = (heads_first(g, x, layout) for x in (Q, K, V))
     k, v = (repeated(g, x, own, Q, layout) for x, own in ((k, K), (v, V)))
-    factor = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
-    scores = g.MatMul(q, g.Transpose(k, perm=(0, 1, 3, 2))) * factor
+    scores = g.MatMul(q, g.Transpose(k, perm=(0, 1, 3, 2))) * _factor(g, Q, scale)
     scores = scores + scores_first(g, Bias, Q.ndim) if Bias is not None else scores
     hidden = g.like(scores, -math.inf)
     if Mask is not None:
@@ -90,6 +89,12 @@ def memory_efficient_attention(
     if Q.ndim == 3:
         return g.Squeeze(out, g.ints(1)), g.Squeeze(log_sum, g.ints(1))
     return (g.Transpose(out, perm=(0, 2, 1, 3)) if layout == "bshd" else out), log_sum
+
+
+def _factor(g: Nodes, Q: Value, scale: float | None) -> float | Value:
+    if scale is not None or Q.shape[-1] > 0:
+        return 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
+    return 1 / g.Sqrt(g.cast(g.size(Q, -1), Q.dtype))
 
 
 def _weighted(g: Nodes, scores: Value, v: Value, is_finite: bool, masked_score: float) -> tuple[Value, Value]:
