@@ -18,7 +18,7 @@ from .subject import NoSubject
 Answer = tuple[dict[str, Any], str]  # data for --json, text
 CODES = "exit codes: 0 done; 1 an error, or verify found a difference; 2 the command line is wrong"
 FILES = """a source is a script, which runs until its first compiled step (else until a program is fed a second time),
-or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save"""
+or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save, an ONNX file"""
 
 # name: function, help; what else it takes
 SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {

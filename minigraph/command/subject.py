@@ -18,6 +18,7 @@ from minigraph.compiler.strategy import PASSES, BuildStrategy
 from minigraph.compiler.validate import made_up_values
 from minigraph.errors import MinigraphError
 from minigraph.ir.text import parse
+from minigraph.onnx import load as load_onnx
 from minigraph.program import Program
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.executor import Executor
@@ -68,8 +69,6 @@ def subject(options: Namespace) -> Subject:
     path = Path(options.source)
     if not path.is_file():
         raise NoSubject(f"there is no file {options.source}")
-    if path.suffix == ".onnx":
-        raise NoSubject("ONNX files are not read yet")
     found = _of_script(path, options.args) if path.suffix == ".py" else _of_file(path, options)
     if options.passes is not None:
         found.strategy = _strategy(options.passes)
@@ -147,20 +146,34 @@ def _step(source: Any, feed: Any, fetch_list: Any, scope: Scope, place: Any) -> 
 
 
 def _of_file(path: Path, options: Namespace) -> Subject:
-    program = _read(path)
+    scope = Scope()
+    program = _of_onnx(path, scope) if path.suffix == ".onnx" else _of_text(path, scope)
     rng = np.random.default_rng(0)
     shapes = _shapes(options.shape, program)
     feed = {
         v.name: _fed(rng, shapes.get(v.name, _filled(v.shape)), v.dtype) for v in program.list_vars() if v.is_data
     }
-    scope = Scope()
-    for name, value in made_up_values(program).items():
-        if program.vars[name].persistable:
-            scope.write(name, value.astype(program.vars[name].dtype))
     read = {v.name for op in program.ops for v in op.input_vars}
     ends = [v.name for op in program.ops for v in op.output_vars if v.name not in read and not v.persistable]
     fetches = tuple(program.fetched) or tuple(dict.fromkeys(ends))
     return Subject(program, BuildStrategy.all(), feed, fetches, scope, CPUPlace())
+
+
+def _of_onnx(path: Path, scope: Scope) -> Program:
+    """The program in an ONNX file, with its weights."""
+    try:
+        return load_onnx(path, scope)
+    except MinigraphError as problem:
+        raise NoSubject(problem.fact + (f"; {problem.hint}" if problem.hint else "")) from None
+
+
+def _of_text(path: Path, scope: Scope) -> Program:
+    """The program in a file of ours, with made-up weights."""
+    program = _read(path)
+    for name, value in made_up_values(program).items():
+        if program.vars[name].persistable:
+            scope.write(name, value.astype(program.vars[name].dtype))
+    return program
 
 
 def _read(path: Path) -> Program:

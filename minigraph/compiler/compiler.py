@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class CompiledProgram(NotPickled):
     """
 
     _instead = "make another one with CompiledProgram(program, build_strategy)"
+    to_onnx: Callable[..., None]  # minigraph/onnx/faces.py hangs it on this class
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
         program = program_or_graph  # Paddle's name; graphs are made inside
@@ -154,10 +155,8 @@ class CompiledProgram(NotPickled):
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
         if compilation.after.notes:
             lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
-            lines += [
-                f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}"
-                for op, text in compilation.after.notes
-            ]
+            for op, text in compilation.after.notes:
+                lines.append(f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}")
         return Explanation("\n".join(lines))
 
     def _repr_html_(self) -> str:

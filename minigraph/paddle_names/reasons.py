@@ -75,7 +75,7 @@ ROWS = (
     ("", "quantisation", "quantization"),
     ("", "complex", "complex complex64 complex128 is_complex as_complex as_real polar angle conj real imag fft signal"),
     ("", "domain", "audio dataset text vision distribution"),
-    ("", "export", "onnx inference"),
+    ("", "export", "inference"),
     ("", "inner", "dtype check_shape disable_signal_handler sysconfig version get_cudnn_version hub"),
     ("", "random state", "get_cuda_rng_state get_rng_state set_cuda_rng_state set_rng_state"),
     ("", "writes", "*_"),

@@ -10,7 +10,7 @@ The parts stand in variable.py, operator.py and block.py; others import them fro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -60,6 +60,7 @@ class Program(NotPickled):
     """
 
     _ids = itertools.count()
+    to_onnx: Callable[..., None]  # minigraph/onnx/faces.py hangs it on this class
     parent: Program | None = None  # of a block: the program around it
     is_closed = False  # whether it is the block of a branch or loop whose function has returned
 

@@ -155,7 +155,6 @@ def test_a_difference_is_an_exit_code(script, capsys, monkeypatch):
     ("line", "said"),
     [
         (["explain", "no_such_file.py"], "there is no file no_such_file.py"),
-        (["explain", "{tmp}/model.onnx"], "ONNX files are not read yet"),
         (["explain", "{tmp}/words.txt"], "holds no program"),
         (["explain", "{tmp}/idle.py"], "ran to its end and fed no program"),
         (["explain", "{tmp}/train.py", "--passes", "fuse_all"], "there is no pass fuse_all"),
@@ -165,7 +164,6 @@ def test_a_difference_is_an_exit_code(script, capsys, monkeypatch):
     ],
 )
 def test_a_wrong_line_is_one_message_and_code_2(script, tmp_path, capsys, line, said):
-    (tmp_path / "model.onnx").write_bytes(b"")
     (tmp_path / "words.txt").write_text("once upon a time", encoding="utf-8")
     (tmp_path / "idle.py").write_text("x = 1", encoding="utf-8")
     (tmp_path / "saved.txt").write_text(str(program_and_loss()[0]), encoding="utf-8")

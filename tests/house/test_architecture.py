@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "cuda": "errors types kernels program.context",
     "runtime": "errors types opdef kernels program cuda",
     "compiler": "errors types opdef program ir passes runtime paddle_names",
+    "onnx": "errors types opdef program runtime compiler",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
     "tensor": "errors types program",
@@ -64,10 +65,10 @@ MAY_IMPORT = {
     "base": "errors types cuda device io reader program runtime nn static",
     "utils": "errors paddle_names program tensor static",
     "command": "errors types kernels.cores kernels.cuda.record program ir cuda runtime compiler nn optimizer"
-        " static profiler",
+        " static profiler onnx",
     "__main__": "command",
     "": "errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
-        " optimizer static device io metric profiler reader base utils incubate",
+        " optimizer onnx static device io metric profiler reader base utils incubate",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
@@ -78,11 +79,12 @@ FOREIGN = {
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
+    "onnx": "onnx/protobuf.py",
     "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
-# inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
+# inside functions: networkx is half of the time to import, a CPU has no GPU packages, numba and onnx are optional
 LATE_IMPORTS = (
-    "networkx", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.device.runtime",
+    "networkx", "onnx", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 

@@ -1,0 +1,309 @@
+"""Functions element by element, after ops/elementwise/."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minigraph.types import FLOATS, bool_, float64, int32, uint8
+
+from ..model import CODES
+from ..nodes import Nodes, Value, fits_attribute
+from ..registry import form, no_counterpart, same
+
+NEAR = 0.5  # |X| from which on exp(X) - 1 and log(1 + X) lose nothing
+
+same({
+    "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "abs": "Abs", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal",
+    "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "asinh": "Asinh",
+    "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf", "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid",
+    "where": "Where",
+})  # fmt: skip
+
+
+def _binary(name: str, standard: str) -> None:
+    def write(g: Nodes, X: Value, Y: Value, *, axis: int = -1) -> Value:
+        return g.node(standard, X, placed(g, X, Y, axis))
+
+    write.__name__ = name
+    form(write)
+
+
+def placed(g: Nodes, X: Value, Y: Value, axis: int) -> Value:
+    """Y with axes of size 1 behind it, so that its first axis meets axis `axis` of X."""
+    if axis == -1 or Y.ndim >= X.ndim or X.ndim == axis + Y.ndim:
+        return Y
+    return g.Unsqueeze(Y, g.ints(*range(Y.ndim, X.ndim - axis)))
+
+
+for _name, _standard in {
+    "elementwise_add": "Add", "elementwise_sub": "Sub", "elementwise_mul": "Mul", "elementwise_div": "Div",
+    "elementwise_pow": "Pow", "elementwise_max": "Max", "elementwise_min": "Min", "equal": "Equal",
+}.items():  # fmt: skip
+    _binary(_name, _standard)
+
+
+def _compared(name: str, standard: str) -> None:
+    def write(g: Nodes, X: Value, Y: Value, *, axis: int = -1) -> Value:
+        x, y = ((g.cast(v, int32) if v.dtype == bool_ else v) for v in (X, placed(g, X, Y, axis)))
+        return g.node(standard, x, y)
+
+    write.__name__ = name
+    form(write)
+
+
+for _name, _standard in {
+    "less_than": "Less", "less_equal": "LessOrEqual", "greater_than": "Greater", "greater_equal": "GreaterOrEqual",
+}.items():
+    _compared(_name, _standard)
+
+
+@form
+def not_equal(g: Nodes, X: Value, Y: Value, *, axis: int) -> Value:
+    return g.Not(g.Equal(X, placed(g, X, Y, axis)))
+
+
+def truth(g: Nodes, X: Value) -> Value:
+    """X as bool: whether it is not zero."""
+    return g.cast(X, bool_)
+
+
+@form
+def logical_and(g: Nodes, X: Value, Y: Value) -> Value:
+    return truth(g, X) & truth(g, Y)
+
+
+@form
+def logical_or(g: Nodes, X: Value, Y: Value) -> Value:
+    return truth(g, X) | truth(g, Y)
+
+
+@form
+def logical_xor(g: Nodes, X: Value, Y: Value) -> Value:
+    return g.Xor(truth(g, X), truth(g, Y))
+
+
+@form
+def logical_not(g: Nodes, X: Value) -> Value:
+    return g.Not(truth(g, X))
+
+
+@form
+def square(g: Nodes, X: Value) -> Value:
+    return X * X
+
+
+@form
+def rsqrt(g: Nodes, X: Value) -> Value:
+    return g.Reciprocal(g.Sqrt(X))
+
+
+@form
+def sign(g: Nodes, X: Value) -> Value:
+    return g.Sign(X)
+
+
+@form
+def floor(g: Nodes, X: Value) -> Value:
+    return g.Floor(X) if X.dtype in FLOATS else g.Identity(X)
+
+
+@form
+def ceil(g: Nodes, X: Value) -> Value:
+    return g.Ceil(X) if X.dtype in FLOATS else g.Identity(X)
+
+
+@form
+def trunc(g: Nodes, X: Value) -> Value:
+    return g.Where(X < 0, g.Ceil(X), g.Floor(X)) if X.dtype in FLOATS else g.Identity(X)
+
+
+@form
+def round_(g: Nodes, X: Value) -> Value:
+    """Halves go away from zero; ONNX's Round takes them to even numbers."""
+    if X.dtype not in FLOATS:
+        return g.Identity(X)
+    whole = trunc(g, X)
+    return whole + g.Where(g.Abs(X - whole) >= 0.5, g.Sign(X), g.like(X, 0))
+
+
+def everywhere(g: Nodes, X: Value, value: Any, dtype: np.dtype) -> Value:
+    """One number in X's shape."""
+    return g.ConstantOfShape(g.Shape(X), value=np.full(1, value, dtype), dtype=dtype)
+
+
+@form
+def isnan(g: Nodes, X: Value) -> Value:
+    return g.IsNaN(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
+
+
+@form
+def isinf(g: Nodes, X: Value) -> Value:
+    return g.IsInf(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
+
+
+@form
+def isfinite(g: Nodes, X: Value) -> Value:
+    return g.Not(g.IsNaN(X) | g.IsInf(X)) if X.dtype in FLOATS else everywhere(g, X, True, bool_)
+
+
+@form
+def pow_(g: Nodes, X: Value, *, factor: float) -> Value:
+    return g.Pow(X, factor)
+
+
+@form
+def scale(g: Nodes, X: Value, *, scale: float, bias: float, bias_after_scale: bool) -> Value:
+    if not bias:
+        return X * scale
+    if scale == 1:
+        return X + bias
+    return X * scale + bias if bias_after_scale else (X + bias) * scale
+
+
+@form
+def clip(g: Nodes, X: Value, *, min: float | None, max: float | None) -> Value:
+    low, high = (None if bound is None else g.like(X, bound) for bound in (min, max))
+    return g.Clip(X, low, high)
+
+
+@form
+def hardtanh(g: Nodes, X: Value, *, min: float, max: float) -> Value:
+    return g.Clip(X, min, max)
+
+
+@form(exact=True)
+def cast(g: Nodes, X: Value, *, dtype: np.dtype) -> Value:
+    return g.Cast(X, to=CODES[dtype], dtype=dtype)
+
+
+@form
+def expm1(g: Nodes, X: Value) -> Value:
+    """exp(X) - 1; near 0 after Kahan: (u - 1) X / log(u), in which the errors of u = exp(X) cancel."""
+    u = g.Exp(X)
+    inner = g.Where(g.Equal(u, 1), X, (u - 1) * X / g.Log(g.Where(g.Equal(u, 1), g.like(X, 2), u)))
+    return g.Where(g.Abs(X) > NEAR, u - 1, inner)
+
+
+@form
+def log1p(g: Nodes, X: Value) -> Value:
+    """log(1 + X); near 0 after Kahan: log(u) X / (u - 1) with u = 1 + X."""
+    u = 1 + X
+    inner = g.Where(g.Equal(u, 1), X, g.Log(u) * X / g.Where(g.Equal(u, 1), g.like(X, 1), u - 1))
+    return g.Where(g.Abs(X) > NEAR, g.Log(u), inner)
+
+
+@form
+def log2(g: Nodes, X: Value) -> Value:
+    return g.Log(X) / math.log(2)
+
+
+@form
+def log10(g: Nodes, X: Value) -> Value:
+    return g.Log(X) / math.log(10)
+
+
+@form
+def leaky_relu(g: Nodes, X: Value, *, alpha: float) -> Value:
+    return g.LeakyRelu(X, alpha=alpha) if fits_attribute(X, alpha) else g.Where(X > 0, X, alpha * X)
+
+
+@form
+def gelu(g: Nodes, X: Value, *, approximate: bool) -> Value:
+    if X.dtype == float64:  # runtimes have Gelu in float32, or its constants
+        inner = g.Tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)) if approximate else g.Erf(X / math.sqrt(2))
+        return 0.5 * X * (1 + inner)
+    return g.Gelu(X, approximate="tanh" if approximate else "none")
+
+
+@form
+def silu(g: Nodes, X: Value) -> Value:
+    return X * g.Sigmoid(X)
+
+
+@form
+def elu(g: Nodes, X: Value, *, alpha: float, scale: float, input_scale: float) -> Value:
+    if scale == input_scale == 1 and X.dtype != float64:
+        return g.Elu(X, alpha=alpha)
+    low = scale * alpha * expm1(g, input_scale * g.Min(X, 0))
+    return g.Where(X > 0, scale * X, low)
+
+
+@form
+def softsign(g: Nodes, X: Value) -> Value:
+    return g.Softsign(X) if X.dtype != float64 else X / (1 + g.Abs(X))
+
+
+@form
+def softplus(g: Nodes, X: Value, *, beta: float, threshold: float | None) -> Value:
+    if X.dtype != float64 and beta == 1 and threshold is None:
+        return g.Softplus(X)
+    z = X * beta
+    smooth = (g.Relu(z) + log1p(g, g.Exp(-g.Abs(z)))) / beta
+    return smooth if threshold is None else g.Where(z > threshold, X, smooth)
+
+
+@form
+def atan2(g: Nodes, X: Value, Y: Value) -> Value:
+    """The angle of the point with ordinate X and abscissa Y; 1 / X tells the sign of a zero."""
+    half = g.Where((X < 0) | (1 / X < 0), g.like(X, -math.pi), g.like(X, math.pi))
+    behind = (Y < 0) | (1 / Y < 0)
+    ratio = g.Where(g.IsInf(X) & g.IsInf(Y), g.Sign(X) * g.Sign(Y), X / Y)
+    turned = g.Where(g.Equal(Y, 0), half / 2, g.Atan(ratio) + g.Where(behind, half, g.like(X, 0)))
+    on_axis = g.Where(behind, half, g.like(X, 0) * X)
+    return g.Where(g.Equal(X, 0), on_axis, turned)
+
+
+def _not_nan(g: Nodes, X: Value, Y: Value, chosen: str) -> Value:
+    if X.dtype not in FLOATS:
+        return g.node(chosen, X, Y)
+    return g.Where(g.IsNaN(X), Y, g.Where(g.IsNaN(Y), X, g.node(chosen, X, Y)))
+
+
+@form
+def fmax(g: Nodes, X: Value, Y: Value) -> Value:
+    return _not_nan(g, X, Y, "Max")
+
+
+@form
+def fmin(g: Nodes, X: Value, Y: Value) -> Value:
+    return _not_nan(g, X, Y, "Min")
+
+
+@form
+def bce_loss(g: Nodes, X: Value, Label: Value) -> Value:
+    low = g.like(X, -100)
+    return (Label - 1) * g.Max(log1p(g, -X), low) - Label * g.Max(g.Log(X), low)
+
+
+@form
+def sigmoid_cross_entropy_with_logits(g: Nodes, X: Value, Label: Value) -> Value:
+    return g.Relu(X) - X * Label + log1p(g, g.Exp(-g.Abs(X)))
+
+
+@form(exact=True)
+def used_statistics(g: Nodes, Batch: Value, Running: Value, *, is_test: bool) -> Value:
+    return g.Identity(Running if is_test else Batch)
+
+
+@form
+def running_average(g: Nodes, Batch: Value, Running: Value, *, momentum: float, is_test: bool) -> Value:
+    return g.Identity(Running) if is_test else momentum * Running + (1 - momentum) * Batch
+
+
+@form
+def dropout(g: Nodes, X: Value, *, p: float, mode: str, is_test: bool, seed: int) -> Any:
+    if not is_test:
+        raise no_counterpart("dropout draws random numbers here", "export program.clone(for_test=True)")
+    return (X * (1 - p) if mode == "downscale_in_infer" else g.Identity(X)), everywhere(g, X, 1, uint8)
+
+
+@form
+def uniform_random_like(
+    g: Nodes, X: Value, *, min: float, max: float, test_value: float | None, is_test: bool, seed: int
+) -> Value:
+    if not is_test or test_value is None:
+        raise no_counterpart("random numbers are drawn here", "export program.clone(for_test=True)")
+    return everywhere(g, X, test_value, X.dtype)

@@ -1,0 +1,79 @@
+"""Operators on rows, after ops/rows/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigraph.types import FLOATS, INTS, bool_, float64, int32, int64
+
+from ..nodes import Nodes, Value, fits_attribute
+from ..registry import form
+
+
+@form
+def softmax(g: Nodes, X: Value, *, axis: int) -> Value:
+    return g.Softmax(X, axis=axis)
+
+
+@form
+def log_softmax(g: Nodes, X: Value, *, axis: int) -> Value:
+    return g.LogSoftmax(X, axis=axis)
+
+
+@form
+def layer_norm(
+    g: Nodes, X: Value, Scale: Value | None = None, Bias: Value | None = None, *, begin_norm_axis: int, epsilon: float
+) -> Any:
+    """One standard operator where Scale has its shape; it gives other statistics than Variance."""
+    first = begin_norm_axis % X.ndim
+    if first == X.ndim - 1 and Scale is not None and g.wanted == {"Y"} and fits_attribute(X, epsilon):
+        return g.LayerNormalization(X, Scale, Bias, axis=-1, epsilon=epsilon), None, None
+    axes = g.ints(*range(first, X.ndim))
+    mean = g.ReduceMean(X, axes)
+    centred = X - mean
+    variance = g.ReduceMean(centred * centred, axes)
+    y = centred / g.Sqrt(variance + epsilon)
+    normalised = [g.size(X, axis) for axis in range(first, X.ndim)]
+    if Scale is not None:
+        y = y * g.reshape(Scale, normalised)
+    if Bias is not None:
+        y = y + g.reshape(Bias, normalised)
+    return y, g.reshape(mean, [-1]), g.reshape(variance, [-1])
+
+
+@form
+def argsort(g: Nodes, X: Value, *, axis: int, descending: bool) -> Any:
+    """TopK of all elements; of equal ones it takes the first one first, as a stable sort does."""
+    narrow = X.dtype in INTS and X.dtype not in (int32, int64)
+    x = g.cast(X, int32) if narrow or X.dtype == bool_ else X
+    values, places = g.TopK(x, g.size(X, axis), axis=axis, largest=int(descending), outputs=2)
+    places.dtype = int64
+    return g.cast(values, X.dtype), places
+
+
+@form
+def searchsorted(g: Nodes, Sorted: Value, X: Value, *, right: bool) -> Value:
+    """Counted, not searched: each X is compared with each element of its row."""
+    row = Sorted if Sorted.ndim == 1 else g.Unsqueeze(Sorted, g.ints(-2))
+    x = g.Unsqueeze(X, g.ints(-1))
+    before = row <= x if right else row < x
+    if X.dtype in FLOATS:  # NaN counts as the largest number
+        before = before | (g.IsNaN(x) if right else g.IsNaN(x) & g.Not(g.IsNaN(row)))
+    return g.ReduceSum(g.cast(before, int64), g.ints(-1), keepdims=0)
+
+
+def row_max(g: Nodes, x: Value, axis: int) -> Value:
+    """The largest element along an axis, which stays with size 1."""
+    return g.ReduceMax(x, g.ints(axis), keepdims=1)
+
+
+def row_sum(g: Nodes, x: Value, axis: int) -> Value:
+    """Likewise the sum."""
+    return g.ReduceSum(x, g.ints(axis), keepdims=1)
+
+
+def statistics_dtype(x: Value) -> np.dtype:
+    """float64 for float64, else float32."""
+    return x.dtype if x.dtype == float64 else np.dtype(np.float32)
