@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, nearest, require
+from minigraph.errors.kinds import UNKNOWN_ATTR
 
 from .options import RunOptions
 
@@ -86,8 +87,8 @@ def get_flags(flags: str | Sequence[str]) -> dict[str, Any]:
 
 def _require_known(name: Any) -> None:
     require(
-        isinstance(name, str) and (name in DEFAULTS or name in WITHOUT_EFFECT), f"there is no flag {name!r}", AttrError,
-        nearest(str(name), DEFAULTS) or f"known: {', '.join(DEFAULTS)}",
+        isinstance(name, str) and (name in DEFAULTS or name in WITHOUT_EFFECT), f"there is no flag {name!r}",
+        UNKNOWN_ATTR, nearest(str(name), DEFAULTS) or f"known: {', '.join(DEFAULTS)}",
     )  # fmt: skip
 
 
