@@ -22,6 +22,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PASSED_OVER = contextmanager.__code__.co_filename  # `with program_guard(...)` enters the package from there
 
 
@@ -43,7 +44,7 @@ class CallSite(NamedTuple):
 def call_site() -> CallSite | None:
     """The user's line that is now calling into minigraph."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # `_is_ours` written out: each operator asks
+    while frame is not None:  # `is_ours` written out: each operator asks
         filename = frame.f_code.co_filename
         if not filename.startswith(PACKAGE_FOLDER) and filename != PASSED_OVER:
             return CallSite(filename, frame.f_lineno)
@@ -54,15 +55,17 @@ def call_site() -> CallSite | None:
 def called_function() -> str | None:
     """The public function that the user called, `SGD` for its constructor; None for operators like `x + 1`."""
     frame, name = sys._getframe(1), None
-    while frame is not None and _is_ours(frame):
-        if "<locals>" not in frame.f_code.co_qualname:  # else a wrapper
+    while frame is not None and is_ours(frame):
+        made_here = frame.f_code.co_filename.startswith(ERRORS_FOLDER)
+        if not made_here and "<locals>" not in frame.f_code.co_qualname:  # else a wrapper
             name = frame.f_code.co_qualname
         frame = frame.f_back
     name = name.removesuffix(".__init__") if name else None
     return None if name is None or name.rpartition(".")[2].startswith("_") else name
 
 
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is the package's, or one of those between it and the user's `with`."""
     filename = frame.f_code.co_filename
     return filename.startswith(PACKAGE_FOLDER) or filename == PASSED_OVER
 

@@ -59,27 +59,27 @@ class Kind(Generic[E]):
 SIZES = Kind(
     "MG-SHAPE-001", ShapeError, "sizes do not fit",
     "Two values that belong together have other sizes than the call takes.",
-    "Print the shapes, and bring them together with reshape, expand, a slice or another size of a layer.",
+    "Print the shapes, and bring them together with `reshape`, `expand`, a slice or another size of a layer.",
 )  # fmt: skip
 RANK = Kind(
     "MG-SHAPE-002", ShapeError, "wrong number of axes",
     "A value has more or fewer axes than the call takes: a vector where it takes a matrix, for example.",
-    "unsqueeze adds an axis, squeeze, reshape and flatten take some away.",
+    "`unsqueeze` adds an axis, `squeeze`, `reshape` and `flatten` take some away.",
 )  # fmt: skip
 AXIS = Kind(
     "MG-SHAPE-003", ShapeError, "no such axis, or one that is named twice",
-    "axis= counts from 0, or from -1 at the end, and must lie in [-rank, rank).",
-    "Name an axis that the value has. After a reduction without keepdim there is one less.",
+    "`axis=` counts from 0, or from -1 at the end, and must lie in [-rank, rank).",
+    "Name an axis that the value has. After a reduction without `keepdim` there is one less.",
 )  # fmt: skip
 BROADCAST = Kind(
     "MG-SHAPE-004", ShapeError, "shapes cannot be broadcast",
     "Sizes are compared from the last axis to the first. Each pair must be equal, or one of the two 1.",
-    "unsqueeze puts an axis of size 1 where one is missing; check which axis is the batch.",
+    "`unsqueeze` puts an axis of size 1 where one is missing; check which axis is the batch.",
 )  # fmt: skip
 INNER = Kind(
     "MG-SHAPE-005", ShapeError, "inner sizes of a product differ",
     "A product sums over one axis of each operand, and the two have different sizes.",
-    "Transpose one operand (transpose_x=True, transpose_y=True), or give the layer the size of its input.",
+    "Transpose one operand (`transpose_x=True`, `transpose_y=True`), or give the layer the size of its input.",
 )  # fmt: skip
 COUNT = Kind(
     "MG-SHAPE-006", ShapeError, "a number of elements, parts or entries does not fit",
@@ -89,12 +89,12 @@ COUNT = Kind(
 UNKNOWN_SIZE = Kind(
     "MG-SHAPE-007", ShapeError, "a size must be known before a run",
     "A size was declared as None or -1, and the call must know it while the program is built.",
-    "Give static.data the size, or reshape the value to one that is known.",
+    "Give `static.data` the size, or `reshape` the value to one that is known.",
 )  # fmt: skip
 EMPTY = Kind(
     "MG-SHAPE-008", ShapeError, "an axis without elements",
     "The call chooses or normalises along an axis, and that has size 0.",
-    "Check the sizes that lead here; a slice such as x[5:5] has none.",
+    "Check the sizes that lead here; a slice such as `x[5:5]` has none.",
 )  # fmt: skip
 NO_SHAPE = Kind(
     "MG-SHAPE-009", ShapeError, "this is no shape",
@@ -107,12 +107,12 @@ NO_SHAPE = Kind(
 DTYPE = Kind(
     "MG-DTYPE-001", DTypeError, "the operator does not take this data type",
     "Most functions work on floats, indices are ints, conditions are bools.",
-    'mg.cast(x, "float32") makes another type of it.',
+    '`mg.cast(x, "float32")` makes another type of it.',
 )  # fmt: skip
 MIXED_TYPES = Kind(
     "MG-DTYPE-002", DTypeError, "operands have different data types",
     "Types are not changed in silence, since that would round, or take more memory.",
-    "cast one of the operands. A NumPy array of Python floats is float64.",
+    "`cast` one of the operands. A NumPy array of Python floats is float64.",
 )  # fmt: skip
 NO_DTYPE = Kind(
     "MG-DTYPE-003", DTypeError, "this is not a data type",
@@ -122,7 +122,7 @@ NO_DTYPE = Kind(
 NO_NUMBERS = Kind(
     "MG-DTYPE-004", DTypeError, "a value is no array of numbers, or does not fit its type",
     "An array holds texts, objects or lists of different lengths, or a number is too large for the type.",
-    "Make an array of numbers of it first: np.asarray(value, dtype).",
+    "Make an array of numbers of it first: `np.asarray(value, dtype)`.",
 )  # fmt: skip
 WRONG_OBJECT = Kind(
     "MG-DTYPE-005", DTypeError, "an argument is another kind of object",
@@ -163,27 +163,27 @@ MISSING = Kind(
 PROGRAM = Kind(
     "MG-PROGRAM-001", ProgramError, "a call does not go with the program, or with what it was given",
     "An argument is no Variable, Program or path, or the program has no place for what the call would do.",
-    "The error says what is wanted. Variables come from static.data, from layers and from functions of mg.",
+    "The error says what is wanted. Variables come from `static.data`, from layers and from functions of mg.",
 )  # fmt: skip
 UNKNOWN_NAME = Kind(
     "MG-PROGRAM-002", ProgramError, "nothing is called so",
     "No variable, parameter, operator or entry has this name: it is misspelled, or it is in another program.",
-    "Take the name in the hint; print(program) shows all of them.",
+    "Take the name in the hint; `print(program)` shows all of them.",
 )  # fmt: skip
 FOREIGN = Kind(
     "MG-PROGRAM-003", ProgramError, "a variable is used outside of its program or block",
     "It was built in another program than the one that is built now, or inside a branch or loop.",
-    "Build both in one program_guard. A branch or loop gives its values out by returning them.",
+    "Build both in one `program_guard`. A branch or loop gives its values out by returning them.",
 )  # fmt: skip
 CHANGED = Kind(
     "MG-PROGRAM-004", ProgramError, "the program was changed after it was compiled",
     "Operators were added, a seed was set or a variable became persistable, which the compilation does not know.",
-    "Compile after the last change: make a new CompiledProgram.",
+    "Compile after the last change: make a new `CompiledProgram`.",
 )  # fmt: skip
 NO_GRADIENT = Kind(
     "MG-PROGRAM-005", ProgramError, "no gradient can be computed",
     "The loss depends on no trainable parameter, or only through an operator that has no derivative.",
-    "Look for stop_gradient, trainable=False and no_grad_set between the parameters and the loss.",
+    "Look for `stop_gradient`, `trainable=False` and `no_grad_set` between the parameters and the loss.",
 )  # fmt: skip
 NAME = Kind(
     "MG-PROGRAM-006", ProgramError, "a name is taken, or cannot be a name",
@@ -198,7 +198,7 @@ ORDER = Kind(
 RUN_TIME = Kind(
     "MG-PROGRAM-008", ProgramError, "only a run knows this value",
     "While a program is built a Variable has no value, so neither Python nor a shape can depend on it.",
-    "Fetch it, or let the program decide: mg.where, static.nn.cond, functions with size=.",
+    "Fetch it, or let the program decide: `mg.where`, `static.nn.cond`, functions with `size=`.",
 )  # fmt: skip
 BLOCKS = Kind(
     "MG-PROGRAM-009", ProgramError, "functions of a branch or loop do not go together",
@@ -208,7 +208,7 @@ BLOCKS = Kind(
 LOSS = Kind(
     "MG-PROGRAM-010", ProgramError, "the loss is not one float",
     "Gradients are those of one number.",
-    "Reduce it first, for example with mg.mean. For several targets there is static.gradients.",
+    "Reduce it first, for example with `mg.mean`. For several targets there is `static.gradients`.",
 )  # fmt: skip
 OVERWRITTEN = Kind(
     "MG-PROGRAM-011", ProgramError, "a value that backward needs is overwritten",
@@ -248,13 +248,13 @@ NEWER = Kind(
 
 FEED = Kind(
     "MG-FEED-001", FeedError, "a feed is not what a run takes",
-    "feed is a dict of arrays, by the names of data variables or by the variables themselves.",
-    'exe.run(program, feed={"x": array}, fetch_list=[loss])',
+    "`feed` is a dict of arrays, by the names of data variables or by the variables themselves.",
+    '`exe.run(program, feed={"x": array}, fetch_list=[loss])`',
 )  # fmt: skip
 MISSING_FEED = Kind(
     "MG-FEED-002", FeedError, "a feed is missing",
     "The program reads a data variable, and the dict does not have it.",
-    "Feed it, or run a clone(for_test=True) that does not need it.",
+    "Feed it, or run a `clone(for_test=True)` that does not need it.",
 )  # fmt: skip
 UNKNOWN_FEED = Kind(
     "MG-FEED-003", FeedError, "no data variable is called so",
@@ -263,8 +263,8 @@ UNKNOWN_FEED = Kind(
 )  # fmt: skip
 FEED_TYPE = Kind(
     "MG-FEED-004", FeedError, "a feed has another data type than was declared",
-    "NumPy makes float64 and int64 of Python's numbers, static.data declares float32.",
-    'array.astype("float32"), or declare the type that is fed.',
+    "NumPy makes float64 and int64 of Python's numbers, `static.data` declares float32.",
+    '`array.astype("float32")`, or declare the type that is fed.',
 )  # fmt: skip
 FEED_SHAPE = Kind(
     "MG-FEED-005", FeedError, "a feed has another shape than was declared",
@@ -274,12 +274,12 @@ FEED_SHAPE = Kind(
 COMPUTED_FEED = Kind(
     "MG-FEED-006", FeedError, "a feed would have no effect",
     "The program computes the variable, so the value would be overwritten.",
-    "use_prune=True leaves out the operators before a fed value.",
+    "`use_prune=True` leaves out the operators before a fed value.",
 )  # fmt: skip
 FETCH = Kind(
     "MG-FETCH-001", FetchError, "this cannot be fetched",
-    "fetch_list holds Variables and names.",
-    "Name the variables: fetch_list=[loss], or fetch_list=[loss.name].",
+    "`fetch_list` holds Variables and names.",
+    "Name the variables: `fetch_list=[loss]`, or `fetch_list=[loss.name]`.",
 )  # fmt: skip
 UNKNOWN_FETCH = Kind(
     "MG-FETCH-002", FetchError, "no variable to fetch is called so",
@@ -292,7 +292,7 @@ UNKNOWN_FETCH = Kind(
 SCOPE = Kind(
     "MG-SCOPE-001", UninitializedError, "a parameter or state has no value",
     "The startup program has not run in this scope.",
-    "exe.run(startup_program) once, before the first step, with the same scope.",
+    "`exe.run(startup_program)` once, before the first step, with the same scope.",
 )  # fmt: skip
 OTHER_VALUE = Kind(
     "MG-SCOPE-002", UninitializedError, "a value in the scope has another shape or type than its variable",
@@ -302,12 +302,12 @@ OTHER_VALUE = Kind(
 PLACE = Kind(
     "MG-PLACE-001", PlaceError, "this place cannot be used",
     "There is no GPU, no driver for it, or a package is missing.",
-    "`python -m minigraph info` says what is missing. CPUPlace() works everywhere.",
+    "`python -m minigraph info` says what is missing. `CPUPlace()` works everywhere.",
 )  # fmt: skip
 NO_KERNEL = Kind(
     "MG-PLACE-002", PlaceError, "this place has no kernel for an operator",
     "The operator is defined for the CPU only, or not for these types, sizes or arguments.",
-    "Run it on CPUPlace(), or give it a GPU form: docs/add_an_operator.md.",
+    "Run it on `CPUPlace()`, or give it a GPU form: docs/add_an_operator.md.",
 )  # fmt: skip
 KERNEL = Kind(
     "MG-KERNEL-001", KernelError, "a kernel failed",
@@ -317,36 +317,31 @@ KERNEL = Kind(
 INDEX = Kind(
     "MG-KERNEL-002", KernelError, "an index or a class is out of range",
     "An id is not below the number of rows, or a label not below the number of classes. The run changed nothing.",
-    "Check the data: classes are counted from 0. Rows to leave out have the label ignore_index.",
+    "Check the data: classes are counted from 0. Rows to leave out have the label `ignore_index`.",
 )  # fmt: skip
 DIVIDED = Kind(
     "MG-KERNEL-003", KernelError, "an integer is divided by 0",
     "Integers have no infinity that could be the result.",
-    "Divide floats, or put another divisor in its place with mg.where.",
+    "Divide floats, or put another divisor in its place with `mg.where`.",
 )  # fmt: skip
 ASSERTED = Kind(
     "MG-KERNEL-004", KernelError, "an assertion of the program does not hold",
-    "static.nn.control_flow.Assert saw a condition that is False.",
+    "`static.nn.control_flow.Assert` saw a condition that is False.",
     "The error shows the values that it was given.",
 )  # fmt: skip
-ENDLESS = Kind(
-    "MG-KERNEL-005", KernelError, "a loop does not end",
-    "The condition was still true after as many rounds as the loop may have.",
-    "Check that the body changes what the condition reads.",
-)  # fmt: skip
 NO_ANSWER = Kind(
-    "MG-KERNEL-006", KernelError, "a matrix has no inverse or no factors",
+    "MG-KERNEL-005", KernelError, "a matrix has no inverse or no factors",
     "It is singular, or not positive definite.",
-    "Add a small multiple of the identity, or use mg.linalg.pinv or lstsq.",
+    "Add a small multiple of the identity, or use `mg.linalg.pinv` or `mg.linalg.lstsq`.",
 )  # fmt: skip
 MEMORY = Kind(
     "MG-MEMORY-001", KernelError, "there is not enough memory",
     "Values that live at the same time take more than is free.",
-    "A smaller batch, recompute, or gradient_merge; compiled.memory_report() says what takes most.",
+    "A smaller batch, `recompute`, or `gradient_merge`; `compiled.memory_report()` says what takes most.",
 )  # fmt: skip
 NAN = Kind(
     "MG-NAN-001", NonFiniteError, "an operator gave NaN or an infinity",
-    "FLAGS_check_nan_inf is on, and a value left the range of its type, or had no result.",
+    "`FLAGS_check_nan_inf` is on, and a value left the range of its type, or had no result.",
     "The error names the first operator that did. docs/check_nan_inf.md says how to look on.",
 )  # fmt: skip
 VERIFY = Kind(
@@ -356,7 +351,7 @@ VERIFY = Kind(
 )  # fmt: skip
 VALIDATE = Kind(
     "MG-VERIFY-002", VerifyError, "a pass changed what the program computes",
-    'verify="each_pass" compares the program before and after each pass in float64. This is a defect of the pass.',
+    '`verify="each_pass"` compares the program before and after each pass in float64. This is a defect of the pass.',
     "Switch its flag off, and report the program.",
 )  # fmt: skip
 
@@ -374,6 +369,6 @@ NOT_HERE = Kind(
 )  # fmt: skip
 READERS = Kind(
     "MG-READER-001", MinigraphError, "readers have different numbers of samples",
-    "paddle.reader.compose takes one sample of each reader in turn, and one of them ended first.",
-    "compose(..., check_alignment=False) stops with the shortest.",
+    "`paddle.reader.compose` takes one sample of each reader in turn, and one of them ended first.",
+    "`compose(..., check_alignment=False)` stops with the shortest.",
 )  # fmt: skip

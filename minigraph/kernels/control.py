@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minigraph.errors import require
-from minigraph.errors.kinds import ENDLESS
+from minigraph.errors import KernelError, require
 from minigraph.opdef.inner import as_flag
 
 Run = Callable[[Any, Sequence[Any], int], list[Any]]
@@ -29,7 +28,7 @@ def loop(cond: Any, body: Any, values: Sequence[Any], more: Sequence[Any], run: 
     for number in itertools.count():
         if not as_flag(host(run(cond, [*values, *more], number)[0])):
             break
-        require(most is None or number < most, f"a loop goes on after {most} rounds", ENDLESS)
+        require(most is None or number < most, f"a loop goes on after {most} rounds", KernelError)
         if history is not None:
             history.append(values)
         values = run(body, [*values, *more], number)
