@@ -8,7 +8,7 @@ from . import ops  # isort: skip  # noqa: F401  (first: everything else asks for
 from minigraph.kernels.cores import get_num_threads, set_num_threads
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.runtime import version
-from minigraph.runtime.flags import get_flags, set_flags
+from minigraph.runtime.flags import get_flags, set_flags, traceback_length
 from minigraph.runtime.seeds import seed
 from minigraph.static.mode import enable_static, in_dynamic_mode, no_grad
 from minigraph.static.objects import load, save
@@ -48,6 +48,7 @@ from .device import (
     set_device,
 )
 from .errors import MinigraphError
+from .errors.tracebacks import install as _show_tracebacks_short
 from .program import Variable
 from .program.default_dtype import get_default_dtype, set_default_dtype
 from .reader.decorator import batch
@@ -136,6 +137,9 @@ __all__ = [
     "utils",
 ]  # fmt: skip
 __all__ += tensor.__all__
+
+if traceback_length() == "short":
+    _show_tracebacks_short()
 
 paddle_names.explain_missing(
     {

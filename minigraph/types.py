@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import AttrError, DTypeError, ShapeError, require, shortened
+from .errors import AttrError, require, shortened
+from .errors.kinds import AXIS, BROADCAST, NO_DTYPE, NO_SHAPE, WRONG_OBJECT
 
 DType = np.dtype
 
@@ -42,11 +43,11 @@ def as_dtype(dtype: Any) -> DType:
             raise TypeError
         meant = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:
-        raise DTypeError(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
+        raise NO_DTYPE(f"{dtype!r} is not a data type", hint=f"known: {_known_dtypes()}") from None
     if meant not in SHORT_NAMES:
         meant = meant.newbyteorder("=")
         if meant not in SHORT_NAMES:
-            raise DTypeError(f"data type {meant} is not supported", hint=f"supported: {_known_dtypes()}")
+            raise NO_DTYPE(f"data type {meant} is not supported", hint=f"supported: {_known_dtypes()}")
     return meant
 
 
@@ -164,20 +165,19 @@ def normalize_shape(shape: Any) -> tuple[int, ...]:
     """A tuple of ints >= -1 from a user's shape; None becomes -1."""
     if isinstance(shape, (int, np.integer)):
         shape = (shape,)
-    require(isinstance(shape, Iterable), f"a shape is a list of sizes, not {shape!r}")
+    require(isinstance(shape, Iterable), f"a shape is a list of sizes, not {shape!r}", NO_SHAPE)
     sizes = []
     for size in shape:
         if size is None:
             size = -1
         require(
             isinstance(size, (int, np.integer)) and not isinstance(size, bool),
-            f"a size is an int, None or -1, not {size!r}", DTypeError,
+            f"a size is an int, None or -1, not {size!r}", WRONG_OBJECT,
         )  # fmt: skip
-        require(size >= -1, f"size {size} is negative")
+        require(size >= -1, f"size {size} is negative", NO_SHAPE)
         sizes.append(int(size))
-    require(
-        math.prod(max(s, 1) for s in sizes) < 2**63, f"shape {sizes} has more than 2^63 elements"
-    )
+    fits = math.prod(max(s, 1) for s in sizes) < 2**63
+    require(fits, f"shape {sizes} has more than 2^63 elements", NO_SHAPE)
     return tuple(sizes)
 
 
@@ -187,6 +187,7 @@ def normalize_axis(axis: int, ndim: int, what: str = "axis") -> int:
         -ndim <= axis < ndim,
         f"{what} {axis} is out of range for rank {ndim}"
         + (f", it must lie in [{-ndim}, {ndim})" if ndim else ", a scalar has no axes"),
+        AXIS,
     )
     return axis % ndim
 
@@ -196,7 +197,7 @@ def normalize_axes(axes: Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(ndim))
     from_front = tuple(normalize_axis(a, ndim) for a in axes)
-    require(len(set(from_front)) == len(from_front), f"axes {list(axes)} name one axis twice")
+    require(len(set(from_front)) == len(from_front), f"axes {list(axes)} name one axis twice", AXIS)
     return from_front
 
 
@@ -218,7 +219,7 @@ def broadcast_shapes(*shapes: tuple[int, ...], names: Sequence[str] = "XY", last
             if size in (1, -1) and other != 1:
                 size, owner = (other, name) if other != -1 or size == 1 else (size, owner)
             elif other not in (1, -1, size):
-                raise ShapeError(f"cannot broadcast axis {axis + 1 + last}: {owner} has {size}, {name} has {other}")
+                raise BROADCAST(f"cannot broadcast axis {axis + 1 + last}: {owner} has {size}, {name} has {other}")
         result.append(size)
     return tuple(result)
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from minigraph.errors import AttrError, ProgramError, call_site, require
+from minigraph.errors.kinds import MISSING, ORDER
 from minigraph.io import DataLoader as Loader
 from minigraph.io.prefetch import prefetched
 from minigraph.program import Variable
@@ -41,7 +42,7 @@ class GeneratorLoader:
                 "a loader inside the program is not here", call="DataLoader.from_generator", site=call_site(),
                 hint="iterable=True, and: for feed in loader(): exe.run(feed=feed, fetch_list=[...])",
             )  # fmt: skip
-        require(return_list or feed_list, "feed_list is needed: the feeds have the names of its variables", AttrError)
+        require(return_list or feed_list, "feed_list is needed: the feeds have the names of its variables", MISSING)
         self.feeds = list(feed_list or ())
         self.capacity, self.return_list = capacity or 2, return_list
         self._batches: Generator | None = None
@@ -68,7 +69,7 @@ class GeneratorLoader:
     def __iter__(self) -> Iterator[Any]:
         batches = self._batches
         if batches is None:
-            raise ProgramError(
+            raise ORDER(
                 "the loader has no generator yet", call="DataLoader", site=call_site(),
                 hint="call set_sample_generator, set_sample_list_generator or set_batch_generator first",
             )  # fmt: skip

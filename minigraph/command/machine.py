@@ -1,4 +1,4 @@
-"""Commands about this machine: info, cache, completion."""
+"""Commands that look at no program: info, error, cache, completion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from minigraph import cuda
+from minigraph.errors import raise_unknown
+from minigraph.errors.kinds import KINDS, UNKNOWN_NAME
 from minigraph.kernels.cores import get_num_threads
 from minigraph.kernels.cuda.record import compile as compiled_kernels
 from minigraph.runtime.version import VERSION
@@ -18,7 +20,7 @@ PACKAGES = (
     "numpy", "numba", "networkx", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "nvmath-python", "nvidia-cuda-nvrtc",
     "nvidia-cublas",
 )  # fmt: skip
-NAMES = "info demo dump explain report summary diff profile verify bench cache completion"
+NAMES = "info demo dump explain report summary diff profile verify bench error cache completion"
 SHELLS = {
     "bash": f'complete -o default -W "{NAMES}" minigraph',
     "zsh": f'autoload -U bashcompinit && bashcompinit && complete -o default -W "{NAMES}" minigraph',
@@ -55,6 +57,16 @@ def cache(options: Namespace) -> tuple[dict[str, Any], str]:
         return {"cleared": before, "left": left}, f"cleared: {_line(before)}"
     found = _cached()
     return found, _line(found)
+
+
+def error(options: Namespace) -> tuple[dict[str, Any], str]:
+    """What a code says, why, and what to do."""
+    kind = KINDS.get(options.code.upper())
+    if kind is None:
+        raise_unknown("code", options.code, KINDS, UNKNOWN_NAME)
+    lines = [f"{kind.code}  {kind.error.__name__}: {kind.what}", f"  cause: {kind.cause}", f"  what to do: {kind.mend}"]
+    data = {"code": kind.code, "class": kind.error.__name__, "what": kind.what, "cause": kind.cause, "mend": kind.mend}
+    return data, "\n".join(lines)
 
 
 def completion(options: Namespace) -> tuple[dict[str, Any], str]:

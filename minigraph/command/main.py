@@ -16,7 +16,7 @@ from . import demo, machine, runs, views
 from .subject import NoSubject
 
 Answer = tuple[dict[str, Any], str]  # data for --json, text
-CODES = "exit codes: 0 done; 1 an error, or verify found a difference; 2 the command line is wrong"
+CODES = "exit codes: 0 done; 1 an error, or verify or diff of two found a difference; 2 the command line is wrong"
 FILES = """a source is a script, which runs until its first compiled step (else until a program is fed a second time),
 or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save, an ONNX file"""
 
@@ -24,7 +24,7 @@ or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.s
 SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "dump": (views.dump, "the text of the program after all rewrites, or after --step N; --dir for all passes"),
     "explain": (views.explain, "what each pass did, what it refused and why"),
-    "diff": (views.diff, "operators before and after the rewrites"),
+    "diff": (views.diff, "operators before and after the rewrites; of two sources, what differs between them"),
     "summary": (views.summary, "operators with types, parameters, FLOPs and bytes"),
     "report": (views.report, "one HTML page about the compilation"),
     "verify": (views.verify, "run each pass in float64 on made-up numbers and compare"),
@@ -34,6 +34,7 @@ SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
 OTHERS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "info": (machine.info, "versions, GPU or why there is none, threads, caches"),
     "demo": (demo.demo, "train a small network without and with rewrites"),
+    "error": (machine.error, "what an error's code means: minigraph error MG-SHAPE-005"),
     "cache": (machine.cache, "compiled kernels on disk: show or clear them"),
     "completion": (machine.completion, "a script for a shell: eval \"$(minigraph completion bash)\""),
 }
@@ -61,21 +62,22 @@ def parser() -> argparse.ArgumentParser:
     own["profile"].add_argument("--trace", help="a file for Perfetto")
     for name in ("profile", "bench"):
         own[name].add_argument("--steps", type=int, default=10, help="timed runs (10)")
+    own["diff"].add_argument("other", nargs="?", help="a second script or saved program")
+    own["error"].add_argument("code", help="as errors show it")
     own["cache"].add_argument("do", choices=("show", "clear"), nargs="?", default="show")
     own["completion"].add_argument("shell", choices=("bash", "zsh", "fish"))
     return made
 
 
 def _command(commands: Any, name: str) -> argparse.ArgumentParser:
-    text = COMMANDS[name][1]
-    made = commands.add_parser(name, help=text, description=text, epilog=FILES if name in SOURCES else None)
+    text, notes = COMMANDS[name][1], f"{FILES}; {CODES}" if name in SOURCES else CODES
+    made = commands.add_parser(name, help=text, description=text, epilog=notes)
     made.add_argument("--json", action="store_true", help="for programs")
     return made
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:
-    command.add_argument("source", help="a script or a saved program")
-    command.add_argument("args", nargs="*", help="arguments of the script, after --")
+    command.add_argument("source", help="a script or a saved program; what stands after -- are the script's arguments")
     command.add_argument("--passes", help="all, none, or flags joined by commas; a script's own, else all")
     command.add_argument("--fetch", help="names joined by commas; what the script fetches, or what nobody reads")
     command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES",
@@ -86,7 +88,9 @@ def _add_source(command: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; the exit code."""
     known = parser()
-    options = known.parse_args(arguments)
+    line = list(sys.argv[1:] if arguments is None else arguments)
+    end = line.index("--") if "--" in line else len(line)
+    options = known.parse_args(line[:end], argparse.Namespace(args=line[end + 1 :]))
     try:
         data, text = COMMANDS[options.command][0](options)
     except NoSubject as problem:

@@ -6,7 +6,10 @@ from argparse import Namespace
 from typing import Any
 
 from minigraph.errors import VerifyError
+from minigraph.ir.diff import diff as program_diff
+from minigraph.ir.diff import first_difference
 from minigraph.ir.dot import to_dot
+from minigraph.program import Program
 
 from .runs import profiled
 from .subject import subject
@@ -39,10 +42,22 @@ def explain(options: Namespace) -> tuple[dict[str, Any], str]:
 
 
 def diff(options: Namespace) -> tuple[dict[str, Any], str]:
-    """Operators before and after."""
-    compiled = subject(options).compiled()
-    text = compiled.diff()
-    return {"before": len(compiled.before.ops), "after": len(compiled.after.ops), "diff": text.splitlines()}, text
+    """Operators before and after the rewrites; of two sources, those of one and of the other."""
+    if options.other is None:
+        compiled = subject(options).compiled()
+        before, after, first = compiled.before, compiled.after, None
+    else:
+        before, after = _compared(options), _compared(Namespace(**{**vars(options), "source": options.other}))
+        first = first_difference(before, after)
+    text = program_diff(before, after)
+    data = {"before": len(before.ops), "after": len(after.ops), "diff": text.splitlines(), "failed": first is not None}
+    return data | {"first_difference": first}, f"{text}\nfirst difference: {first}" if first else text
+
+
+def _compared(options: Namespace) -> Program:
+    """A source's program as it stands; with --passes as they rewrite it."""
+    found = subject(options)
+    return found.program if options.passes is None else found.compiled().after
 
 
 def summary(options: Namespace) -> tuple[dict[str, Any], str]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigraph.errors import ProgramError, raise_unknown, require, shortened
+from minigraph.errors.kinds import ORDER, UNKNOWN_NAME
 from minigraph.ir.convert import into_program, to_graph
 from minigraph.ir.verify import verify
 from minigraph.passes.engine.log import PassReport
@@ -32,7 +33,7 @@ def recompute_between(program: Program, checkpoints: Any) -> PassReport:
     places = {v.name: at for at, op in enumerate(forward_of(graph)) for v in op.output_vars}
     for name in names:
         if name not in places:
-            raise ProgramError(
+            raise ORDER(
                 f"checkpoint {program.vars[name]} is not computed before the first gradient",
                 site=program.vars[name].site, hint="feeds and parameters are kept in any case; leave it out",
             )  # fmt: skip
@@ -58,5 +59,5 @@ def checkpoint_names(program: Program, checkpoints: Any) -> Sequence[str]:
             check_is_of(each, program, "checkpoint", ProgramError)
         names.append(each.name if isinstance(each, Variable) else each)
         if names[-1] not in program.vars:
-            raise_unknown(f"checkpoint: variable of program {program.name}", names[-1], program.vars, ProgramError)
+            raise_unknown(f"checkpoint: variable of program {program.name}", names[-1], program.vars, UNKNOWN_NAME)
     return names

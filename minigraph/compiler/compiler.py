@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minigraph.errors import FeedError, ProgramError, require
+from minigraph.errors.kinds import CHANGED
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.diff import diff
 from minigraph.ir.graph import Graph
@@ -231,7 +232,7 @@ class CompiledProgram(NotPickled):
     def _check_unchanged(self) -> None:
         require(
             self._latest is None or self._latest.version == self._program.version,
-            f"program {self._program.name} was changed after it was compiled", ProgramError,
+            f"program {self._program.name} was changed after it was compiled", CHANGED,
             "make a new CompiledProgram, or compile after the last change",
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minigraph.errors import ProgramError
+from minigraph.errors.kinds import STORAGE
 from minigraph.ir.dot import to_dot
 from minigraph.passes.engine.history import History
 from minigraph.program import Program
@@ -44,7 +44,7 @@ def _write(flag: str, path: Path, folder: Path, texts: Mapping[str, str]) -> Non
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path, or what its encoding lacks
         why = getattr(problem, "strerror", None) or str(problem)
-        raise ProgramError(
+        raise STORAGE(
             f"{flag} {str(path)!r} cannot be written: {why}",
             hint="a folder, or a file in one, that can be written; '' writes none",
         ) from None

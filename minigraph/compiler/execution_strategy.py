@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from minigraph.errors import AttrError, nearest, require
+from minigraph.errors.kinds import UNKNOWN_ATTR
 
 
 class Choice(Enum):
@@ -52,7 +53,7 @@ class ExecutionStrategy:
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = self.__dict__
-        require(name in known, f"ExecutionStrategy has no field {name!r}", AttrError, nearest(name, known))
+        require(name in known, f"ExecutionStrategy has no field {name!r}", UNKNOWN_ATTR, nearest(name, known))
         kind = type(known[name])
         fits = isinstance(value, int) and (value in (0, 1) if kind is bool else value >= 0 and value is not True)
         require(fits, f"{name} must be a {kind.__name__}, is {value!r}", AttrError)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import NO_GRADIENT, ORDER, UNKNOWN_NAME
 from minigraph.ir.convert import into_program, to_graph
 from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.ir.verify import verify
@@ -38,7 +39,7 @@ def rewrite(
     require(isinstance(program, Program), f"rewrite takes a Program, not {program!r}", ProgramError)
     for op in program.ops:
         if op.role != "forward" or op.forward is not None:
-            raise ProgramError(
+            raise ORDER(
                 f"program {program.name} has gradients or updates already", call=op.call(), site=op.site,
                 hint="rewrite it before append_backward or minimize; later rewrites are flags of BuildStrategy",
             )
@@ -64,7 +65,7 @@ def _kept(program: Program, keep: Iterable[Variable | str]) -> set[str]:
     kept = set()
     for v in keep:
         is_known = v.block is program.global_block() if isinstance(v, Variable) else v in program.vars
-        require(is_known, f"keep: {v!r} is no variable of program {program.name}", ProgramError)
+        require(is_known, f"keep: {v!r} is no variable of program {program.name}", UNKNOWN_NAME)
         kept.add(v.name if isinstance(v, Variable) else v)
     read = {v.name for op in program.ops for v in op.input_vars}
     return kept | {v.name for op in program.ops for v in op.output_vars if v.name not in read}
@@ -181,7 +182,7 @@ class _GradientFlow:
             if other:
                 source = next(s for s, bit in self.sources.items() if bit & other)
                 v = graph.vars[name, graph.latest[name]]
-                raise ProgramError(
+                raise NO_GRADIENT(
                     f"after these passes the gradient of {name} would {'not ' if bits & other else ''}reach {source}",
                     site=v.producer.site if v.producer is not None else None,
                     hint="a pass put operators there that have no gradient; such passes are flags of BuildStrategy",

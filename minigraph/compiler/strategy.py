@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from minigraph.errors import AttrError, MinigraphError, nearest, require
+from minigraph.errors.kinds import CONFLICT, NOT_OFFERED, UNKNOWN_ATTR
 from minigraph.paddle_names import is_listed, refusal
 from minigraph.passes.accumulation.fuse_grad_accumulation import fuse_grad_accumulation
 from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
@@ -192,6 +193,8 @@ CHOICES = {  # values of fields that are words
 class UnknownField(AttrError, AttributeError):
     """A BuildStrategy has no such field."""
 
+    code = UNKNOWN_ATTR.code
+
 
 @dataclass(init=False)
 class BuildStrategy(NotPickled):
@@ -350,7 +353,7 @@ class BuildStrategy(NotPickled):
             kind = "positive int" if wanted is int else wanted.__name__
             raise AttrError(f"{name} must be a {kind}, is {value!r}")
         if value is GradientScaleStrategy.Customized:
-            raise AttrError(f"{name} cannot be {value}", hint="pass target_gradients= to static.gradients")
+            raise NOT_OFFERED(f"{name} cannot be {value}", hint="pass target_gradients= to static.gradients")
         if name in CHOICES and value not in CHOICES[name]:
             raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
         object.__setattr__(self, name, value)
@@ -366,13 +369,13 @@ class BuildStrategy(NotPickled):
             for other, why in step.conflicts.items():
                 both = getattr(self, step.flag) and getattr(self, other)
                 require(
-                    not both, f"{step.flag} and {other} cannot be on together: {why}", AttrError,
+                    not both, f"{step.flag} and {other} cannot be on together: {why}", CONFLICT,
                     f"set one of them to False; BuildStrategy.all() sets {step.flag if step.in_all else other}",
                 )  # fmt: skip
         require(
             not (self.foreach_optimizer_ops and self.multi_tensor_mode == "paged"), "foreach_optimizer_ops and"
             " multi_tensor_mode='paged' cannot be on together: elementary operations do not know what states are",
-            AttrError, "set foreach_optimizer_ops to False; fuse_all_optimizer_ops pages states",
+            CONFLICT, "set foreach_optimizer_ops to False; fuse_all_optimizer_ops pages states",
         )  # fmt: skip
         self.__dict__["_compiled"] = True
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from minigraph.errors import MinigraphError, VerifyError
+from minigraph.errors import MinigraphError
+from minigraph.errors.kinds import VALIDATE
 from minigraph.opdef.reference import run_reference
 from minigraph.program import Parameter, Program, Variable
 from minigraph.types import FLOATS, INTS, bfloat16, bool_, float16, float32, float64
@@ -50,10 +51,10 @@ def validate(
     try:
         new = evaluate(after, values)
     except (MinigraphError, ValueError, IndexError, KeyError) as problem:
-        raise VerifyError(f"{pass_name} made a program that does not run: {problem}") from problem
+        raise VALIDATE(f"{pass_name} made a program that does not run: {problem}") from problem
     for name in fetched:
         if name in old and name not in new:
-            raise VerifyError(f"{pass_name} removed {name}, which is fetched")
+            raise VALIDATE(f"{pass_name} removed {name}, which is fetched")
     tolerance = max(TOLERANCE, ROUNDINGS * _largest_epsilon(before)) if rounds else TOLERANCE
     written, times = _writes(after), _writes(before)
     lasting = {*fetched, *(v.name for v in before.vars.values() if v.persistable)}
@@ -64,7 +65,7 @@ def validate(
         difference = distance(expected, new[name])
         if difference > tolerance:
             v = before.vars[name]
-            raise VerifyError(
+            raise VALIDATE(
                 f"{pass_name} changed {v} by {difference:.3g} relative to its largest element", site=v.site,
                 hint="that is a defect of the pass; switch its flag off and report this program",
             )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors.kinds import MISSING
 
 
 class Dataset:
@@ -57,7 +58,7 @@ class ComposeDataset(Dataset):
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = list(datasets)
-        require(self.datasets, "datasets is an empty list", AttrError)
+        require(self.datasets, "datasets is an empty list", MISSING)
         lengths = [len(d) for d in self.datasets]
         require(len(set(lengths)) == 1, f"datasets have different lengths: {lengths}", AttrError)
 
@@ -74,7 +75,7 @@ class ConcatDataset(Dataset):
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = list(datasets)
-        require(self.datasets, "datasets is an empty list", AttrError)
+        require(self.datasets, "datasets is an empty list", MISSING)
         self.cumulative_sizes = list(itertools.accumulate(len(d) for d in self.datasets))
 
     def __getitem__(self, index: int) -> Any:
@@ -93,7 +94,7 @@ class ChainDataset(IterableDataset):
 
     def __init__(self, datasets: Sequence[IterableDataset]) -> None:
         self.datasets = list(datasets)
-        require(self.datasets, "datasets is an empty list", AttrError)
+        require(self.datasets, "datasets is an empty list", MISSING)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(self.datasets)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import FeedError, require
+from minigraph.errors.kinds import FEED_SHAPE
 from minigraph.program import Program, Variable, default_main_program
 
 
@@ -39,6 +40,6 @@ def _column(v: Variable, column: list[Any]) -> np.ndarray:
     inner = v.shape[1:]
     if array.shape[1:] != inner and -1 not in inner:
         fits = array.size == len(column) * int(np.prod(inner))
-        require(fits, f"samples of {v} have the shape {list(array.shape[1:])}", FeedError)
+        require(fits, f"samples of {v} have the shape {list(array.shape[1:])}", FEED_SHAPE)
         array = array.reshape(len(column), *inner)
     return array

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph.errors import AttrError, require, shortened
+from minigraph.errors.kinds import CONFLICT, MISSING
 from minigraph.program import Variable
 
 from .dataset import IterableDataset
@@ -75,7 +76,7 @@ class DataLoader:
     ) -> None:  # fmt: skip
         self.dataset, self.return_list, self.collate_fn = dataset, return_list, collate_fn
         self.names = [v.name if isinstance(v, Variable) else str(v) for v in feed_list or ()]
-        require(return_list or self.names, "return_list=False needs feed_list, whose names the feeds have", AttrError)
+        require(return_list or self.names, "return_list=False needs feed_list, whose names the feeds have", MISSING)
         for name, value in (("num_workers", num_workers), ("timeout", timeout)):
             require(isinstance(value, (int, float)) and value >= 0, f"{name} must be >= 0, is {value!r}", AttrError)
         fits = isinstance(prefetch_factor, int) and prefetch_factor > 0
@@ -85,11 +86,11 @@ class DataLoader:
         self.iterable = isinstance(dataset, IterableDataset)
         own = batch_sampler is not None
         mixed = own and (batch_size != 1 or shuffle or drop_last)
-        require(not mixed, "batch_sampler stands in place of batch_size, shuffle and drop_last", AttrError)
-        require(not (self.iterable and (own or shuffle)), "an iterable data set has an order of its own", AttrError)
+        require(not mixed, "batch_sampler stands in place of batch_size, shuffle and drop_last", CONFLICT)
+        require(not (self.iterable and (own or shuffle)), "an iterable data set has an order of its own", CONFLICT)
         self.batch_size, self.drop_last = batch_size, drop_last
         self.batch_sampler = batch_sampler
-        require(seed is None or shuffle, "a seed is for shuffle=True", AttrError)
+        require(seed is None or shuffle, "a seed is for shuffle=True", CONFLICT)
         self._order = EpochSampler(dataset, seed) if seed is not None else None
         self._repeats = seed is not None or not shuffle
         if not own and batch_size is not None and not self.iterable:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import CONFLICT, MISSING
 
 
 class Sampler:
@@ -80,7 +81,7 @@ class SubsetRandomSampler(Sampler):
     """These numbers, each once, in an order that is drawn."""
 
     def __init__(self, indices: Sequence[int]) -> None:
-        require(len(indices) > 0, "indices is an empty list", AttrError)
+        require(len(indices) > 0, "indices is an empty list", MISSING)
         self.indices = list(indices)
 
     def __iter__(self) -> Iterator[int]:
@@ -119,7 +120,7 @@ class BatchSampler(Sampler):
         self, dataset: Any = None, sampler: Any = None, shuffle: bool = False, batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:  # fmt: skip
-        require((dataset is None) != (sampler is None), "give a dataset or a sampler", AttrError)
+        require((dataset is None) != (sampler is None), "give a dataset or a sampler", CONFLICT)
         if sampler is None:
             sampler = RandomSampler(dataset) if shuffle else SequenceSampler(dataset)
         self.sampler, self.drop_last = sampler, bool(drop_last)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from minigraph.errors import MinigraphError, ProgramError, nearest
+from minigraph.errors.kinds import TEXT
 from minigraph.program.text.grammar import MARKS, PLAIN_NAME, VALUES
 from minigraph.types import DTYPES, SHORT_NAMES, TensorType, tensor_type
 
@@ -27,6 +28,8 @@ DTYPE_NAMES = {dtype.name: dtype for dtype in SHORT_NAMES}
 
 class TextError(ProgramError):
     """A line of a program's text is wrong; the message shows it with a caret."""
+
+    code = TEXT.code
 
     def __init__(self, fact: str, line: int, column: int, source: str, hint: str | None = None) -> None:
         start = max(0, column - 70)

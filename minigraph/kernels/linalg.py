@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import KernelError
+from minigraph.errors.kinds import NO_ANSWER
 
 
 class NoAnswerError(KernelError):
     """A matrix is singular or not positive definite; `number` counts it among those of the call."""
 
+    code = NO_ANSWER.code
     number = 0
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site, require
+from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
+from minigraph.errors.kinds import COUNT, NO_NUMBERS, NOT_OFFERED, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.static.metrics import accuracy as _accuracy
@@ -149,7 +150,7 @@ class Auc(Metric):
     """The area under the ROC curve, of probabilities told apart in steps of 1 / num_thresholds."""
 
     def __init__(self, curve: str = "ROC", num_thresholds: int = 4095, name: str = "auc") -> None:
-        require(curve == "ROC", f"curve {curve!r} is not there, only ROC", AttrError)
+        require(curve == "ROC", f"curve {curve!r} is not there, only ROC", NOT_OFFERED)
         require(num_thresholds >= 1, f"num_thresholds must be at least 1, is {num_thresholds}", AttrError)
         self.num_thresholds, self._name = num_thresholds, name
         self.reset()
@@ -158,7 +159,7 @@ class Auc(Metric):
         """Probabilities [N, 2], of the positive class in column 1, and labels 0 or 1."""
         p = _array(preds, "preds")
         if p.ndim != 2 or p.shape[1] != 2:
-            raise ShapeError(f"preds must be [N, 2], has shape {list(p.shape)}", call="Auc.update", site=call_site())
+            raise RANK(f"preds must be [N, 2], has shape {list(p.shape)}", call="Auc.update", site=call_site())
         places = (p[:, 1] * self.num_thresholds).astype(np.int64)
         if places.size and not 0 <= places.min() <= places.max() <= self.num_thresholds:
             raise ProgramError("preds are not all in [0, 1]", call="Auc.update", site=call_site())
@@ -189,7 +190,7 @@ def _array(value: Any, name: str) -> np.ndarray:
         raise ProgramError(f"{name} must be an array, is the variable {value}", site=call_site(), hint="fetch it first")
     array = np.asarray(value)
     if array.dtype.kind not in "biuf" and not np.can_cast(array.dtype, np.float32):
-        raise DTypeError(f"{name} must hold numbers, is {array.dtype}", site=call_site())
+        raise NO_NUMBERS(f"{name} must hold numbers, is {array.dtype}", site=call_site())
     return array
 
 
@@ -197,5 +198,5 @@ def _like(labels: Any, preds: np.ndarray) -> np.ndarray:
     """Labels as a vector with one element for each prediction."""
     array = _array(labels, "labels").reshape(-1)
     if array.shape != preds.shape:
-        raise ShapeError(f"{preds.size} predictions have {array.size} labels", site=call_site())
+        raise COUNT(f"{preds.size} predictions have {array.size} labels", site=call_site())
     return array

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minigraph.errors import AttrError, raise_unknown
+from minigraph.errors import raise_unknown
+from minigraph.errors.kinds import UNKNOWN_ATTR
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 
@@ -24,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def check_activation(call: str, act: str | None) -> None:
     if act is not None and act not in OPERATORS and act not in FUNCTIONS:
-        raise_unknown(f"activation of {call}", act, (*OPERATORS, *FUNCTIONS), AttrError)
+        raise_unknown(f"activation of {call}", act, (*OPERATORS, *FUNCTIONS), UNKNOWN_ATTR)
 
 
 def activated(x: Variable, act: str | None, name: str) -> Variable:

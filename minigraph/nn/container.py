@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minigraph.errors import ProgramError, call_site, nearest
+from minigraph.errors.kinds import UNKNOWN_NAME
 from minigraph.program import Parameter
 
 from .layer import Layer
@@ -124,7 +125,7 @@ class LayerDict(Layer):
 
     def __getitem__(self, key: str) -> Layer:
         if key not in self._sub_layers:
-            raise ProgramError(
+            raise UNKNOWN_NAME(
                 f"LayerDict has no layer {key!r}", site=call_site(), hint=nearest(str(key), self._sub_layers)
             )
         return self._sub_layers[key]

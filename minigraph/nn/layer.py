@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from minigraph.errors import ProgramError, call_site, raise_unknown
+from minigraph.errors.kinds import ORDER, UNKNOWN_NAME
 from minigraph.program import Parameter, Variable, default_main_program, unique_name
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import as_dtype
@@ -68,7 +69,7 @@ class Layer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, (Parameter, Layer)) and "_parameters" not in self.__dict__:
-            raise ProgramError(
+            raise ORDER(
                 f"{type(self).__name__}.{name} is set before Layer.__init__ ran", site=call_site(),
                 hint="call super().__init__() first",
             )  # fmt: skip
@@ -221,7 +222,7 @@ class Layer:
 def _check_state(layer: Layer, path: str, value: Any, known: Mapping[str, Variable]) -> None:
     """A value for a state that the layer has."""
     if path not in known:
-        raise_unknown(f"state of {type(layer).__name__}", path, known, ProgramError)
+        raise_unknown(f"state of {type(layer).__name__}", path, known, UNKNOWN_NAME)
     if isinstance(value, Variable):
         raise ProgramError(
             f"the value of {path} is the variable {value}", site=call_site(),

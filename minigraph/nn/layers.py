@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import MISSING
 from minigraph.program import Variable
 from minigraph.program.builder import whole
 
@@ -24,7 +25,7 @@ class Linear(Layer):
         super().__init__()
         self.in_features, self.out_features, self.name = in_features, out_features, name
         self.weight = self.create_parameter([in_features, out_features], attr=weight_attr)
-        require(self.weight is not None, "Linear needs a weight, weight_attr=False gives none", AttrError)
+        require(self.weight is not None, "Linear needs a weight, weight_attr=False gives none", MISSING)
         self.bias = self.create_parameter([out_features], attr=bias_attr, is_bias=True)
 
     def forward(self, input: Variable) -> Variable:
@@ -51,7 +52,7 @@ class Embedding(Layer):
         )  # fmt: skip
         self.padding_idx, self.name = padding_idx, name
         self.weight = self.create_parameter([num_embeddings, embedding_dim], attr=weight_attr)
-        require(self.weight is not None, "Embedding needs a weight, weight_attr=False gives none", AttrError)
+        require(self.weight is not None, "Embedding needs a weight, weight_attr=False gives none", MISSING)
 
     def forward(self, x: Variable) -> Variable:
         return F.embedding(x, self.weight, self.padding_idx, name=self.name)  # pyright: ignore[reportArgumentType]
@@ -71,7 +72,7 @@ class Bilinear(Layer):
         super().__init__()
         self.name = name
         self.weight = self.create_parameter([out_features, in1_features, in2_features], attr=weight_attr)
-        require(self.weight is not None, "Bilinear needs a weight, weight_attr=False gives none", AttrError)
+        require(self.weight is not None, "Bilinear needs a weight, weight_attr=False gives none", MISSING)
         self.bias = self.create_parameter([1, out_features], attr=bias_attr, is_bias=True)
 
     def forward(self, x1: Variable, x2: Variable) -> Variable:
@@ -94,7 +95,7 @@ class PReLU(Layer):
         self.weight = self.create_parameter(
             [num_parameters], attr=weight_attr, default_initializer=Constant(init)
         )
-        require(self.weight is not None, "PReLU needs a weight, weight_attr=False gives none", AttrError)
+        require(self.weight is not None, "PReLU needs a weight, weight_attr=False gives none", MISSING)
 
     def forward(self, x: Variable) -> Variable:
         return F.prelu(x, self.weight, self.data_format, name=self.name)  # pyright: ignore[reportArgumentType]

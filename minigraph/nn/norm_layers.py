@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import call_site, require
+from minigraph.errors.kinds import NOT_OFFERED, RANK
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import whole
 from minigraph.types import FLOATS, float32, float64, normalize_shape
@@ -57,7 +58,7 @@ class _OfChannels(Layer):
     def check_rank(self, x: Variable) -> None:
         if self.ranks and x.ndim not in self.ranks:
             ranks = " or ".join(map(str, self.ranks))
-            raise ShapeError(f"x must have rank {ranks}, is {x}", call=type(self).__name__, site=call_site())
+            raise RANK(f"x must have rank {ranks}, is {x}", call=type(self).__name__, site=call_site())
 
     def extra_repr(self) -> str:
         return f"{self.channels}, epsilon={self.epsilon}"
@@ -139,7 +140,7 @@ class BatchNorm(BatchNorm1D):
         moving_variance_name: str | None = None, do_model_average_for_mean_and_var: bool = True,
         use_global_stats: bool = False, trainable_statistics: bool = False,
     ) -> None:  # fmt: skip
-        require(not trainable_statistics, "the averages of nn.BatchNorm are not trained", AttrError)
+        require(not trainable_statistics, "the averages of nn.BatchNorm are not trained", NOT_OFFERED)
         check_activation("nn.BatchNorm", act)
         _OfChannels.__init__(self, num_channels, epsilon, param_attr, bias_attr, data_layout, None, dtype)
         self.momentum, self.use_global_stats, self.act = momentum, use_global_stats or None, act

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minigraph.errors import ProgramError, call_site, require
+from minigraph.errors.kinds import NAME
 
 
 class ParamAttr:
@@ -30,7 +31,7 @@ class ParamAttr:
         do_model_average: bool = True,
         need_clip: bool = True,
     ) -> None:
-        require(name is None or isinstance(name, str), f"name must be a str, is {name!r}", ProgramError)
+        require(name is None or isinstance(name, str), f"name must be a str, is {name!r}", NAME)
         require(
             initializer is None or callable(initializer), f"initializer {initializer!r} is none of nn.initializer",
             ProgramError, "for example nn.initializer.Constant(0.0)",

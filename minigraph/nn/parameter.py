@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import MinigraphError, ProgramError, call_site, require
+from minigraph.errors.kinds import NAME, UNKNOWN_SIZE
 from minigraph.program import Parameter, default_main_program, default_startup_program, unique_name
 from minigraph.program.builder import Builder
 from minigraph.program.default_dtype import default_dtype
@@ -35,7 +36,7 @@ def create_parameter(
     initializer = attr.initializer or everywhere or usual
     try:
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
-        require(type.is_static, f"every size of a parameter must be known, got {type}")
+        require(type.is_static, f"every size of a parameter must be known, got {type}", UNKNOWN_SIZE)
     except MinigraphError as error:
         raise error.at(f"parameter of {owner}", call_site()) from None
     name = attr.name or unique_name.generate(f"{owner}.{'b' if is_bias else 'w'}")
@@ -87,9 +88,9 @@ def _weight_normed(
 
 def _check_shared(existing: Any, type: TensorType) -> None:
     if not isinstance(existing, Parameter):
-        raise ProgramError(f"variable {existing} exists already and is no parameter", site=call_site())
+        raise NAME(f"variable {existing} exists already and is no parameter", site=call_site())
     if existing.type != type:
-        raise ProgramError(
+        raise NAME(
             f"parameter {existing} exists already, {type} is asked for under the same name", site=call_site(),
             hint="give one of them another ParamAttr(name=...)",
         )  # fmt: skip

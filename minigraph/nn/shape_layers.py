@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site
+from minigraph.errors import AttrError, call_site
+from minigraph.errors.kinds import AXIS, RANK
 from minigraph.program import Variable
 from minigraph.tensor import flatten, reshape
 from minigraph.tensor.arguments import variable
@@ -45,7 +46,7 @@ class Pad1D(Layer):
     def forward(self, x: Variable) -> Variable:
         axes = len(self.layout)
         if variable(x, type(self).__name__).ndim != axes:
-            raise ShapeError(f"x must have rank {axes}, is {x}", call=type(self).__name__, site=call_site())
+            raise RANK(f"x must have rank {axes}, is {x}", call=type(self).__name__, site=call_site())
         return F.pad(x, self.padding, self.mode, self.value, self.data_format, self.name)
 
 
@@ -80,7 +81,7 @@ class Unflatten(Layer):
     def forward(self, x: Variable) -> Variable:
         axis = self.axis + variable(x, "Unflatten").ndim if self.axis < 0 else self.axis
         if not 0 <= axis < x.ndim:
-            raise ShapeError(f"{x} has no axis {self.axis}", call="Unflatten", site=call_site())
+            raise AXIS(f"{x} has no axis {self.axis}", call="Unflatten", site=call_site())
         before = [0] * axis  # 0: that size of x
         return reshape(x, [*before, *self.shape, *x.shape[axis + 1 :]], name=self.name)
 
@@ -97,7 +98,7 @@ class Softmax2D(Layer):
 
     def forward(self, x: Variable) -> Variable:
         if variable(x, "Softmax2D").ndim not in (3, 4):
-            raise ShapeError(f"x must have rank 3 or 4, is {x}", call="Softmax2D", site=call_site())
+            raise RANK(f"x must have rank 3 or 4, is {x}", call="Softmax2D", site=call_site())
         return F.softmax(x, axis=-3, name=self.name)
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph.errors import AttrError, MinigraphError, ShapeError, require
+from minigraph.errors.kinds import BROADCAST, CONFLICT
 from minigraph.types import TensorType, bfloat16, broadcast_shapes, float16, float32
 
 from .opdef import OpDef, get_op
@@ -133,7 +134,7 @@ def _parts(pattern: re.Pattern[str], text: str, what: str) -> list[Any]:
         matches.append(part.groups())
         at = part.end()
     names = [groups[0] for groups in matches]
-    require(len(set(names)) == len(names), f"one of the {what} is given twice", AttrError)
+    require(len(set(names)) == len(names), f"one of the {what} is given twice", CONFLICT)
     return matches
 
 
@@ -218,7 +219,7 @@ def layout_of(members: Sequence[Member], types: Mapping[str, TensorType]) -> Bod
             written = [types[name].shape for name in m.written]
             members_shape = broadcast_shapes(*(types[name].shape for name in m.read), *written)
             if written.count(members_shape) != len(written):
-                raise ShapeError(f"{op_type} sums where an operand was broadcast")
+                raise BROADCAST(f"{op_type} sums where an operand was broadcast")
         else:
             first = types[m.inputs[m.opdef.row_slot][0]]
             start = rows.start(m.attrs, first.ndim)

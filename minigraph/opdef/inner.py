@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, ShapeError, require
+from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import COUNT
 from minigraph.types import TensorType, bool_
 
 Rng = tuple[int, ...]
@@ -41,7 +42,7 @@ class InnerBlock:
     def check_takes(self, name: str, given: Sequence[TensorType]) -> None:
         """These fit what the block was built for."""
         own = self.input_types
-        require(len(own) == len(given), f"{name} takes {len(own)} values, {len(given)} are given")
+        require(len(own) == len(given), f"{name} takes {len(own)} values, {len(given)} are given", COUNT)
         for i, (wanted, t) in enumerate(zip(own, given, strict=True)):
             require(wanted.accepts(t), f"{name} was built for {wanted} as its input {i}, which is {t}")
 
@@ -54,12 +55,12 @@ def inner_blocks(attrs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def check_flag(name: str, t: TensorType) -> None:
     """A predicate is bool and has one element."""
     require(t.dtype == bool_, f"{name} must be bool, is {t}", DTypeError, "compare it with something: x > 0")
-    require(t.size in (1, -1), f"{name} must have one element, is {t}", ShapeError, "mg.all or mg.any make it one")
+    require(t.size in (1, -1), f"{name} must have one element, is {t}", COUNT, "mg.all or mg.any make it one")
 
 
 def as_flag(array: np.ndarray) -> bool:
     """The value of a predicate."""
-    require(array.size == 1, f"a predicate must have one element, it has shape {list(array.shape)}")
+    require(array.size == 1, f"a predicate must have one element, it has shape {list(array.shape)}", COUNT)
     return bool(array.reshape(()))
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import PlaceError, ProgramError, raise_unknown
+from minigraph.errors import raise_unknown
+from minigraph.errors.kinds import NO_KERNEL, UNKNOWN_NAME
 from minigraph.types import TensorType
 
 from .rows import Rows
@@ -52,7 +53,7 @@ Types = Mapping[str, Any]  # slot -> TensorType | list[TensorType] | None
 
 
 def _without_kernel(op_type: str, *_: Any) -> None:
-    raise PlaceError(
+    raise NO_KERNEL(
         f"{op_type} has no kernel for CUDAPlace", hint='run it on CPUPlace(), or define it with cuda="an expression'
         ' in C++" (see ops/elementwise/unary.py) or gpu=',
     )  # fmt: skip
@@ -319,7 +320,7 @@ def get_op(op_type: str) -> OpDef:
     """The definition of an operator type; a ProgramError with the nearest name if there is none."""
     opdef = OPS.get(op_type)
     if opdef is None:
-        raise_unknown("operator type", op_type, OPS, ProgramError)
+        raise_unknown("operator type", op_type, OPS, UNKNOWN_NAME)
     return opdef
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph.errors import AttrError, MinigraphError, ProgramError, raise_unknown, shortened
+from minigraph.errors.kinds import MISSING, UNKNOWN_ATTR, UNKNOWN_NAME
 
 from .attr import Attr, read_attr
 
@@ -77,7 +78,7 @@ class Signature:
         """Every slot that must be there is there, and no other."""
         if not bound.keys() <= self._input_set:
             unknown = next(name for name in bound if name not in self._input_set)
-            raise_unknown(f"input slot of {self.type}", unknown, self.input_names, ProgramError)
+            raise_unknown(f"input slot of {self.type}", unknown, self.input_names, UNKNOWN_NAME)
         for name, optional, variadic in self.inputs:
             number = len(bound[name]) if name in bound else 0
             if number == 0 and not optional:
@@ -89,7 +90,7 @@ class Signature:
         """All attributes in canonical form; unknown names and wrong types are refused."""
         if not given.keys() <= self.attrs.keys():
             unknown = next(name for name in given if name not in self.attrs)
-            raise_unknown(f"attribute of {self.type}", unknown, self.attrs, AttrError)
+            raise_unknown(f"attribute of {self.type}", unknown, self.attrs, UNKNOWN_ATTR)
         bound = {}
         for name, attr in self.attrs.items():
             if name in given:
@@ -103,7 +104,7 @@ class Signature:
             else:
                 bound[name] = attr.default
                 if attr.default is inspect.Parameter.empty:
-                    raise AttrError(f"attribute {name} is missing")
+                    raise MISSING(f"attribute {name} is missing")
         return bound
 
 

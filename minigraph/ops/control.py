@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from minigraph.errors import ProgramError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import BLOCKS
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef import Arrays, BlockAttr, op
 from minigraph.opdef.inner import as_flag, check_flag, in_round, joined
@@ -35,7 +36,7 @@ def _(Pred, Input, *, true_block, false_block):
         block.check_takes(name, Input or ())
     results = true_block.output_types, false_block.output_types
     one, other = map(len, results)
-    require(one == other, f"true_block has {one} results, false_block has {other}", ProgramError)
+    require(one == other, f"true_block has {one} results, false_block has {other}", BLOCKS)
     return [joined(pair) for pair in zip(*results, strict=True)]
 
 
@@ -87,7 +88,7 @@ def _(X, Input, Later, *, forward_block, backward_block):
     results = forward_block.output_types
     backward_block.check_takes("backward_block", [*results, *(Later or ())])
     grads = backward_block.output_types
-    require(len(grads) == len(X), f"backward_block has {len(grads)} results for {len(X)} inputs", ProgramError)
+    require(len(grads) == len(X), f"backward_block has {len(grads)} results for {len(X)} inputs", BLOCKS)
     return results
 
 
@@ -111,9 +112,9 @@ def _(X, Input, *, cond_block, body_block):
     for name, block in (("cond_block", cond_block), ("body_block", body_block)):
         block.check_takes(name, given)
     conditions, results = cond_block.output_types, body_block.output_types
-    require(len(conditions) == 1, f"cond_block has {len(conditions)} results, not one", ProgramError)
+    require(len(conditions) == 1, f"cond_block has {len(conditions)} results, not one", BLOCKS)
     check_flag("the result of cond_block", conditions[0])
-    require(len(results) == len(X), f"body_block has {len(results)} results for {len(X)} loop variables", ProgramError)
+    require(len(results) == len(X), f"body_block has {len(results)} results for {len(X)} loop variables", BLOCKS)
     for i, (own, result) in enumerate(zip(body_block.input_types, results, strict=False)):
         require(own.accepts(result), f"loop variable {i} is {own}, body_block makes it {result}")
     return [joined(pair) for pair in zip(body_block.input_types, results, strict=False)]
@@ -158,7 +159,7 @@ def _(X, Input, Out_grad, Sum, *, cond_block, body_block, grad_block):
     results, number = grad_block.output_types, len(grads)
     require(
         len(results) == number + len(sums), f"grad_block has {len(results)} results, not {number + len(sums)}",
-        ProgramError,
+        BLOCKS,
     )  # fmt: skip
     return [x for x in X if x.is_float], results[number:] or None
 

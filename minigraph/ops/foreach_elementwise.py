@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import COUNT, MIXED_TYPES
 from minigraph.opdef import Arrays, Texts, op
 from minigraph.opdef.body import Member, infer_body, is_pointwise, output_names, parse_body
 from minigraph.types import TensorType, broadcast_shapes
@@ -41,7 +42,7 @@ def foreach_elementwise(X: Arrays, Shared: Arrays = None, *, body: Texts, count:
 @foreach_elementwise.infer
 def _(X, Shared, *, body, count):
     members, shared = parse_body(tuple(body)), tuple(Shared or ())
-    require(count > 0 and len(X) % count == 0, f"X lists {len(X)} arrays, no multiple of count={count}")
+    require(count > 0 and len(X) % count == 0, f"X lists {len(X)} arrays, no multiple of count={count}", COUNT)
     for s in shared:
         require(s.size in (1, -1), f"Shared must hold arrays of one element, holds {s}")
     for m in members:
@@ -56,7 +57,7 @@ def _(X, Shared, *, body, count):
         rows.append(known[types])
     for i, row in enumerate(rows):
         same = [(t.dtype, first.dtype) for t, first in zip((*X[i::count], *row), (*X[::count], *rows[0]), strict=True)]
-        require(all(a == b for a, b in same), f"tensor {i} has other data types than tensor 0", DTypeError,
+        require(all(a == b for a, b in same), f"tensor {i} has other data types than tensor 0", MIXED_TYPES,
                 "one operator for each data type")  # fmt: skip
     return ([t for column in zip(*rows, strict=True) for t in column],)
 

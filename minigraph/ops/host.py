@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, KernelError, ProgramError, require
+from minigraph.errors import AttrError, KernelError, require
+from minigraph.errors.kinds import ASSERTED, NO_GRADIENT
 from minigraph.opdef import Arrays, FunctionAttr, Ints, Texts, op
 from minigraph.opdef.inner import as_flag, check_flag
 from minigraph.types import DTYPES, TensorType, tensor_type
@@ -41,7 +42,7 @@ def _(X, *, function, types, kept, backward, skipped):
 @py_func.grad
 def _(g, X, Out, Out_grad, *, function, types, kept, backward, skipped):
     if backward is None:
-        raise ProgramError(
+        raise NO_GRADIENT(
             f"py_func of {function.name} has no backward_func", hint="pass one, or set stop_gradient = True on its"
             " results",
         )  # fmt: skip
@@ -83,7 +84,7 @@ def check_true(Cond, Data: Arrays = None, *, summarize: int = 20, message: str =
     """
     if not as_flag(Cond):
         shown = [_shown(x, summarize) for x in Data or ()]
-        raise KernelError(f"{message or 'an assertion does not hold'}{': ' * bool(shown)}{'; '.join(shown)}")
+        raise ASSERTED(f"{message or 'an assertion does not hold'}{': ' * bool(shown)}{'; '.join(shown)}")
     return np.array(Cond)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import FOREIGN, NO_GRADIENT
 from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 
@@ -19,7 +20,7 @@ def trainable(chosen: Sequence[Any], loss: Variable) -> list[Variable]:
     for p in params:
         require(
             p.program is loss.program, f"parameter {p.name} belongs to program {p.program.name}, the loss to"
-            f" {loss.program.name}", ProgramError, "a name stands for the parameter of the loss's program",
+            f" {loss.program.name}", FOREIGN, "a name stands for the parameter of the loss's program",
         )  # fmt: skip
         _check_parameter(p)
     return [p for p in params if not p.stop_gradient]
@@ -30,7 +31,7 @@ def given_gradients(params_grads: Sequence[tuple[Any, Any]]) -> ParamsGrads:
     for p, _ in params_grads:
         _check_parameter(p)
     pairs = sorted(((p, g) for p, g in params_grads if g is not None), key=lambda pair: pair[0].name)
-    require(pairs, "there is no gradient to apply", ProgramError)
+    require(pairs, "there is no gradient to apply", NO_GRADIENT)
     params = [p for p, _ in pairs]
     for p, following in itertools.pairwise(params):
         require(p is not following, f"parameter {p.name} has two gradients", ProgramError)
@@ -38,7 +39,7 @@ def given_gradients(params_grads: Sequence[tuple[Any, Any]]) -> ParamsGrads:
     for p in params:
         require(
             p.program is first.program, f"parameters {first.name} and {p.name} belong to two programs,"
-            f" {first.program.name} and {p.program.name}", ProgramError,
+            f" {first.program.name} and {p.program.name}", FOREIGN,
         )  # fmt: skip
     return pairs
 

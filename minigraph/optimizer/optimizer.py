@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
-from minigraph.errors import AttrError, ProgramError, call_site, require
+from minigraph.errors import ProgramError, call_site, require
+from minigraph.errors.kinds import ORDER, UNKNOWN_ATTR
 from minigraph.opdef import get_op
 from minigraph.program import (
     Block,
@@ -125,7 +126,7 @@ class Optimizer:
         grad_scale  a float variable that multiplies the gradients first, such as 1 / loss scale: inside the update,
                     or in the gradient's own type before it where they are clipped or decay
         """
-        require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", AttrError)
+        require(key in FLAGS.values(), f"there is no auxiliary variable {key!r}", UNKNOWN_ATTR)
         self._auxiliary_vars[key] = as_variable(var, key)
 
     # hyperparameters and groups
@@ -250,5 +251,5 @@ def check_first(known: Mapping[int, Any], program: Program, optimizer: Any) -> N
     """An optimizer has one set of states for a program."""
     require(
         program.id not in known, f"this {type(optimizer).__name__} updates program {program.name} already",
-        ProgramError, "call minimize once per program; for two losses minimize their sum or use two optimizers",
+        ORDER, "call minimize once per program; for two losses minimize their sum or use two optimizers",
     )  # fmt: skip

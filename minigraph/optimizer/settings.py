@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from minigraph.errors import AttrError, raise_unknown, require
+from minigraph.errors.kinds import CONFLICT, MISSING, UNKNOWN_ATTR
 from minigraph.program import Variable
 from minigraph.regularizer import L2Decay, WeightDecayRegularizer
 from minigraph.types import bfloat16, float16
@@ -67,7 +68,7 @@ def distinct(parameters: list[Any]) -> list[Any]:
     """Parameters of which none is listed twice."""
     names = [p if isinstance(p, str) else p.name for p in parameters]
     twice = next((n for i, n in enumerate(names) if n in names[:i]), None) if len(set(names)) < len(names) else None
-    require(twice is None, f"parameter {twice} is listed twice", AttrError)
+    require(twice is None, f"parameter {twice} is listed twice", CONFLICT)
     return parameters
 
 
@@ -105,11 +106,11 @@ def read_groups(
     names = {"learning_rate": "rate_factor", "weight_decay": decay}
     params, groups = [], {}
     for group in listed:
-        require("params" in group, f"a group of parameters has the key 'params', not {sorted(group)}", AttrError)
+        require("params" in group, f"a group of parameters has the key 'params', not {sorted(group)}", MISSING)
         settings = {}
         for key in group.keys() - {"params"}:
             if key not in checks:
-                raise_unknown(f"{optimizer}: group setting", key, ["params", *checks], AttrError)
+                raise_unknown(f"{optimizer}: group setting", key, ["params", *checks], UNKNOWN_ATTR)
             settings[names.get(key, key)] = checks[key](key, group[key])
         members = as_list("params", group["params"])
         params += members

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from minigraph.errors import PACKAGE_FOLDER, MinigraphError, nearest
+from minigraph.errors.kinds import NOT_HERE
 
 from .listed import listed
 from .reasons import reason_of
@@ -29,9 +30,13 @@ SPACES: dict[str, Any] = {}  # Paddle's name of a namespace -> the module or cla
 class NotHere(MinigraphError, AttributeError):
     """A name of Paddle that minigraph does not have, with the reason and what to use instead."""
 
+    code = NOT_HERE.code
+
 
 class NotHereToImport(MinigraphError, ImportError):
     """The same in `from minigraph.nn import Conv2D`."""
+
+    code = NOT_HERE.code
 
 
 class UnknownName(AttributeError):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import STORAGE
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.text.html import folded, table
 from minigraph.program.text.summary import amount
@@ -101,7 +102,7 @@ class Profiler:
             path.write_text(json.dumps({"traceEvents": events(self.runs)}, separators=(",", ":")), encoding="utf-8")
         except (OSError, ValueError) as problem:
             why = getattr(problem, "strerror", None) or str(problem)
-            raise ProgramError(f"{str(path)!r} cannot be written: {why}") from None
+            raise STORAGE(f"{str(path)!r} cannot be written: {why}") from None
         return path
 
     def to_dict(self) -> dict[str, Any]:

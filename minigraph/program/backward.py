@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from minigraph.errors import ProgramError, call_site, raise_unknown, require, shortened
+from minigraph.errors.kinds import FOREIGN, LOSS, NO_GRADIENT, OVERWRITTEN, UNKNOWN_NAME
 from minigraph.types import TensorType
 
 from .blocks.open_blocks import building
@@ -53,9 +54,9 @@ def append_backward(
     require(isinstance(loss, Variable), f"loss must be a variable, is {loss!r}", ProgramError)
     require(
         loss.type.is_static and loss.type.size == 1, f"loss must have one element, {loss} does not",
-        ProgramError, "reduce it first, for example mg.mean(loss); for other targets use static.gradients",
+        LOSS, "reduce it first, for example mg.mean(loss); for other targets use static.gradients",
     )  # fmt: skip
-    require(loss.type.is_float, f"loss must be a float, is {loss}", ProgramError)
+    require(loss.type.is_float, f"loss must be a float, is {loss}", LOSS)
     unsupported = {"callbacks": callbacks, "checkpoints": checkpoints, "distop_context": distop_context}
     for name, value in unsupported.items():
         absent = value is None or (isinstance(value, (list, tuple)) and not value)
@@ -72,7 +73,7 @@ def append_backward(
     grads = _Differentiation(block, [loss], [None], [*wanted, *asked], blocked, is_loss=True).run()
     require(
         any(g is not None for g in grads), f"loss {loss} depends on no trainable parameter and on no data with"
-        " stop_gradient=False", ProgramError,
+        " stop_gradient=False", NO_GRADIENT,
         "check stop_gradient, trainable and no_grad_set between the parameters and the loss",
     )  # fmt: skip
     return [(p, g) for p, g in zip(wanted, grads, strict=False) if g is not None]
@@ -93,7 +94,7 @@ def gradients(
     require(targets and inputs, "gradients needs targets and inputs", ProgramError)
     for v in (*targets, *inputs):
         require(isinstance(v, Variable), f"gradients takes variables, not {v!r}", ProgramError)
-        require(v.block is targets[0].block, f"{v.name} belongs to another program", ProgramError)
+        require(v.block is targets[0].block, f"{v.name} belongs to another program", FOREIGN)
     block = targets[0].block
     _check_is_built(block)
     seeds = _list(target_gradients) if target_gradients is not None else [None] * len(targets)
@@ -102,7 +103,7 @@ def gradients(
     )
     for t, s in zip(targets, seeds, strict=True):
         require(s is None or isinstance(s, Variable), f"gradient {s!r} of target {t} is no variable", ProgramError)
-        require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", ProgramError)
+        require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", FOREIGN)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
     return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
 
@@ -198,13 +199,13 @@ class _Differentiation:
     def _differentiate(self, op: Operator, active: set[int]) -> None:
         opdef = op.opdef
         if opdef.grad_function is None:
-            raise ProgramError(f"{op.type} has no gradient rule", call=op.call(), site=op.site)
+            raise NO_GRADIENT(f"{op.type} has no gradient rule", call=op.call(), site=op.site)
         grads_of_outputs = {}
         for slot in opdef.outputs:
             grads = [self._finish(v) for v in op.outputs.get(slot.name, ())]
             grads_of_outputs[f"{slot.name}_grad"] = grads
             if f"{slot.name}_grad" not in opdef.grad_parameters and any(grad is not None for grad in grads):
-                raise ProgramError(
+                raise NO_GRADIENT(
                     f"no gradient flows through {slot.name} of {op.type}, but a target depends on it",
                     call=op.call(), site=op.site,
                     hint=f"{op.outputs[slot.name][0].name}.stop_gradient = True makes a constant of it",
@@ -246,7 +247,7 @@ class _Differentiation:
         last = self.producer.get(id(v))
         if last is not None and self.position[id(last)] > self.position[id(op)]:
             updated = "optimizer" in last.opdef.traits
-            raise ProgramError(
+            raise OVERWRITTEN(
                 f"{v.name} is overwritten by {last.type} after {op.type} used it, its gradient would be wrong",
                 call=op.call(), site=op.site, hint=AFTER_UPDATES if updated else "write to a new variable instead of"
                 " in place",
@@ -338,7 +339,7 @@ def _names(block: Block, no_grad_set: Any) -> frozenset[str]:
     names = {v.name if isinstance(v, Variable) else v for v in given}
     for name in names:
         if name not in block.vars:
-            raise_unknown("variable of no_grad_set", name, block.vars, ProgramError)
+            raise_unknown("variable of no_grad_set", name, block.vars, UNKNOWN_NAME)
     return frozenset(names)
 
 
@@ -360,8 +361,8 @@ def _live_starts(block: Block) -> list[Variable]:
 def _listed(block: Block, value: Any) -> Any:
     """The entry `value` of a parameter_list as a variable of the block."""
     if not isinstance(value, Variable) and value not in block.vars:
-        raise_unknown("parameter", value, [p.name for p in block.all_parameters()], ProgramError)
+        raise_unknown("parameter", value, [p.name for p in block.all_parameters()], UNKNOWN_NAME)
     v = value if isinstance(value, Variable) else block.vars[value]
-    require(v.block is block, f"{v.name} belongs to another program", ProgramError)
-    require(v.type.is_float, f"parameter_list holds {v}, which has no gradient", ProgramError)
+    require(v.block is block, f"{v.name} belongs to another program", FOREIGN)
+    require(v.type.is_float, f"parameter_list holds {v}, which has no gradient", NO_GRADIENT)
     return v

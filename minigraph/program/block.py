@@ -15,6 +15,7 @@ from minigraph.errors import (
     require,
     shortened,
 )
+from minigraph.errors.kinds import FOREIGN, NAME, UNKNOWN_NAME, UNKNOWN_SIZE
 from minigraph.opdef import get_op
 from minigraph.types import TensorType, normalize_shape, tensor_type
 
@@ -55,7 +56,7 @@ class Block(PartOfProgram):
         """The variable called `name`."""
         variable = self.vars.get(name)
         if variable is None:
-            raise_unknown(f"variable of program {self.program.name}", name, self.vars, ProgramError)
+            raise_unknown(f"variable of program {self.program.name}", name, self.vars, UNKNOWN_NAME)
         return variable
 
     def has_var(self, name: str) -> bool:
@@ -83,14 +84,14 @@ class Block(PartOfProgram):
         """Add a Parameter; facts: trainable, learning_rate, regularizer, need_clip."""
         name = name if name is not None else unique_name.generate("parameter")
         shape = normalize_shape(shape)
-        require(-1 not in shape, f"parameter {name}: every size must be known, got {list(shape)}")
+        require(-1 not in shape, f"parameter {name}: every size must be known, got {list(shape)}", UNKNOWN_SIZE)
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
         return self._add(Parameter(self, name, type, site=call_site(), **facts))
 
     def _add(self, variable: Any) -> Any:
         name = _checked_name(variable._name)
         if name in self.vars:
-            raise ProgramError(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
+            raise NAME(f"variable {name} exists already as {self.vars[name].type}", site=call_site())
         dict.__setitem__(self.vars, name, variable)  # nothing else changes
         self.program.version += 1
         return variable
@@ -100,7 +101,7 @@ class Block(PartOfProgram):
         if old == _checked_name(new):
             return
         if new in self.vars:
-            raise ProgramError(f"cannot rename {old}: variable {new} exists already", site=call_site())
+            raise NAME(f"cannot rename {old}: variable {new} exists already", site=call_site())
         self.vars.rename(old, new)
         self.program.version += 1
 
@@ -140,7 +141,7 @@ class Block(PartOfProgram):
         given = self._resolve(outputs or {})
         try:
             for slot in given.keys() - set(op.opdef.output_names):
-                raise_unknown(f"output slot of {type}", slot, op.opdef.output_names, ProgramError)
+                raise_unknown(f"output slot of {type}", slot, op.opdef.output_names, UNKNOWN_NAME)
             for slot in op.opdef.outputs:
                 if slot.name in given:
                     op.outputs[slot.name] = self._typed(slot.name, given[slot.name], inferred.get(slot.name))
@@ -214,7 +215,7 @@ class Block(PartOfProgram):
 
     def _typed(self, slot: str, variables: list[Variable], types: list[TensorType] | None) -> list[Variable]:
         if types is None:
-            raise ProgramError(f"this call has no output {slot}")
+            raise UNKNOWN_NAME(f"this call has no output {slot}")
         if len(types) != len(variables):
             raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
         variables = [v if isinstance(v, Variable) and v.block is self else _own(self, slot, v) for v in variables]
@@ -230,7 +231,7 @@ class Block(PartOfProgram):
 def _checked_name(name: Any) -> str:
     if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
         shown = shortened(repr(name))
-        raise ProgramError(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
+        raise NAME(f"{shown} cannot be a name, which is a str of 1 to {MAX_NAME} printable characters")
     return name
 
 
@@ -242,11 +243,11 @@ def _own(block: Block, slot: str, v: Any) -> Variable:
     if own is not None:
         return own
     if v.program.is_closed:
-        raise ProgramError(
+        raise FOREIGN(
             f"{slot}={v.name} is a variable of {v.program.name}, used outside of it",
             hint="return the variable from the function of the branch or loop, and use what the call returns",
         )
-    raise ProgramError(
+    raise FOREIGN(
         f"{slot}={v.name} belongs to another program",
         hint="build inside program_guard(main) of the program that owns the variable",
     )

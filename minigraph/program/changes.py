@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minigraph.errors import MinigraphError, ProgramError, require, shortened
+from minigraph.errors.kinds import UNKNOWN_NAME
 
 from .variable import Variable
 
@@ -80,7 +81,7 @@ class Vars(dict[str, Any]):
         for name, v in after.items():
             fits = isinstance(v, Variable) and v.block is self.block and v.name == name
             require(
-                fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}", ProgramError,
+                fits, f"{shortened(repr(v))} is no variable of this block called {shortened(repr(name))}", UNKNOWN_NAME,
                 "block.create_var(name, shape, dtype) makes one; variable.name = ... renames it",
             )  # fmt: skip
         for op in self.block.ops:
@@ -161,7 +162,7 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
     """Let `op` use the variable called `new` in the place of `old`; what is "inputs" or "outputs"."""
     held, variable = getattr(op, what), op.block.var(new)
     known = {v.name for vs in held.values() for v in vs}
-    require(old in known, f"{op.type} has no {old!r} among its {what}: {', '.join(sorted(known))}", ProgramError)
+    require(old in known, f"{op.type} has no {old!r} among its {what}: {', '.join(sorted(known))}", UNKNOWN_NAME)
     changed = {slot: [variable if v.name == old else v for v in vs] for slot, vs in held.items()}
     both = {"inputs": op.inputs, "outputs": op.outputs} | {what: changed}
     try:

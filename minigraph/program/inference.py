@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minigraph.errors import ProgramError
+from minigraph.errors.kinds import FOREIGN
 
 from .operator import Operator
 from .program import Parameter, Program
@@ -22,7 +23,7 @@ def inference_program(program: Program, feeds: Sequence[Variable], fetches: Sequ
         for v in variables:
             check_is_of(v, program, what, ProgramError)
             if v.name not in program.vars:
-                raise ProgramError(f"{what} holds {v}, which is not in program {program.name}", site=v.site)
+                raise FOREIGN(f"{what} holds {v}, which is not in program {program.name}", site=v.site)
         if len({v.name for v in variables}) != len(variables):
             raise ProgramError(f"{what} holds a variable twice: {', '.join(v.name for v in variables)}")
     test = program.clone(for_test=True)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import AttrError, ProgramError, call_site
+from minigraph.errors import AttrError, call_site
+from minigraph.errors.kinds import RUN_TIME
 from minigraph.opdef import OPS
 
 from .variable import Variable
@@ -61,7 +62,7 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
             found[name] = _new_shape(inputs["X"][0], entries)
         elif any(isinstance(e, Size) for e in entries):
             size = next(e for e in entries if isinstance(e, Size))
-            raise ProgramError(
+            raise RUN_TIME(
                 f"{name} is the size of axis {size.axis} of {size.variable}, which only a run knows", site=call_site(),
                 hint="mg.full_like, mg.expand_as and mg.where take the sizes of a Variable",
             )  # fmt: skip
@@ -73,7 +74,7 @@ def _new_shape(x: Variable, sizes: list[Any]) -> list[Any]:
     named = [0 if isinstance(s, Size) and s.variable is x and s.axis == i else s for i, s in enumerate(sizes)]
     left = [s for s in named if isinstance(s, Size)]
     if len(left) + named.count(-1) > 1:
-        raise ProgramError(
+        raise RUN_TIME(
             f"two sizes of the new shape of {x} are known only at run time", site=call_site(),
             hint="a size of x in its own place is 0, one other size may be -1",
         )  # fmt: skip

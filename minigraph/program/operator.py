@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minigraph.errors import AttrError, CallSite, ProgramError, raise_unknown, require
+from minigraph.errors import CallSite, ProgramError, raise_unknown, require
+from minigraph.errors.kinds import UNKNOWN_ATTR
 from minigraph.opdef import OpDef
 
 from . import changes
@@ -90,7 +91,7 @@ class Operator(PartOfProgram):
 
     def attr(self, name: str) -> Any:
         if name not in self.attrs:
-            raise_unknown(f"attribute of {self.type}", name, self.attrs, AttrError)
+            raise_unknown(f"attribute of {self.type}", name, self.attrs, UNKNOWN_ATTR)
         return self.attrs[name]
 
     def has_attr(self, name: str) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 
 from minigraph.errors import (
     CallSite,
-    DTypeError,
     FeedError,
     ProgramError,
     nearest,
@@ -26,6 +25,7 @@ from minigraph.errors import (
     require,
     shortened,
 )
+from minigraph.errors.kinds import NAME, NO_NUMBERS, UNKNOWN_FEED, UNKNOWN_NAME
 from minigraph.opdef.inner import InnerBlock
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
@@ -158,7 +158,7 @@ class Program(NotPickled):
             check_is_of(key, self, "feed", FeedError)
         if v is None or not (v.is_data or not v.persistable):
             data = [d.name for d in self.vars.values() if d.is_data]
-            raise FeedError(
+            raise UNKNOWN_FEED(
                 f"feed {name!r} is not a data variable of program {self.name}",
                 hint=nearest(str(name), data) or f"data variables: {', '.join(data) or 'none'}",
             )
@@ -253,12 +253,12 @@ def _checked_state(program: Program, state_dict: Mapping[str, Any]) -> dict[str,
     checked = {}
     for name, value in state_dict.items():
         if name not in program.vars:
-            raise_unknown("persistable variable", name, known, ProgramError)
+            raise_unknown("persistable variable", name, known, UNKNOWN_NAME)
         v = program.vars[name]
         try:
             array = in_one_piece(np.array(as_numpy(value), order="C"))
         except NO_ARRAY as problem:
-            raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
+            raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
         require(v.persistable, f"{name} is not persistable", ProgramError)
         require(
             array.dtype == v.dtype and v.type.accepts(v.type.with_shape(array.shape)),
@@ -344,6 +344,6 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 @contextmanager
 def name_scope(prefix: str) -> Iterator[None]:
     """Mark the operators appended inside with `prefix/`, for reading dumps and drawings."""
-    require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", ProgramError)
+    require(isinstance(prefix, str), f"a name scope has a str for a name, not {prefix!r}", NAME)
     with default_main_program().in_scope(f"{prefix}/"):
         yield

@@ -10,14 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import (
-    DTypeError,
-    MinigraphError,
-    ProgramError,
-    ShapeError,
-    require,
-    shortened,
-)
+from minigraph.errors import MinigraphError, ProgramError, ShapeError, require, shortened
+from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, UNKNOWN_NAME
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .context import Guards
@@ -46,7 +40,7 @@ class ScopeTensor(NotPickled):
         try:
             new = as_numpy(array)
         except NO_ARRAY as problem:
-            raise DTypeError(f"value of {self._name} is {why_no_array(array, problem)}") from None
+            raise NO_NUMBERS(f"value of {self._name} is {why_no_array(array, problem)}") from None
         old = self._scope.arrays.get(self._name)
         if old is None:  # of `scope.var`
             return self._scope.write(self._name, new)
@@ -57,7 +51,7 @@ class ScopeTensor(NotPickled):
             fits = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
             typed = new.astype(old.dtype) if fits else new
         fits = fits and (np.isfinite(typed) == np.isfinite(new)).all()
-        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", DTypeError)
+        require(fits, f"{self._name} is {old.dtype} and cannot hold these values of {new.dtype}", MIXED_TYPES)
         self._scope.take(self._name, typed)  # astype has made a new array
 
     def shape(self) -> list[int]:
@@ -183,7 +177,7 @@ class Scope(NotPickled):
 
     def read(self, name: str) -> np.ndarray:
         """A copy of a value, in C order."""
-        require(name in self.arrays, f"{name} is not in the scope", ProgramError)
+        require(name in self.arrays, f"{name} is not in the scope", UNKNOWN_NAME)
         with self.lock:
             self.check_whole(name)
             self.look_at_faults()
@@ -273,7 +267,7 @@ class Scope(NotPickled):
 
     def var(self, name: str) -> ScopeVariable:
         """The variable called `name`; `var(name).get_tensor().set(array, place)` gives it a value where it has none."""
-        require(isinstance(name, str) and name, f"name must be a str, is {name!r}", ProgramError)
+        require(isinstance(name, str) and name, f"name must be a str, is {name!r}", NAME)
         return ScopeVariable(self, name)
 
     def list_names(self) -> list[str]:
@@ -289,7 +283,7 @@ def _copied(name: str, value: Any) -> np.ndarray:
     try:
         return in_one_piece(np.array(as_numpy(value), order="C"))
     except NO_ARRAY as problem:
-        raise DTypeError(f"value of {name} is {why_no_array(value, problem)}") from None
+        raise NO_NUMBERS(f"value of {name} is {why_no_array(value, problem)}") from None
 
 
 def _is_kept(array: Any) -> bool:

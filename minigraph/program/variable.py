@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minigraph.errors import CallSite, DTypeError, MinigraphError, ProgramError, call_site, require
+from minigraph.errors import CallSite, MinigraphError, ProgramError, call_site, require
+from minigraph.errors.kinds import RUN_TIME, WRONG_OBJECT
 from minigraph.types import TensorType
 
 from .arithmetic import Arithmetic
@@ -63,7 +64,7 @@ class Variable(PartOfProgram, Arithmetic):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "type":
             fits = isinstance(value, TensorType)
-            require(fits, f"type of {self._name} must be a TensorType, is {value!r}", DTypeError)
+            require(fits, f"type of {self._name} must be a TensorType, is {value!r}", WRONG_OBJECT)
         if name in ("type", "is_data") and value != getattr(self, name):
             self.program.version += 1
         object.__setattr__(self, name, value)
@@ -153,7 +154,7 @@ class Variable(PartOfProgram, Arithmetic):
         return f"<{type(self).__name__} {self}>"
 
     def _no_value(self, what: str) -> MinigraphError:
-        return ProgramError(
+        return RUN_TIME(
             f"{what} of variable {self} has no value while the program is built",
             site=call_site(),
             hint="fetch it: exe.run(program, feed=..., fetch_list=[variable]); for a choice by value use mg.where",
@@ -189,7 +190,7 @@ class Variable(PartOfProgram, Arithmetic):
 
     def __len__(self) -> int:
         require(self.ndim > 0, f"len() of a 0-d variable {self}", ProgramError)
-        require(self.shape[0] >= 0, f"len() of {self}: axis 0 is known only at run time", ProgramError)
+        require(self.shape[0] >= 0, f"len() of {self}: axis 0 is known only at run time", RUN_TIME)
         return self.shape[0]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from minigraph.errors import AttrError, MinigraphError, require
+from minigraph.errors.kinds import READERS
 from minigraph.io.prefetch import mapped, prefetched
 
 Reader = Callable[[], Iterable[Any]]
@@ -20,6 +21,8 @@ Reader = Callable[[], Iterable[Any]]
 
 class ComposeNotAligned(MinigraphError, ValueError):
     """Readers that `compose` joins have different numbers of samples."""
+
+    code = READERS.code
 
 
 def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import FetchError, OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
+from minigraph.errors.kinds import UNKNOWN_FETCH
 from minigraph.kernels import host_memory
 from minigraph.program import Program, default_main_program
 from minigraph.program.copies import NotPickled
@@ -202,7 +203,7 @@ class Executor(NotPickled):
     ) -> RunnablePlan:  # fmt: skip
         for name in fetches:
             if name not in program.vars:
-                raise FetchError(
+                raise UNKNOWN_FETCH(
                     f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
                 )
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import FeedError, require, shortened
+from minigraph.errors.kinds import COMPUTED_FEED, FEED_SHAPE, FEED_TYPE
 from minigraph.program import Program, Variable
 from minigraph.types import FLOATS, NO_ARRAY, as_numpy, why_no_array
 
@@ -20,7 +21,7 @@ def check_none_is_computed(program: Program, feed: Mapping[Any, Any]) -> None:
     for op in program.ops:
         for v in op.output_vars:
             if v.name in fed and not v.is_data:
-                raise FeedError(
+                raise COMPUTED_FEED(
                     f"feed {v.name!r} is computed by {op.type}, and passes may read past it", site=op.site,
                     hint="run the Program itself, or make it a data variable",
                 )  # fmt: skip
@@ -71,7 +72,7 @@ def _as_array(v: Variable, value: Any, backend: Backend) -> Any:
             typed = array.astype(v.dtype)
         fits = np.isfinite(typed) == np.isfinite(array) if v.dtype in FLOATS else typed == array
         if not fits.all():
-            raise FeedError(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
+            raise FEED_TYPE(f"feed {v.name} has values that {v.dtype} cannot hold", site=v.site)
         array = typed
     if array.dtype.newbyteorder("=") == v.dtype and not array.dtype.isnative:
         array = array.astype(v.dtype)
@@ -81,13 +82,13 @@ def _as_array(v: Variable, value: Any, backend: Backend) -> Any:
 def _check_fit(v: Variable, array: Any) -> None:
     if array.dtype != v.dtype:
         number = array.dtype.kind in "biuf" or array.dtype in FLOATS
-        raise FeedError(
+        raise FEED_TYPE(
             f"feed {v.name} must be {v.dtype}, is {array.dtype if number else _kind(array)}", site=v.site,
             hint=f"feed {v.name}.astype({v.dtype.name!r})" if number else None,
         )  # fmt: skip
     fits = array.ndim == v.ndim and all(s in (-1, a) for s, a in zip(v.shape, array.shape, strict=True))
     if not fits:
-        raise FeedError(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
+        raise FEED_SHAPE(f"feed {v.name} must be {v.type}, has shape {list(array.shape)}", site=v.site)
 
 
 def _kind(array: Any) -> str:

@@ -2,6 +2,8 @@
 
     FLAGS_check_nan_inf   look at every result of the programs that run; docs/check_nan_inf.md
 
+and MINIGRAPH_TRACEBACK in the environment: `short`, or `full` to see our frames of errors, too; docs/errors.md.
+
 Flags of Paddle that steer what does not exist here (its allocators, cuDNN) are kept and change nothing.
 
 This is the one place that reads the environment.
@@ -16,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, nearest, require
+from minigraph.errors.kinds import UNKNOWN_ATTR
 
 from .options import RunOptions
 
 WORDS = {"0": False, "false": False, "1": True, "true": True}  # in the environment
 DEFAULTS = {"FLAGS_check_nan_inf": False}
+TRACEBACKS = ("short", "full")
 WITHOUT_EFFECT: dict[str, Any] = {  # with Paddle 2.6.2's defaults
     "FLAGS_allocator_strategy": "auto_growth", "FLAGS_benchmark": False, "FLAGS_call_stack_level": 1,
     "FLAGS_conv_workspace_size_limit": 512, "FLAGS_cpu_deterministic": False,
@@ -49,6 +53,14 @@ def _from_environment() -> dict[str, bool]:
             require(known, f"environment variable {name} must be 0, 1, true or false, is {word!r}", AttrError)
             flags[name] = WORDS[word.lower()]
     return flags
+
+
+def traceback_length() -> str:
+    """`short` or `full`, as the environment says."""
+    word = os.environ.get("MINIGRAPH_TRACEBACK", "short")
+    fact = f"environment variable MINIGRAPH_TRACEBACK must be short or full, is {word!r}"
+    require(word in TRACEBACKS, fact, AttrError)
+    return word
 
 
 _kept = dict(WITHOUT_EFFECT)
@@ -86,8 +98,8 @@ def get_flags(flags: str | Sequence[str]) -> dict[str, Any]:
 
 def _require_known(name: Any) -> None:
     require(
-        isinstance(name, str) and (name in DEFAULTS or name in WITHOUT_EFFECT), f"there is no flag {name!r}", AttrError,
-        nearest(str(name), DEFAULTS) or f"known: {', '.join(DEFAULTS)}",
+        isinstance(name, str) and (name in DEFAULTS or name in WITHOUT_EFFECT), f"there is no flag {name!r}",
+        UNKNOWN_ATTR, nearest(str(name), DEFAULTS) or f"known: {', '.join(DEFAULTS)}",
     )  # fmt: skip
 
 

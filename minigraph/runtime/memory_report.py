@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import FeedError, require, shortened
+from minigraph.errors.kinds import FEED_SHAPE
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.text.html import folded, table, text
 from minigraph.types import TensorType
@@ -121,7 +122,7 @@ def feed_types(program: Program, feed: Mapping[Any, Any]) -> dict[str, TensorTyp
             )  # fmt: skip
             continue
         fits = len(shape) == v.ndim and all(s in (-1, n) for s, n in zip(v.shape, shape, strict=True))
-        require(fits, f"feed {v.name} must be {v.type}, has shape {shortened(str(list(shape)))}", FeedError)
+        require(fits, f"feed {v.name} must be {v.type}, has shape {shortened(str(list(shape)))}", FEED_SHAPE)
         types[v.name] = TensorType(shape, v.dtype)
     return types
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from minigraph.errors import FeedError, MinigraphError, ShapeError, UninitializedError
+from minigraph.errors import MinigraphError, ShapeError, UninitializedError
+from minigraph.errors.kinds import COMPUTED_FEED, MISSING_FEED
 from minigraph.opdef import Slot
 from minigraph.program import Operator, Program, Variable, describe_call
 from minigraph.program.prune import Prune, pruned_ops
@@ -135,8 +136,8 @@ class Schedule:
             self.persistables[name] = self._new_value(name, v.type, persistable=True)
             return self.persistables[name]
         if v.is_data:
-            raise FeedError(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
-        raise FeedError(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
+            raise MISSING_FEED(f"feed {name!r} is missing: the program reads {v}", site=v.site, hint=self.advice)
+        raise MISSING_FEED(f"{v} has no value: it is not fed and no operator that runs before writes it", site=v.site)
 
     def _add_step(self, op: Operator) -> None:
         opdef, position = op.opdef, len(self.steps)
@@ -198,7 +199,7 @@ class Schedule:
         """A value that is fed for a computed variable must be read before it is overwritten."""
         fed = self.feeds[written.name]
         if not written.is_data and self.values[fed].last_use < 0:
-            raise FeedError(
+            raise COMPUTED_FEED(
                 f"feed {written.name!r} would have no effect: {op.type} computes it", site=op.site,
                 hint="with use_prune=True the operators before a fed value are left out",
             )  # fmt: skip

@@ -23,6 +23,7 @@ from minigraph.errors import (
     nearest,
     require,
 )
+from minigraph.errors.kinds import DAMAGED, NAME, OTHER_PROGRAM, STORAGE, WRONG_OBJECT
 from minigraph.ir.text import parse
 from minigraph.program import Program, Variable, default_main_program
 from minigraph.program.inference import inference_program
@@ -44,7 +45,7 @@ def normalize_program(program: Program, feed_vars: Any, fetch_vars: Any, **kwarg
     Errors: DTypeError for arguments of other types, ProgramError where a value needs another input.
     """
     _options("normalize_program", kwargs, ("skip_prune_program",))
-    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], DTypeError)
+    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], WRONG_OBJECT)
     feeds, fetches = _variables("feed_vars", feed_vars), _variables("fetch_vars", fetch_vars)
     return inference_program(program, feeds, fetches)
 
@@ -138,7 +139,7 @@ def _read(prefix: str, model: Any, params: Any) -> tuple[Program, dict[str, np.n
     there = exists(model)
     text = read_file(model) if there or not exists(params) else b""
     if text and (why := foreign(text[:PREFIX])):
-        raise ProgramError(f"{shown(model)} is {why[0]}", hint=why[1])
+        raise DAMAGED(f"{shown(model)} is {why[0]}", hint=why[1])
     state = read_arrays(params)
     inside = state.pop(PROGRAM, None)
     if inside is not None:
@@ -153,12 +154,12 @@ def _read(prefix: str, model: Any, params: Any) -> tuple[Program, dict[str, np.n
 
 def _take(program: Program, state: dict[str, np.ndarray]) -> None:
     """Put weights into the global scope: all that the program reads and no others."""
-    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], DTypeError)
+    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], WRONG_OBJECT)
     state.pop(PROGRAM, None)
     own = [v.name for v in program.list_vars() if v.persistable]
     missing = [name for name in own if name not in state]
     if missing:
-        raise ProgramError(f"the weights lack {', '.join(missing[:5])}", hint=nearest(missing[0], state))
+        raise OTHER_PROGRAM(f"the weights lack {', '.join(missing[:5])}", hint=nearest(missing[0], state))
     program.set_state_dict(state)
 
 
@@ -167,7 +168,7 @@ def _weights(model: Program, scope: Scope) -> dict[str, np.ndarray]:
     for v in kept:
         if not scope.has(v.name):
             raise UninitializedError(f"{v} has no value in the scope", hint="run the startup program first")
-        require(v.name != PROGRAM, f"a variable of a model cannot be called {PROGRAM}", ProgramError)
+        require(v.name != PROGRAM, f"a variable of a model cannot be called {PROGRAM}", NAME)
     with scope.lock:
         return {v.name: scope.read(v.name) for v in kept}
 
@@ -182,7 +183,7 @@ def _variables(what: str, values: Any, error: type[MinigraphError] = DTypeError)
 def _prefix(path: Any) -> str:
     require(isinstance(path, (str, os.PathLike)), f"path_prefix must be a path, is {path!r}", ProgramError)
     prefix = os.fsdecode(os.fspath(path)).removesuffix(MODEL).removesuffix(PARAMS)
-    require(os.path.basename(prefix), f"path_prefix {shown(prefix)!r} names no file", ProgramError)
+    require(os.path.basename(prefix), f"path_prefix {shown(prefix)!r} names no file", STORAGE)
     return file_path(prefix + MODEL).removesuffix(MODEL)
 
 
@@ -190,12 +191,12 @@ def _program(kwargs: dict[str, Any]) -> Program:
     program = kwargs.get("program")
     program = program if program is not None else default_main_program()
     program = getattr(program, "before", None) or program  # of a CompiledProgram
-    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], DTypeError)
+    require(isinstance(program, Program), f"program must be a Program, is {program!r}"[:200], WRONG_OBJECT)
     return program
 
 
 def _check_executor(executor: Any) -> None:
-    require(isinstance(executor, Executor), f"executor must be an Executor, is {executor!r}"[:200], DTypeError)
+    require(isinstance(executor, Executor), f"executor must be an Executor, is {executor!r}"[:200], WRONG_OBJECT)
 
 
 def _bytes(what: str, content: Any) -> bytes:
@@ -205,12 +206,12 @@ def _bytes(what: str, content: Any) -> bytes:
 
 def _no_program(what: str, content: bytes) -> ProgramError:
     why = foreign(content[:PREFIX])
-    return ProgramError(f"{what} {why[0] if why else 'no text of a program'}", hint=why[1] if why else None)
+    return DAMAGED(f"{what} {why[0] if why else 'no text of a program'}", hint=why[1] if why else None)
 
 
 def _options(call: str, kwargs: dict[str, Any], known: Sequence[str]) -> None:
     for name in kwargs:
-        require(name in known, f"{call} has no argument {name!r}", DTypeError, nearest(name, known))
+        require(name in known, f"{call} has no argument {name!r}", WRONG_OBJECT, nearest(name, known))
 
 
 __all__ = [

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, call_site, require
+from minigraph.errors.kinds import NAME, UNKNOWN_SIZE
 from minigraph.nn.initializer import Initializer
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.nn.parameter import create_parameter as make_parameter
@@ -34,7 +35,7 @@ def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variab
             hint="pad sequences to one length and feed a mask beside them",
         )  # fmt: skip
     if not isinstance(name, str):
-        raise ProgramError(f"name must be a str, is {name!r}", call="data", site=call_site())
+        raise NAME(f"name must be a str, is {name!r}", call="data", site=call_site())
     try:
         type = tensor_type(shape, dtype if dtype is not None else default_dtype())
     except MinigraphError as error:
@@ -46,7 +47,7 @@ def data(name: str, shape: Any, dtype: Any = None, lod_level: int = 0) -> Variab
     if existing.is_data and existing.type == type:
         return existing
     where = f"; it was made at {existing.site.text()}" if existing.site else ""
-    raise ProgramError(
+    raise NAME(
         f"variable {existing} exists already, it cannot be {type} as well{where}", call=f"data({name!r})",
         site=call_site(), hint="use another name, or another program: with static.program_guard(static.Program()): ...",
     )  # fmt: skip
@@ -84,7 +85,7 @@ def create_global_var(
     name = name if name is not None else unique_name.generate("global_var")
     try:
         type = tensor_type(shape, dtype)
-        require(type.is_static, f"every size must be known, got {type}")
+        require(type.is_static, f"every size must be known, got {type}", UNKNOWN_SIZE)
     except MinigraphError as error:
         raise error.at(f"create_global_var({name!r})", call_site()) from None
     main, startup = default_main_program().global_block(), default_startup_program().global_block()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError, UninitializedError, nearest
+from minigraph.errors.kinds import OTHER_PROGRAM, UNKNOWN_NAME
 from minigraph.program import Parameter, Program, Variable
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.commit import State, commit
@@ -88,7 +89,7 @@ def load(
     wanted = None if var_list is None else {v.name if isinstance(v, Variable) else str(v) for v in var_list}
     if wanted is not None:
         for name in wanted - {v.name for v in (*parameters, *others)}:
-            raise ProgramError(f"var_list holds {name}, no persistable variable")
+            raise UNKNOWN_NAME(f"var_list holds {name}, no persistable variable")
         parameters, others = ([v for v in vs if v.name in wanted] for vs in (parameters, others))
     by_kind = {kind: variables for kind, variables in ((PARAMS, parameters), (OPT, others)) if variables}
     state: dict[str, np.ndarray] = {}
@@ -123,7 +124,7 @@ def load_program_state(
     names = [v.name if isinstance(v, Variable) else str(v) for v in var_list]
     for name in names:
         if name not in state:
-            raise ProgramError(f"{shown(path)} holds no {name}", hint=nearest(name, state))
+            raise OTHER_PROGRAM(f"{shown(path)} holds no {name}", hint=nearest(name, state))
     return {name: state[name] for name in names}
 
 
@@ -176,11 +177,11 @@ def _checked(
     for names, fact in ((missing, "lacks"), (unknown, "holds, unknown to the program,")):
         if names:
             hint = nearest(names[0], arrays if names is missing else known)
-            raise ProgramError(f"{shown(path)} {fact} {', '.join(names[:5])}", hint=hint)
+            raise OTHER_PROGRAM(f"{shown(path)} {fact} {', '.join(names[:5])}", hint=hint)
     for name, v in known.items():
         array = arrays[name]
         if array.dtype != v.dtype or not v.type.accepts(v.type.with_shape(array.shape)):
-            raise ProgramError(
+            raise OTHER_PROGRAM(
                 f"{shown(path)} holds {name} as {array.dtype}{list(array.shape)}, the program has {v}"
             )
     return {name: arrays[name] for name in known}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site, require
+from minigraph.errors import AttrError, DTypeError, ProgramError, call_site, require
+from minigraph.errors.kinds import NOT_OFFERED, RANK
 from minigraph.nn.functional.loss import picked
 from minigraph.program import Variable, default_main_program, default_startup_program, unique_name
 from minigraph.program.builder import Builder, builder_of, whole
@@ -29,7 +30,7 @@ def accuracy(
     x, label = variable(input, call, "input"), variable(label, call, "label")
     require(isinstance(k, int) and k >= 1, f"k must be an int >= 1, is {k!r}", AttrError)
     if x.ndim != 2 or label.ndim not in (1, 2):
-        raise ShapeError(f"input {x} must be [N, C], label {label} [N, 1] or [N]", call=call, site=call_site())
+        raise RANK(f"input {x} must be [N, C], label {label} [N, 1] or [N]", call=call, site=call_site())
     g = builder_of(x)
     hits = rank(x, label) < k
     for out, count in ((correct, hits), (total, g.fill_any_like(hits, value=1, dtype=int32))):
@@ -69,12 +70,12 @@ def auc(
     """
     call = "auc"
     x, label = variable(input, call, "input"), variable(label, call, "label")
-    require(curve == "ROC", f"curve {curve!r} is not there, only ROC", AttrError)
+    require(curve == "ROC", f"curve {curve!r} is not there, only ROC", NOT_OFFERED)
     require(num_thresholds >= 1, f"num_thresholds must be at least 1, is {num_thresholds}", AttrError)
     require(slide_steps >= 0, f"slide_steps must not be negative, is {slide_steps}", AttrError)
     require(label.dtype in INTS, f"label must be an int, is {label}", DTypeError)
     if x.ndim != 2 or x.shape[1] not in (1, 2):
-        raise ShapeError(f"input must be [N, 2] or [N, 1], is {x}", call=call, site=call_site())
+        raise RANK(f"input must be [N, 2] or [N, 1], is {x}", call=call, site=call_site())
     if ins_tag_weight is not None:
         raise ProgramError("ins_tag_weight is not there", call=call, site=call_site(), hint="leave rows out first")
     counts = _counts(x, reshape(label, [-1, 1]), num_thresholds)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, ProgramError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import NO_GRADIENT, NOT_OFFERED, ORDER
 from minigraph.optimizer.states import persistable
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
@@ -33,7 +34,7 @@ class ExponentialMovingAverage:
     def __init__(self, decay: float = 0.999, thres_steps: Any = None, name: str | None = None) -> None:
         fits = isinstance(decay, (int, float)) and not isinstance(decay, bool) and 0 <= decay < 1
         require(fits, f"decay must be a number in [0, 1), is {decay!r}", AttrError)
-        require(thres_steps is None, "thres_steps is not here yet", AttrError, "a constant decay: thres_steps=None")
+        require(thres_steps is None, "thres_steps is not here yet", NOT_OFFERED, "a constant decay: thres_steps=None")
         self.decay, self.name = float(decay), f"{name}." if name else ""
         self.averages: dict[Parameter, Variable] = {}
         self.runs: Variable | None = None
@@ -41,10 +42,10 @@ class ExponentialMovingAverage:
 
     def update(self) -> None:
         """Append to the default main program what averages its parameters; once."""
-        require(self.runs is None, "update is called a second time", ProgramError)
+        require(self.runs is None, "update is called a second time", ORDER)
         program, startup = default_main_program(), default_startup_program().global_block()
         params = [p for p in program.all_parameters() if p.trainable]
-        require(params, f"program {program.name} has no trainable parameters", ProgramError)
+        require(params, f"program {program.name} has no trainable parameters", NO_GRADIENT)
         block = program.global_block()
         g = Builder(block)
         with block.whole(), startup.whole(), program.emitting("optimize"):
@@ -81,8 +82,8 @@ class ExponentialMovingAverage:
 
     def _take(self) -> None:
         scope = global_scope()
-        require(self.runs is not None, "update was not called while the program was built", ProgramError)
-        require(not self._before, "the averages are in place already", ProgramError, "call restore first")
+        require(self.runs is not None, "update was not called while the program was built", ORDER)
+        require(not self._before, "the averages are in place already", ORDER, "call restore first")
         assert self.runs is not None
         with scope.lock:
             before = {p.name: scope.read(p.name) for p in self.averages}

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, ProgramError, shortened
+from minigraph.errors import ProgramError, shortened
+from minigraph.errors.kinds import DAMAGED, NO_NUMBERS, WRONG_OBJECT
 from minigraph.ir.text import parse
 from minigraph.program import Program, Variable
 from minigraph.program.scope import ScopeTensor, ScopeVariable
@@ -55,7 +56,7 @@ def load(path: Any, **configs: Any) -> Any:
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         if isinstance(problem, ProgramError):
             raise
-        raise ProgramError(f"{shown(name)} is damaged: {shortened(str(problem))}") from None
+        raise DAMAGED(f"{shown(name)} is damaged: {shortened(str(problem))}") from None
 
 
 def _is_array(value: Any) -> bool:
@@ -67,12 +68,12 @@ def _array(value: Any) -> np.ndarray:
     try:
         return np.asarray(value) if isinstance(value, ScopeTensor) else as_numpy(value)
     except NO_ARRAY as problem:
-        raise DTypeError(f"an array cannot be saved: {problem}") from None
+        raise NO_NUMBERS(f"an array cannot be saved: {problem}") from None
 
 
 def _named(name: Any) -> str:
     if not isinstance(name, str):
-        raise DTypeError(f"keys of what is saved are texts, one is {shortened(repr(name))}")
+        raise WRONG_OBJECT(f"keys of what is saved are texts, one is {shortened(repr(name))}")
     return name
 
 
@@ -90,12 +91,12 @@ def _described(obj: Any, arrays: dict[str, np.ndarray], depth: int) -> Any:
     if isinstance(obj, Program):
         return {"program": obj.to_string()}
     if isinstance(obj, Variable):
-        raise DTypeError(f"variable {obj} has no value of its own", hint="save variable.get_value()")
+        raise WRONG_OBJECT(f"variable {obj} has no value of its own", hint="save variable.get_value()")
     if _is_array(obj) or isinstance(obj, np.generic):
         name = f"array {len(arrays)}"
         arrays[name] = _array(obj)
         return {"array": name}
-    raise DTypeError(
+    raise WRONG_OBJECT(
         f"a {type(obj).__name__} cannot be saved: {shortened(repr(obj))}",
         hint="dicts, lists, tuples, arrays, numbers, texts, None and Programs can",
     )
@@ -103,7 +104,7 @@ def _described(obj: Any, arrays: dict[str, np.ndarray], depth: int) -> Any:
 
 def _rebuilt(described: Any, arrays: dict[str, np.ndarray], depth: int) -> Any:
     if depth > DEEPEST:
-        raise ProgramError(f"what was saved has more than {DEEPEST} levels")
+        raise DAMAGED(f"what was saved has more than {DEEPEST} levels")
     if not isinstance(described, dict):
         return described
     ((kind, content),) = described.items()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minigraph.errors import DTypeError, ProgramError, require
+from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import WRONG_OBJECT
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import variables
@@ -26,9 +27,9 @@ def py_func(
     The text of the program has only the name of func: what is read from it does not run.
     Errors: DTypeError or ProgramError for other arguments; in a run for results of other shapes or types.
     """
-    require(callable(func), f"func is no function: {func!r}", DTypeError)
+    require(callable(func), f"func is no function: {func!r}", WRONG_OBJECT)
     optional = backward_func is None or callable(backward_func)
-    require(optional, f"backward_func is no function: {backward_func!r}", DTypeError)
+    require(optional, f"backward_func is no function: {backward_func!r}", WRONG_OBJECT)
     given, outs = _listed(x, "x"), [] if out is None else _listed(out, "out")
     skip = skip_vars_in_backward_input
     skipped = [] if skip is None else _listed(skip, "skip_vars_in_backward_input")

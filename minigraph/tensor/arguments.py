@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, ProgramError, call_site, shortened
+from minigraph.errors import ProgramError, call_site, shortened
+from minigraph.errors.kinds import NAME, NO_NUMBERS
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
@@ -96,7 +97,7 @@ def also_named(**spellings: str) -> Callable[[Callable[..., Any]], Callable[...,
 def output_prefix(kind: str, name: str | None) -> str:
     """Prefix of the output names of one call: `relu_0.tmp` by default, `<name>.tmp` with a name."""
     if name is not None and not isinstance(name, str):
-        raise ProgramError(f"name must be a str, is {describe(name)}", call=kind, site=call_site())
+        raise NAME(f"name must be a str, is {describe(name)}", call=kind, site=call_site())
     return (name or unique_name.generate(kind)) + ".tmp"
 
 
@@ -128,7 +129,7 @@ def constant(value: Number | np.ndarray, dtype: np.dtype, like: Variable | None 
 
 def _check_fits(value: Number, dtype: np.dtype) -> None:
     if dtype in INTS and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
-        raise DTypeError(f"{value} does not fit {dtype}", site=call_site(), hint="cast the variable to a larger type")
+        raise NO_NUMBERS(f"{value} does not fit {dtype}", site=call_site(), hint="cast the variable to a larger type")
 
 
 def operands(x: Any, y: Any, call: str) -> tuple[Variable, Variable]:
@@ -158,9 +159,9 @@ def value_of(value: Any, call: str, argument: str) -> Number | np.ndarray:
             site=call_site(),
         )  # fmt: skip
     if isinstance(value, int) and not FIRST <= value <= LAST:
-        raise DTypeError(f"{argument} {value} does not fit int64", call=call, site=call_site())
+        raise NO_NUMBERS(f"{argument} {value} does not fit int64", call=call, site=call_site())
     if np.asarray(value).dtype.kind not in "biuf":
-        raise DTypeError(f"{argument} must hold numbers, is {describe(value)}", call=call, site=call_site())
+        raise NO_NUMBERS(f"{argument} must hold numbers, is {describe(value)}", call=call, site=call_site())
     return value
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import EMPTY, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import as_dtype, bool_
@@ -25,7 +26,7 @@ WHY = "the size of its result depends on values, and memory is planned before a 
 
 def _bound(size: Any, call: str, hint: str) -> int:
     if size is None:
-        raise ProgramError(WHY, call=call, site=call_site(), hint=hint)
+        raise RUN_TIME(WHY, call=call, site=call_site(), hint=hint)
     fits = isinstance(size, int) and not isinstance(size, bool) and size >= 0
     require(fits, f"size must be an int >= 0, is {size!r}", AttrError)
     return size
@@ -53,8 +54,8 @@ def nonzero(
     x = variable(x, "nonzero")
     size = _bound(size, "nonzero", "mg.nonzero(x, size=n): at most n, then rows of fill_value; or mg.where with the"
                   " condition itself")  # fmt: skip
-    require(-1 not in x.shape[1:], f"sizes of {x} but for the first one must be known", ShapeError)
-    require(x.ndim > 0, "x is a scalar, it has no coordinates", ShapeError)
+    require(-1 not in x.shape[1:], f"sizes of {x} but for the first one must be known", UNKNOWN_SIZE)
+    require(x.ndim > 0, "x is a scalar, it has no coordinates", RANK)
     g = builder_of(x)
     flags = x if x.dtype == bool_ else g.not_equal(x, g.fill_any_like(x, value=0))
     places, there = _first_places(flatten(flags), size)
@@ -115,7 +116,7 @@ def _as_rows(x: Variable, axis: int | None) -> tuple[Variable, list[int]]:
         return reshape(x, [-1, 1]), []
     order = [axis % x.ndim, *(a for a in range(x.ndim) if a != axis % x.ndim)]
     moved = transpose(x, order) if axis % x.ndim else x
-    require(-1 not in moved.shape[1:], f"sizes of {x} but for axis {axis} must be known", ShapeError)
+    require(-1 not in moved.shape[1:], f"sizes of {x} but for axis {axis} must be known", UNKNOWN_SIZE)
     return (flatten(moved, 1) if moved.ndim > 1 else reshape(moved, [-1, 1])), list(moved.shape[1:])
 
 
@@ -191,7 +192,7 @@ def _order_of_rows(rows: Variable) -> Variable:
         one = reshape(slice(rows, [1], [column], [column + 1]), [-1])
         _, places = g.argsort(one if order is None else gather(one, order), axis=0)
         order = places if order is None else gather(order, places)
-    require(order is not None, "slices without elements have no order", ShapeError)
+    require(order is not None, "slices without elements have no order", EMPTY)
     assert order is not None
     return order
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors.kinds import CONFLICT, COUNT, INNER
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import normalize_axis
@@ -63,7 +64,7 @@ def einsum(equation: str, *operands: Any) -> Variable:
         out = (*dots, *(letter for letter in letters if left.count(letter) == 1))
     unknown = [label for label in out if label not in used]
     require(not unknown, f"{equation!r}: the result has {unknown}, no operand does", AttrError)
-    require(len(set(out)) == len(out), f"{equation!r}: a letter stands twice in the result", AttrError)
+    require(len(set(out)) == len(out), f"{equation!r}: a letter stands twice in the result", CONFLICT)
     return _contracted(labelled, out, "einsum", None)
 
 
@@ -80,7 +81,7 @@ def _labelled(equation: str, term: str, v: Variable) -> Part:
     """The operand of a term; of a letter that stands twice the diagonal."""
     letters = len(term.replace("...", ""))
     fits = letters <= v.ndim if "..." in term else letters == v.ndim
-    require(fits, f"{equation!r}: {term!r} has {letters} letters, the operand is {v}", ShapeError)
+    require(fits, f"{equation!r}: {term!r} has {letters} letters, the operand is {v}", COUNT)
     labels = _labels(equation, term, v.ndim - letters)
     while len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
@@ -116,7 +117,7 @@ def _without_ones(parts: list[Part], call: str) -> list[Part]:
     for part in parts:
         for label in part.labels:
             sizes = {p.size(label) for p in parts if label in p.labels} - {-1, 1}
-            require(len(sizes) < 2, f"{call}: axis {label!r} has the sizes {sorted(sizes)}", ShapeError)
+            require(len(sizes) < 2, f"{call}: axis {label!r} has the sizes {sorted(sizes)}", INNER)
         axes = [axis for axis, size in enumerate(part.value.shape) if size == 1]
         value = squeeze(part.value, axes) if axes else part.value
         kept.append(Part(value, tuple(label for axis, label in enumerate(part.labels) if axis not in axes)))

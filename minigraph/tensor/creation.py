@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.errors import ProgramError, call_site
+from minigraph.errors.kinds import NO_NUMBERS
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
@@ -112,7 +113,7 @@ def _from_value(value: Any) -> Variable:
     except ValueError as problem:
         raise ProgramError(f"x is no array: {problem}", call="assign", site=call_site()) from None
     if array.dtype.kind not in "biufV":
-        raise DTypeError(f"x must hold numbers, is {describe(value)}", call="assign", site=call_site())
+        raise NO_NUMBERS(f"x must hold numbers, is {describe(value)}", call="assign", site=call_site())
     typed = isinstance(value, (np.ndarray, np.generic)) or array.dtype.kind != "f"
     dtype = as_dtype(array.dtype) if typed else default_dtype()
     return constant(array if array.ndim else array.item(), dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors.kinds import AXIS, COUNT, MISSING, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import broadcast_shapes, normalize_axis, normalize_shape
@@ -27,7 +28,7 @@ def _at_least(call: str, inputs: tuple[Any, ...], ndim: int, name: str | None) -
         x = variable(x, call)
         missing = {1: [0], 2: [0, 1][: 2 - x.ndim], 3: {0: [0, 1, 2], 1: [0, 2], 2: [2]}.get(x.ndim, [])}[ndim]
         made.append(unsqueeze(x, missing, name) if x.ndim < ndim else x)
-    require(made, f"{call} needs at least one Variable", AttrError)
+    require(made, f"{call} needs at least one Variable", MISSING)
     return made[0] if len(made) == 1 else made
 
 
@@ -56,14 +57,14 @@ def broadcast_shape(x_shape: Any, y_shape: Any) -> list[int]:
 
 def vsplit(x: Variable, num_or_sections: Any, name: str | None = None) -> list[Variable]:
     """split along axis 0 of what has two axes or more."""
-    require(variable(x, "vsplit").ndim >= 2, f"x must have two axes or more, is {x}", ShapeError)
+    require(variable(x, "vsplit").ndim >= 2, f"x must have two axes or more, is {x}", RANK)
     return split(x, num_or_sections, 0, name)
 
 
 def _known(x: Variable, axis: int, call: str) -> tuple[int, int]:
     """`axis` counted from the front, and its size."""
     axis = normalize_axis(axis, x.ndim)
-    require(x.shape[axis] >= 0, f"{call}: the size of axis {axis} must be known, x is {x}", ShapeError)
+    require(x.shape[axis] >= 0, f"{call}: the size of axis {axis} must be known, x is {x}", UNKNOWN_SIZE)
     return axis, x.shape[axis]
 
 
@@ -99,7 +100,7 @@ def diagonal_scatter(
     """x with y on the diagonal of the plane of two axes, which y has as its last axis."""
     x, y = variable(x, "diagonal_scatter"), variable(y, "diagonal_scatter", "y")
     (first, rows), (second, columns) = (_known(x, a, "diagonal_scatter") for a in (axis1, axis2))
-    require(first != second, "axis1 and axis2 are one axis", ShapeError)
+    require(first != second, "axis1 and axis2 are one axis", AXIS)
     g, last = builder_of(x), x.ndim - 1
     length = max(min(rows - max(-offset, 0), columns - max(offset, 0)), 0)
     others = [a for a in range(x.ndim) if a not in (first, second)]
@@ -122,7 +123,7 @@ def diagonal_scatter(
 def combinations(x: Variable, r: int = 2, with_replacement: bool = False, name: str | None = None) -> Variable:
     """All r elements of a vector, in the order of their places, one choice in each row; at most 4096 numbers."""
     x = variable(x, "combinations")
-    require(x.ndim == 1, f"x must be a vector, is {x}", ShapeError)
+    require(x.ndim == 1, f"x must be a vector, is {x}", RANK)
     require(isinstance(r, int) and r >= 0, f"r must be an int >= 0, is {r!r}", AttrError)
     _, size = _known(x, 0, "combinations")
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
@@ -159,7 +160,7 @@ def cdist(
     """
     x, y = variable(x, "cdist"), variable(y, "cdist", "y")
     require(compute_mode in MODES, f"compute_mode {compute_mode!r} is none of {', '.join(MODES)}", AttrError)
-    require(min(x.ndim, y.ndim) >= 2, f"x and y must have two axes or more, are {x} and {y}", ShapeError)
+    require(min(x.ndim, y.ndim) >= 2, f"x and y must have two axes or more, are {x} and {y}", RANK)
     return norm(unsqueeze(x, -2) - unsqueeze(y, -3), float(p), -1, name=name)
 
 
@@ -183,10 +184,10 @@ def as_strided(x: Variable, shape: Any, stride: Any, offset: int = 0, name: str 
     sizes, steps = normalize_shape(shape), list(stride)
     require(len(sizes) == len(steps), f"{len(steps)} strides for {len(sizes)} sizes", AttrError)
     size = math.prod(x.shape) if -1 not in x.shape else -1
-    require(size >= 0 and -1 not in sizes, f"sizes must be known, x is {x}, shape {list(sizes)}", ShapeError)
+    require(size >= 0 and -1 not in sizes, f"sizes must be known, x is {x}, shape {list(sizes)}", UNKNOWN_SIZE)
     last = offset + sum((n - 1) * step for n, step in zip(sizes, steps, strict=True))
     fits = 0 in sizes or (min(steps, default=0) >= 0 and offset >= 0 and last < size)
-    require(fits, f"the last place is {last}, x has {size} elements", ShapeError)
+    require(fits, f"the last place is {last}, x has {size} elements", COUNT)
     g = builder_of(x)
     places = g.fill_constant(shape=sizes, value=offset, dtype="int64")
     for axis, (n, step) in enumerate(zip(sizes, steps, strict=True)):

@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site
+from minigraph.errors import AttrError, ProgramError, ShapeError, call_site
+from minigraph.errors.kinds import COUNT, MIXED_TYPES
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import broadcast_shapes
@@ -143,7 +144,7 @@ def _partners(call: str, name: str, values: Partner, xs: Variables) -> Sequence[
     elif not all(is_number(plain(v)) for v in values) or not values:
         values = variables(values, call, name)
     if len(values) != len(xs):
-        raise ShapeError(
+        raise COUNT(
             f"xs lists {len(xs)} Variables, {name} lists {len(values)}", call=call, site=call_site()
         )
     for i, (x, y) in enumerate(zip(xs, values, strict=True)):
@@ -156,7 +157,7 @@ def _check_pair(call: str, x_name: str, x: Variable, y_name: str, y: Any) -> Non
     if not isinstance(y, Variable):
         return
     if y.dtype != x.dtype:
-        raise DTypeError(
+        raise MIXED_TYPES(
             f"{x_name} is {x}, {y_name} is {y}", call=call, site=call_site(), hint="mg.cast brings them to one type"
         )
     same = x.type.accepts(y.type) or y.type.accepts(x.type)
@@ -172,7 +173,7 @@ def _targets(call: str, out: Variables | None, xs: Variables) -> list[Variable]:
         return []
     targets = variables(out, call, "out")
     if len(targets) != len(xs):
-        raise ShapeError(f"xs lists {len(xs)} Variables, out lists {len(targets)}", call=call, site=call_site())
+        raise COUNT(f"xs lists {len(xs)} Variables, out lists {len(targets)}", call=call, site=call_site())
     names = [v.name for v in targets]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ProgramError(f"out lists {twice} twice", call=call, site=call_site())

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import ProgramError, ShapeError, call_site, require
+from minigraph.errors import ProgramError, call_site, require
+from minigraph.errors.kinds import AXIS, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -93,9 +94,9 @@ def diagonal(x: Variable, offset: int = 0, axis1: int = 0, axis2: int = 1, name:
     """The diagonal of the plane of two axes, whose sizes must be known, as the last axis; `offset` > 0 lies above."""
     x = variable(x, "diagonal")
     first, second = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
-    require(first != second, "axis1 and axis2 are one axis", ShapeError)
+    require(first != second, "axis1 and axis2 are one axis", AXIS)
     rows, columns = x.shape[first], x.shape[second]
-    require(-1 not in (rows, columns), f"sizes of {x} must be known", ShapeError)
+    require(-1 not in (rows, columns), f"sizes of {x} must be known", UNKNOWN_SIZE)
     row, column = max(-offset, 0), max(offset, 0)
     length = max(min(rows - row, columns - column), 0)
     g = builder_of(x)
@@ -121,7 +122,7 @@ def _on_diagonal(
     x: Variable, offset: int, padding: float, dim1: int, dim2: int, call: str, name: str | None
 ) -> Variable:  # fmt: skip
     n, g = x.shape[-1], builder_of(x)
-    require(n != -1, f"the last size of {x} must be known", ShapeError)
+    require(n != -1, f"the last size of {x} must be known", UNKNOWN_SIZE)
     size = n + abs(offset)
     if offset:  # one row for each element, empty ones where the diagonal does not reach
         gap = g.fill_any_like(g.gather(x, g.assign_value(values=[0] * abs(offset), shape=[abs(offset)], dtype="int64"),
@@ -141,7 +142,7 @@ def _on_diagonal(
 def diag(x: Variable, offset: int = 0, padding_value: float = 0, name: str | None = None) -> Variable:
     """A vector as the diagonal of a matrix, with `padding_value` elsewhere; the diagonal of a matrix."""
     x = variable(x, "diag")
-    require(x.ndim in (1, 2), f"x must be a vector or a matrix, is {x}", ShapeError)
+    require(x.ndim in (1, 2), f"x must be a vector or a matrix, is {x}", RANK)
     require(is_number(padding_value), f"padding_value is {describe(padding_value)}", ProgramError)
     if x.ndim == 2:
         return diagonal(x, offset, name=name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import ProgramError, call_site
+from minigraph.errors import call_site
+from minigraph.errors.kinds import RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -80,7 +81,7 @@ def where(condition: Variable, x: Operand | None = None, y: Operand | None = Non
     """x where `condition`, else y; all three broadcast. x and y may be numbers or small NumPy arrays."""
     condition = variable(condition, "where", "condition")
     if x is None or y is None:
-        raise ProgramError(
+        raise RUN_TIME(
             "x and y are needed: the positions where a condition holds are known only at run time", call="where",
             site=call_site(),
         )  # fmt: skip

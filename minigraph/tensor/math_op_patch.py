@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from minigraph import tensor
-from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.errors import DTypeError, call_site
+from minigraph.errors.kinds import UNKNOWN_NAME
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_
@@ -90,7 +91,7 @@ def _connective(op_type: str) -> tuple[Callable[..., Variable], Callable[..., Va
 
 def _no_operator(symbol: str, hint: str) -> Callable[[Variable, Any], Variable]:
     def refuse(self: Variable, other: Any) -> Variable:
-        raise ProgramError(f"there is no operator {symbol} on variables", call=f"{symbol} of {self}", hint=hint)
+        raise UNKNOWN_NAME(f"there is no operator {symbol} on variables", call=f"{symbol} of {self}", hint=hint)
 
     return refuse
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
+from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors.kinds import COUNT, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import normalize_axes, normalize_axis
@@ -31,7 +32,7 @@ def crop(x: Variable, shape: Any = None, offsets: Any = None, name: str | None =
     """The piece of x of the given shape that begins at `offsets` (0); -1 takes all from there on."""
     x = variable(x, "crop")
     sizes, begin = list(shape or x.shape), list(offsets or [0] * x.ndim)
-    require(len(sizes) == len(begin) == x.ndim, f"shape {sizes}, offsets {begin} and {x} differ in rank", ShapeError)
+    require(len(sizes) == len(begin) == x.ndim, f"shape {sizes}, offsets {begin} and {x} differ in rank", RANK)
     for axis, (start, size) in enumerate(zip(begin, sizes, strict=True)):
         fits = size == -1 or x.shape[axis] == -1 or 0 <= start <= start + size <= x.shape[axis]
         require(fits, f"axis {axis}: a piece of {size} from {start} on lies outside of {x.shape[axis]}", ShapeError)
@@ -50,7 +51,7 @@ def unbind(input: Variable, axis: int = 0) -> list[Variable]:
     """The slices of input along `axis`, without that axis; its size must be known."""
     x = variable(input, "unbind", "input")
     axis = normalize_axis(axis, x.ndim)
-    require(x.shape[axis] >= 0, f"axis {axis} of {x} is known only at run time", ShapeError)
+    require(x.shape[axis] >= 0, f"axis {axis} of {x} is known only at run time", UNKNOWN_SIZE)
     return [squeeze(piece, axis) for piece in builder_of(x).split(x, num=x.shape[axis], axis=axis)]
 
 
@@ -58,7 +59,7 @@ def unstack(x: Variable, axis: int = 0, num: int | None = None) -> list[Variable
     """As unbind; `num`, where it is given, must be the size of the axis."""
     parts = unbind(x, axis)
     if num is not None and num != len(parts):
-        raise ShapeError(f"axis {axis} has size {len(parts)}, num is {num}", call="unstack", site=call_site())
+        raise COUNT(f"axis {axis} has size {len(parts)}, num is {num}", call="unstack", site=call_site())
     return parts
 
 
@@ -101,7 +102,7 @@ def roll(x: Variable, shifts: Any, axis: Any = None, name: str | None = None) ->
     require(len(axes) == len(moves), f"{len(moves)} shifts for {len(axes)} axes", AttrError)
     out = x
     for a, shift in zip(axes, moves, strict=True):
-        require(x.shape[a] != -1, f"axis {a} of {x} is known only at run time", ShapeError)
+        require(x.shape[a] != -1, f"axis {a} of {x} is known only at run time", UNKNOWN_SIZE)
         at = -shift % max(x.shape[a], 1)
         if at:
             out = concat([slice(out, [a], [at], [x.shape[a]]), slice(out, [a], [0], [at])], axis=a)
@@ -111,7 +112,7 @@ def roll(x: Variable, shifts: Any, axis: Any = None, name: str | None = None) ->
 def t(input: Variable, name: str | None = None) -> Variable:
     """A matrix transposed; vectors and scalars stay as they are."""
     x = variable(input, "t", "input")
-    require(x.ndim <= 2, f"{x} has more than 2 axes, use transpose", ShapeError)
+    require(x.ndim <= 2, f"{x} has more than 2 axes, use transpose", RANK)
     return transpose(x, list(reversed(range(x.ndim))), name=name)
 
 
@@ -211,7 +212,7 @@ def add_n(inputs: Any, name: str | None = None) -> Variable:
 def increment(x: Variable, value: float = 1.0, name: str | None = None) -> Variable:
     """x + value, written into x, which has one element."""
     x = variable(x, "increment")
-    require(x.type.size in (1, -1), f"x must have one element, is {x}", ShapeError)
+    require(x.type.size in (1, -1), f"x must have one element, is {x}", COUNT)
     return emit("increment", "increment", x, step=float(value), name=name, out={"Out": x})
 
 
@@ -233,7 +234,7 @@ def mm(input: Variable, mat2: Variable, name: str | None = None) -> Variable:
 
 def _of_ranks(call: str, x: Any, y: Any, *ranks: int) -> tuple[Variable, Variable]:
     x, y = variable(x, call), variable(y, call, "y")
-    require((x.ndim, y.ndim) == ranks, f"x and y must have ranks {ranks}, are {x} and {y}", ShapeError)
+    require((x.ndim, y.ndim) == ranks, f"x and y must have ranks {ranks}, are {x} and {y}", RANK)
     return x, y
 
 
@@ -275,7 +276,7 @@ def inner(x: Variable, y: Variable, name: str | None = None) -> Variable:
         return builder_of(x).elementwise_mul(x, y, name=output_prefix("inner", name))
     rows, columns = reshape(x, [-1, x.shape[-1]]), reshape(y, [-1, y.shape[-1]])
     sizes = (*x.shape[:-1], *y.shape[:-1])
-    require(sizes.count(-1) <= 1, f"two sizes of {x} and {y} are known only at run time", ShapeError)
+    require(sizes.count(-1) <= 1, f"two sizes of {x} and {y} are known only at run time", UNKNOWN_SIZE)
     return reshape(matmul(rows, columns, transpose_y=True), sizes, name=name)
 
 
@@ -296,7 +297,7 @@ def kron(x: Variable, y: Variable, name: str | None = None) -> Variable:
     ndim = max(x.ndim, y.ndim)
     left, right = ((1,) * (ndim - v.ndim) + v.shape for v in (x, y))
     if -1 in left or -1 in right:
-        raise ProgramError(f"sizes of {x} and {y} must be known", call="kron", site=call_site())
+        raise RUN_TIME(f"sizes of {x} and {y} must be known", call="kron", site=call_site())
     x = reshape(x, [n for size in left for n in (size, 1)])
     y = reshape(y, [n for size in right for n in (1, size)])
     return reshape(x * y, [a * b for a, b in zip(left, right, strict=True)], name=name)

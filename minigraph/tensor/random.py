@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import DTypeError, ShapeError, call_site, require
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -49,7 +50,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, shape: Any = None, name: str | None 
             shape=() if shape is None else shape, **attrs, name=output_prefix("gaussian", name)
         )
     if -1 in given.shape:
-        raise ShapeError(f"sizes of {given} must be known", call="normal", site=call_site())
+        raise UNKNOWN_SIZE(f"sizes of {given} must be known", call="normal", site=call_site())
     g = builder_of(given)
     noise = g.gaussian_random(shape=given.shape, dtype=given.dtype)
     return g.assign(noise * std + mean, name=output_prefix("normal", name))
@@ -83,7 +84,7 @@ def randint_like(
 ) -> Variable:  # fmt: skip
     """Ints as of randint in the shape and by default the type of x."""
     x = variable(x, "randint_like")
-    require(-1 not in x.shape, f"sizes of {x} must be known", ShapeError)
+    require(-1 not in x.shape, f"sizes of {x} must be known", UNKNOWN_SIZE)
     low, high = (0, low) if high is None else (low, high)
     return _whole_numbers(low, high, x.shape, dtype or x.dtype, "randint_like", name)
 
@@ -93,7 +94,7 @@ def bernoulli(x: Variable, name: str | None = None) -> Variable:
     """1 with the probability x[...], else 0; the sizes of x must be known."""
     x = variable(x, "bernoulli")
     require(x.dtype in FLOATS, f"probabilities are floats, x is {x}", DTypeError)
-    require(-1 not in x.shape, f"sizes of {x} must be known", ShapeError)
+    require(-1 not in x.shape, f"sizes of {x} must be known", UNKNOWN_SIZE)
     g = builder_of(x)
     drawn = g.uniform_random(shape=x.shape, min=0.0, max=1.0, dtype=float64)
     return g.cast(drawn < g.cast(x, dtype=float64), dtype=x.dtype, name=output_prefix("bernoulli", name))

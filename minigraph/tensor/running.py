@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ShapeError, require
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import CONFLICT, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, as_dtype, int32, int64, normalize_axis
@@ -59,7 +60,7 @@ def _areas(y: Variable, x: Variable | None, dx: Any, axis: int, call: str) -> Va
     """The area between each two neighbours."""
     y = variable(y, call, "y")
     require(y.dtype in FLOATS, f"y must be a float, is {y}", DTypeError)
-    require(x is None or dx is None, "x and dx are both given, they say the same", AttrError)
+    require(x is None or dx is None, "x and dx are both given, they say the same", CONFLICT)
     axis, g = normalize_axis(axis, y.ndim), builder_of(y)
 
     def neighbours(v: Variable, along: int) -> tuple[Variable, Variable]:
@@ -69,7 +70,7 @@ def _areas(y: Variable, x: Variable | None, dx: Any, axis: int, call: str) -> Va
     if x is None:
         return heights * (1.0 if dx is None else dx)
     x = variable(x, call, "x")
-    require(x.ndim in (1, y.ndim), f"x must be a vector or have the rank of y, is {x}", ShapeError)
+    require(x.ndim in (1, y.ndim), f"x must be a vector or have the rank of y, is {x}", RANK)
     widths = g.elementwise_sub(*neighbours(x, axis if x.ndim == y.ndim else 0))
     if x.ndim < y.ndim:
         widths = g.unsqueeze(widths, axes=range(1, y.ndim - axis)) if axis < y.ndim - 1 else widths
@@ -96,7 +97,7 @@ def cumulative_trapezoid(
 def vander(x: Variable, n: int | None = None, increasing: bool = False, name: str | None = None) -> Variable:
     """The powers x ** (n - 1), ..., x ** 0 of a vector, one in each column; the other way round with `increasing`."""
     x = variable(x, "vander")
-    require(x.ndim == 1, f"x must be a vector, is {x}", ShapeError)
+    require(x.ndim == 1, f"x must be a vector, is {x}", RANK)
     n = x.shape[0] if n is None else n
     require(n >= 0, f"n must be known and not negative, is {n}", AttrError)
     g = builder_of(x)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, require
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known
@@ -125,7 +126,7 @@ def _quantiles(
     ndim = x.ndim
     x, at = (flatten(x), 0) if axis is None else (x, normalize_axis(axis, x.ndim))
     size, g = x.shape[at], builder_of(x)
-    require(size > 0, f"{call} needs to know the size of axis {at}, and at least one element, x is {x}", ShapeError)
+    require(size > 0, f"{call} needs to know the size of axis {at}, and at least one element, x is {x}", UNKNOWN_SIZE)
     values, found = sort(x, at), []
     nothing = any(isnan(x), at, keepdim=True)
     for q in fractions:
@@ -161,7 +162,7 @@ def bucketize(
 ) -> Variable:  # fmt: skip
     """searchsorted for borders of rank 1."""
     borders = variable(sorted_sequence, "bucketize", "sorted_sequence")
-    require(borders.ndim == 1, f"sorted_sequence must have rank 1, is {borders}", ShapeError)
+    require(borders.ndim == 1, f"sorted_sequence must have rank 1, is {borders}", RANK)
     return searchsorted(borders, x, out_int32, right, name)
 
 
@@ -195,8 +196,8 @@ def bincount(x: Variable, weights: Variable | None = None, minlength: int = 0, n
     The result has minlength elements: larger ints in x are a KernelError.
     """
     x = variable(x, "bincount")
-    require(x.ndim == 1 and x.dtype in INTS, f"x must be a vector of ints, is {x}", ShapeError)
-    require(minlength > 0, "the size of the result would depend on values", ProgramError,
+    require(x.ndim == 1 and x.dtype in INTS, f"x must be a vector of ints, is {x}", RANK)
+    require(minlength > 0, "the size of the result would depend on values", RUN_TIME,
             "minlength=: one more than the largest int, as far as it is known")  # fmt: skip
     g = builder_of(x)
     values = g.fill_any_like(x, value=1, dtype="int64") if weights is None else variable(weights, "bincount", "weights")
@@ -241,7 +242,7 @@ def nanmedian(
     Ints become float32.
     """
     x = variable(x, "nanmedian")
-    require(mode == "avg", f"mode {mode!r} is not here, only 'avg'", AttrError)
+    require(mode == "avg", f"mode {mode!r} is not here, only 'avg'", NOT_OFFERED)
     x = x if x.dtype in FLOATS else as_type(x, float32)
     return _numbers_quantiles(x, [0.5], axis, keepdim, "nanmedian", name)[0]
 
@@ -273,7 +274,7 @@ def multinomial(x: Variable, num_samples: int = 1, replacement: bool = False, na
     Without replacement no class comes twice; classes of weight 0 come last then.
     """
     x = variable(x, "multinomial")
-    require(x.ndim in (1, 2) and -1 not in x.shape, f"x must be a vector or matrix of known sizes, is {x}", ShapeError)
+    require(x.ndim in (1, 2) and -1 not in x.shape, f"x must be a vector or matrix of known sizes, is {x}", RANK)
     require(x.dtype in FLOATS, f"weights are floats, x is {x}", DTypeError)
     g, weights, classes = builder_of(x), cast(x, float64), x.shape[-1]
     require(num_samples >= 1, f"num_samples is {num_samples}", AttrError)

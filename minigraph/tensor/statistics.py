@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ShapeError, call_site, require
+from minigraph.errors import AttrError, DTypeError, call_site, require
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_, normalize_axes
@@ -50,7 +51,7 @@ def equal_all(x: Variable, y: Variable, name: str | None = None) -> Variable:
     x, y = variable(x, "equal_all"), variable(y, "equal_all", "y")
     if x.ndim != y.ndim or -1 in x.shape or -1 in y.shape or x.shape != y.shape:
         same = x.shape == y.shape
-        require(same or (-1 not in x.shape and -1 not in y.shape), f"sizes of {x} and {y} must be known", ShapeError)
+        require(same or (-1 not in x.shape and -1 not in y.shape), f"sizes of {x} and {y} must be known", UNKNOWN_SIZE)
         if not same:
             return builder_of(x).fill_constant(shape=(), value=False, dtype=bool_)
     return all(builder_of(x).equal(x, y), name=name)

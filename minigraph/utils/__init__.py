@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from minigraph import static, tensor
-from minigraph.errors import AttrError, DTypeError, MinigraphError, require
+from minigraph.errors import AttrError, MinigraphError, require
+from minigraph.errors.kinds import WRONG_OBJECT
 from minigraph.paddle_names.listed import VERSION
 from minigraph.program import unique_name
 
@@ -21,7 +22,7 @@ def require_version(min_version: str, max_version: str | None = None) -> None:
     """Refuse a version of Paddle outside [min_version, max_version]; the one that minigraph follows is 2.6.2."""
     for name, version in (("min_version", min_version), ("max_version", max_version)):
         wanted = f"{name} must be a version such as '2.6.2', is {version!r}"
-        require(isinstance(version, str) or (version is None and name == "max_version"), wanted, DTypeError)
+        require(isinstance(version, str) or (version is None and name == "max_version"), wanted, WRONG_OBJECT)
         require(version is None or re.fullmatch(r"\d+(\.\d+){0,3}", version), wanted, AttrError)
     low, own, high = (_numbers(v) for v in (min_version, VERSION, max_version or VERSION))
     if not low <= own <= high:

@@ -142,6 +142,48 @@ def read(text: str):
     return parse(text)
 
 
+def written(folder, name, function):
+    """The text of a small program in a file."""
+    program = mg.static.Program("net")
+    with mg.static.program_guard(program), mg.base.unique_name.guard():
+        function(mg.static.data("x", [2, 3]), name="y")
+    path = folder / f"{name}.txt"
+    path.write_text(str(program), encoding="utf-8")
+    return str(path)
+
+
+def test_two_programs_are_compared(tmp_path, script, capsys):
+    one, other = written(tmp_path, "one", mg.tanh), written(tmp_path, "other", mg.exp)
+    assert main(["diff", "--json", one, other]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["diff"][-2:] == ["- y.tmp_0 : f32[2,3] = tanh(X=x)", "+ y.tmp_0 : f32[2,3] = exp(X=x)"]
+    assert "tanh" in data["first_difference"]
+    assert answered(capsys, "diff", one, written(tmp_path, "again", mg.tanh))[0]["first_difference"] is None
+    assert answered(capsys, "diff", one)[0]["first_difference"] is None  # with its own rewrites
+    assert main(["diff", script, one, "--", "plain"]) == 1
+    assert "begins ['plain']" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["diff", one, str(tmp_path / "nothing.txt")])
+    assert stopped.value.code == 2
+
+
+def test_a_program_is_held_against_its_rewritten_text(tmp_path, script, capsys):
+    text, _ = answered(capsys, "dump", script)
+    (tmp_path / "kept.txt").write_text(text["text"], encoding="utf-8")
+    kept = str(tmp_path / "kept.txt")
+    assert main(["diff", "--passes", "none", script, kept]) == 1
+    capsys.readouterr()
+    assert answered(capsys, "diff", "--passes", "fuse_gemm_epilogue", script, kept)[0]["failed"] is False
+
+
+def test_help_says_the_exit_codes(capsys):
+    for line in (["--help"], ["diff", "--help"], ["cache", "--help"]):
+        with pytest.raises(SystemExit):
+            main(line)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "exit codes: 0 done; 1 an error, or verify or diff of two found a difference; 2" in said
+
+
 def test_a_difference_is_an_exit_code(script, capsys, monkeypatch):
     def differs(*_: object) -> None:
         raise VerifyError("planted made another loss")

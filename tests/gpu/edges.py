@@ -235,6 +235,7 @@ def faults_of_runs_without_fetches_are_said_before_values_are_read() -> None:
             exe.run(block.program, {"ids": np.array([0, 9 if i == wrong_run else 4, 2])}, scope=scope)
         exe.close()
         message = refused("value 9 at row 1 is out of range [0, 5)", scope.read, "w", error=KernelError)
+        assert message.startswith("[MG-KERNEL-002] "), message
         assert "embedding" in message, message
         assert np.isfinite(scope.read("w")).all()
 

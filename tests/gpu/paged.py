@@ -231,5 +231,6 @@ def no_room_on_the_host() -> None:
         finally:
             host_memory.available = before
         assert "no pinned memory of the host for p0_moment1_0" in said, said
+        assert said.startswith("[MG-MEMORY-001] "), said
         same(scope, started(made))
         same(trained(made, compiled(made, mode="auto"), 2, scope, exe), on_cpu(made))

@@ -64,10 +64,11 @@ def test_the_code_of_a_page_runs(page, tmp_path):
 
 
 def test_every_block_of_code_is_run_or_says_why_not():
-    """`python gpu` needs a GPU, `python skip` another machine or file; recipes have a test of their own."""
+    """`python gpu` needs a GPU, `python skip` another machine or file, `python raises` is run by tests/errors;
+    recipes have a test of their own."""
     for page in pages():
         marks = {mark for block in blocks(page) if block.language == "python" for mark in block.marks}
-        assert marks <= {"gpu", "skip"}, page
+        assert marks <= {"gpu", "skip", "raises"}, page
         fences = len(re.findall(r"^ *```py", page.read_text(encoding="utf-8"), re.MULTILINE))
         assert fences == sum(block.language == "python" for block in blocks(page)), page
 

@@ -94,7 +94,8 @@ def test_errors_name_the_call_and_the_line():
     with pytest.raises(ShapeError) as caught:
         Builder(block).elementwise_add(x, y)
     first, second = str(caught.value).splitlines()[:2]
-    assert first == "elementwise_add(X=x: f32[4,8], Y=y: f32[3]): cannot broadcast axis -1: X has 8, Y has 3"
+    said = "elementwise_add(X=x: f32[4,8], Y=y: f32[3]): cannot broadcast axis -1: X has 8, Y has 3"
+    assert first == f"[MG-SHAPE-004] {said}"
     assert "test_op_errors.py" in second
     assert "Builder(block).elementwise_add(x, y)" in second
 

@@ -52,7 +52,7 @@ def test_the_user_sees_the_line_and_what_to_use():
     with pytest.raises(NotHere) as raised:
         nn.Conv2D(3, 8, 3)  # pyright: ignore[reportAttributeAccessIssue]
     lines = str(raised.value).splitlines()
-    assert lines[0] == "paddle.nn.Conv2D is not here: convolution and pooling are not part of minigraph"
+    assert lines[0] == "[MG-PADDLE-001] paddle.nn.Conv2D is not here: convolution and pooling are not part of minigraph"
     assert "nn.Conv2D(3, 8, 3)" in lines[1]
     assert lines[2].startswith("  hint: ")
 

@@ -211,7 +211,7 @@ def test_every_flipped_byte_is_refused(tmp_path: Path, kind: str) -> None:
         message = refused(trained, path)
         assert f"m.{kind}" in message
         if kind != "manifest" and at >= data:
-            assert message.startswith("load: ") and any(f" {name} in " in message for name in names)
+            assert message.startswith("[MG-FILE-002] load: ") and any(f" {name} in " in message for name in names)
     file.write_bytes(content)
     assert trained.loaded(path) == 3
 
@@ -261,7 +261,8 @@ def test_files_without_a_manifest_load_as_before(tmp_path: Path) -> None:
     trained.save(path, 3)
     (tmp_path / "m.manifest").unlink()
     assert trained.loaded(path) == 3
-    assert refused(trained, tmp_path / "n").startswith(f"load: cannot read {tmp_path / 'n.pdparams'}: No such file")
+    said = f"[MG-FILE-001] load: cannot read {tmp_path / 'n.pdparams'}: No such file"
+    assert refused(trained, tmp_path / "n").startswith(said)
 
 
 def changed(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:

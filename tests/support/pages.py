@@ -14,7 +14,7 @@ class CodeBlock(NamedTuple):
     """A fenced block of a page.
 
     line   of the page, on which its code begins
-    marks  the words behind the language: `gpu` where it needs a GPU, `skip` where it is not run
+    marks  words behind the language: `gpu` where it needs a GPU, `skip` where it is not run, `raises` where it fails
     """
 
     line: int

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from minigraph.errors import ProgramError
+from minigraph.errors.kinds import STORAGE
 
 FOLDER = Path(__file__).parent
 PLACE = re.compile(r"\{\{\w+\}\}")
@@ -48,4 +48,4 @@ def write(path: Path, facts: Mapping[str, Any]) -> None:
         path.write_text(page(facts), encoding="utf-8")
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or str(problem)
-        raise ProgramError(f"{str(path)!r} cannot be written: {why}", hint="give a file in a folder that can") from None
+        raise STORAGE(f"{str(path)!r} cannot be written: {why}", hint="give a file in a folder that can") from None

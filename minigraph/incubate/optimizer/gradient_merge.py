@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.errors.kinds import NO_GRADIENT
 from minigraph.optimizer import Optimizer
 from minigraph.optimizer.settings import LOW_PRECISION, flag
 from minigraph.optimizer.states import persistable
@@ -64,7 +65,7 @@ class GradientMergeOptimizer:
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         """Append the sums, clipping, weight decay, updates and the return of the sums to 0."""
         pairs = [(p, grad) for p, grad in params_grads if grad is not None]
-        require(pairs, "there is no gradient to apply", ProgramError)
+        require(pairs, "there is no gradient to apply", NO_GRADIENT)
         program = pairs[0][0].program
         with self._whole(program, None), program.emitting("optimize"):
             g, startup = Builder(program.global_block()), default_startup_program().global_block()

@@ -7,6 +7,7 @@ from typing import Any
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
+from minigraph.errors.kinds import ORDER
 from minigraph.program import Operator, Program, Variable
 from minigraph.program.builder import builder_of
 
@@ -39,7 +40,7 @@ class RecomputeOptimizer:
     ) -> list[tuple[Any, Any]]:  # fmt: skip
         """Append the gradients only: [(parameter, gradient)], for apply_gradients."""
         require(
-            self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ProgramError,
+            self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ORDER,
             "call _set_checkpoints([...]) first",
         )  # fmt: skip
         with builder_of(loss).block.whole():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import KernelError
+from minigraph.errors.kinds import INDEX
 from minigraph.kernels.chunks import Chunking
 
 from .product import product
@@ -148,7 +148,7 @@ def _kept(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:
     kept = labels != ignore_index
     wrong = np.flatnonzero(kept & ((labels < 0) | (labels >= classes)))
     if wrong.size:
-        raise KernelError(
+        raise INDEX(
             f"label {labels[wrong[0]]} of row {wrong[0]} is not a class in [0, {classes})"
             f" and not ignore_index {ignore_index}"
         )

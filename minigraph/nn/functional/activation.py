@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import COUNT, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor import abs, cast, clip, max, reshape, split, tanh, where
@@ -149,7 +150,7 @@ def prelu(x: Variable, weight: Variable, data_format: str = "NCHW", name: str | 
     """
     x, weight = variable(x, "prelu"), variable(weight, "prelu", "weight")
     if weight.ndim > 1:
-        raise ShapeError(f"weight must have rank 0 or 1, is {weight}", call="prelu", site=call_site())
+        raise RANK(f"weight must have rank 0 or 1, is {weight}", call="prelu", site=call_site())
     if weight.ndim and weight.shape[0] != 1:
         weight = on_channels(weight, x, data_format, "prelu")
     return sloped(x, weight, output_prefix("prelu", name))
@@ -167,7 +168,7 @@ def channel_axis(x: Variable, data_format: str, call: str) -> int:
     if data_format not in ("NC", "NCL", "NCHW", "NCDHW", "NLC", "NHWC", "NDHWC"):
         raise AttrError(f"data_format {data_format!r} is none of Paddle's", call=call, site=call_site())
     if x.ndim < 2:
-        raise ShapeError(f"x must have channels, is {x}", call=call, site=call_site())
+        raise RANK(f"x must have channels, is {x}", call=call, site=call_site())
     return 1 if data_format[1] == "C" else x.ndim - 1
 
 
@@ -175,7 +176,7 @@ def on_channels(values: Variable, x: Variable, data_format: str, call: str) -> V
     """`values`, one for each channel, in a shape that broadcasts to x."""
     axis = channel_axis(x, data_format, call)
     if values.ndim != 1 or (-1 not in (values.shape[0], x.shape[axis]) and values.shape[0] != x.shape[axis]):
-        raise ShapeError(
+        raise COUNT(
             f"{values} must have one element for each of the channels on axis {axis} of {x}", call=call,
             site=call_site(),
         )  # fmt: skip
@@ -214,7 +215,7 @@ def maxout(x: Variable, groups: int, axis: int = 1, name: str | None = None) -> 
     axis = axis + x.ndim if axis < 0 else axis
     channels = x.shape[axis] if 0 <= axis < x.ndim else 0
     if channels < 1 or groups < 1 or channels % groups:
-        raise ShapeError(
+        raise COUNT(
             f"axis {axis} of {x} has no channels in groups of {groups}", call="maxout", site=call_site()
         )
     sizes = [0] * axis + [channels // groups, groups] + [-1 if s == -1 else s for s in x.shape[axis + 1 :]]

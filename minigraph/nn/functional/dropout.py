@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import EMPTY, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor import where
@@ -31,7 +32,7 @@ def dropout(
         return emit("dropout", "dropout", x, name=name, **attrs)[0]
     kept = normalize_axes(ints(axis), x.ndim)
     shared = [a for a in range(x.ndim) if a not in kept]
-    require(all(x.shape[a] != 0 for a in shared), f"dropout along an empty axis of {x}")
+    require(all(x.shape[a] != 0 for a in shared), f"dropout along an empty axis of {x}", EMPTY)
     g = builder_of(x)
     sample = g.slice(x, axes=shared, starts=[0] * len(shared), ends=[1] * len(shared)) if shared else x
     factors, _ = g.dropout(g.fill_any_like(sample, value=1.0), **attrs)
@@ -59,7 +60,7 @@ def _of_channels(
     if data_format not in formats:
         raise AttrError(f"data_format {data_format!r} is not {' or '.join(formats)}", call=call, site=call_site())
     if variable(x, call).ndim != rank:
-        raise ShapeError(f"x must have rank {rank}, is {x}", call=call, site=call_site())
+        raise RANK(f"x must have rank {rank}, is {x}", call=call, site=call_site())
     return dropout(x, p, [0, 1 if data_format[1] == "C" else rank - 1], training, name=name)
 
 

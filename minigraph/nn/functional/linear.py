@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import ShapeError, call_site
+from minigraph.errors import call_site
+from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -53,7 +54,7 @@ def bilinear(
     w = variable(weight, "bilinear", "weight")
     g, prefix = builder_of(x), output_prefix("bilinear", name)
     if (x.ndim, y.ndim, w.ndim) != (2, 2, 3):
-        raise ShapeError(f"x1 {x} and x2 {y} must be 2-D, weight {w} 3-D", call="bilinear", site=call_site())
+        raise RANK(f"x1 {x} and x2 {y} must be 2-D, weight {w} 3-D", call="bilinear", site=call_site())
     size, first, second = w.shape
     rows = g.reshape(g.transpose(w, perm=(1, 0, 2)), shape=(first, size * second))
     partial = g.reshape(g.matmul(x, rows), shape=(-1, size, second))

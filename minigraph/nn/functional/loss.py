@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, ShapeError, call_site
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import Builder, builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, emit, operands, output_prefix, variable
@@ -210,7 +211,7 @@ def mean_over(g: Builder, loss: Variable, rows: Variable) -> Variable:
 
 def _classes(x: Variable, axis: int) -> int:
     if x.shape[axis] < 1:
-        raise ShapeError(f"the number of classes, axis {axis} of {x}, must be known", call="loss", site=call_site())
+        raise UNKNOWN_SIZE(f"the number of classes, axis {axis} of {x}, must be known", call="loss", site=call_site())
     return x.shape[axis]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
 from minigraph.tensor import mean, minimum, pow, sqrt, square, sum, where
 from minigraph.tensor.arguments import as_type
@@ -49,7 +50,7 @@ def cosine_embedding_loss(
     call = "cosine_embedding_loss"
     same_shapes(call, input1=input1, input2=input2)
     if label.ndim != 1 or not 1 <= input1.ndim <= 2:
-        raise ShapeError(
+        raise RANK(
             f"label {label} must be 1-D, and input1 {input1} 1-D or 2-D", call=call, site=call_site()
         )
     lengths = (sum(square(input1), axis=-1) + TINY) * (sum(square(input2), axis=-1) + TINY)
@@ -114,7 +115,7 @@ def multi_margin_loss(
     """
     call = "multi_margin_loss"
     if input.ndim != 2 or input.shape[1] < 1:
-        raise ShapeError(f"input must be [N, C] with known C, is {input}", call=call, site=call_site())
+        raise RANK(f"input must be [N, C] with known C, is {input}", call=call, site=call_site())
     own, mine = picked(input, label, 1)
     gap = margin - own + input
     if weight is not None:

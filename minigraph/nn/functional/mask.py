@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ProgramError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import whole
 from minigraph.tensor import arange, cast, less_than, unsqueeze
@@ -19,7 +20,7 @@ def sequence_mask(x: Variable, maxlen: Any = None, dtype: Any = "int64", name: s
     """
     x = variable(x, "sequence_mask")
     if maxlen is None or isinstance(maxlen, Variable):
-        raise ProgramError(
+        raise RUN_TIME(
             "maxlen must be known: memory is planned before a run", call="sequence_mask", site=call_site(),
             hint="the size to which the sequences are padded: maxlen=ids.shape[1]",
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
+from minigraph.errors.kinds import COUNT, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import as_type, is_number, output_prefix, variable
@@ -123,9 +124,9 @@ def group_norm(
         return g.transpose(y, perm=(0, *range(2, x.ndim), 1), name=prefix)
     channels = x.shape[1]
     if groups is None and x.ndim < 3:
-        raise ShapeError(f"x must have axes behind its channels, is {x}", call=call, site=call_site())
+        raise RANK(f"x must have axes behind its channels, is {x}", call=call, site=call_site())
     if groups is not None and (channels < 1 or groups < 1 or channels % groups):
-        raise ShapeError(f"axis 1 of {x} has no channels in {groups} groups", call=call, site=call_site())
+        raise COUNT(f"axis 1 of {x} has no channels in {groups} groups", call=call, site=call_site())
     rows = x if groups is None else g.reshape(x, shape=(0, groups, -1))
     y, _, _ = g.layer_norm(rows, begin_norm_axis=2, epsilon=epsilon)
     if groups is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ProgramError, ShapeError, require
+from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors.kinds import COUNT, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import emit, ints, output_prefix, variable
@@ -29,7 +30,7 @@ def pad(
     x = variable(x, "pad")
     require(mode in MODES, f"mode {mode!r} is none of {', '.join(MODES)}", AttrError)
     if isinstance(pad, Variable):
-        raise ProgramError("pad must be ints: sizes are known before a run", hint="mg.concat with zeros")
+        raise RUN_TIME("pad must be ints: sizes are known before a run", hint="mg.concat with zeros")
     sizes = _paddings(x, pad, mode, data_format)
     if mode == "constant":
         return emit("pad", "pad", x, paddings=sizes, value=value, name=name)
@@ -50,7 +51,7 @@ def _paddings(x: Variable, pad: Any, mode: str, data_format: str) -> list[int]:
     require(data_format in LAYOUTS, f"data_format {data_format!r} is none of {', '.join(LAYOUTS)}", AttrError)
     fits = x.ndim in (3, 4, 5) and len(given) == 2 * inner
     require(fits, f"pad has {len(given)} numbers, x is {x}: two for each axis are {2 * x.ndim}, those between batch"
-            f" and channels, at ranks 3 to 5, take {2 * max(inner, 0)}", ShapeError)  # fmt: skip
+            f" and channels, at ranks 3 to 5, take {2 * max(inner, 0)}", COUNT)  # fmt: skip
     first = 2 if data_format.startswith("NC") else 1
     sizes = [0] * (2 * x.ndim)
     for number in range(inner):
@@ -62,7 +63,7 @@ def _paddings(x: Variable, pad: Any, mode: str, data_format: str) -> list[int]:
 def _places(x: Variable, axis: int, before: int, after: int, mode: str) -> Variable:
     """Where the elements along a padded axis come from."""
     g, size = builder_of(x), x.shape[axis]
-    require(size > 0, f"mode {mode} needs to know the size of axis {axis}, x is {x}", ShapeError)
+    require(size > 0, f"mode {mode} needs to know the size of axis {axis}, x is {x}", UNKNOWN_SIZE)
     most = size - 1 if mode == "reflect" else size
     fits = mode == "replicate" or max(before, after) <= most
     require(fits, f"mode {mode}: axis {axis} of size {size} has no border of {max(before, after)}", ShapeError)

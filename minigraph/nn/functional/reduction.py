@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
-from minigraph.errors import AttrError, ShapeError, call_site, raise_unknown
+from minigraph.errors import ShapeError, call_site, raise_unknown
+from minigraph.errors.kinds import UNKNOWN_ATTR
 from minigraph.program import Variable
 from minigraph.program.builder import whole
 from minigraph.tensor.arguments import emit, variable
@@ -23,7 +24,7 @@ def reduced(loss: Variable, reduction: str) -> Variable:
 
 def check_reduction(call: str, reduction: str, names: tuple[str, ...] = REDUCTIONS) -> None:
     if reduction not in names:
-        raise_unknown(f"reduction of {call}", reduction, names, AttrError)
+        raise_unknown(f"reduction of {call}", reduction, names, UNKNOWN_ATTR)
 
 
 def with_reduction(each: Callable[P, Variable]) -> Callable[P, Variable]:

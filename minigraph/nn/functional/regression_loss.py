@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors.kinds import AXIS
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor import abs, clip, exp, log, square, sum, unsqueeze, where
@@ -63,7 +64,7 @@ def kl_div(input: Variable, label: Variable, reduction: str = "mean", name: str 
     if reduction != "batchmean":
         return reduced(loss, reduction)
     if x.ndim == 0:
-        raise ShapeError(f"batchmean of {x}, which has no axis 0", call="kl_div", site=call_site())
+        raise AXIS(f"batchmean of {x}, which has no axis 0", call="kl_div", site=call_site())
     rows = sum(loss, axis=list(range(1, x.ndim))) if x.ndim > 1 else loss
     return builder_of(x).reduce_mean(rows)
 

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from minigraph.errors import AttrError, ShapeError, call_site
+from minigraph.errors import AttrError, call_site
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.nn.initializer import Normal
 from minigraph.nn.param_attr import ParamAttr
 from minigraph.nn.parameter import create_parameter
@@ -23,7 +24,7 @@ def directions(
     if dim not in (0, 1):
         raise AttrError(f"dim {dim} is not 0 or 1", call=call, site=call_site())
     if len(shape) < 2 or -1 in shape or 0 in shape:
-        raise ShapeError(
+        raise UNKNOWN_SIZE(
             f"weight must be a matrix or more with known sizes, is {list(shape)}", call=call, site=call_site()
         )
     if power_iters < 0:

@@ -37,7 +37,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, ShapeError, require
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import BROADCAST, COUNT, EMPTY, MIXED_TYPES, RANK
 from minigraph.kernels import philox
 from minigraph.kernels.cpu.attention import (
     HIDDEN_WHOLE,
@@ -191,17 +192,17 @@ def _(
     if Q.ndim == 3:
         heads, at = 0, 1  # one head: the batch stands in for it below
     for name, t, others in (("K", K, (0, 3)), ("V", V, (0,))):
-        require(t.ndim == Q.ndim, f"Q has rank {Q.ndim}, {name} has rank {t.ndim}")
+        require(t.ndim == Q.ndim, f"Q has rank {Q.ndim}, {name} has rank {t.ndim}", RANK)
         for axis in {min(a, Q.ndim - 1) for a in others}:
             _same(f"axis {axis} of Q and {name}", Q.shape[axis], t.shape[axis])
     for axis in {heads, at}:
         _same(f"axis {axis} of K and V", K.shape[axis], V.shape[axis])
-    require(Q.shape[-1] != 0, f"the heads of Q have size 0: {Q}")
+    require(Q.shape[-1] != 0, f"the heads of Q have size 0: {Q}", EMPTY)
     if Q.ndim == 4:
         q, k = Q.shape[heads], K.shape[heads]
         require(
             -1 in (q, k) or (q == 0 if k == 0 else q % k == 0),
-            f"Q has {q} heads, which is no multiple of the {k} of K and V",
+            f"Q has {q} heads, which is no multiple of the {k} of K and V", COUNT,
         )
     scores = scores_shape(Q.shape, K.shape, layout)
     for name, t in (("Bias", Bias), ("Mask", Mask)):
@@ -237,14 +238,14 @@ def _same(what: str, a: int, b: int) -> None:
 
 def check_types(Q: TensorType, K: TensorType, V: TensorType, Bias: TensorType | None, Mask: TensorType | None) -> None:
     """Data types, and the rank of Q."""
-    require(Q.ndim in (3, 4), f"Q must have rank 3 or 4, is {Q}")
+    require(Q.ndim in (3, 4), f"Q must have rank 3 or 4, is {Q}", RANK)
     require(Q.is_float, f"Q must be a float, is {Q.dtype}", DTypeError)
     for name, t in (("K", K), ("V", V)):
-        require(t.dtype == Q.dtype, f"{name} is {t.dtype}, Q is {Q.dtype}", DTypeError, "cast one of them")
+        require(t.dtype == Q.dtype, f"{name} is {t.dtype}, Q is {Q.dtype}", MIXED_TYPES, "cast one of them")
     if Bias is not None:
         fits = Bias.dtype == Q.dtype or (Bias.dtype == float32 and Q.dtype.itemsize == 2)
         hint = "a bool array is a Mask" if Bias.dtype == bool_ else "cast it"
-        require(fits, f"Bias is {Bias.dtype}, Q is {Q.dtype}", DTypeError, hint)
+        require(fits, f"Bias is {Bias.dtype}, Q is {Q.dtype}", MIXED_TYPES, hint)
     if Mask is not None:
         require(Mask.dtype == bool_, f"Mask must be bool, is {Mask.dtype}", DTypeError, "a float array is a Bias")
 
@@ -268,12 +269,12 @@ def check_attributes(
 
 def check_broadcast(name: str, t: TensorType, scores: tuple[int, ...]) -> None:
     """`t` broadcasts to the scores, and the scores do not broadcast to it."""
-    require(t.ndim <= len(scores), f"{name} has rank {t.ndim}, scores have rank {len(scores)}: {list(scores)}")
+    require(t.ndim <= len(scores), f"{name} has rank {t.ndim}, scores have rank {len(scores)}: {list(scores)}", RANK)
     for axis in range(-t.ndim, 0):
         size, wanted = t.shape[axis], scores[axis]
         if not (size in (1, -1, wanted) or wanted == -1):
             what = SCORE_AXES[len(scores)][axis]
-            raise ShapeError(f"{name} {t} does not broadcast to scores {list(scores)}: {what} axis {axis} has {size}")
+            raise BROADCAST(f"{name} {t} does not broadcast to scores {list(scores)}: {what} axis {axis} has {size}")
 
 
 def check_sequences(Q: TensorType, CuSeqlensQ: TensorType | None, CuSeqlensK: TensorType | None) -> None:
@@ -287,9 +288,10 @@ def check_sequences(Q: TensorType, CuSeqlensQ: TensorType | None, CuSeqlensK: Te
     assert CuSeqlensK is not None
     for name, t in (("CuSeqlensQ", CuSeqlensQ), ("CuSeqlensK", CuSeqlensK)):
         require(t.dtype in INTS and t.dtype.itemsize >= 4, f"{name} must be int32 or int64, is {t.dtype}", DTypeError)
-        require(t.ndim == 1 and t.shape[0] != 0, f"{name} must be 1-D with at least one element, is {t}")
+        require(t.ndim == 1 and t.shape[0] != 0, f"{name} must be 1-D with at least one element, is {t}", RANK)
     _same("lengths of CuSeqlensQ and CuSeqlensK", CuSeqlensQ.shape[0], CuSeqlensK.shape[0])
-    require(CuSeqlensQ.dtype == CuSeqlensK.dtype, f"CuSeqlensQ is {CuSeqlensQ}, CuSeqlensK is {CuSeqlensK}", DTypeError)
+    same = CuSeqlensQ.dtype == CuSeqlensK.dtype
+    require(same, f"CuSeqlensQ is {CuSeqlensQ}, CuSeqlensK is {CuSeqlensK}", MIXED_TYPES)
     require(
         Q.ndim == 4 and Q.shape[0] in (1, -1), f"packed sequences lie in one batch of rank 4, Q is {Q}",
         hint="unsqueeze [tokens, heads, size] to [1, tokens, heads, size]",

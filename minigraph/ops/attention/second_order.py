@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from minigraph.errors import require
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.kernels.cpu.attention import FAR, HIDDEN_WHOLE, scale_of
 
 from .sight import factors_type
@@ -56,7 +57,7 @@ class DenseAttention:
         self.heads, self.kv_heads = (1, 1) if Q.ndim == 3 else (Q.shape[axis], K.shape[axis])
         require(
             -1 not in (self.heads, self.kv_heads), f"a second derivative needs to know the heads of Q {Q} and K {K}",
-            hint="give static.data the number of heads",
+            UNKNOWN_SIZE, "give static.data the number of heads",
         )  # fmt: skip
         self.groups = self.heads // max(self.kv_heads, 1)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import DTypeError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import op
 from minigraph.types import TensorType
 
@@ -17,7 +18,7 @@ SMALLEST = 1e-12  # of X * (1 - X) below the slope
 
 
 def _infer(X: TensorType, Label: TensorType) -> TensorType:
-    require(X.dtype == Label.dtype, f"X is {X.dtype}, Label is {Label.dtype}", DTypeError, "cast one of them")
+    require(X.dtype == Label.dtype, f"X is {X.dtype}, Label is {Label.dtype}", MIXED_TYPES, "cast one of them")
     infer_binary(X, Label)
     require(X.ndim == Label.ndim and (X.accepts(Label) or Label.accepts(X)), f"X is {X}, Label is {Label}")
     return infer_float(X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
@@ -92,7 +93,7 @@ def where(Condition, X, Y):
 @where.infer
 def _(Condition, X, Y):
     require(Condition.dtype == bool_, f"Condition must be bool, is {Condition.dtype}", DTypeError)
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
     return X.with_shape(broadcast_shapes(Condition.shape, X.shape, Y.shape, names=("Condition", "X", "Y")))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import AXIS, MIXED_TYPES
 from minigraph.opdef import op
 from minigraph.types import TensorType, bool_, broadcast_shapes
 
@@ -25,12 +26,12 @@ def align(Y: np.ndarray, ndim: int, axis: int) -> np.ndarray:
 
 def infer_binary(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
     """The broadcast type of two operands of one data type."""
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
     y = Y.shape
     if axis != -1 and Y.ndim < X.ndim:
         require(
             0 <= axis <= X.ndim - Y.ndim,
-            f"axis {axis} does not place Y of rank {Y.ndim} inside X of rank {X.ndim}",
+            f"axis {axis} does not place Y of rank {Y.ndim} inside X of rank {X.ndim}", AXIS,
         )
         y = y + (1,) * (X.ndim - axis - Y.ndim)
     return X.with_shape(broadcast_shapes(X.shape, y))

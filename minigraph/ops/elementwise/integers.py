@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import DTypeError, KernelError, require
+from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import DIVIDED
 from minigraph.opdef import OpDef, op
 from minigraph.types import FLOATS, INTS, TensorType
 
@@ -21,7 +22,7 @@ def _quotients(rng):
 
 def _require_divisor(Y: np.ndarray) -> None:
     if Y.dtype not in FLOATS and not Y.all():
-        raise KernelError("an integer is divided by 0")
+        raise DIVIDED("an integer is divided by 0")
 
 
 @op(traits={"nondifferentiable", "reports"}, gpu="elementwise.elementwise")

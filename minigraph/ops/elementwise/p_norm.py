@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import Arrays, op
 from minigraph.types import TensorType, bfloat16, float16, float32
 
@@ -42,7 +43,7 @@ def _(X, *, porder):
 def _(X, *, porder):
     types = [p_norm.infer_types({"X": [x]}, {"porder": porder})["Out"][0] for x in X]
     for x in X:
-        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", DTypeError)
+        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", MIXED_TYPES)
     return (types,)
 
 

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import UNKNOWN_SIZE
 from minigraph.kernels import philox
 from minigraph.opdef import DTypeAttr, Ints, op
 from minigraph.types import FLOATS, TensorType, float32, float64, normalize_shape
@@ -29,7 +30,8 @@ def computed(dtype: np.dtype) -> np.dtype:
 
 
 def infer_random(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> TensorType:
-    require(-1 not in normalize_shape(shape), f"every size of a random array must be known, got {list(shape)}")
+    known = -1 not in normalize_shape(shape)
+    require(known, f"every size of a random array must be known, got {list(shape)}", UNKNOWN_SIZE)
     require(dtype in FLOATS, f"random numbers are floats, not {dtype}", DTypeError)
     require(seed >= 0, f"a seed is not negative, got {seed}", AttrError)
     return TensorType(shape, dtype)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import EMPTY
 from minigraph.opdef import DTypeAttr, Ints, OpDef, Rows, op
 from minigraph.types import TensorType, bool_, int32, int64, normalize_axes, normalize_axis
 
@@ -199,7 +200,7 @@ def _(rng):
 def require_elements(X: TensorType, axes: tuple[int, ...]) -> None:
     """No axis of `axes` is empty."""
     for a in axes:
-        require(X.shape[a] != 0, f"axis {a} of X has size 0, there is nothing to choose from")
+        require(X.shape[a] != 0, f"axis {a} of X has size 0, there is nothing to choose from", EMPTY)
 
 
 def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:

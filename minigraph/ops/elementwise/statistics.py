@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import op
 from minigraph.types import TensorType
 
@@ -15,7 +16,7 @@ SHAPES = ((4,), (0,), (1,), (2, 3))
 
 
 def _infer(Batch: TensorType, Running: TensorType, **attrs: object) -> TensorType:
-    require(Batch.dtype == Running.dtype, f"Batch is {Batch.dtype}, Running is {Running.dtype}", DTypeError)
+    require(Batch.dtype == Running.dtype, f"Batch is {Batch.dtype}, Running is {Running.dtype}", MIXED_TYPES)
     require(
         Batch.accepts(Running) or Running.accepts(Batch), f"Batch is {Batch}, Running is {Running}: not of one shape"
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, require
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import NO_GRADIENT, RANK
 from minigraph.kernels.linalg import computed
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import INTS, TensorType, int32
@@ -92,7 +93,7 @@ def _(g, X, Out, Pivots, Out_grad):
     What X has beyond a square is a product with L or U of that square, and gives its slope to them.
     """
     m, n = X.type.shape[-2:]
-    require(-1 not in (m, n), f"the gradient of LU needs matrices of a known size, X is {X.type}", ProgramError)
+    require(-1 not in (m, n), f"the gradient of LU needs matrices of a known size, X is {X.type}", NO_GRADIENT)
     k, last = min(m, n), X.type.ndim - 1
     square, slope, rest = Out, Out_grad, None
     if m != n:
@@ -139,7 +140,7 @@ def pivots_to_matrix(Pivots, *, rows: int, dtype: DTypeAttr):
 @pivots_to_matrix.infer
 def _(Pivots, *, rows, dtype):
     require(Pivots.dtype in INTS, f"Pivots must hold integers, is {Pivots}", DTypeError)
-    require(Pivots.ndim >= 1, "Pivots is a scalar")
+    require(Pivots.ndim >= 1, "Pivots is a scalar", RANK)
     require(rows >= 1, f"rows must be positive, is {rows}", AttrError)
     return TensorType((*Pivots.shape[:-1], rows, rows), dtype)
 
@@ -173,7 +174,7 @@ def _(g, X, Q, R, Q_grad=None, R_grad=None):
     Of a wide X = [A, B] the first columns A have the same Q, and R = [U, Q^T B].
     """
     m, n = X.type.shape[-2:]
-    require(-1 not in (m, n), f"the gradient of QR needs matrices of a known size, X is {X.type}", ProgramError)
+    require(-1 not in (m, n), f"the gradient of QR needs matrices of a known size, X is {X.type}", NO_GRADIENT)
     if m >= n:
         return _tall_qr_grad(g, Q, R, Q_grad, R_grad)
     last = X.type.ndim - 1

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.linalg import computed
 from minigraph.opdef import op
 from minigraph.types import TensorType
@@ -23,7 +24,7 @@ def rounded(like: np.ndarray, x: Any) -> np.ndarray:
 
 def require_matrices(name: str, t: TensorType, square: bool = False) -> None:
     require(t.is_float, f"{name} must be a float, is {t}", DTypeError, f"cast {name}")
-    require(t.ndim >= 2, f"{name} must hold matrices in its last two axes, is {t}")
+    require(t.ndim >= 2, f"{name} must hold matrices in its last two axes, is {t}", RANK)
     rows, columns = t.shape[-2:]
     require(not square or -1 in (rows, columns) or rows == columns, f"matrices of {name} must be square, it is {t}")
 
@@ -41,11 +42,11 @@ def unit_like(g: Any, x: Any) -> Any:
 
 def of_one_batch(X: TensorType, Y: TensorType) -> tuple[int, ...]:
     """The axes before the matrices, which X and Y share."""
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
     same = X.ndim == Y.ndim and all(-1 in (a, b) or a == b for a, b in zip(X.shape[:-2], Y.shape[:-2], strict=True))
     require(same, f"axes before the matrices differ: X is {X}, Y is {Y}", hint="expand one of them")
     n, rows = X.shape[-1], Y.shape[-2]
-    require(-1 in (n, rows) or n == rows, f"X has {n} columns, Y has {rows} rows")
+    require(-1 in (n, rows) or n == rows, f"X has {n} columns, Y has {rows} rows", INNER)
     return tuple(b if a == -1 else a for a, b in zip(X.shape[:-2], Y.shape[:-2], strict=True))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.opdef import op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
 from minigraph.ops.elementwise.elementwise import masked
@@ -98,18 +99,18 @@ def _(types, attrs):
 
 @fused_gemm_epilogue.infer
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
-    require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
-    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(Y.ndim == 2, f"Y must be 2-D, is {Y}", RANK)
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}", RANK)
     row = Bias.ndim == 1 or (Bias.ndim == 2 and Bias.shape[0] in (1, -1))
-    require(row, f"Bias must be [N] or [1, N], is {Bias}")
+    require(row, f"Bias must be [N] or [1, N], is {Bias}", RANK)
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
+    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", MIXED_TYPES)
     require(
         activation in ("none", "relu", "gelu"), f"activation {activation!r} is not none, relu or gelu", AttrError
     )
     out = _product_type(X, Y, trans_x, trans_y)
     columns, bias = out.shape[-1], Bias.shape[-1]
-    require(columns == bias or -1 in (columns, bias), f"Bias has {bias} elements, Y has {columns} columns")
+    require(columns == bias or -1 in (columns, bias), f"Bias has {bias} elements, Y has {columns} columns", INNER)
     return out, {"none": None, "relu": mask_type(out), "gelu": out}[activation]
 
 
@@ -180,10 +181,10 @@ def _(types, attrs):
 
 @fused_gemm_epilogue_grad.infer
 def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximate):
-    require(Y.ndim == 2, f"Y must be 2-D, is {Y}")
-    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
+    require(Y.ndim == 2, f"Y must be 2-D, is {Y}", RANK)
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}", RANK)
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}")
+    require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}", RANK)
     out = _product_type(X, Y, trans_x, trans_y)
     require(out.accepts(DOut) or DOut.accepts(out), f"DOut must be {out}, is {DOut}")
     known = ("none", "relu_grad", "gelu_grad")

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.kernels.cpu.product import product
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
@@ -40,19 +41,19 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
 
 @matmul.infer
 def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
-    require(X.ndim >= 1 and Y.ndim >= 1, "a 0-d operand has no rows to multiply")
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", DTypeError, "cast one of them")
+    require(X.ndim >= 1 and Y.ndim >= 1, "a 0-d operand has no rows to multiply", RANK)
+    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
     require(
         out_dtype is None or out_dtype == X.dtype or (out_dtype == float32 and X.dtype in FLOATS),
         f"out_dtype is {out_dtype}, the product of {X.dtype} can be {X.dtype}"
-        + (" or float32" if X.dtype in FLOATS - {float32} else ""), DTypeError, "cast Out",
+        + (" or float32" if X.dtype in FLOATS - {float32} else ""), MIXED_TYPES, "cast Out",
     )  # fmt: skip
     x, y = list(X.shape), list(Y.shape)
     x_axis = -2 if trans_x and X.ndim > 1 else -1
     y_axis = -1 if (trans_y and Y.ndim > 1) or Y.ndim == 1 else -2
     require(
         x[x_axis] == y[y_axis] or -1 in (x[x_axis], y[y_axis]),
-        f"inner sizes differ: X axis {x_axis} is {x[x_axis]}, Y axis {y_axis} is {y[y_axis]}",
+        f"inner sizes differ: X axis {x_axis} is {x[x_axis]}, Y axis {y_axis} is {y[y_axis]}", INNER,
         hint="transpose Y" if Y.ndim > 1 and x[x_axis] == y[-3 - y_axis] else None,
     )
     rows = [] if X.ndim == 1 else [x[-1] if trans_x else x[-2]]
@@ -193,12 +194,12 @@ def _(types, attrs):
 
 @matmul_accumulate.infer
 def _(X: TensorType, Y: TensorType, Acc: TensorType, *, trans_x, trans_y):
-    require(X.ndim >= 2 and Y.ndim >= 2, f"X and Y must have rank 2 or more, are {X} and {Y}")
+    require(X.ndim >= 2 and Y.ndim >= 2, f"X and Y must have rank 2 or more, are {X} and {Y}", RANK)
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
     result = matmul.infer_function(X, Y, trans_x=trans_x, trans_y=trans_y)
     require(
         Acc.dtype == X.dtype or (Acc.dtype == float32 and X.dtype.itemsize == 2), f"Acc is {Acc.dtype}, X is {X.dtype}",
-        DTypeError, "Acc has the type of X, or float32 where X has 16 bits",
+        MIXED_TYPES, "Acc has the type of X, or float32 where X has 16 bits",
     )  # fmt: skip
     if Acc.ndim == 2 < result.ndim:
         batches = [t.with_shape(t.shape[:-2]) for t in (X, Y)]

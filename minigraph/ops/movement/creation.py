@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import COUNT, MIXED_TYPES, UNKNOWN_SIZE
 from minigraph.opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
 from minigraph.types import INTS, TensorType, float32, int64, normalize_shape
 
@@ -27,7 +28,8 @@ def fill_constant(*, shape: Ints = (), value: Number = 0.0, dtype: DTypeAttr = f
 
 @fill_constant.infer
 def _(*, shape, value, dtype):
-    require(-1 not in normalize_shape(shape), f"every size of a constant must be known, got {list(shape)}")
+    known = -1 not in normalize_shape(shape)
+    require(known, f"every size of a constant must be known, got {list(shape)}", UNKNOWN_SIZE)
     require_fits(value, dtype)
     return TensorType(shape, dtype)
 
@@ -101,7 +103,7 @@ def sum(X: Arrays, *, out=None):
 @sum.infer
 def _(X):
     for i, x in enumerate(X):
-        require(x.dtype == X[0].dtype, f"X[0] is {X[0].dtype}, X[{i}] is {x.dtype}", DTypeError)
+        require(x.dtype == X[0].dtype, f"X[0] is {X[0].dtype}, X[{i}] is {x.dtype}", MIXED_TYPES)
         require(x.accepts(X[0]), f"X[0] is {X[0]}, X[{i}] is {x}")
     return next((x for x in X if x.is_static), X[0])
 
@@ -126,8 +128,8 @@ def assign_value(*, values: Numbers, shape: Ints, dtype: DTypeAttr):
 @assign_value.infer
 def _(*, values, shape, dtype):
     type = TensorType(normalize_shape(shape), dtype)
-    require(type.is_static, f"every size must be known, got {list(shape)}")
-    require(type.size == len(values), f"{len(values)} values do not fill shape {list(shape)}")
+    require(type.is_static, f"every size must be known, got {list(shape)}", UNKNOWN_SIZE)
+    require(type.size == len(values), f"{len(values)} values do not fill shape {list(shape)}", COUNT)
     return type
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import RANK
 from minigraph.opdef import op
 
 from .index import add_rows, require_index, require_ints
@@ -27,7 +28,7 @@ def embedding(Ids, W, *, padding_idx: int | None = None):
 @embedding.infer
 def _(Ids, W, *, padding_idx):
     require_ints("Ids", Ids)
-    require(W.ndim == 2, f"W must be [rows, width], is {W}")
+    require(W.ndim == 2, f"W must be [rows, width], is {W}", RANK)
     require(W.is_float, f"W must be a float, is {W.dtype}", DTypeError)
     rows = W.shape[0]
     require(

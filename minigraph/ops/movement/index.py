@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, KernelError, require
+from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import INDEX, RANK
 from minigraph.kernels.cuda.record.views import sliced
 from minigraph.opdef import DTypeAttr, Ints, op
 from minigraph.types import INTS, TensorType, float32, normalize_axes, normalize_axis
@@ -114,7 +115,7 @@ def require_index(index: np.ndarray, low: int, size: int, what: str) -> None:
     """Every element of `index` lies in [low, size)."""
     if index.size and (index.min() < low or index.max() >= size):
         wrong = index[(index < low) | (index >= size)].flat[0]
-        raise KernelError(f"{what} {wrong} is out of range [{low}, {size})")
+        raise INDEX(f"{what} {wrong} is out of range [{low}, {size})")
 
 
 def require_ints(name: str, t: TensorType) -> None:
@@ -207,7 +208,7 @@ def tril_triu(X, *, diagonal: int = 0, lower: bool = True):
 
 @tril_triu.infer
 def _(X, *, diagonal, lower):
-    require(X.ndim >= 2, f"X has rank {X.ndim}, a triangle needs 2 axes or more")
+    require(X.ndim >= 2, f"X has rank {X.ndim}, a triangle needs 2 axes or more", RANK)
     return X
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import COUNT, MISSING, MIXED_TYPES, RANK
 from minigraph.kernels.cuda.record.views import cut, joined, joined_from, stacked
 from minigraph.opdef import Arrays, Ints, op
 from minigraph.types import TensorType, normalize_axis
@@ -14,8 +15,8 @@ def merged_shape(X: list[TensorType], but: int | None = None) -> list[int]:
     """The sizes that all of X share, axis `but` left out of the comparison."""
     merged = list(X[0].shape)
     for i, x in enumerate(X):
-        require(x.dtype == X[0].dtype, f"X[0] is {X[0].dtype}, X[{i}] is {x.dtype}", DTypeError, "cast one of them")
-        require(x.ndim == X[0].ndim, f"X[0] has rank {X[0].ndim}, X[{i}] has rank {x.ndim}")
+        require(x.dtype == X[0].dtype, f"X[0] is {X[0].dtype}, X[{i}] is {x.dtype}", MIXED_TYPES, "cast one of them")
+        require(x.ndim == X[0].ndim, f"X[0] has rank {X[0].ndim}, X[{i}] has rank {x.ndim}", RANK)
         for axis, size in enumerate(x.shape):
             if axis == but or size == -1:
                 continue
@@ -80,17 +81,16 @@ def section_sizes(size: int, sections: tuple[int, ...] | None, num: int | None) 
     require((sections is None) != (num is None), "split takes either sections or num", AttrError)
     if num is not None:
         require(num > 0, f"num must be positive, is {num}", AttrError)
-        require(size == -1 or size % num == 0, f"an axis of size {size} cannot be cut into {num} equal pieces")
+        require(size == -1 or size % num == 0, f"an axis of size {size} cannot be cut into {num} equal pieces", COUNT)
         return [-1 if size == -1 else size // num] * num
     sizes = list(sections or ())
-    require(sizes, "sections is an empty list", AttrError)
+    require(sizes, "sections is an empty list", MISSING)
     require(min(sizes) >= -1 and sizes.count(-1) <= 1, f"sections {sizes} are sizes, one of them may be -1", AttrError)
     given = sum(s for s in sizes if s >= 0)
     if size == -1:
         return sizes
-    require(
-        given == size or (-1 in sizes and given < size), f"sections {sizes} do not add up to the axis size {size}"
-    )
+    fits = given == size or (-1 in sizes and given < size)
+    require(fits, f"sections {sizes} do not add up to the axis size {size}", COUNT)
     return [size - given if s == -1 else s for s in sizes]
 
 

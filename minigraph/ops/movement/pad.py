@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import NO_NUMBERS
 from minigraph.opdef import Ints, Number, op
 from minigraph.types import INTS, bool_
 
@@ -25,7 +26,7 @@ def _(X, *, paddings, value):
             "mg.slice takes a part")  # fmt: skip
     limits = np.iinfo(X.dtype) if X.dtype in INTS else None
     fits = limits is None or (limits.min <= value <= limits.max and value == int(value))
-    require(fits and (X.dtype != bool_ or value in (0, 1)), f"{value} is no {X.dtype}", DTypeError)
+    require(fits and (X.dtype != bool_ or value in (0, 1)), f"{value} is no {X.dtype}", NO_NUMBERS)
     pairs = zip(X.shape, paddings[::2], paddings[1::2], strict=True)
     return X.with_shape(-1 if size == -1 else before + size + after for size, before, after in pairs)
 

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from minigraph.errors import require
+from minigraph.errors.kinds import RANK, UNKNOWN_SIZE
 from minigraph.opdef import op
 from minigraph.types import TensorType, int64, normalize_axis
 
@@ -39,10 +40,10 @@ def flat_index(X, Index):
 @flat_index.infer
 def _(X, Index):
     require_ints("Index", Index)
-    require(Index.ndim >= 1, "Index is a scalar, its last axis holds coordinates")
+    require(Index.ndim >= 1, "Index is a scalar, its last axis holds coordinates", RANK)
     count = Index.shape[-1]
-    require(count != -1, f"how many coordinates Index {Index} holds is known only at run time")
-    require(1 <= count <= X.ndim, f"Index holds {count} coordinates, X has rank {X.ndim}")
+    require(count != -1, f"how many coordinates Index {Index} holds is known only at run time", UNKNOWN_SIZE)
+    require(1 <= count <= X.ndim, f"Index holds {count} coordinates, X has rank {X.ndim}", RANK)
     return TensorType(Index.shape[:-1], int64)
 
 
@@ -75,7 +76,7 @@ def flat_index_along(X, Index, *, axis: int):
 @flat_index_along.infer
 def _(X, Index, *, axis):
     require_ints("Index", Index)
-    require(Index.ndim == X.ndim, f"Index has rank {Index.ndim}, X has rank {X.ndim}")
+    require(Index.ndim == X.ndim, f"Index has rank {Index.ndim}, X has rank {X.ndim}", RANK)
     axis = normalize_axis(axis, X.ndim)
     for other, (size, most) in enumerate(zip(Index.shape, X.shape, strict=True)):
         fits = other == axis or -1 in (size, most) or size <= most
@@ -109,7 +110,7 @@ def last_writer(X, Index):
 @last_writer.infer
 def _(X, Index):
     require_ints("Index", Index)
-    require(X.ndim >= 1, "X is a scalar, it has no places")
+    require(X.ndim >= 1, "X is a scalar, it has no places", RANK)
     return TensorType(X.shape[:1], int64)
 
 

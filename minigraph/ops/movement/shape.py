@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from minigraph.errors import require
+from minigraph.errors.kinds import AXIS, COUNT, NO_SHAPE, RANK, UNKNOWN_SIZE
 from minigraph.kernels.cuda.record.views import transposed, turned_back, whole
 from minigraph.opdef import Ints, op
 from minigraph.ops.elementwise.elementwise import sum_to
@@ -19,8 +20,8 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     A result of -1 is known only at run time. Copied sizes cancel on both sides, so (0, -1) is
     decided for empty arrays and for unknown sizes too.
     """
-    require(shape.count(-1) <= 1, f"shape {list(shape)} has more than one -1")
-    require(min(shape, default=0) >= -1, f"shape {list(shape)} has a negative size")
+    require(shape.count(-1) <= 1, f"shape {list(shape)} has more than one -1", NO_SHAPE)
+    require(min(shape, default=0) >= -1, f"shape {list(shape)} has a negative size", NO_SHAPE)
     copied = [axis for axis, size in enumerate(shape) if size == 0]
     last = max(copied, default=-1)
     require(last < len(sizes), f"shape {list(shape)} copies the size of axis {last}, X has rank {len(sizes)}")
@@ -34,7 +35,7 @@ def reshaped(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     require(
         fits,
         f"X {list(sizes)} has {'a multiple of ' * unknown}{known} elements{' besides the copied sizes' * bool(copied)},"
-        f" shape {list(shape)} asks for {'a multiple of ' * (-1 in shape)}{asked}",
+        f" shape {list(shape)} asks for {'a multiple of ' * (-1 in shape)}{asked}", COUNT,
     )
     return tuple(sizes[axis] if s == 0 else left if s == -1 else s for axis, s in enumerate(shape))
 
@@ -103,7 +104,7 @@ def transpose(X, *, perm: Ints):
 
 @transpose.infer
 def _(X, *, perm):
-    require(len(perm) == X.ndim, f"perm {list(perm)} has {len(perm)} axes, X has rank {X.ndim}")
+    require(len(perm) == X.ndim, f"perm {list(perm)} has {len(perm)} axes, X has rank {X.ndim}", COUNT)
     return X.with_shape(X.shape[axis] for axis in normalize_axes(perm, X.ndim))
 
 
@@ -136,7 +137,7 @@ def squeeze(X, *, axes: Ints | None = None):
 def _(X, *, axes):
     if axes is None:
         require(
-            X.is_static, f"which axes of X have size 1 is known only at run time, X is {X}",
+            X.is_static, f"which axes of X have size 1 is known only at run time, X is {X}", UNKNOWN_SIZE,
             hint="name the axes to drop: squeeze(x, axis=...)",
         )  # fmt: skip
         return X.with_shape(s for s in X.shape if s != 1)
@@ -198,7 +199,7 @@ def flattened(sizes: tuple[int, ...], start_axis: int, stop_axis: int) -> tuple[
         return (1,)
     start = normalize_axis(start_axis, len(sizes), "start_axis")
     stop = normalize_axis(stop_axis, len(sizes), "stop_axis")
-    require(start <= stop, f"start_axis {start_axis} lies behind stop_axis {stop_axis}")
+    require(start <= stop, f"start_axis {start_axis} lies behind stop_axis {stop_axis}", AXIS)
     inner = sizes[start : stop + 1]
     whole = -1 if -1 in inner and 0 not in inner else math.prod(inner)
     return (*sizes[:start], whole, *sizes[stop + 1 :])
@@ -235,7 +236,7 @@ def _(rng):
 def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes of `expand`; -1 where known only at run time."""
     new = len(shape) - len(sizes)
-    require(new >= 0, f"shape {list(shape)} has fewer axes than X {list(sizes)}")
+    require(new >= 0, f"shape {list(shape)} has fewer axes than X {list(sizes)}", RANK)
     normalize_shape(shape)
     result = list(shape)
     for axis, size in enumerate(sizes, new):
@@ -245,7 +246,7 @@ def expanded_shape(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
             require(
                 size in (1, -1, shape[axis]), f"X axis {axis - new} has size {size}, it cannot become {shape[axis]}"
             )
-    require(-1 not in shape[:new], f"shape {list(shape)}: a new leading axis cannot be -1")
+    require(-1 not in shape[:new], f"shape {list(shape)}: a new leading axis cannot be -1", NO_SHAPE)
     return tuple(result)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import CONFLICT, COUNT, MIXED_TYPES
 from minigraph.opdef import Arrays, DTypeAttr, OpDef, op
 from minigraph.types import FLOATS, TensorType, bool_, float64
 
@@ -48,8 +49,8 @@ def _infer_binary(X: list[TensorType], Y: list[TensorType] | None, *, y: float, 
     _check_floats(X)
     if Y is None:
         return list(X)
-    require(y == 0, f"Y is given, and the number y={y}", AttrError)
-    require(len(Y) in (1, len(X)), f"X lists {len(X)} arrays, Y {len(Y)}")
+    require(y == 0, f"Y is given, and the number y={y}", CONFLICT)
+    require(len(Y) in (1, len(X)), f"X lists {len(X)} arrays, Y {len(Y)}", COUNT)
     for i, x in enumerate(X):
         other = Y[i % len(Y)]
         fits = other.size in (1, -1) or (x.accepts(other) and x.dtype == other.dtype)
@@ -88,7 +89,7 @@ def _infer_unary(X: list[TensorType]) -> list[TensorType]:
 def _check_floats(X: list[TensorType]) -> None:
     for x in X:
         require(x.is_float, f"X must hold floats, holds {x}", DTypeError)
-        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", DTypeError)
+        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", MIXED_TYPES)
 
 
 ELEMENTARY = [_binary(*item) for item in BINARY.items()] + [_unary(*item) for item in UNARY.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import Arrays, op
 from minigraph.types import TensorType
 
@@ -169,7 +170,7 @@ def foreach_squared_l2_norm(X: Arrays):
 def _(X):
     for x in X:
         require(x.is_float, f"X must hold floats, holds {x}", DTypeError)
-        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", DTypeError)
+        require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", MIXED_TYPES)
     return TensorType((), state_dtype(X[0].dtype))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import COUNT, MIXED_TYPES
 from minigraph.kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bfloat16, bool_, float16, float32, float64
@@ -130,12 +131,12 @@ def _infer_lists(op_type: str, slots: Slots, inputs: tuple[Any, ...], attrs: dic
     first = types["Param"][0]
     for slot, column in types.items():
         if slot not in SHARED and column is not None:
-            require(len(column) == count, f"Param lists {count} variables, {slot} lists {len(column)}")
+            require(len(column) == count, f"Param lists {count} variables, {slot} lists {len(column)}", COUNT)
     kinds = {tuple(t if s in SHARED or t is None else t[i] for s, t in types.items()) for i in range(count)}
     for kind in kinds:  # parameters of one kind need one look
         one: Types = dict(zip(types, kind, strict=True))
         require(
-            one["Param"].dtype == first.dtype, f"Param holds {first.dtype} and {one['Param'].dtype}", DTypeError,
+            one["Param"].dtype == first.dtype, f"Param holds {first.dtype} and {one['Param'].dtype}", MIXED_TYPES,
             "one operator for each data type",
         )  # fmt: skip
         check_update(op_type, attrs, one)
@@ -147,7 +148,7 @@ def check_update(op_type: str, attrs: dict[str, Any], types: Types) -> None:
     param, grad, rate = types["Param"], types["Grad"], types["LearningRate"]
     update, slots = update_of(op_type, attrs), slots_of(op_type)
     require(param.is_float, f"Param is {param}, only floats can be updated", DTypeError)
-    require(grad.dtype == param.dtype, f"Param is {param.dtype}, Grad is {grad.dtype}", DTypeError, "cast Grad")
+    require(grad.dtype == param.dtype, f"Param is {param.dtype}, Grad is {grad.dtype}", MIXED_TYPES, "cast Grad")
     require(param.accepts(grad), f"Param is {param}, Grad is {grad}")
     _check_number("LearningRate", rate)
     wanted = param.with_dtype(state_dtype(param.dtype))
@@ -157,12 +158,12 @@ def check_update(op_type: str, attrs: dict[str, Any], types: Types) -> None:
             needed = slot in update.states
             require(needed == (state is not None), f"{slot} is {'missing' if needed else 'given, but not used'}")
         if state is not None:
-            require(state.dtype == wanted.dtype, f"{slot} must be {wanted.dtype}, is {state.dtype}", DTypeError)
+            require(state.dtype == wanted.dtype, f"{slot} must be {wanted.dtype}, is {state.dtype}", MIXED_TYPES)
             require(wanted.accepts(state), f"{slot} must be {wanted}, is {state}")
     for slot in slots.powers:
         power: TensorType = types[slot]
         require(power.dtype == float64, f"{slot} must be float64, is {power.dtype}", DTypeError)
-        require(power.size == 1, f"{slot} must have one element, is {power}")
+        require(power.size == 1, f"{slot} must have one element, is {power}", COUNT)
     if (skip := types.get("SkipUpdate")) is not None:
         require(skip.dtype == bool_ and skip.size == 1, f"SkipUpdate must be one bool, is {skip}", DTypeError)
     if (scale := types.get("GradScale")) is not None:
@@ -171,7 +172,7 @@ def check_update(op_type: str, attrs: dict[str, Any], types: Types) -> None:
 
 def _check_number(slot: str, type: TensorType) -> None:
     require(type.is_float, f"{slot} must be a float, is {type}", DTypeError)
-    require(type.size == 1, f"{slot} must have one element, is {type}")
+    require(type.size == 1, f"{slot} must have one element, is {type}", COUNT)
 
 
 # samples

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import CONFLICT, EMPTY, INNER, MIXED_TYPES, RANK
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import INTS, TensorType, float32, int64
 
@@ -129,11 +130,11 @@ def _plain(
 
 
 def _check_bias(Bias: TensorType, X: TensorType, classes: int) -> None:
-    require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}")
-    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", DTypeError)
+    require(Bias.ndim == 1, f"Bias must be 1-D, is {Bias}", RANK)
+    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", MIXED_TYPES)
     require(
         Bias.shape[0] == classes or -1 in (Bias.shape[0], classes),
-        f"Bias has {Bias.shape[0]} elements, W has {classes} classes",
+        f"Bias has {Bias.shape[0]} elements, W has {classes} classes", INNER,
     )
 
 
@@ -142,7 +143,7 @@ def _check_chunks(chunk_bytes: int | None, chunk_rows: int | None) -> None:
         require(size is None or size > 0, f"{name} {size} is not positive", AttrError)
     require(
         chunk_bytes is None or chunk_rows is None,
-        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", AttrError, "give one",
+        f"chunk_bytes {chunk_bytes} and chunk_rows {chunk_rows} say the same in two ways", CONFLICT, "give one",
     )  # fmt: skip
 
 
@@ -153,17 +154,17 @@ def _(
     accumulate_dtype, grad_dtype, chunk_bytes, chunk_rows,
 ):  # fmt: skip
     require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}")
-    require(W.ndim == 2, f"W must be 2-D, is {W}")
-    require(W.dtype == X.dtype, f"X is {X.dtype}, W is {W.dtype}", DTypeError, "cast one of them")
+    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}", RANK)
+    require(W.ndim == 2, f"W must be 2-D, is {W}", RANK)
+    require(W.dtype == X.dtype, f"X is {X.dtype}, W is {W.dtype}", MIXED_TYPES, "cast one of them")
     inner, classes = W.shape[::-1] if trans_w else W.shape
     require(
         X.shape[-1] == inner or -1 in (X.shape[-1], inner),
-        f"inner sizes differ: X axis {X.ndim - 1} is {X.shape[-1]}, W axis {int(trans_w)} is {inner}",
+        f"inner sizes differ: X axis {X.ndim - 1} is {X.shape[-1]}, W axis {int(trans_w)} is {inner}", INNER,
         hint="set trans_w" if X.shape[-1] == classes and not trans_w else None,
     )
-    require(classes != 0, f"W has no classes, is {W}")
-    require(inner != 0, f"W has no rows to multiply, is {W}")
+    require(classes != 0, f"W has no classes, is {W}", EMPTY)
+    require(inner != 0, f"W has no rows to multiply, is {W}", EMPTY)
     require(Label.dtype in INTS, f"Label must hold class numbers, is {Label.dtype}", DTypeError, "cast it to int64")
     rows = X.shape[:-1]
     require(

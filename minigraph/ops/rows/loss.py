@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, KernelError, require
+from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import INDEX, MIXED_TYPES
 from minigraph.opdef import Rows, op
 from minigraph.types import INTS, TensorType, normalize_axis
 
@@ -19,7 +20,7 @@ def infer_labels(Label: TensorType, Logits: TensorType, axis: int, soft_label: b
     """The shape of Loss: Logits' with size 1 at `axis`; Label must fit."""
     shape = Logits.shape
     if soft_label:
-        require(Label.dtype == Logits.dtype, f"soft Label is {Label.dtype}, Logits is {Logits.dtype}", DTypeError)
+        require(Label.dtype == Logits.dtype, f"soft Label is {Label.dtype}, Logits is {Logits.dtype}", MIXED_TYPES)
         require(Label.accepts(Logits), f"soft Label must have Logits' shape {list(shape)}, is {Label}")
     else:
         require(
@@ -52,7 +53,7 @@ def kept_rows(numbers: np.ndarray, classes: int, ignore_index: int) -> np.ndarra
     wrong = kept & ((numbers < 0) | (numbers >= classes))
     if wrong.any():
         row = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise KernelError(
+        raise INDEX(
             f"label {numbers[row]} of row {row[0] if len(row) == 1 else list(row)} is not a class in [0, {classes})"
             f" and not ignore_index {ignore_index}"
         )

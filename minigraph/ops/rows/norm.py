@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors.kinds import MIXED_TYPES
 from minigraph.opdef import Rows, op
 from minigraph.types import TensorType, bfloat16, float16, float32, normalize_axis
 
@@ -75,7 +76,7 @@ def _(X, Scale, Bias, *, begin_norm_axis, epsilon):
     for name, t in (("Scale", Scale), ("Bias", Bias)):
         if t is None:
             continue
-        require(t.dtype in (X.dtype, statistics), f"{name} is {t.dtype}, X is {X.dtype}", DTypeError)
+        require(t.dtype in (X.dtype, statistics), f"{name} is {t.dtype}, X is {X.dtype}", MIXED_TYPES)
         require(
             t.ndim == 1 and (t.shape[0] == size or -1 in (t.shape[0], size)),
             f"{name} must be {t.with_shape((size,))}, one element for each of X's axes from {axis} on; is {t}",

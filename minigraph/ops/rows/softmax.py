@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minigraph.errors import DTypeError, require
+from minigraph.errors.kinds import EMPTY
 from minigraph.opdef import Rows, op
 from minigraph.types import TensorType, normalize_axis
 
@@ -13,7 +14,7 @@ def require_scores(name: str, X: TensorType, axis: int) -> int:
     """X is a float array with something along `axis`, which is returned counted from the front."""
     require(X.is_float, f"{name} must be a float, is {X.dtype}", DTypeError)
     place = normalize_axis(axis, X.ndim)
-    require(X.shape[place] != 0, f"{name} axis {place} has size 0, there is nothing to normalise")
+    require(X.shape[place] != 0, f"{name} axis {place} has size 0, there is nothing to normalise", EMPTY)
     return place
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import DTypeError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import MIXED_TYPES, RANK
 from minigraph.opdef import op
 from minigraph.types import TensorType, int64, normalize_axis
 
@@ -62,10 +63,10 @@ def searchsorted(Sorted, X, *, right: bool = False):
 
 @searchsorted.infer
 def _(Sorted, X, *, right):
-    require(Sorted.dtype == X.dtype, f"Sorted is {Sorted.dtype}, X is {X.dtype}", DTypeError, "cast one of them")
-    require(Sorted.ndim >= 1, "Sorted is a scalar, it has no rows")
+    require(Sorted.dtype == X.dtype, f"Sorted is {Sorted.dtype}, X is {X.dtype}", MIXED_TYPES, "cast one of them")
+    require(Sorted.ndim >= 1, "Sorted is a scalar, it has no rows", RANK)
     if Sorted.ndim > 1:
-        require(Sorted.ndim == X.ndim, f"Sorted has rank {Sorted.ndim}, X has rank {X.ndim}")
+        require(Sorted.ndim == X.ndim, f"Sorted has rank {Sorted.ndim}, X has rank {X.ndim}", RANK)
         for axis, (a, b) in enumerate(zip(Sorted.shape[:-1], X.shape[:-1], strict=True)):
             require(-1 in (a, b) or a == b, f"axis {axis} of Sorted has size {a}, that of X {b}")
     return TensorType(X.shape, int64)

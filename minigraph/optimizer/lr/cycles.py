@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minigraph.errors import DTypeError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import WRONG_OBJECT
 
 from .schedules import LambdaDecay, LRScheduler, check, is_int, is_number, is_rate
 
@@ -76,7 +77,7 @@ class OneCycleLR(LRScheduler):
         three_phase: bool = False, last_epoch: int = -1, verbose: bool = False,
     ) -> None:  # fmt: skip
         wanted = f"max_learning_rate must be a number, is {max_learning_rate!r}"
-        require(is_number(max_learning_rate), wanted, DTypeError)
+        require(is_number(max_learning_rate), wanted, WRONG_OBJECT)
         top = check("max_learning_rate", max_learning_rate, is_rate(max_learning_rate), "a number >= 0")
         end = check("end_learning_rate", end_learning_rate, is_rate(end_learning_rate), "a number >= 0")
         self.total_steps = check("total_steps", total_steps, is_int(total_steps, 1), "an int > 0")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import DTypeError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import WRONG_OBJECT
 
 from .schedules import LRScheduler, check, is_int, is_number, is_rate, log, stepping
 
@@ -38,7 +39,7 @@ class ReduceOnPlateau(LRScheduler):
         self.threshold = check("threshold", threshold, is_number(threshold), "a number")
         self.min_lr = check("min_lr", min_lr, is_rate(min_lr), "a number >= 0")
         self.epsilon = check("epsilon", epsilon, is_rate(epsilon), "a number >= 0")
-        require(is_number(learning_rate), f"learning_rate must be a number, is {learning_rate!r}", DTypeError)
+        require(is_number(learning_rate), f"learning_rate must be a number, is {learning_rate!r}", WRONG_OBJECT)
         self.base_lr = self.last_lr = float(check("learning_rate", learning_rate, is_rate(learning_rate), ">= 0"))
         self.best: float | None = None
         self.cooldown_counter = self.num_bad_epochs = self.last_epoch = 0
@@ -50,7 +51,7 @@ class ReduceOnPlateau(LRScheduler):
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go to the next epoch, or to `epoch`, with the value measured in it."""
         one = is_number(metrics) or (isinstance(metrics, np.ndarray) and metrics.size == 1)
-        require(one, f"metrics must be a number or an array of one, is {metrics!r}", DTypeError)
+        require(one, f"metrics must be a number or an array of one, is {metrics!r}", WRONG_OBJECT)
         with stepping:
             self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
             self._follow(float(np.asarray(metrics).reshape(())))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minigraph.errors import AttrError, raise_unknown, require
+from minigraph.errors.kinds import UNKNOWN_ATTR
 
 log = logging.getLogger(__name__)
 
@@ -304,4 +305,4 @@ def _require_names(scheduler: LRScheduler, names: Sequence[str], state_dict: Map
     check("state_dict", state_dict, isinstance(state_dict, Mapping), "a dict")
     for name in names:
         if name not in state_dict:
-            raise_unknown(f"state of {type(scheduler).__name__}", name, state_dict, AttrError)
+            raise_unknown(f"state of {type(scheduler).__name__}", name, state_dict, UNKNOWN_ATTR)

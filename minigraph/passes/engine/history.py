@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from minigraph.errors import CallSite, ProgramError, require
+from minigraph.errors import CallSite, require
+from minigraph.errors.kinds import CHANGED, UNKNOWN_NAME
 from minigraph.ir.recorded import OpState, RecordedGraph, Touched, is_same, program_of, states_of
 from minigraph.program import Operator, Program
 
@@ -90,7 +91,7 @@ class History(Sequence[Step]):
         """{key: operator} before the first rewrite; an error where the program was changed since."""
         require(
             self.source.version == self._version, f"program {self.source.name} was changed after it was compiled",
-            ProgramError, "make a new CompiledProgram",
+            CHANGED, "make a new CompiledProgram",
         )  # fmt: skip
         return states_of(self._ops)
 
@@ -127,7 +128,7 @@ class History(Sequence[Step]):
         """{key: operator} after so many rewrites; an error where there are fewer."""
         fits = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= len(self)
         require(
-            fits, f"{number!r} is no step of this compilation, which has {len(self)}", ProgramError,
+            fits, f"{number!r} is no step of this compilation, which has {len(self)}", UNKNOWN_NAME,
             "0 is the program before the first rewrite",
         )  # fmt: skip
         states: dict[int, OpState | None] = dict(self.initial)

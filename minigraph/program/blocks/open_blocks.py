@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minigraph.errors import ProgramError, call_site
+from minigraph.errors import call_site
+from minigraph.errors.kinds import FOREIGN
 from minigraph.program.context import Guards
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def building(block: Block) -> Block:
             if any(p is block.program for p in sub.around()):
                 return sub.block0
     if block.program.is_closed:
-        raise ProgramError(
+        raise FOREIGN(
             f"a variable of {block.program.name} is used outside of it", site=call_site(),
             hint="return the variable from the function of the branch or loop, and use what the call returns",
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from minigraph.errors import FeedError, require
+from minigraph.errors import require
+from minigraph.errors.kinds import FEED_SHAPE, UNKNOWN_FEED
 from minigraph.program.operator import Operator
 from minigraph.program.variable import Parameter, Variable
 from minigraph.types import TensorType
@@ -114,10 +115,10 @@ def summary_of(
     types = {v.name: v.type for v in variables.values()}
     for key, shape in feed.items():
         declared = types.get(key)
-        require(declared is not None and variables[key].is_data, f"{key!r} is no data variable", FeedError)
+        require(declared is not None and variables[key].is_data, f"{key!r} is no data variable", UNKNOWN_FEED)
         assert declared is not None
         types[key] = declared.with_shape(int(n) for n in shape)
-        require(declared.accepts(types[key]), f"{variables[key]} cannot have the shape {list(shape)}", FeedError)
+        require(declared.accepts(types[key]), f"{variables[key]} cannot have the shape {list(shape)}", FEED_SHAPE)
     read: set[str] = set()
     rows = []
     for op in ops:

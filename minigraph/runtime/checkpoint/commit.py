@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minigraph.errors import ProgramError
+from minigraph.errors.kinds import STORAGE
 
 from . import storage
 from .manifest import LIMIT, Manifest, parsed
@@ -48,7 +49,7 @@ def commit(path: str, state_of: Callable[[str], State]) -> None:
         raise storage.problem_with("make", folder, problem) from None
     for kind in (*KINDS, MANIFEST):
         if storage.is_folder(plain(path, kind)):
-            raise ProgramError(f"cannot write {shown(plain(path, kind))}: it is a folder")
+            raise STORAGE(f"cannot write {shown(plain(path, kind))}: it is a folder")
     try:
         with storage.locked(plain(path, LOCK)):
             problem = _commit_alone(path, folder, state_of)

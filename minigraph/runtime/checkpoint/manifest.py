@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minigraph.errors import ProgramError
+from minigraph.errors.kinds import DAMAGED, NEWER
 from minigraph.runtime.version import VERSION
 
 from .paths import KINDS, TOKEN, shown
@@ -52,7 +53,7 @@ def parsed(path: str, content: bytes) -> Manifest:
         schema = document[SCHEMA_KEY]
         _require(_is_size(schema), "its schema is no number")
         if schema > SCHEMA:
-            raise ProgramError(
+            raise NEWER(
                 f"{shown(path)} has schema {schema}, this minigraph {VERSION} reads {SCHEMA}",
                 hint="read it with a newer minigraph",
             )
@@ -70,7 +71,7 @@ def parsed(path: str, content: bytes) -> Manifest:
 
 def _refusal(path: str, why: str) -> ProgramError:
     hint = "take it from a backup; without it the files are read unchecked, and training begins anew"
-    return ProgramError(f"{shown(path)} is no manifest of a checkpoint: {why}", hint=hint)
+    return DAMAGED(f"{shown(path)} is no manifest of a checkpoint: {why}", hint=hint)
 
 
 class _WrongError(Exception):

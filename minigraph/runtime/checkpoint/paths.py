@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import STORAGE
 
 PARAMS, OPT, MODEL = "pdparams", "pdopt", "pdmodel"
 KINDS = (PARAMS, OPT, MODEL)
@@ -51,7 +52,7 @@ def checked_path(model_path: Any) -> str:
     for kind in KINDS:
         path = path.removesuffix(f".{kind}")
     if not os.path.basename(path) or "\0" in path or not _can_be_encoded(path):
-        raise ProgramError(f"{model_path!r} names no file")
+        raise STORAGE(f"{model_path!r} names no file")
     return path
 
 

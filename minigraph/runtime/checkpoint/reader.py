@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import ProgramError
+from minigraph.errors.kinds import DAMAGED, STORAGE
 
 from . import storage
 from .manifest import LIMIT, Manifest, parsed
@@ -46,7 +46,7 @@ class Checkpoint:
         """The arrays of a file of this kind, by name; all files that are read must come from one save."""
         path = plain(self.path, kind)
         if kind not in self._files:
-            raise ProgramError(f"cannot read {shown(path)}: the state that was saved has none")
+            raise DAMAGED(f"cannot read {shown(path)}: the state that was saved has none")
         record = self.manifest.files.get(kind) if self.manifest is not None and self.verify else None
         try:
             arrays, self._marks[path] = read(path, self._files[kind], record)
@@ -54,7 +54,7 @@ class Checkpoint:
             raise storage.problem_with("read", path, problem) from None
         if self.verify and len(set(self._marks.values())) > 1:
             names = " and ".join(map(shown, self._marks))
-            raise ProgramError(f"{names} come from different saves", hint=HOW_TO_GO_ON)
+            raise DAMAGED(f"{names} come from different saves", hint=HOW_TO_GO_ON)
         return arrays
 
 
@@ -88,7 +88,7 @@ def _found(path: str, kinds: Sequence[str]) -> tuple[Manifest | None, dict[str, 
                     os.close(descriptor)
         if kept:
             return manifest, files
-    raise ProgramError(f"cannot read {shown(path)}: others save there all the time")
+    raise STORAGE(f"cannot read {shown(path)}: others save there all the time")
 
 
 def _token(manifest: Manifest | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import STORAGE
 
 from . import storage
 from .paths import shown
@@ -22,9 +23,9 @@ def file_path(path: Any) -> str:
     require(isinstance(path, (str, os.PathLike)), f"path must be a path, is {path!r}", ProgramError)
     name = os.fsdecode(os.fspath(path))
     if not os.path.basename(name) or "\0" in name:
-        raise ProgramError(f"{shown(name)!r} names no file")
+        raise STORAGE(f"{shown(name)!r} names no file")
     if storage.is_folder(name):
-        raise ProgramError(f"{shown(name)} is a folder")
+        raise STORAGE(f"{shown(name)} is a folder")
     return name
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from minigraph.errors import ProgramError
+from minigraph.errors.kinds import STORAGE
 
 from .paths import shown
 
@@ -22,7 +23,7 @@ PIECE = 64 << 20  # bytes of one call: an interrupt is seen between two
 
 def problem_with(action: str, path: str, problem: OSError) -> ProgramError:
     """One sentence for what the system said."""
-    return ProgramError(f"cannot {action} {shown(path)}: {problem.strerror or problem}")
+    return STORAGE(f"cannot {action} {shown(path)}: {problem.strerror or problem}")
 
 
 def open_file(path: str) -> int:

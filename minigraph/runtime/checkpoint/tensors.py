@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError
+from minigraph.errors.kinds import DAMAGED, NAME
 from minigraph.kernels.parallel import for_each
 
 from . import storage
@@ -55,7 +56,7 @@ class Packed:
 def packed(arrays: Mapping[str, np.ndarray], mark: str) -> Packed:
     """A safetensors file of these arrays; wide types first, so that each tensor lies on a multiple of its size."""
     if METADATA in arrays:
-        raise ProgramError(f"a file of weights cannot hold a variable called {METADATA}", hint="give it another name")
+        raise NAME(f"a file of weights cannot hold a variable called {METADATA}", hint="give it another name")
     names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     tensors = {name: np.require(arrays[name], requirements=["C", "A"]) for name in names}
     head = header_of(tensors, mark)
@@ -78,7 +79,7 @@ def read(path: str, descriptor: int, record: Mapping[str, Any] | None) -> tuple[
         arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
     except ValueError as problem:
         why = foreign(_content(descriptor, 0, min(PREFIX, size)))
-        raise ProgramError(f"{shown(path)} is {why[0]}" if why else f"{shown(path)} is no file of weights: {problem}",
+        raise DAMAGED(f"{shown(path)} is {why[0]}" if why else f"{shown(path)} is no file of weights: {problem}",
                            hint=why[1] if why else None) from None  # fmt: skip
     for name, (_, _, at) in layout.tensors.items():
         storage.read_at(descriptor, at, _bytes_of(arrays[name]))
@@ -97,7 +98,7 @@ def unpacked(content: bytes, what: str) -> dict[str, np.ndarray]:
         layout = parsed(content[LENGTH : LENGTH + header_size], size)
     except ValueError as problem:
         why = foreign(content[:PREFIX])
-        raise ProgramError(f"{what} are {why[0]}" if why else f"{what} are no weights: {problem}",
+        raise DAMAGED(f"{what} are {why[0]}" if why else f"{what} are no weights: {problem}",
                            hint=why[1] if why else None) from None  # fmt: skip
     arrays = {name: np.empty(shape, dtype) for name, (dtype, shape, _) in layout.tensors.items()}
     for name, (_, _, at) in layout.tensors.items():
@@ -122,23 +123,23 @@ def _content(descriptor: int, at: int, size: int) -> bytes:
 
 def _check_head(path: str, descriptor: int, size: int, record: Mapping[str, Any]) -> None:
     if size != record["size"]:
-        raise ProgramError(f"{shown(path)} has {size} bytes, the manifest says {record['size']}", hint=HOW_TO_GO_ON)
+        raise DAMAGED(f"{shown(path)} has {size} bytes, the manifest says {record['size']}", hint=HOW_TO_GO_ON)
     head = record["head"]
     if head["size"] > size or _sha256(_content(descriptor, 0, head["size"])) != head["sha256"]:
-        raise ProgramError(f"the header of {shown(path)} is not the one that was saved", hint=HOW_TO_GO_ON)
+        raise DAMAGED(f"the header of {shown(path)} is not the one that was saved", hint=HOW_TO_GO_ON)
 
 
 def _check_tensors(path: str, arrays: Mapping[str, np.ndarray], records: Mapping[str, Any]) -> None:
     for name in arrays.keys() | records.keys():
         if name not in arrays or name not in records:
             there, not_there = ("manifest", "file") if name in records else ("file", "manifest")
-            raise ProgramError(f"{shown(path)}: {name} is in the {there}, not in the {not_there}", hint=HOW_TO_GO_ON)
+            raise DAMAGED(f"{shown(path)}: {name} is in the {there}, not in the {not_there}", hint=HOW_TO_GO_ON)
     hashes = _hashes(arrays)
     for name, a in arrays.items():
         record = records[name]
         same = record["dtype"] == NAMES[a.dtype] and record["shape"] == list(a.shape)
         if not same or record["sha256"] != hashes[name]:
-            raise ProgramError(f"{name} in {shown(path)} is not what was saved", hint=HOW_TO_GO_ON)
+            raise DAMAGED(f"{name} in {shown(path)} is not what was saved", hint=HOW_TO_GO_ON)
 
 
 HOW_TO_GO_ON = "take the file from a backup; verify=False reads it as it is"

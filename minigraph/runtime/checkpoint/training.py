@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import MinigraphError, ProgramError, shortened
+from minigraph.errors.kinds import DAMAGED, OTHER_PROGRAM
 from minigraph.program import Program
 from minigraph.program.scope import Scope
 from minigraph.runtime.seeds import resume_seed, seed_of
@@ -35,14 +36,14 @@ def check_training(program: Program, training: Mapping[str, Any], path: str) -> 
     """Refuse the state of another training."""
     schedulers = training.get("schedulers")
     if not (_is_count(training.get("runs")) and _is_count(training.get("seed")) and isinstance(schedulers, dict)):
-        raise ProgramError(f"{path} holds no state of a training")
+        raise DAMAGED(f"{path} holds no state of a training")
     own = {variable.name: scheduler for variable, scheduler in program.lr_schedulers}
     for name in schedulers.keys() | own.keys():
         saved = schedulers.get(name, {})
         kind = saved.get("class") if isinstance(saved, dict) else None
         here = own[name].kind() if name in own else None
         if kind != here and (name in own or name in program.vars):
-            raise ProgramError(
+            raise OTHER_PROGRAM(
                 f"{path} was saved with {_described(kind)} for {name}, the program has {_described(here)}",
                 hint=VALUES_ALONE,
             )
@@ -60,7 +61,7 @@ def resume_training(program: Program, scope: Scope, training: Mapping[str, Any])
             scheduler.set_state_dict(state)
         if isinstance(problem, MinigraphError):
             raise
-        raise ProgramError(f"a scheduler cannot go on from its saved state: {problem!r}") from problem
+        raise OTHER_PROGRAM(f"a scheduler cannot go on from its saved state: {problem!r}") from problem
     scope.steps[program.origin] = training["runs"]
     if not program.random_seed:
         resume_seed(program, scope, training["seed"])

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minigraph.errors import FeedError, ProgramError
+from minigraph.errors import ProgramError
+from minigraph.errors.kinds import COMPUTED_FEED
 from minigraph.program import Operator, Program
 
 
@@ -117,7 +118,7 @@ def _check_feeds(program: Program, parts: Sequence[Part], fed: Collection[str]) 
         for op in (*part.piece.ops, *([part.control] if part.control is not None else ())):
             waiting.difference_update(op.input_arg_names)
             for name in waiting.intersection(op.output_arg_names):
-                raise FeedError(
+                raise COMPUTED_FEED(
                     f"feed {name!r} would have no effect: {op.type} computes it", site=op.site,
                     hint="with use_prune=True the operators before a fed value are left out",
                 )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from minigraph.errors import FeedError, MinigraphError, ProgramError
+from minigraph.errors.kinds import MISSING_FEED
 from minigraph.kernels.control import loop, loop_gradient
 from minigraph.opdef.inner import as_flag, mixed
 from minigraph.program import Operator, Program, Variable
@@ -167,7 +168,7 @@ def _without_value(v: Variable, op: Operator) -> FeedError:
     """The error for a value that an operator reads, and that nobody fed or computed."""
     fed = f"feed {v.name!r} is missing: the program reads {v}"
     fact = fed if v.is_data else f"{v} has no value: it is not fed and no operator that runs before writes it"
-    return FeedError(fact, call=op.call(), site=v.site)
+    return MISSING_FEED(fact, call=op.call(), site=v.site)
 
 
 def _cond(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minigraph.errors import PlaceError
+from minigraph.errors.kinds import NO_KERNEL
 from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
@@ -69,7 +69,7 @@ class CPUBackend:
         self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
     ) -> KernelList:
         """There are none."""
-        raise PlaceError("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
+        raise NO_KERNEL("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
 
 
 def _blocks(plan: Plan) -> list[list[Value]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import KernelError, MinigraphError, UninitializedError
+from minigraph.errors.kinds import MEMORY, OTHER_VALUE
 from minigraph.kernels.cpu.peaks import peaks
 from minigraph.kernels.cpu.product import SMALL, one_thread_in_blas
 from minigraph.program import Program
@@ -87,7 +88,7 @@ class Plan:
             self.buffers = _assign_buffers(self.values, self.steps, options, arena or AddressRange())
         except MemoryError as problem:
             fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
-            raise KernelError(fact, hint="a smaller batch") from None
+            raise MEMORY(fact, hint="a smaller batch") from None
         for bound in self.steps:
             if bound.out is not None:
                 bound.out = _gathered([_target(*pair) for pair in zip(bound.out, bound.step.in_place, strict=True)])
@@ -224,7 +225,7 @@ class Plan:
         if isinstance(problem, MinigraphError):
             return problem.at(self.schedule.call(step), step.op.site)
         if isinstance(problem, MemoryError):
-            return KernelError(f"out of memory: {problem}", call=self.schedule.call(step), site=step.op.site)
+            return MEMORY(f"out of memory: {problem}", call=self.schedule.call(step), site=step.op.site)
         return KernelError(f"{type(problem).__name__}: {problem}", call=self.schedule.call(step), site=step.op.site)
 
     def _placed(self, scope: Scope, name: str, index: int) -> np.ndarray:
@@ -249,7 +250,7 @@ class Plan:
                 hint="run the startup program first: exe.run(startup_program)",
             )  # fmt: skip
         if array.shape != v.shape or array.dtype != v.dtype:
-            raise UninitializedError(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
+            raise OTHER_VALUE(f"{v} is {array.dtype}{list(array.shape)} in the scope", site=v.site)
         return array
 
     def _fetch(self, env: list[Any], index: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import KernelError
+from minigraph.errors.kinds import INDEX
 
 from .bind import BoundProgram
 
@@ -45,7 +45,7 @@ class Faults:
             number, value, row = (int(x) for x in record[1:4])
             self.clear()
             step = self.schedule.steps[number]
-            raise KernelError(
+            raise INDEX(
                 f"value {value} at row {row} is {self.wrong[number]}", call=self.schedule.call(step), site=step.op.site,
                 hint=hint,
             )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import OutOfMemoryError, UninitializedError
+from minigraph.errors.kinds import OTHER_VALUE
 from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
@@ -129,7 +130,7 @@ class ScopeArrays:
         if array.shape != buffer.shape or array.dtype != buffer.dtype:
             v = self.bound.program.vars[name]
             here = f"{array.dtype}{list(array.shape)} in the scope"
-            raise UninitializedError(f"{v} is {here}, and {buffer.dtype}{list(buffer.shape)} in this run", site=v.site)
+            raise OTHER_VALUE(f"{v} is {here}, and {buffer.dtype}{list(buffer.shape)} in this run", site=v.site)
         return array
 
     def _paged(self, array: Any, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import NOT_OFFERED
 from minigraph.optimizer import Optimizer
 from minigraph.types import float16
 
@@ -22,7 +23,7 @@ def _check_takes(optimizer: Any, master_grad: bool) -> None:
     fits = isinstance(optimizer, Optimizer)
     require(fits, f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], AttrError)
     require(
-        not master_grad, "master_grad=True is not here: gradients have the type of their parameter", AttrError,
+        not master_grad, "master_grad=True is not here: gradients have the type of their parameter", NOT_OFFERED,
         "level O1 keeps parameters and their gradients in float32",
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from minigraph.compiler.mixed_precision import BLACK, ELSEWHERE, GRAY, PADDLES, WHITE
 from minigraph.errors import AttrError, DTypeError, raise_unknown, require
+from minigraph.errors.kinds import CONFLICT, NO_DTYPE, UNKNOWN_ATTR
 from minigraph.opdef import OPS
 from minigraph.types import DType, as_dtype, bfloat16, float16
 
@@ -31,7 +32,7 @@ class AutoMixedPrecisionLists:
         white = _operators("custom_white_list", custom_white_list)
         black = _operators("custom_black_list", custom_black_list)
         both = sorted(white & black)
-        require(not both, f"custom_white_list and custom_black_list both hold {', '.join(both)}", AttrError)
+        require(not both, f"custom_white_list and custom_black_list both hold {', '.join(both)}", CONFLICT)
         self.white_list = (set(WHITE) - black) | white
         self.black_list = (set(BLACK) - white) | black
         self.gray_list = set(GRAY) - white - black
@@ -54,7 +55,7 @@ def check_half(dtype: Any) -> DType:
     except DTypeError:
         found = None
     if found is None or found not in (float16, bfloat16):
-        raise DTypeError(f"mixed precision has the types float16 and bfloat16, not {dtype!r}"[:200])
+        raise NO_DTYPE(f"mixed precision has the types float16 and bfloat16, not {dtype!r}"[:200])
     return found
 
 
@@ -73,5 +74,5 @@ def _operators(what: str, given: Iterable[str] | None) -> set[str]:
         if own in OPS:
             found.add(own)
         elif name not in ELSEWHERE:
-            raise_unknown(f"operator of {what}", name, [*OPS, *PADDLES], AttrError)
+            raise_unknown(f"operator of {what}", name, [*OPS, *PADDLES], UNKNOWN_ATTR)
     return found

@@ -14,6 +14,7 @@ from typing import Any
 
 from minigraph.compiler.mixed_precision import narrow_initial_values
 from minigraph.errors import ProgramError, require
+from minigraph.errors.kinds import ORDER
 from minigraph.optimizer import Optimizer
 from minigraph.optimizer.states import persistable
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
@@ -47,7 +48,7 @@ class OptimizerWithMixedPrecision:
 
     def get_loss_scaling(self) -> Variable:
         """The variable with the loss scale of the next step, float32 [1]."""
-        require(self._loss_scaling is not None, "there is no loss scale before minimize", ProgramError)
+        require(self._loss_scaling is not None, "there is no loss scale before minimize", ORDER)
         assert self._loss_scaling is not None
         return self._loss_scaling
 
@@ -79,7 +80,7 @@ class OptimizerWithMixedPrecision:
 
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Operator]:
         """Append the check for overflow, clipping, weight decay, updates and the next loss scale."""
-        require(self._scaled_loss is not None, "apply_gradients comes after backward", ProgramError)
+        require(self._scaled_loss is not None, "apply_gradients comes after backward", ORDER)
         with self._all_or_nothing(self._scaled_loss, self._startup):
             return self._apply(params_grads)
 
@@ -100,7 +101,7 @@ class OptimizerWithMixedPrecision:
         test_program           is cast likewise: at O2, or with use_fp16_test
         rewrite_master_weight  float32 copies of parameters get these values, too
         """
-        require(self._program is not None, "amp_init comes after minimize", ProgramError)
+        require(self._program is not None, "amp_init comes after minimize", ORDER)
         assert self._program is not None
         if self._narrowed:
             cast_parameters_to_fp16(

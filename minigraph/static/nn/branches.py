@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from minigraph.errors import DTypeError, MinigraphError, ProgramError, call_site, require, shortened
+from minigraph.errors import DTypeError, MinigraphError, call_site, require, shortened
+from minigraph.errors.kinds import BLOCKS, MIXED_TYPES, RANK, WRONG_OBJECT
 from minigraph.opdef.inner import check_flag, joined
 from minigraph.program import Variable, default_main_program, unique_name
 from minigraph.program.blocks.subprogram import SubProgram
@@ -37,7 +38,7 @@ def cond(
     """
     pred = _predicate("cond", pred)
     for what, function in (("true_fn", true_fn), ("false_fn", false_fn)):
-        require(function is None or callable(function), f"{what} is no function: {function!r}", DTypeError)
+        require(function is None or callable(function), f"{what} is no function: {function!r}", WRONG_OBJECT)
     base = name or unique_name.generate("cond")
     program = default_main_program().current_block().program
     traced = [
@@ -88,7 +89,7 @@ def hand_over(
 
 def _predicate(call: str, pred: Any) -> Variable:
     if isinstance(pred, bool):
-        raise DTypeError(
+        raise WRONG_OBJECT(
             f"pred is {pred}, not a Variable", call=call, site=call_site(),
             hint="a Python if decides while the program is built; mg.full([1], True, 'bool') makes a variable",
         )  # fmt: skip
@@ -115,7 +116,7 @@ def as_own(sub: SubProgram, value: Any, result: Any) -> Variable:
     fits = is_number(value)
     require(
         fits, f"{sub.name} returns {shortened(described(result))}, of which {shortened(repr(value))} is neither a"
-        " variable of this program nor a number", ProgramError,
+        " variable of this program nor a number", BLOCKS,
         "a branch that returns nothing returns None, and so does the other one" if value is None else None,
     )  # fmt: skip
     value = plain(value)
@@ -127,10 +128,10 @@ def _check_same_structure(one: Any, other: Any) -> None:
     hint = "both functions return the same lists, tuples and dicts of variables"
     if (one is None) != (other is None):
         some, none = ("true_fn", "false_fn") if other is None else ("false_fn", "true_fn")
-        raise ProgramError(f"{some} returns {described(one if other is None else other)}, {none} None", hint=hint)
+        raise BLOCKS(f"{some} returns {described(one if other is None else other)}, {none} None", hint=hint)
     require(
         shape_of(one) == shape_of(other), f"true_fn returns {described(one)}, false_fn {described(other)}",
-        ProgramError, hint,
+        BLOCKS, hint,
     )  # fmt: skip
 
 
@@ -140,12 +141,11 @@ def _joined_types(one: Sequence[Variable], other: Sequence[Variable], names: Seq
     for i, (a, b) in enumerate(zip(one, other, strict=True)):
         what = f"result {names[i] if names and i < len(names) else i}"
         require(
-            a.dtype == b.dtype, f"{what} is {a} in true_fn and {b} in false_fn: two data types", DTypeError,
+            a.dtype == b.dtype, f"{what} is {a} in true_fn and {b} in false_fn: two data types", MIXED_TYPES,
             f"cast one of them: mg.cast(x, {a.dtype.name!r})",
         )  # fmt: skip
-        require(
-            a.ndim == b.ndim, f"{what} is {a} in true_fn and {b} in false_fn: two ranks", hint="mg.reshape one of them"
-        )
+        ranks = f"{what} is {a} in true_fn and {b} in false_fn: two ranks"
+        require(a.ndim == b.ndim, ranks, RANK, "mg.reshape one of them")
         types.append(joined([a.type, b.type]))
     return types
 
@@ -158,14 +158,14 @@ def case(pred_fn_pairs: Any, default: Function | None = None, name: str | None =
     """
     require(
         isinstance(pred_fn_pairs, (list, tuple)) and pred_fn_pairs, "pred_fn_pairs is a list of pairs (pred, fn), at"
-        f" least one, not {shortened(repr(pred_fn_pairs))}", DTypeError,
+        f" least one, not {shortened(repr(pred_fn_pairs))}", WRONG_OBJECT,
     )  # fmt: skip
     for pair in pred_fn_pairs:
         fits = isinstance(pair, tuple) and len(pair) == 2
-        require(fits, f"pred_fn_pairs holds {shortened(repr(pair))}, which is no pair (pred, fn)", DTypeError)
+        require(fits, f"pred_fn_pairs holds {shortened(repr(pair))}, which is no pair (pred, fn)", WRONG_OBJECT)
         _predicate("case", pair[0])
-        require(callable(pair[1]), f"pred_fn_pairs holds {pair[1]!r} as a function", DTypeError)
-    require(default is None or callable(default), f"default is no function: {default!r}", DTypeError)
+        require(callable(pair[1]), f"pred_fn_pairs holds {pair[1]!r} as a function", WRONG_OBJECT)
+    require(default is None or callable(default), f"default is no function: {default!r}", WRONG_OBJECT)
     *pairs, (last, function) = pred_fn_pairs
     chosen = function if default is None else partial(cond, last, function, default)
     for pred, fn in reversed(pairs):
@@ -188,7 +188,7 @@ def switch_case(
         DTypeError,
     )  # fmt: skip
     functions = _numbered(branch_fns)
-    require(default is None or callable(default), f"default is no function: {default!r}", DTypeError)
+    require(default is None or callable(default), f"default is no function: {default!r}", WRONG_OBJECT)
     numbers = sorted(functions)
     chosen = functions[numbers[-1]] if default is None else default
     for number in reversed(numbers if default is not None else numbers[:-1]):
@@ -204,7 +204,7 @@ def _numbered(branch_fns: Any) -> dict[int, Function]:
     """{number: function} of what switch_case is given."""
     require(
         isinstance(branch_fns, (list, tuple, dict)) and branch_fns,
-        f"branch_fns is a dict or list of functions, not {shortened(repr(branch_fns))}", DTypeError,
+        f"branch_fns is a dict or list of functions, not {shortened(repr(branch_fns))}", WRONG_OBJECT,
     )  # fmt: skip
     pairs = list(branch_fns.items()) if isinstance(branch_fns, dict) else [
         entry if isinstance(entry, tuple) else (number, entry) for number, entry in enumerate(branch_fns)
@@ -212,8 +212,8 @@ def _numbered(branch_fns: Any) -> dict[int, Function]:
     functions: dict[int, Function] = {}
     for pair in pairs:
         fits = len(pair) == 2 and isinstance(pair[0], int) and not isinstance(pair[0], bool) and callable(pair[1])
-        require(fits, f"branch_fns holds {shortened(repr(pair))}, which is no number with a function", DTypeError)
-        require(pair[0] not in functions, f"branch_fns has number {pair[0]} twice", ProgramError)
+        require(fits, f"branch_fns holds {shortened(repr(pair))}, which is no number with a function", WRONG_OBJECT)
+        require(pair[0] not in functions, f"branch_fns has number {pair[0]} twice", BLOCKS)
         functions[pair[0]] = pair[1]
     return functions
 

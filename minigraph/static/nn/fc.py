@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError, call_site
+from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.errors.kinds import AXIS, MISSING, UNKNOWN_SIZE
 from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.parameter import create_parameter
 from minigraph.program import Variable, unique_name
@@ -49,15 +50,15 @@ def _product(
     """x, its last axes made one, times a new weight."""
     kept = num_flatten_dims + x.ndim if num_flatten_dims < 0 else num_flatten_dims
     if not 0 < kept < x.ndim:
-        raise ShapeError(
+        raise AXIS(
             f"num_flatten_dims {num_flatten_dims} leaves no axes on one side of {x}", call="fc", site=call_site()
         )
     width = -1 if -1 in x.shape[kept:] else math.prod(x.shape[kept:])
     if width == -1:
-        raise ShapeError(f"the sizes of {x} from axis {kept} on must be known", call="fc", site=call_site())
+        raise UNKNOWN_SIZE(f"the sizes of {x} from axis {kept} on must be known", call="fc", site=call_site())
     weight = create_parameter(layer, [width, size], x.dtype, weight_attr)
     if weight is None:
-        raise AttrError("fc needs a weight, weight_attr=False gives none", call="fc", site=call_site())
+        raise MISSING("fc needs a weight, weight_attr=False gives none", call="fc", site=call_site())
     if x.ndim > kept + 1:
         x = g.flatten(x, start_axis=kept)
     return g.matmul(x, weight, name=prefix)

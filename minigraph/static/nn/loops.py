@@ -7,15 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import (
-    DTypeError,
-    MinigraphError,
-    ProgramError,
-    ShapeError,
-    call_site,
-    require,
-    shortened,
-)
+from minigraph.errors import MinigraphError, call_site, require, shortened
+from minigraph.errors.kinds import BLOCKS, FOREIGN, MIXED_TYPES, RANK, WRONG_OBJECT
 from minigraph.opdef.inner import check_flag, joined
 from minigraph.program import Variable, default_main_program, unique_name
 from minigraph.program.blocks.subprogram import SubProgram
@@ -45,10 +38,10 @@ def while_loop(
     Errors: ProgramError, ShapeError or DTypeError where cond or body return something else.
     """
     for what, function in (("cond", cond), ("body", body)):
-        require(callable(function), f"{what} is no function: {function!r}", DTypeError)
+        require(callable(function), f"{what} is no function: {function!r}", WRONG_OBJECT)
     is_list = isinstance(loop_vars, (list, tuple))
-    require(is_list, f"loop_vars is a list, not {shortened(repr(loop_vars))}", DTypeError)
-    require(len(loop_vars) > 0, "loop_vars is empty: nothing would change from round to round", ProgramError)
+    require(is_list, f"loop_vars is a list, not {shortened(repr(loop_vars))}", WRONG_OBJECT)
+    require(len(loop_vars) > 0, "loop_vars is empty: nothing would change from round to round", BLOCKS)
     base = name or unique_name.generate("while_loop")
     block = default_main_program().current_block()
     first = [_loop_variable(v) for v in leaves(loop_vars)]
@@ -60,7 +53,7 @@ def while_loop(
         lambda sub, result: _round(sub, result, loop_vars, first),
     )  # fmt: skip
     changed = test.written()
-    require(not changed, f"cond writes {changed and changed[0]}, only body may", ProgramError)
+    require(not changed, f"cond writes {changed and changed[0]}, only body may", BLOCKS)
     written, arguments = rounds.written(), [*test.inputs[: len(first)], *rounds.inputs[: len(first)]]
     outside = hand_over(Builder(block), (test, rounds), arguments, written)
     test.fetched = (flag.name,)
@@ -83,17 +76,17 @@ def while_loop(
 def _loop_variable(value: Any) -> Variable:
     if isinstance(value, Variable):
         own = default_main_program().current_block().program.captured(value)
-        require(own is not None, f"loop variable {value} belongs to another program", ProgramError)
+        require(own is not None, f"loop variable {value} belongs to another program", FOREIGN)
         return own if own is not None else value
     fits = is_number(value) or isinstance(value, np.ndarray)
-    require(fits, f"loop_vars holds {shortened(repr(value))}, which is no variable", ProgramError)
+    require(fits, f"loop_vars holds {shortened(repr(value))}, which is no variable", BLOCKS)
     return assign(np.asarray(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
 def _flag(sub: SubProgram, result: Any) -> Variable:
     """The result of cond."""
     require(
-        isinstance(result, Variable), f"cond returns {shortened(repr(result))}, not a variable", DTypeError,
+        isinstance(result, Variable), f"cond returns {shortened(repr(result))}, not a variable", WRONG_OBJECT,
         "compare loop variables: lambda i, x: i < 10",
     )  # fmt: skip
     flag = as_own(sub, result, result)
@@ -110,13 +103,13 @@ def _round(sub: SubProgram, result: Any, loop_vars: Sequence[Any], first: Sequen
         result = [result]
     require(
         shape_of(result) == shape_of(loop_vars), f"body returns {described(result)}, loop_vars are"
-        f" {described(list(loop_vars))}", ProgramError, "body returns a new value for each loop variable",
+        f" {described(list(loop_vars))}", BLOCKS, "body returns a new value for each loop variable",
     )  # fmt: skip
     values = [as_own(sub, v, result) for v in leaves(result)]
     for i, (v, old) in enumerate(zip(values, first, strict=True)):
         same = f"loop variable {i} is {old}, body makes it {v}"
-        require(v.dtype == old.dtype, f"{same}: two data types", DTypeError, f"mg.cast(x, {old.dtype.name!r})")
-        require(v.ndim == old.ndim, f"{same}: two ranks", ShapeError, "mg.reshape it")
+        require(v.dtype == old.dtype, f"{same}: two data types", MIXED_TYPES, f"mg.cast(x, {old.dtype.name!r})")
+        require(v.ndim == old.ndim, f"{same}: two ranks", RANK, "mg.reshape it")
     return values
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import MISSING, RANK
 from minigraph.nn import functional as F
 from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.functional.activation import channel_axis, sloped
@@ -41,7 +42,7 @@ def bilinear_tensor_product(
     check_activation(call, act)
     x, y = variable(x, call), variable(y, call, "y")
     if x.ndim != 2 or y.ndim != 2:
-        raise ShapeError(f"x {x} and y {y} must be 2-D", call=call, site=call_site())
+        raise RANK(f"x {x} and y {y} must be 2-D", call=call, site=call_site())
     layer = name or unique_name.generate(call)
     weight = needed(create_parameter(layer, [size, x.shape[1], y.shape[1]], x.dtype, param_attr), call)
     bias = create_parameter(layer, [1, size], x.dtype, bias_attr, is_bias=True)
@@ -73,7 +74,7 @@ def prelu(
 def needed(parameter: Parameter | None, call: str) -> Parameter:
     """A weight that cannot be left out."""
     if parameter is None:
-        raise AttrError(f"{call} needs a weight, param_attr=False gives none", call=call, site=call_site())
+        raise MISSING(f"{call} needs a weight, param_attr=False gives none", call=call, site=call_site())
     return parameter
 
 

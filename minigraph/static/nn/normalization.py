@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, ShapeError, call_site, require
+from minigraph.errors import AttrError, call_site, require
+from minigraph.errors.kinds import CONFLICT, UNKNOWN_SIZE
 from minigraph.nn import functional as F
 from minigraph.nn.activated import activated, check_activation
 from minigraph.nn.functional.activation import channel_axis
@@ -37,7 +38,7 @@ def layer_norm(
     x, layer = variable(input, "layer_norm", "input"), name or unique_name.generate("layer_norm")
     sizes = x.shape[begin_norm_axis:]
     if not sizes or -1 in sizes:
-        raise ShapeError(
+        raise UNKNOWN_SIZE(
             f"the sizes of {x} from axis {begin_norm_axis} on must be known", call="layer_norm", site=call_site()
         )
     weight, bias = _parameters(
@@ -99,7 +100,7 @@ def instance_norm(
     call = "instance_norm"
     x, layer = variable(input, call, "input"), name or unique_name.generate(call)
     require(
-        (param_attr is False) == (bias_attr is False), "param_attr and bias_attr must both be False, or none", AttrError
+        (param_attr is False) == (bias_attr is False), "param_attr and bias_attr must both be False, or none", CONFLICT
     )
     weight, bias = _parameters(layer, x.shape[channel_axis(x, "NCHW", call)], _wide(x), param_attr, bias_attr)
     return F.instance_norm(x, weight=weight, bias=bias, eps=epsilon, name=layer)

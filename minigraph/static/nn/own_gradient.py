@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minigraph.errors import DTypeError, ProgramError, require, shortened
+from minigraph.errors import require, shortened
+from minigraph.errors.kinds import BLOCKS, FOREIGN, NO_GRADIENT, WRONG_OBJECT
 from minigraph.program import Variable, default_main_program, unique_name
 from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import whole
@@ -29,25 +30,25 @@ def static_pylayer(
     """
     for what, function in (("forward_fn", forward_fn), ("backward_fn", backward_fn)):
         optional = function is None and what == "backward_fn"
-        require(optional or callable(function), f"{what} is no function: {function!r}", DTypeError)
+        require(optional or callable(function), f"{what} is no function: {function!r}", WRONG_OBJECT)
     given = variables(inputs, "static_pylayer", "inputs")
     if backward_fn is None:
         live = [v for v in given if not v.stop_gradient]
         require(
-            not live, f"backward_fn is None, but {live and live[0]} may get a gradient", ProgramError,
+            not live, f"backward_fn is None, but {live and live[0]} may get a gradient", NO_GRADIENT,
             "stop_gradient = True says that it gets none",
         )  # fmt: skip
         return forward_fn(*given)
     base, block = name or unique_name.generate("static_pylayer"), default_main_program().current_block()
     forward, result = SubProgram.traced(f"{base}.forward", block.program, forward_fn, given, returned)
     results = leaves(result)
-    require(results, "forward_fn returns nothing", ProgramError)
+    require(results, "forward_fn returns nothing", BLOCKS)
     outs = [block.create_var(unique_name.generate(f"{base}.tmp"), type=v.type) for v in results]
     backward, grads = SubProgram.traced(f"{base}.backward", block.program, backward_fn, outs, returned)
     _check_gradients(given, leaves(grads), grads)
     for sub, values, first in ((forward, results, len(given)), (backward, leaves(grads), len(outs))):
         changed = sub.written()
-        require(not changed, f"{sub.name} writes {changed and changed[0]}, which is outside", ProgramError)
+        require(not changed, f"{sub.name} writes {changed and changed[0]}, which is outside", FOREIGN)
         sub.arrange(sub.inputs[:first], [v for v, _ in sub.captures])
         sub.fetched = tuple(v.name for v in values)
     block.append_op(
@@ -60,7 +61,7 @@ def static_pylayer(
 def _check_gradients(inputs: Sequence[Variable], grads: Sequence[Variable], result: Any) -> None:
     require(
         len(grads) == len(inputs), f"backward_fn returns {shortened(described(result))}: {len(grads)} gradients for"
-        f" {len(inputs)} inputs", ProgramError,
+        f" {len(inputs)} inputs", BLOCKS,
     )  # fmt: skip
     for v, grad in zip(inputs, grads, strict=True):
         require(v.type.accepts(grad.type), f"the gradient of {v} would be {grad}")

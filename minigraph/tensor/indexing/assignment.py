@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError, ShapeError, require
+from minigraph.errors.kinds import RANK, RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, plain, value_of, variable
@@ -40,7 +41,7 @@ def setitem(x: Variable, index: Any, value: Any) -> Variable:
         rows = g.gather(x, alone, axis=0)
         return scatter(x, alone, _spread(value, rows))
     if isinstance(alone, Variable) and alone.ndim == 0:
-        raise ProgramError(f"index {alone} is known only at run time", hint="mg.static.setitem(x, index.reshape([1]),"
+        raise RUN_TIME(f"index {alone} is known only at run time", hint="mg.static.setitem(x, index.reshape([1]),"
                            " value) takes a row")  # fmt: skip
     return _in_section(x, index, value)
 
@@ -51,7 +52,7 @@ def _where_true(x: Variable, mask: Variable, value: Variable) -> Variable:
     inner = x.ndim - mask.ndim
     fits = value.ndim <= inner
     require(fits, f"value is {value}, a slice of x has rank {inner}; how many slices there are a run decides",
-            ShapeError, "mg.where(mask, value, x) takes a value for each place")  # fmt: skip
+            RANK, "mg.where(mask, value, x) takes a value for each place")  # fmt: skip
     return where(unsqueeze(mask, [*range(mask.ndim, x.ndim)]) if inner else mask, value, x)
 
 

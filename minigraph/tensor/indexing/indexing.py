@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minigraph.errors import DTypeError, ProgramError, ShapeError, call_site
+from minigraph.errors import DTypeError, ProgramError, call_site
+from minigraph.errors.kinds import COUNT
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known
@@ -80,7 +81,7 @@ def _full_index(x: Variable, items: tuple[Any, ...]) -> list[Any]:
     if ellipses > 1:
         _refuse(x, "more than one Ellipsis")
     if named > x.ndim:
-        raise ShapeError(f"{named} indices for {x} of rank {x.ndim}", call="getitem", site=call_site())
+        raise COUNT(f"{named} indices for {x} of rank {x.ndim}", call="getitem", site=call_site())
     rest = [slice(None)] * (x.ndim - named)
     full: list[Any] = []
     for item in items:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
+from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import (
@@ -30,7 +31,7 @@ from minigraph.types import normalize_axis
 def index_select(x: Variable, index: Variable, axis: int = 0, name: str | None = None) -> Variable:
     """The slices of x at the positions `index`, of rank 1, along `axis`."""
     x, index = variable(x, "index_select"), variable(index, "index_select", "index")
-    require(index.ndim == 1, f"index must have rank 1, is {index}", ShapeError)
+    require(index.ndim == 1, f"index must have rank 1, is {index}", RANK)
     return gather(x, index, axis, name=name)
 
 
@@ -199,7 +200,7 @@ def put_along_axis(
     """
     arr, indices = variable(arr, "put_along_axis", "arr"), variable(indices, "put_along_axis", "indices")
     if reduce not in ("assign", "add") or not include_self:
-        raise AttrError(
+        raise NOT_OFFERED(
             f"reduce {reduce!r} with include_self={include_self} is not there, 'assign' and 'add' are",
             call="put_along_axis", site=call_site(),
         )  # fmt: skip
@@ -239,7 +240,7 @@ def take(x: Variable, index: Variable, mode: str = "raise", name: str | None = N
     flat = flatten(x)
     if mode != "raise":
         size = flat.shape[0]
-        require(size != -1, f"mode {mode!r} needs to know the size of x, it is {x}", ShapeError)
+        require(size != -1, f"mode {mode!r} needs to know the size of x, it is {x}", UNKNOWN_SIZE)
         index = index % size if mode == "wrap" else builder_of(x).clip(index, min=0.0, max=float(size - 1))
     return gather(flat, index, name=name)
 
@@ -260,7 +261,7 @@ def repeat_interleave(x: Variable, repeats: Any, axis: int | None = None, name: 
     x = flatten(variable(x, "repeat_interleave")) if axis is None else variable(x, "repeat_interleave")
     axis = normalize_axis(axis or 0, x.ndim)
     if isinstance(repeats, Variable):
-        raise ProgramError(
+        raise RUN_TIME(
             "repeats must be an int or a list of ints: the result's size would be known only at run time",
             call="repeat_interleave", site=call_site(),
         )  # fmt: skip

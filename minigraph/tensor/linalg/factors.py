@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors.kinds import NOT_OFFERED, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 
@@ -16,9 +17,9 @@ from ..pieces import slice
 
 def known_sizes(x: Variable, call: str) -> tuple[int, int]:
     """Rows and columns of the matrices of x, which the number of operators depends on."""
-    require(x.ndim >= 2, f"x must hold matrices in its last two axes, is {x}", ShapeError)
+    require(x.ndim >= 2, f"x must hold matrices in its last two axes, is {x}", RANK)
     rows, columns = x.shape[-2:]
-    require(-1 not in (rows, columns), f"{call}: the sizes of matrices must be known, x is {x}", ShapeError)
+    require(-1 not in (rows, columns), f"{call}: the sizes of matrices must be known, x is {x}", UNKNOWN_SIZE)
     return rows, columns
 
 
@@ -112,7 +113,7 @@ def svd(
     x: Variable, full_matrices: bool = False, name: str | None = None
 ) -> tuple[Variable, Variable, Variable]:  # fmt: skip
     """U, S, VH with x = U @ diag(S) @ VH, the singular values S falling."""
-    require(not full_matrices, "full_matrices=True is not here", AttrError,
+    require(not full_matrices, "full_matrices=True is not here", NOT_OFFERED,
             "U and VH of full_matrices=False span what x does")  # fmt: skip
     return emit("svd", "svd", variable(x, "svd"), name=name)
 

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from minigraph.errors import AttrError, DTypeError, ShapeError, require
+from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, INTS
@@ -45,7 +46,7 @@ def multi_dot(x: Any, name: str | None = None) -> Variable:
         parts[0] = g.unsqueeze(parts[0], axes=[0])
     if last:
         parts[-1] = g.unsqueeze(parts[-1], axes=[1])
-    require(all(v.ndim == 2 for v in parts), f"x must hold matrices, is {[str(v) for v in parts]}", ShapeError)
+    require(all(v.ndim == 2 for v in parts), f"x must hold matrices, is {[str(v) for v in parts]}", RANK)
     sizes = [parts[0].shape[0], *(v.shape[1] for v in parts)]
 
     @cache
@@ -78,7 +79,7 @@ def cov(
     fweights  how often each observation was made, ints;  aweights: how much it counts, floats
     """
     x = variable(x, "cov")
-    require(x.ndim in (1, 2), f"x must be a vector or a matrix, is {x}", ShapeError)
+    require(x.ndim in (1, 2), f"x must be a vector or a matrix, is {x}", RANK)
     require(x.dtype in FLOATS, f"x must be a float, is {x}", DTypeError)
     g = builder_of(x)
     rows = reshape(x, [1, -1]) if x.ndim == 1 else x if rowvar else g.transpose(x, perm=[1, 0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, ShapeError, require
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import broadcast_shapes
@@ -20,7 +21,7 @@ from .factors import STEPS, known_sizes, svd
 
 def of_one_batch(x: Variable, y: Variable) -> tuple[Variable, Variable]:
     """Both with the axes before their matrices that they broadcast to."""
-    require(min(x.ndim, y.ndim) >= 2, f"x and y must hold matrices in their last two axes, are {x} and {y}", ShapeError)
+    require(min(x.ndim, y.ndim) >= 2, f"x and y must hold matrices in their last two axes, are {x} and {y}", RANK)
     if x.ndim == y.ndim == 2:
         return x, y
     batch = broadcast_shapes(x.shape[:-2], y.shape[:-2], last=-3)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from minigraph.errors import PlaceError
+from minigraph.errors.kinds import NO_KERNEL
 from minigraph.kernels.cuda.attention.exact import kernel as attention_exact
 from minigraph.kernels.cuda.attention.hopper import kernel as attention_hopper
 from minigraph.kernels.cuda.attention.mma import kernel as attention_mma
@@ -57,7 +57,7 @@ def chosen(binder: Binder, ins: Slots, attrs: Slots) -> AttentionKernel:
             return kernel
         passed_over.append(f"not by {kernel.name}: {', '.join(why)}")
     hint = None if binder.attention == "auto" else "attention_kernel='auto' takes the best that can"
-    raise PlaceError("no kernel computes this: " + "; ".join(passed_over), hint=hint)
+    raise NO_KERNEL("no kernel computes this: " + "; ".join(passed_over), hint=hint)
 
 
 def memory_efficient_attention(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

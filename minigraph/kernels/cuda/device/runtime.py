@@ -8,7 +8,7 @@ from functools import partial
 
 import cupy
 
-from minigraph.errors import PlaceError
+from minigraph.errors.kinds import NO_KERNEL
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.call import Call, RunnableCall, Segment, Unsupported
 from minigraph.kernels.cuda.record.workspace import Note, Settling, settled, settling
@@ -68,7 +68,7 @@ class Runtime(Memory):
             try:
                 runnable = call.runnable(launcher)
             except Unsupported as why:
-                raise PlaceError(f"cuBLASLt cannot compute this product: {why}") from None
+                raise NO_KERNEL(f"cuBLASLt cannot compute this product: {why}") from None
             for one in runnable:
                 one.position = position
             made += runnable

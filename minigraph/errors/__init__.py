@@ -1,12 +1,13 @@
 """Errors that name the call, the one fact that fails, and the user's line.
 
-Every error of minigraph has the same three parts and, where one helps, a hint:
+Every error of minigraph has a code, the same three parts and, where one helps, a hint:
 
-    ShapeError: matmul(X=x: f32[4,8], Y=z: f32[3,8]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
+    ShapeError: [MG-SHAPE-005] matmul(X=x: f32[4,8], Y=z: f32[3,8]): inner sizes differ: X axis -1 is 8, Y axis -2 is 3
       built at train.py:31: logits = mg.matmul(x, z)
       hint: transpose Y
 
-Where no call and line are given, they are the function that the user called and the line that did.
+Where no call and line are given, they are the function that the user called and the line that did. Codes are those of
+`kinds.py`; how an error that nobody catches is shown stands in `tracebacks.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import difflib
 import linecache
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PASSED_OVER = contextmanager.__code__.co_filename  # `with program_guard(...)` enters the package from there
 
 
@@ -42,7 +44,7 @@ class CallSite(NamedTuple):
 def call_site() -> CallSite | None:
     """The user's line that is now calling into minigraph."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # `_is_ours` written out: each operator asks
+    while frame is not None:  # `is_ours` written out: each operator asks
         filename = frame.f_code.co_filename
         if not filename.startswith(PACKAGE_FOLDER) and filename != PASSED_OVER:
             return CallSite(filename, frame.f_lineno)
@@ -53,27 +55,36 @@ def call_site() -> CallSite | None:
 def called_function() -> str | None:
     """The public function that the user called, `SGD` for its constructor; None for operators like `x + 1`."""
     frame, name = sys._getframe(1), None
-    while frame is not None and _is_ours(frame):
-        if "<locals>" not in frame.f_code.co_qualname:  # else a wrapper
+    while frame is not None and is_ours(frame):
+        made_here = frame.f_code.co_filename.startswith(ERRORS_FOLDER)
+        if not made_here and "<locals>" not in frame.f_code.co_qualname:  # else a wrapper
             name = frame.f_code.co_qualname
         frame = frame.f_back
     name = name.removesuffix(".__init__") if name else None
     return None if name is None or name.rpartition(".")[2].startswith("_") else name
 
 
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is the package's, or one of those between it and the user's `with`."""
     filename = frame.f_code.co_filename
     return filename.startswith(PACKAGE_FOLDER) or filename == PASSED_OVER
 
 
 class MinigraphError(Exception):
-    """Base of all errors. `fact` is the one thing that fails; the rest says where."""
+    """Base of all errors. `fact` is the one thing that fails, `code` its kind in docs/errors.md; the rest says where.
+
+    A class has the code of the facts that have none of their own; a `Kind` of kinds.py makes errors with a finer one.
+    """
+
+    code = "MG-INSTALL-001"
 
     def __init__(
-        self, fact: str, *, call: str | None = None, site: CallSite | None = None, hint: str | None = None
-    ) -> None:
+        self, fact: str, *, call: str | None = None, site: CallSite | None = None, hint: str | None = None,
+        code: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(fact)
         self.fact, self.call, self.site, self.hint = fact, call, site, hint
+        self.code = code or self.code
         self.called, self.caller = called_function(), call_site()
 
     def at(self, call: str, site: CallSite | None) -> MinigraphError:
@@ -84,7 +95,8 @@ class MinigraphError(Exception):
 
     def __str__(self) -> str:
         call = self.call or self.called
-        lines = [f"{call}: {self.fact}" if call and not self.fact.startswith(call) else self.fact]
+        said = f"{call}: {self.fact}" if call and not self.fact.startswith(call) else self.fact
+        lines = [f"[{self.code}] {said}"]
         if self.site:
             lines.append(f"  built at {self.site.text()}")
         elif self.caller:
@@ -97,41 +109,61 @@ class MinigraphError(Exception):
 class ShapeError(MinigraphError, ValueError):
     """Ranks, sizes or axes do not fit."""
 
+    code = "MG-SHAPE-001"
+
 
 class DTypeError(MinigraphError, TypeError):
     """A data type is not one that the operator takes."""
+
+    code = "MG-DTYPE-001"
 
 
 class AttrError(MinigraphError, ValueError):
     """An attribute has the wrong type or a value out of its range."""
 
+    code = "MG-ATTR-001"
+
 
 class ProgramError(MinigraphError, ValueError):
     """A program is put together wrongly: unknown names, foreign variables, no gradient."""
+
+    code = "MG-PROGRAM-001"
 
 
 class VerifyError(MinigraphError):
     """A graph broke one of its invariants: a defect of the pass that made it."""
 
+    code = "MG-VERIFY-001"
+
 
 class FeedError(MinigraphError, ValueError):
     """A feed is missing, unknown or does not fit its declared variable."""
+
+    code = "MG-FEED-001"
 
 
 class FetchError(MinigraphError, ValueError):
     """A fetch target does not exist in the program that runs."""
 
+    code = "MG-FETCH-001"
+
 
 class UninitializedError(MinigraphError, RuntimeError):
     """A persistable variable is read before the startup program filled it."""
+
+    code = "MG-SCOPE-001"
 
 
 class PlaceError(MinigraphError, RuntimeError):
     """A place cannot run this: no GPU, or no kernel for it."""
 
+    code = "MG-PLACE-001"
+
 
 class KernelError(MinigraphError, RuntimeError):
     """A kernel failed on the values it was given (an index out of range, for example)."""
+
+    code = "MG-KERNEL-001"
 
 
 class NonFiniteError(KernelError):
@@ -141,6 +173,7 @@ class NonFiniteError(KernelError):
     step      how often the program had run in this scope before;  what: the fact without it
     """
 
+    code = "MG-NAN-001"
     operator, variable, what = "", "", ""
     index: tuple[int, ...] = ()
     step = 0
@@ -149,11 +182,13 @@ class NonFiniteError(KernelError):
 class OutOfMemoryError(KernelError):
     """A GPU has not enough free memory for a program."""
 
+    code = "MG-MEMORY-001"
+
 
 def require(
-    condition: object, fact: str, error: type[MinigraphError] = ShapeError, hint: str | None = None
+    condition: object, fact: str, error: Callable[..., MinigraphError] = ShapeError, hint: str | None = None
 ) -> None:
-    """Raise `error(fact)` unless `condition` holds."""
+    """Raise `error(fact)` unless `condition` holds; `error` is a class or a Kind."""
     if not condition:
         raise error(fact, hint=hint)
 
@@ -172,7 +207,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean {near[0]!r}?" if near else None
 
 
-def raise_unknown(what: str, name: str, known: Iterable[str], error: type[MinigraphError]) -> NoReturn:
+def raise_unknown(what: str, name: str, known: Iterable[str], error: Callable[..., MinigraphError]) -> NoReturn:
     """`what` called `name` does not exist; offer the nearest known name."""
     known = list(known)
     hint = nearest(name, known) or (f"known: {', '.join(sorted(known)[:12])}" if known else None)
