@@ -83,7 +83,8 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
         if op_type == "reshape" and name == "shape":
             found[name] = _new_shape(inputs["X"][0], entries)
         elif (size := next((e for e in entries if isinstance(e, (Size, Product))), None)) is not None:
-            fact = f"the size of axis {size.axis} of {size.variable}" if isinstance(size, Size) else "a product of sizes"
+            of = isinstance(size, Size)
+            fact = f"the size of axis {size.axis} of {size.variable}" if of else "a product of sizes"
             raise ProgramError(
                 f"{name} is {fact}, which only a run knows", site=call_site(),
                 hint="mg.full, mg.arange, mg.reshape and mg.expand take sizes of Variables, mg.full_like all of one",
@@ -136,6 +137,17 @@ def known(value: Any) -> Any:
         return value
     found = _entries(value)
     return found if value.ndim else found[0]
+
+
+def values_of(x: Variable, most: int = 4096) -> np.ndarray | None:
+    """The array that x holds in every run; None where a run decides it, or where it has more than `most` elements."""
+    if not x.type.is_static or x.type.size > most:
+        return None
+    try:
+        values = _value(x)
+    except _Unknown:
+        return None
+    return None if values.dtype == object else values
 
 
 def _entries(value: Any) -> list[Any]:

@@ -136,7 +136,8 @@ class Executor(NotPickled):
         own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
         prune: Prune = updates or bool(use_prune)
-        feed = loaded(own, feed) if own.loaders else {} if feed is None else feed
+        feed = {} if feed is None else feed
+        feed = loaded(own, feed) if own.loaders else feed
         scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")

@@ -50,8 +50,14 @@ def flatten(x: Variable, start_axis: int = 0, stop_axis: int = -1, name: str | N
     return emit("flatten", "flatten", x, start_axis=start_axis, stop_axis=stop_axis, name=name)
 
 
-def concat(x: Any, axis: int = 0, name: str | None = None) -> Variable:
-    """The Variables of the list x joined along `axis`."""
+def only(value: Any) -> Any:
+    """The element of a list of one, anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def concat(x: Any, axis: Any = 0, name: str | None = None) -> Variable:
+    """The Variables of the list x joined along `axis`, which may be a constant Variable of one int."""
+    axis = only(known(axis))
     return emit("concat", "concat", variables(x, "concat"), axis=axis, name=name)
 
 

@@ -6,6 +6,7 @@ from .attention import scaled_dot_product_attention
 from .binary_loss import *  # noqa: F403
 from .distance import *  # noqa: F403
 from .dropout import alpha_dropout, dropout, dropout2d, dropout3d
+from .hierarchical import hsigmoid_loss
 from .linear import bilinear, embedding, linear, one_hot
 from .linear_cross_entropy import fused_linear_cross_entropy
 from .loss import *  # noqa: F403
@@ -17,7 +18,7 @@ from .regression_loss import *  # noqa: F403
 
 __all__ = [
     "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "fused_linear_cross_entropy",
-    "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
+    "hsigmoid_loss", "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
 ]  # fmt: skip
 __all__ += activation.__all__
 __all__ += binary_loss.__all__
