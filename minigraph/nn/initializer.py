@@ -241,7 +241,10 @@ class Dirac(Initializer):
 
 
 class Bilinear(Initializer):
-    """The window of a linear interpolation between pixels: of a weight [out, in, k, k], each alike."""
+    """The window of a linear interpolation between pixels: of a weight [out, in, k, k], each alike.
+
+    Paddle takes its rows at fractions of pixels, so that its window is not the same along both axes.
+    """
 
     def emit(self, g: Builder, param: Variable) -> None:
         shape = param.shape

@@ -241,8 +241,8 @@ class Optimizer:
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""
         require(
-            isinstance(self.learning_rate, float), "the learning rate follows an LRScheduler or a Variable", ProgramError,
-            "call the scheduler's step(), or make the optimizer with a number",
+            isinstance(self.learning_rate, float), "the learning rate follows an LRScheduler or a Variable",
+            ProgramError, "call the scheduler's step(), or make the optimizer with a number",
         )  # fmt: skip
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
@@ -251,7 +251,8 @@ class Optimizer:
 
 def check_rate(rate: Variable) -> None:
     """A learning rate that is a Variable is one float."""
-    require(rate.dtype in FLOATS and rate.shape in ((), (1,)), f"learning_rate must be a float [1], is {rate}", AttrError)
+    fits = rate.dtype in FLOATS and rate.shape in ((), (1,))
+    require(fits, f"learning_rate must be a float [1], is {rate}", AttrError)
 
 
 def check_first(known: Mapping[int, Any], program: Program, optimizer: Any) -> None:

@@ -101,7 +101,7 @@ def instance_norm(
 
     weight, bias  [C]
     As in Paddle, the statistics are always those of x: the other arguments have no effect. Each element of [N, C] is
-    its own mean: what is left is the bias.
+    its own mean: what is left is the bias, where Paddle gives 0.
     """
     x = variable(x, "instance_norm")
     if x.ndim == 2:

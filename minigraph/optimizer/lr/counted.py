@@ -47,7 +47,8 @@ def autoincreased_step_counter(counter_name: str | None = None, begin: int = 1, 
     if block.has_var(name):
         return block.var(name)
     for what, value in (("begin", begin), ("step", step)):
-        require(isinstance(value, int) and not isinstance(value, bool), f"{what} must be an int, is {value!r}", AttrError)
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        require(fits, f"{what} must be an int, is {value!r}", AttrError)
     type = tensor_type((1,), int64)
     with block.whole(), startup.whole(), block.program.emitting("optimize"):
         counter, first = (
