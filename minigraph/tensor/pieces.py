@@ -7,6 +7,7 @@ from typing import Any
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import known
 from minigraph.types import normalize_axes, normalize_axis
 
 from .arguments import emit, ints, output_prefix, variable, variables
@@ -30,6 +31,7 @@ def strided_slice(x: Variable, axes: Any, starts: Any, ends: Any, strides: Any, 
 def crop(x: Variable, shape: Any = None, offsets: Any = None, name: str | None = None) -> Variable:
     """The piece of x of the given shape that begins at `offsets` (0); -1 takes all from there on."""
     x = variable(x, "crop")
+    shape, offsets = known(shape), known(offsets)
     sizes, begin = list(shape or x.shape), list(offsets or [0] * x.ndim)
     require(len(sizes) == len(begin) == x.ndim, f"shape {sizes}, offsets {begin} and {x} differ in rank", ShapeError)
     for axis, (start, size) in enumerate(zip(begin, sizes, strict=True)):
