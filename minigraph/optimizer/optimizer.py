@@ -77,11 +77,7 @@ class Optimizer:
         self, learning_rate: Any = 0.001, parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None,
         multi_precision: bool = False, name: str | None = None, **hyper: Any,
     ) -> None:  # fmt: skip
-        if isinstance(learning_rate, Variable):
-            check_rate(learning_rate)
-        elif not isinstance(learning_rate, LRScheduler):
-            learning_rate = check_number("learning_rate", learning_rate)
-        self.learning_rate, self.regularization = learning_rate, regularizer(weight_decay)
+        self.learning_rate, self.regularization = checked_rate(learning_rate), regularizer(weight_decay)
         self.grad_clip: Any = clip_rule(grad_clip)
         self.multi_precision, self.name = bool(multi_precision), name
         for key, value in hyper.items():
@@ -249,10 +245,13 @@ class Optimizer:
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
 
 
-def check_rate(rate: Variable) -> None:
-    """A learning rate that is a Variable is one float."""
+def checked_rate(rate: Any) -> Any:
+    """`rate`, which must be a number, a scheduler, or a Variable of one float."""
+    if not isinstance(rate, Variable):
+        return rate if isinstance(rate, LRScheduler) else check_number("learning_rate", rate)
     fits = rate.dtype in FLOATS and rate.shape in ((), (1,))
     require(fits, f"learning_rate must be a float [1], is {rate}", AttrError)
+    return rate
 
 
 def check_first(known: Mapping[int, Any], program: Program, optimizer: Any) -> None:
