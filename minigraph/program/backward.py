@@ -72,8 +72,8 @@ def append_backward(
     all_blocked = parameter_list is not None and parameters != [] and not wanted  # who says so asks for nothing
     grads = _Differentiation(block, [loss], [None], [*wanted, *asked], blocked, is_loss=True).run()
     require(
-        all_blocked or any(g is not None for g in grads), f"loss {loss} depends on no trainable parameter and on no data with"
-        " stop_gradient=False", ProgramError,
+        all_blocked or any(g is not None for g in grads),
+        f"loss {loss} depends on no trainable parameter and on no data with stop_gradient=False", ProgramError,
         "check stop_gradient, trainable and no_grad_set between the parameters and the loss",
     )  # fmt: skip
     return [(p, g) for p, g in zip(wanted, grads, strict=False) if g is not None]
