@@ -137,7 +137,8 @@ class Executor(NotPickled):
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
         prune: Prune = updates or bool(use_prune)
         feed = {} if feed is None else feed
-        feed = loaded(own, feed) if own.loaders else feed
+        if own.loaders:
+            feed = loaded(own, feed)
         scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")

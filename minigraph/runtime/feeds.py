@@ -33,9 +33,8 @@ def only_feed(feeds: Sequence[Any]) -> Any:
     return feeds[0]
 
 
-def loaded(program: Program, feed: Any) -> Any:
+def loaded(program: Program, feed: Mapping[str, Any]) -> Mapping[str, Any]:
     """The feed of a run with the next batch of each loader inside the program whose variables it does not give."""
-    feed = {} if feed is None else feed
     if not isinstance(feed, Mapping):
         return feed
     fed = {name.name if isinstance(name, Variable) else name for name in feed}
