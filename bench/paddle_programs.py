@@ -104,6 +104,7 @@ class Watch:
     def __init__(self, paddle: Any, seed: int, states: list[dict[str, np.ndarray]]) -> None:
         self.paddle, self.given, self.runs = paddle, states, []
         self.states: list[dict[str, np.ndarray]] = []
+        self.fetched: dict[str, str] = {}  # variable: the type of its value
         self.whole = paddle.static.Executor.run
         paddle.static.Executor.run = lambda exe, *args, **kwargs: self.run(exe, *args, **kwargs)
         paddle.seed(seed)
@@ -115,6 +116,8 @@ class Watch:
         found = self.whole(exe, program, feed=feed, fetch_list=fetch_list, **options)
         if fetch_list:
             self.runs.append(plain(found))
+            for target, value in zip(fetch_list if isinstance(fetch_list, (list, tuple)) else (), found, strict=False):
+                self.fetched[getattr(target, "name", str(target))] = str(np.asarray(value).dtype)
         elif not feed:
             self.start(program, options.get("scope") or self.paddle.static.global_scope())
         return found
@@ -123,7 +126,11 @@ class Watch:
         """Keep the values of parameters, or set those that Paddle had."""
         place = len(self.states)
         names = [v.name for v in program.list_vars() if v.persistable] if hasattr(program, "list_vars") else []
-        there = {name: var.get_tensor() for name in names if (var := scope.find_var(name)) is not None}
+        there = {}
+        for name in names:
+            with contextlib.suppress(ValueError):  # Paddle's feed and fetch are variables that hold no tensor
+                if (var := scope.find_var(name)) is not None:
+                    there[name] = var.get_tensor()
         with contextlib.suppress(Exception):
             for name, value in (self.given[place] if place < len(self.given) else {}).items():
                 if name in there and tuple(there[name].shape()) == value.shape:
@@ -147,9 +154,9 @@ def variables(paddle: Any, names: dict[str, Any]) -> dict[str, Any]:
     return made | lists
 
 
-def shown(variable: Any) -> str:
-    """`float32 [2, 3]` of a variable."""
-    dtype = str(variable.dtype).rsplit(".", 1)[-1].lower()
+def shown(variable: Any, fetched: str | None = None) -> str:
+    """`float32 [2, 3]` of a variable; a fetched value knows its type better than what Paddle declares."""
+    dtype = fetched or str(variable.dtype).rsplit(".", 1)[-1].lower()
     known = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
     return f"{known.get(dtype, dtype)} {[-1 if n is None else n for n in variable.shape]}"
 
@@ -174,7 +181,7 @@ def trial(library: str, source: str, seed: int, states: list[Any]) -> Found:
         text = str(problem).strip()
         line = text.splitlines()[-1 if library == "paddle" else 0] if text else ""
         return {"error": f"{type(problem).__name__}: {line}"}
-    types = {name: shown(v) for name, v in made.items()}
+    types = {name: shown(v, watch.fetched.get(v.name)) for name, v in made.items()}
     return {"runs": watch.runs, "values": values, "states": watch.states, "made": types}
 
 

@@ -4,6 +4,17 @@
     loader.set_sample_generator(samples, batch_size=32)
     for feed in loader():
         exe.run(feed=feed, fetch_list=[loss])
+
+One with iterable=False stands inside the program, whose runs take its batches:
+
+    loader = base.io.DataLoader.from_generator(feed_list=[image, label], iterable=False)
+    loader.set_batch_generator(batches)
+    loader.start()
+    try:
+        while True:
+            exe.run(fetch_list=[loss])
+    except base.core.EOFException:
+        loader.reset()
 """
 
 from __future__ import annotations
@@ -13,7 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minigraph.errors import AttrError, ProgramError, call_site, require
+from minigraph.errors import AttrError, MinigraphError, ProgramError, call_site, require
 from minigraph.errors.kinds import MISSING, ORDER
 from minigraph.io import DataLoader as Loader
 from minigraph.io.prefetch import prefetched
@@ -23,29 +34,35 @@ from minigraph.reader.decorator import batch
 Generator = Callable[[], Iterable[Any]]
 
 
+class EOFException(MinigraphError, EOFError):
+    """A loader inside a program has no batch left for a run; its reset() and start() begin again."""
+
+
 class GeneratorLoader:
     """Batches of a generator, read by a thread ahead; `for feed in loader():` gives lists of one feed for a run.
 
     feed_list    Variables of the parts of a sample
     capacity     batches that are read ahead
     return_list  lists of arrays in place of feeds
+    iterable     False: it stands inside the program of its variables, whose runs take a batch each after start(), but
+                 for those that feed them all
     use_double_buffer, use_multiprocess and drop_last say nothing here: a thread reads ahead.
-    A loader that stands inside the program (iterable=False) is not here: feeds go through exe.run.
     """
 
     def __init__(
         self, feed_list: Sequence[Variable] | None = None, capacity: int | None = None, use_double_buffer: bool = True,
         iterable: bool = True, return_list: bool = False, use_multiprocess: bool = False, drop_last: bool = True,
     ) -> None:  # fmt: skip
-        if not iterable:
-            raise ProgramError(
-                "a loader inside the program is not here", call="DataLoader.from_generator", site=call_site(),
-                hint="iterable=True, and: for feed in loader(): exe.run(feed=feed, fetch_list=[...])",
-            )  # fmt: skip
-        require(return_list or feed_list, "feed_list is needed: the feeds have the names of its variables", MISSING)
+        fits = feed_list or (return_list and iterable)
+        require(fits, "feed_list is needed: the feeds have the names of its variables", MISSING)
         self.feeds = list(feed_list or ())
         self.capacity, self.return_list = capacity or 2, return_list
         self._batches: Generator | None = None
+        self._reading: Iterator[Any] | None = None  # since start()
+        self.iterable = bool(iterable)
+        if not iterable:
+            self.return_list = False
+            self.feeds[0].program.loaders.append(self)
 
     def set_sample_generator(
         self, reader: Generator, batch_size: int, drop_last: bool = True, places: Any = None
@@ -76,6 +93,35 @@ class GeneratorLoader:
         yield from prefetched(lambda: map(self._made, batches()), self.capacity)
 
     __call__ = __iter__
+
+    def start(self) -> None:
+        """The next run of the program takes the first batch."""
+        self._inside("start")
+        require(self._reading is None, "start is called a second time", ProgramError, "call reset first")
+        self._reading = iter(self)
+
+    def reset(self) -> None:
+        """No run takes a batch until the next start()."""
+        self._inside("reset")
+        self._reading = None
+
+    def next_feed(self) -> dict[str, np.ndarray]:
+        """The feed of a run; EOFException where there is none left."""
+        if self._reading is None:
+            names = ", ".join(v.name for v in self.feeds)
+            raise ProgramError(
+                f"the loader of {names} was not started", call="Executor.run", site=call_site(),
+                hint="loader.start() before the runs of an epoch, or feed them",
+            )  # fmt: skip
+        try:
+            return next(self._reading)[0]
+        except StopIteration:
+            hint = "loader.reset() and loader.start() begin the next epoch"
+            raise EOFException("the loader has no batch left", site=call_site(), hint=hint) from None
+
+    def _inside(self, call: str) -> None:
+        require(not self.iterable, f"{call} is for loaders inside a program, iterable=False", ProgramError,
+                "for feed in loader(): exe.run(feed=feed, fetch_list=[...])")  # fmt: skip
 
     def _made(self, parts: Any) -> Any:
         arrays = [self._fitted(i, np.asarray(part)) for i, part in enumerate(_parts(parts))]
@@ -115,4 +161,4 @@ def _stacked(values: Sequence[Any]) -> np.ndarray:
     return np.stack([np.asarray(v) for v in values])
 
 
-__all__ = ["DataLoader", "GeneratorLoader", "PyReader"]
+__all__ = ["DataLoader", "EOFException", "GeneratorLoader", "PyReader"]

@@ -1,5 +1,6 @@
 """What Paddle keeps apart: optimizers around optimizers."""
 
 from . import optimizer
+from .identity import identity_loss
 
-__all__ = ["optimizer"]
+__all__ = ["identity_loss", "optimizer"]

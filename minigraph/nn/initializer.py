@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minigraph.errors import AttrError, ProgramError, nearest, require
+import numpy as np
+
+from minigraph.errors import AttrError, ProgramError, ShapeError, nearest, require
 from minigraph.program import Block, Operator, Variable, default_startup_program
 from minigraph.program.builder import Builder
+from minigraph.tensor import diagonal
 from minigraph.types import NO_ARRAY, as_numpy, why_no_array
 
 GAINS = {"sigmoid": 1.0, "linear": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
@@ -195,7 +198,65 @@ class KaimingUniform(_Kaiming):
         Uniform(-limit, limit).emit(g, param)
 
 
+class Orthogonal(Initializer):
+    """gain times a matrix with orthogonal rows or columns, whichever are fewer, drawn evenly among these.
+
+    A weight of a rank above 2 is the matrix [axis 0, all others].
+    Source: Saxe and others, Exact solutions to the nonlinear dynamics of learning, arXiv:1312.6120.
+    """
+
+    def __init__(self, gain: float = 1.0, name: str | None = None) -> None:
+        self.gain = gain
+
+    def emit(self, g: Builder, param: Variable) -> None:
+        require(len(param.shape) >= 2, f"Orthogonal needs a matrix or more, parameter {param} is none", ShapeError)
+        rows = param.shape[0]
+        columns = math.prod(param.shape[1:])
+        drawn = g.gaussian_random(shape=[max(rows, columns), min(rows, columns)], dtype=param.dtype)
+        q, r = g.qr(drawn)
+        q = g.elementwise_mul(q, g.sign(diagonal(r)))  # else the signs are those that QR takes, and not even
+        q = g.transpose(q, perm=[1, 0]) if rows < columns else q
+        g.scale(g.reshape(q, shape=param.shape), scale=self.gain, out={"Out": param})
+
+
+class Dirac(Initializer):
+    """1 in the middle of the window where the output channel is the input channel, else 0: of a weight [out, in, ...].
+
+    groups  the output channels are cut into so many parts, each of which begins anew with input channel 0
+    """
+
+    def __init__(self, groups: int = 1, name: str | None = None) -> None:
+        require(isinstance(groups, int) and groups > 0, f"groups must be an int > 0, is {groups!r}", AttrError)
+        self.groups = groups
+
+    def emit(self, g: Builder, param: Variable) -> None:
+        fits = 3 <= len(param.shape) <= 5 and param.shape[0] % self.groups == 0
+        require(fits, f"Dirac needs rank 3 to 5 and axis 0 in {self.groups} parts, parameter is {param}", ShapeError)
+        part, middle = param.shape[0] // self.groups, tuple(size // 2 for size in param.shape[2:])
+        value = np.zeros(param.shape)
+        for out in range(param.shape[0]):
+            if out % part < param.shape[1]:
+                value[(out, out % part, *middle)] = 1.0
+        Assign(value).emit(g, param)
+
+
+class Bilinear(Initializer):
+    """The window of a linear interpolation between pixels: of a weight [out, in, k, k], each alike.
+
+    Paddle takes its rows at fractions of pixels, so that its window is not the same along both axes.
+    """
+
+    def emit(self, g: Builder, param: Variable) -> None:
+        shape = param.shape
+        fits = len(shape) == 4 and shape[2] == shape[3]
+        require(fits, f"Bilinear needs [out, in, k, k], parameter is {param}", ShapeError)
+        half = math.ceil(shape[3] / 2)
+        center = (2 * half - 1 - half % 2) / (2 * half)
+        line = 1 - abs(np.arange(shape[3]) / half - center)
+        Assign(np.broadcast_to(line[:, None] * line, shape).copy()).emit(g, param)
+
+
 __all__ = [
-    "Assign", "Constant", "Initializer", "KaimingNormal", "KaimingUniform", "Normal", "TruncatedNormal", "Uniform",
-    "XavierNormal", "XavierUniform", "calculate_gain", "set_global_initializer",
+    "Assign", "Bilinear", "Constant", "Dirac", "Initializer", "KaimingNormal", "KaimingUniform", "Normal", "Orthogonal",
+    "TruncatedNormal", "Uniform", "XavierNormal", "XavierUniform", "calculate_gain", "set_global_initializer",
 ]  # fmt: skip

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from minigraph.errors import AttrError, require
+from minigraph.program import Variable
+
 from . import functional as F
 from .functional_layer import FunctionalLayer
+from .layer import Layer
 
 
 class MSELoss(FunctionalLayer, function=F.mse_loss, inputs=2):
@@ -54,6 +60,30 @@ class MultiLabelSoftMarginLoss(FunctionalLayer, function=F.multi_label_soft_marg
     """The mean over the classes of the cross entropy of sigmoid(input)."""
 
 
+class HSigmoidLoss(Layer):
+    """Hierarchical sigmoid with its own weight [num_classes - 1, feature_size] and bias [num_classes - 1, 1].
+
+    is_custom  the ways are given in each call, over num_classes nodes; is_sparse has no effect
+    """
+
+    def __init__(
+        self, feature_size: int, num_classes: int, weight_attr: Any = None, bias_attr: Any = None,
+        is_custom: bool = False, is_sparse: bool = False, name: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        require(num_classes >= 2 or is_custom, f"num_classes must be at least 2, is {num_classes}", AttrError)
+        self.num_classes = num_classes
+        nodes = num_classes if is_custom else num_classes - 1
+        self.weight = self.create_parameter([nodes, feature_size], weight_attr)
+        self.bias = self.create_parameter([nodes, 1], bias_attr, is_bias=True)
+
+    def forward(
+        self, input: Variable, label: Variable, path_table: Variable | None = None, path_code: Variable | None = None
+    ) -> Variable:
+        assert self.weight is not None
+        return F.hsigmoid_loss(input, label, self.num_classes, self.weight, self.bias, path_table, path_code)
+
+
 class MarginRankingLoss(FunctionalLayer, function=F.margin_ranking_loss, inputs=3):
     """max(0, margin - label * (input - other))"""
 
@@ -80,7 +110,7 @@ class MultiMarginLoss(FunctionalLayer, function=F.multi_margin_loss, inputs=2):
 
 __all__ = [
     "BCELoss", "BCEWithLogitsLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss",
-    "HingeEmbeddingLoss", "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss", "MultiLabelSoftMarginLoss",
-    "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss", "TripletMarginLoss",
-    "TripletMarginWithDistanceLoss",
+    "HSigmoidLoss", "HingeEmbeddingLoss", "KLDivLoss", "L1Loss", "MSELoss", "MarginRankingLoss",
+    "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "SoftMarginLoss",
+    "TripletMarginLoss", "TripletMarginWithDistanceLoss",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
-from minigraph.errors import ProgramError, call_site, require
+from minigraph.errors import AttrError, ProgramError, call_site, require
 from minigraph.errors.kinds import ORDER, UNKNOWN_ATTR
 from minigraph.opdef import get_op
 from minigraph.program import (
@@ -29,7 +29,7 @@ from minigraph.program.backward import append_backward
 from minigraph.program.builder import Builder, as_variable, builder_of
 from minigraph.program.garbage import without_collection
 from minigraph.program.scope import Scope, global_scope
-from minigraph.types import TensorType, bfloat16, float16, float32, float64, tensor_type
+from minigraph.types import FLOATS, TensorType, bfloat16, float16, float32, float64, tensor_type
 
 from .gradients import ParamsGrads, clipped, given_gradients, scaled, trainable
 from .lr import LRScheduler
@@ -50,7 +50,8 @@ FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle
 class Optimizer:
     """Base of the update rules.
 
-    learning_rate    a number, or an LRScheduler, whose value the Executor writes before each run
+    learning_rate    a number, an LRScheduler, whose value the Executor writes before each run, or a float Variable [1]
+                     of the program, as the functions of lr such as exponential_decay give
     parameters       what to train, or a list of groups {"params": [...], hyperparameter: value, ...} in which
                      learning_rate is a factor; all trainable parameters that the loss depends on for None
     weight_decay     a number (L2) or a regularizer; a parameter's own regularizer beats it
@@ -77,9 +78,7 @@ class Optimizer:
         self, learning_rate: Any = 0.001, parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None,
         multi_precision: bool = False, name: str | None = None, **hyper: Any,
     ) -> None:  # fmt: skip
-        if not isinstance(learning_rate, LRScheduler):
-            learning_rate = check_number("learning_rate", learning_rate)
-        self.learning_rate, self.regularization = learning_rate, regularizer(weight_decay)
+        self.learning_rate, self.regularization = checked_rate(learning_rate), regularizer(weight_decay)
         self.grad_clip: Any = clip_rule(grad_clip)
         self.multi_precision, self.name = bool(multi_precision), name
         for key, value in hyper.items():
@@ -239,12 +238,21 @@ class Optimizer:
     def set_lr(self, value: float, scope: Scope | None = None) -> None:
         """Set the learning rate of the next step: in `scope`, the global one for None, and in the startup program."""
         require(
-            not isinstance(self.learning_rate, LRScheduler), "the learning rate follows an LRScheduler", ProgramError,
-            "call the scheduler's step(), or make the optimizer with a number",
+            isinstance(self.learning_rate, float), "the learning rate follows an LRScheduler or a Variable",
+            ProgramError, "call the scheduler's step(), or make the optimizer with a number",
         )  # fmt: skip
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
+
+
+def checked_rate(rate: Any) -> Any:
+    """`rate`, which must be a number, a scheduler, or a Variable of one float."""
+    if not isinstance(rate, Variable):
+        return rate if isinstance(rate, LRScheduler) else check_number("learning_rate", rate)
+    fits = rate.dtype in FLOATS and rate.shape in ((), (1,))
+    require(fits, f"learning_rate must be a float [1], is {rate}", AttrError)
+    return rate
 
 
 def check_first(known: Mapping[int, Any], program: Program, optimizer: Any) -> None:

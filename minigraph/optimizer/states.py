@@ -48,21 +48,30 @@ def _declared(block: Block, startup: Block, key: str, type: TensorType) -> list[
 
 def rate_of(learning_rate: Any) -> float:
     """The learning rate of the next run, of a number or an LRScheduler."""
+    require(not isinstance(learning_rate, Variable), "the learning rate is a Variable, whose value only a run knows",
+            ProgramError, "fetch it: exe.run(main, feed={...}, fetch_list=[rate])")  # fmt: skip
     return float(learning_rate()) if isinstance(learning_rate, LRScheduler) else learning_rate
 
 
 class Rate:
     """The learning rate variable of one program, and its multiples for parameters with a factor."""
 
-    def __init__(self, variable: Variable, initial: Operator) -> None:
+    def __init__(self, variable: Variable, initial: Operator | None) -> None:
         self.variable, self.initial = variable, initial
         self.scaled: dict[float, Variable] = {1.0: variable}
 
     @classmethod
     def of(cls, params: Sequence[Parameter], learning_rate: Any, startup: Block) -> Rate:
-        """A new one for the program of `params`; a scheduler's value is written before each run."""
+        """A new one for the program of `params`; a scheduler's value is written before each run.
+
+        A Variable of the program is the rate itself.
+        """
         dtype = float64 if all(p.dtype == float64 for p in params) else float32
         program, type = params[0].program, tensor_type((1,), dtype)
+        if isinstance(learning_rate, Variable):
+            g = Builder(program.global_block())
+            own = learning_rate if learning_rate.ndim == 1 else g.reshape(learning_rate, shape=[1])
+            return cls(own if own.dtype == dtype else g.cast(own, dtype=dtype), None)
         variable, initial = persistable(
             program.global_block(), startup, "learning_rate", rate_of(learning_rate), type
         )
@@ -79,6 +88,7 @@ class Rate:
 
     def set(self, value: float, scope: Scope) -> None:
         """Write another value into `scope` and the startup program."""
+        assert self.initial is not None
         self.initial.attrs["value"] = value
         if scope.has(self.variable.name):
             scope.fill(self.variable.name, value)

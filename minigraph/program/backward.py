@@ -70,10 +70,11 @@ def append_backward(
     blocked = _names(block, no_grad_set)
     wanted = [p for p in parameters if p.name not in blocked and not p.stop_gradient]
     asked = [v for v in _live_starts(block) if v.name not in blocked]
+    all_blocked = parameter_list is not None and parameters != [] and not wanted  # who says so asks for nothing
     grads = _Differentiation(block, [loss], [None], [*wanted, *asked], blocked, is_loss=True).run()
     require(
-        any(g is not None for g in grads), f"loss {loss} depends on no trainable parameter and on no data with"
-        " stop_gradient=False", NO_GRADIENT,
+        all_blocked or any(g is not None for g in grads),
+        f"loss {loss} depends on no trainable parameter and on no data with stop_gradient=False", NO_GRADIENT,
         "check stop_gradient, trainable and no_grad_set between the parameters and the loss",
     )  # fmt: skip
     return [(p, g) for p, g in zip(wanted, grads, strict=False) if g is not None]
@@ -106,6 +107,20 @@ def gradients(
         require(s is None or s.block is block, f"gradient {s} of target {t} belongs to another program", FOREIGN)
         require(s is None or s.type.accepts(t.type), f"gradient {s} of target {t} has another shape or type")
     return _Differentiation(block, targets, seeds, inputs, _names(block, no_grad_set)).run()
+
+
+def gradients_with_optimizer(program: Any, optimizer: Any, inputs: Any = None, outputs: Any = None) -> tuple[Any, Any]:
+    """(update operators, [(parameter, gradient)]) of an optimizer for the sum of `outputs`.
+
+    inputs   parameters, all trainable ones that a gradient reaches for None
+    outputs  the variables that no operator reads for None
+    """
+    read = {v.name for op in program.ops for v in op.input_vars}
+    ends = [v for op in program.ops for v in op.output_vars if v.name not in read and not v.persistable]
+    chosen = [p for p in program.all_parameters() if p.trainable] if inputs is None else _list(inputs)
+    grads = gradients(ends if outputs is None else outputs, chosen)
+    pairs = [(p, g) for p, g in zip(chosen, grads, strict=True) if g is not None]
+    return optimizer.apply_gradients(pairs), pairs
 
 
 def differentiated(

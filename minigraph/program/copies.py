@@ -19,6 +19,10 @@ class NotPickled:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProgramError(f"a {type(self).__name__} cannot be pickled", hint=self._instead)
 
+    def _to_readable_code(self, *how: Any) -> str:
+        """What print shows; Paddle's arguments choose among kinds of its text."""
+        return str(self)
+
     def __copy__(self) -> Any:
         raise ProgramError(f"a {type(self).__name__} cannot be copied", hint=self._instead)
 

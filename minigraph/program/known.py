@@ -27,6 +27,29 @@ class Size(NamedTuple):
     variable: Variable
     axis: int
 
+    def is_of(self, x: Variable, axis: int) -> bool:
+        """Whether it is this size of x; == would compare values of Variables."""
+        return self.variable is x and self.axis == axis
+
+
+class Product(NamedTuple):
+    """A product of sizes that only a run knows, and numbers."""
+
+    factors: tuple[Any, ...]
+
+
+def _times(a: Any, b: Any) -> Any:
+    """The product of two numbers, Sizes or Products."""
+    if not isinstance(a, (Size, Product)) and not isinstance(b, (Size, Product)):
+        return a * b
+    return Product(tuple(f for e in (a, b) for f in (e.factors if isinstance(e, Product) else (e,))))
+
+
+def _products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x * y of arrays with Sizes among their elements."""
+    x, y = np.broadcast_arrays(x, y)
+    return _objects([_times(*e) for e in zip(x.reshape(-1), y.reshape(-1), strict=True)]).reshape(x.shape)
+
 
 class _Unknown(Exception):
     """A value depends on a run."""
@@ -60,23 +83,49 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
         entries = value if isinstance(value, list) else [value]
         if op_type == "reshape" and name == "shape":
             found[name] = _new_shape(inputs["X"][0], entries)
-        elif any(isinstance(e, Size) for e in entries):
-            size = next(e for e in entries if isinstance(e, Size))
+        elif (size := next((e for e in entries if isinstance(e, (Size, Product))), None)) is not None:
+            of = isinstance(size, Size)
+            fact = f"the size of axis {size.axis} of {size.variable}" if of else "a product of sizes"
             raise RUN_TIME(
-                f"{name} is the size of axis {size.axis} of {size.variable}, which only a run knows", site=call_site(),
-                hint="mg.full_like, mg.expand_as and mg.where take the sizes of a Variable",
+                f"{name} is {fact}, which only a run knows", site=call_site(),
+                hint="mg.full, mg.arange, mg.reshape and mg.expand take sizes of Variables, mg.full_like all of one",
             )  # fmt: skip
     return found
 
 
+def with_own_sizes(x: Variable, sizes: list[Any]) -> list[Any]:
+    """A shape for reshape: 0 copies a size of x in its place, -1 is a product that all of x has room for."""
+    named = [0 if isinstance(s, Size) and s.is_of(x, i) else s for i, s in enumerate(sizes)]
+    products = [s for s in named if isinstance(s, Product)]
+    fits = len(products) == 1 and _whole(x, [s for s in named if s is not products[0]], products[0])
+    return [-1 if fits and isinstance(s, Product) else s for s in named]
+
+
+def _whole(x: Variable, others: list[Any], product: Product) -> bool:
+    """Whether a product and the other sizes of a shape are all sizes of x, each once."""
+    sizes = [Size(x, i) if s == 0 else s for i, s in enumerate(others)] + list(product.factors)
+    axes = [s.axis for s in sizes if isinstance(s, Size) and s.variable is x]
+    numbers = [s for s in sizes if not isinstance(s, (Size, Product))]
+    unknown = [i for i, size in enumerate(x.shape) if size == -1]
+    return (
+        len(axes) + len(numbers) == len(sizes) and sorted(axes) == unknown
+        and np.prod(numbers) == np.prod([size for size in x.shape if size != -1])
+    )  # fmt: skip
+
+
 def _new_shape(x: Variable, sizes: list[Any]) -> list[Any]:
     """A shape for reshape: 0 copies a size of x in its place, one other unknown size may be -1."""
-    named = [0 if isinstance(s, Size) and s.variable is x and s.axis == i else s for i, s in enumerate(sizes)]
-    left = [s for s in named if isinstance(s, Size)]
+    named = with_own_sizes(x, sizes)
+    left = [s for s in named if isinstance(s, (Size, Product))]
     if len(left) + named.count(-1) > 1:
         raise RUN_TIME(
             f"two sizes of the new shape of {x} are known only at run time", site=call_site(),
             hint="a size of x in its own place is 0, one other size may be -1",
+        )  # fmt: skip
+    if any(isinstance(s, Product) for s in left):
+        raise RUN_TIME(
+            f"a size of the new shape is a product that is not what is left of {x}", site=call_site(),
+            hint="-1 in its place takes what is left",
         )  # fmt: skip
     return [-1 if isinstance(s, Size) else s for s in named]
 
@@ -89,6 +138,17 @@ def known(value: Any) -> Any:
         return value
     found = _entries(value)
     return found if value.ndim else found[0]
+
+
+def values_of(x: Variable, most: int = 4096) -> np.ndarray | None:
+    """The array that x holds in every run; None where a run decides it, or where it has more than `most` elements."""
+    if not x.type.is_static or x.type.size > most:
+        return None
+    try:
+        values = _value(x)
+    except _Unknown:
+        return None
+    return None if values.dtype == object else values
 
 
 def _entries(value: Any) -> list[Any]:
@@ -122,6 +182,10 @@ def _value(v: Variable, end: int | None = None) -> np.ndarray:
     sizes = any(a.dtype == object for arrays in given.values() for a in arrays)
     if op.type == "cast" and sizes:
         return given["X"][0]
+    if sizes and op.type == "elementwise_mul":
+        return _products(given["X"][0], given["Y"][0])
+    if sizes and op.type == "scale" and op.attrs["bias"] == 0:
+        return _products(given["X"][0], np.array(op.attrs["scale"]))
     if sizes and op.type not in RESHAPING:
         given = {slot: [_plain(a, op.type) for a in arrays] for slot, arrays in given.items()}
     args = [
@@ -139,7 +203,7 @@ def _value(v: Variable, end: int | None = None) -> np.ndarray:
 def _plain(values: np.ndarray, op_type: str) -> np.ndarray:
     """An array of objects that are all numbers, as numbers."""
     if values.dtype == object:
-        if any(isinstance(e, Size) for e in values.reshape(-1)):
+        if any(isinstance(e, (Size, Product)) for e in values.reshape(-1)):
             raise _Unknown(f"{op_type} computes it from a size that only a run knows")
         return values.astype(np.int64)
     return values

@@ -89,7 +89,14 @@ class Operator(PartOfProgram):
     def output_arg_names(self) -> list[str]:
         return [v.name for v in self.output_vars]
 
+    @property
+    def desc(self) -> Operator:
+        """Paddle's part of it in C++: the operator itself."""
+        return self
+
     def attr(self, name: str) -> Any:
+        if name == "op_namescope":  # Paddle keeps it among the attributes
+            return f"/{self.scope_name}"
         if name not in self.attrs:
             raise_unknown(f"attribute of {self.type}", name, self.attrs, UNKNOWN_ATTR)
         return self.attrs[name]

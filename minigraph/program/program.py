@@ -73,6 +73,7 @@ class Program(NotPickled):
         self.differentiated: Operator | None = None  # forward link of operators that are appended now
         self.site: CallSite | None = None  # where they come from, if not from the user's current line
         self.lr_schedulers: list[tuple[Variable, Any]] = []
+        self.loaders: list[Any] = []  # whose next_feed() a run takes that does not feed their variables
         self.fetched: tuple[str, ...] = ()  # names in `fetch` lines of the text form
         self.notes: list[tuple[Operator, str]] = []  # what kernels of the latest GPU plan do otherwise than asked
         self.before: Program | None = None  # the program of which this one is a rewriting
@@ -290,7 +291,7 @@ def _copied(program: Program, kept: Sequence[Operator], for_test: bool) -> Progr
             site=op.site, number=op.number, scope_name=op.scope_name,
         )  # fmt: skip
     copy.block0.fill(copies.values(), copied.values())
-    copy.numbered = next_number(program.ops)
+    copy.numbered, copy.loaders = next_number(program.ops), list(program.loaders)
     if not for_test:
         copy.lr_schedulers = [(copy.vars[v.name], s) for v, s in program.lr_schedulers]
     return copy

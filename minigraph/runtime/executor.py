@@ -29,7 +29,7 @@ from . import flags
 from .backend import Backend, RunnablePlan
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
-from .feeds import check_none_is_computed, checked_feeds, only_feed
+from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
 from .fetched import as_tensor
 from .options import DEFAULT, RunOptions
 from .seeds import seed_of
@@ -137,8 +137,9 @@ class Executor(NotPickled):
         own = latest.own if latest is not None and program is latest.source else _own_program(program)
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, own)
         prune: Prune = updates or bool(use_prune)
-        if feed is None:
-            feed = {}
+        feed = {} if feed is None else feed
+        if own.loaders:
+            feed = loaded(own, feed)
         scope = scope if scope is not None else global_scope()
         if not isinstance(scope, Scope):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")

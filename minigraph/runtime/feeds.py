@@ -34,6 +34,15 @@ def only_feed(feeds: Sequence[Any]) -> Any:
     return feeds[0]
 
 
+def loaded(program: Program, feed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The feed of a run with the next batch of each loader inside the program whose variables it does not give."""
+    if not isinstance(feed, Mapping):
+        return feed
+    fed = {name.name if isinstance(name, Variable) else name for name in feed}
+    waiting = [loader for loader in program.loaders if not fed.issuperset(v.name for v in loader.feeds)]
+    return {name: array for loader in waiting for name, array in loader.next_feed().items()} | dict(feed)
+
+
 def checked_feeds(program: Program, feed: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
     """Arrays for all fed variables, of the host or of the device; what does not fit is refused."""
     require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)

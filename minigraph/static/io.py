@@ -12,13 +12,14 @@ fits, and a training goes on from it with the same bits. runtime/checkpoint is h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigraph.errors import ProgramError, UninitializedError, nearest
+from minigraph.errors import ProgramError, UninitializedError, nearest, require
 from minigraph.errors.kinds import OTHER_PROGRAM, UNKNOWN_NAME
-from minigraph.program import Parameter, Program, Variable
+from minigraph.program import Parameter, Program, Variable, default_main_program
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.checkpoint.commit import State, commit
 from minigraph.runtime.checkpoint.paths import (
@@ -34,6 +35,9 @@ from minigraph.runtime.checkpoint.reader import Checkpoint, opened
 from minigraph.runtime.checkpoint.tensors import Packed, packed
 from minigraph.runtime.checkpoint.training import check_training, resume_training, training_state
 
+from .objects import load as read_object
+from .objects import save as write_object
+
 
 def get_program_parameter(program: Program) -> list[Parameter]:
     """Its parameters."""
@@ -43,6 +47,45 @@ def get_program_parameter(program: Program) -> list[Parameter]:
 def get_program_persistable_vars(program: Program) -> list[Variable]:
     """The variables whose values stay in the Scope between runs."""
     return [v for v in program.list_vars() if v.persistable]
+
+
+def save_vars(
+    executor: Any, dirname: Any, main_program: Program | None = None, vars: Any = None, predicate: Any = None,
+    filename: str | None = None,
+) -> None:  # fmt: skip
+    """Write values of the global scope into a folder: all in one safetensors file, for None one for each variable.
+
+    vars       Variables; for None the persistable ones of main_program (the default one for None) that `predicate`, a
+               function of a Variable, says
+    executor   says nothing here
+    """
+    for path, chosen in _files(dirname, main_program, vars, predicate, filename):
+        write_object({v.name: global_scope().read(v.name) for v in chosen}, path)
+
+
+def load_vars(
+    executor: Any, dirname: Any, main_program: Program | None = None, vars: Any = None, predicate: Any = None,
+    filename: str | None = None,
+) -> None:  # fmt: skip
+    """Read what `save_vars` wrote into the global scope; its arguments are the same."""
+    for path, chosen in _files(dirname, main_program, vars, predicate, filename):
+        arrays = read_object(path)
+        missing = [v.name for v in chosen if v.name not in arrays]
+        require(not missing, f"{shown(str(path))} does not have {', '.join(missing)}", ProgramError)
+        chosen[0].program.set_state_dict({v.name: arrays[v.name] for v in chosen})
+
+
+def _files(
+    dirname: Any, program: Program | None, vars: Any, predicate: Any, filename: str | None
+) -> list[tuple[Path, list[Variable]]]:
+    """The files of save_vars with the variables that are in each."""
+    program = default_main_program() if program is None else program
+    known = get_program_persistable_vars(program)
+    chosen = list(vars) if vars is not None else [v for v in known if predicate is None or predicate(v)]
+    require(chosen, "there are no variables to save or load", ProgramError)
+    if filename is not None:
+        return [(Path(dirname) / filename, chosen)]
+    return [(Path(dirname) / v.name, [v]) for v in chosen]
 
 
 def save(program: Program, model_path: str, protocol: int = 4, **configs: Any) -> None:

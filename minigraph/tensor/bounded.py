@@ -1,17 +1,22 @@
 """Results whose size depends on values: here it is given, as an upper bound.
 
-Memory is planned before a run, so Paddle's calls are refused; with `size=` they are not. What is beyond the bound is
-left out, and places that are left over hold `fill_value`.
+Memory is planned before a run, so Paddle's calls are refused, but for those on values that come from constants: these
+give the size. With `size=` they are not. What is beyond the bound is left out, and places that are left over hold
+`fill_value`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from minigraph.errors import AttrError, call_site, require
 from minigraph.errors.kinds import EMPTY, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import values_of
 from minigraph.types import as_dtype, bool_
 
 from .arguments import as_type, output_prefix, variable
@@ -24,7 +29,10 @@ from .statistics import any
 WHY = "the size of its result depends on values, and memory is planned before a run"
 
 
-def _bound(size: Any, call: str, hint: str) -> int:
+def _bound(size: Any, call: str, hint: str, x: Variable, count: Callable[[np.ndarray], Any]) -> int:
+    """The size of a result: as given, or counted in the values of x where every run has the same."""
+    if size is None and (values := values_of(x)) is not None:
+        return int(count(values))
     if size is None:
         raise RUN_TIME(WHY, call=call, site=call_site(), hint=hint)
     fits = isinstance(size, int) and not isinstance(size, bool) and size >= 0
@@ -53,7 +61,7 @@ def nonzero(
     """
     x = variable(x, "nonzero")
     size = _bound(size, "nonzero", "mg.nonzero(x, size=n): at most n, then rows of fill_value; or mg.where with the"
-                  " condition itself")  # fmt: skip
+                  " condition itself", x, np.count_nonzero)  # fmt: skip
     require(-1 not in x.shape[1:], f"sizes of {x} but for the first one must be known", UNKNOWN_SIZE)
     require(x.ndim > 0, "x is a scalar, it has no coordinates", RANK)
     g = builder_of(x)
@@ -78,7 +86,9 @@ def masked_select(
     """The first `size` elements of x where `mask` is True, in a row, then fill_value; x and mask broadcast."""
     x, mask = variable(x, "masked_select"), variable(mask, "masked_select", "mask")
     size = _bound(size, "masked_select", "mg.masked_select(x, mask, size=n): at most n, then fill_value; or"
-                  " mg.where(mask, x, mg.zeros_like(x)): the same shape, 0 where the mask is False")  # fmt: skip
+                  " mg.where(mask, x, mg.zeros_like(x)): the same shape, 0 where the mask is False",
+                  mask if x.type.is_static else x, lambda values: int(
+                      np.broadcast_to(values, np.broadcast_shapes(mask.shape, x.shape)).sum()))  # fmt: skip
     require(mask.dtype == bool_, f"mask must be bool, is {mask}", AttrError)
     if x.shape != mask.shape or -1 in x.shape:
         x, mask = broadcast_tensors([x, as_type(mask, x.dtype)])
@@ -108,6 +118,11 @@ def _runs(
         zeros = g.fill_constant(shape=(size + 1,), value=0, dtype="int64")
         lengths = slice(g.gather_grad(zeros, g.clip(numbers, max=float(size)), ones, axis=0), [0], [0], [size])
     return places, there, numbers if wanted[0] else None, lengths
+
+
+def _number_of_runs(values: np.ndarray, axis: int | None) -> int:
+    rows = values.reshape(-1, 1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    return min(len(rows), 1) + int((rows[1:] != rows[:-1]).any(axis=1).sum())
 
 
 def _as_rows(x: Variable, axis: int | None) -> tuple[Variable, list[int]]:
@@ -145,7 +160,7 @@ def unique_consecutive(
                     there is none. Both have the type `dtype`.
     """
     x = variable(x, "unique_consecutive")
-    size = _bound(size, "unique_consecutive", HINT.format("unique_consecutive"))
+    size = _bound(size, "unique_consecutive", HINT.format("unique_consecutive"), x, lambda v: _number_of_runs(v, axis))
     rows, shape = _as_rows(x, axis)
     places, there, numbers, lengths = _runs(rows, size, (return_inverse, return_counts))
     out = [_back(gather(rows, places), shape, axis, there, fill_value)]
@@ -165,7 +180,8 @@ def unique(
     return_counts   also how often each comes, 0 where there is none. All have the type `dtype`.
     """
     x = variable(x, "unique")
-    size = _bound(size, "unique", HINT.format("unique"))
+    hint = HINT.format("unique")
+    size = _bound(size, "unique", hint, x, lambda values: np.unique(values, axis=axis).shape[axis or 0])
     g = builder_of(x)
     rows, shape = _as_rows(x, axis)
     order = _order_of_rows(rows)

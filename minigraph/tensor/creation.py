@@ -11,10 +11,11 @@ from minigraph.errors.kinds import NO_NUMBERS
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
-from minigraph.program.known import known
+from minigraph.program.known import Size, known
 from minigraph.types import as_dtype
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
+from .sized import full_of, run_sizes
 
 
 def is_tensor(x: Any) -> bool:
@@ -40,11 +41,15 @@ def _read(value: Any) -> Any:
 def full(shape: Any, fill_value: Any, dtype: Any = None, name: str | None = None) -> Variable:
     """A Variable of the given shape with every element equal to `fill_value`.
 
+    shape       its entries may be sizes of Variables that only a run knows
     fill_value  a number, or a text of one as Paddle takes it
     dtype       the default data type for None
     """
     value = _number(_read(fill_value), "full", "fill_value")
     dtype = as_dtype(dtype) if dtype is not None else default_dtype()
+    sizes = run_sizes(shape)
+    if sizes:
+        return full_of(sizes, value, dtype)
     return builder_of().fill_constant(shape=shape, value=value, dtype=dtype, name=output_prefix("fill_constant", name))
 
 
@@ -77,16 +82,29 @@ def ones_like(x: Variable, dtype: Any = None, name: str | None = None) -> Variab
 def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None, name: str | None = None) -> Variable:
     """start, start + step, ... up to `end`, which is left out; arange(n) counts from 0.
 
+    end    may be the size of a Variable that only a run knows
     dtype  for None int64 if all three are ints, else the default data type
     """
     if end is None:
         start, end = 0, start
+    size = known(end)
+    if isinstance(size, Size):
+        return _range_of(size, _number(start, "arange", "start"), _number(step, "arange", "step"), dtype, name)
     bounds = [_number(v, "arange", a) for v, a in ((start, "start"), (end, "end"), (step, "step"))]
     if dtype is None:
         dtype = "int64" if all(isinstance(v, int) for v in bounds) else default_dtype()
     start, end, step = bounds
     prefix = output_prefix("arange", name)
     return builder_of().arange(start=start, end=end, step=step, dtype=dtype, name=prefix)
+
+
+def _range_of(size: Size, start: Any, step: Any, dtype: Any, name: str | None) -> Variable:
+    """arange up to a size that only a run knows."""
+    if dtype is None:
+        dtype = "int64" if isinstance(start, int) and isinstance(step, int) else default_dtype()
+    g = builder_of(size.variable)
+    prefix = output_prefix("arange", name)
+    return g.arange_like(size.variable, axis=size.axis, start=start, step=step, dtype=dtype, name=prefix)
 
 
 def assign(x: Any, output: Variable | None = None) -> Variable:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.program import Variable
+from minigraph.program.builder import whole
 from minigraph.program.known import known
 
 from .arguments import emit, ints, variable, variables
+from .sized import expanded, reshaped, run_sizes
 
 
+@whole
 def reshape(x: Variable, shape: Any, name: str | None = None) -> Variable:
-    """The elements of x in another shape; 0 copies a size of x, one -1 takes what is left."""
-    return emit("reshape", "reshape", variable(x, "reshape"), shape=shape, name=name)
+    """The elements of x in another shape; 0 copies a size of x, one -1 takes what is left.
+
+    Entries may be sizes of Variables that only a run knows, and what is left of x as a product of such.
+    """
+    x, sizes = variable(x, "reshape"), run_sizes(shape)
+    return reshaped(x, shape, sizes) if sizes else emit("reshape", "reshape", x, shape=shape, name=name)
 
 
 def transpose(x: Variable, perm: Any, name: str | None = None) -> Variable:
@@ -43,8 +50,14 @@ def flatten(x: Variable, start_axis: int = 0, stop_axis: int = -1, name: str | N
     return emit("flatten", "flatten", x, start_axis=start_axis, stop_axis=stop_axis, name=name)
 
 
-def concat(x: Any, axis: int = 0, name: str | None = None) -> Variable:
-    """The Variables of the list x joined along `axis`."""
+def only(value: Any) -> Any:
+    """The element of a list of one, anything else as it is."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def concat(x: Any, axis: Any = 0, name: str | None = None) -> Variable:
+    """The Variables of the list x joined along `axis`, which may be a constant Variable of one int."""
+    axis = only(known(axis))
     return emit("concat", "concat", variables(x, "concat"), axis=axis, name=name)
 
 
@@ -61,9 +74,14 @@ def split(x: Variable, num_or_sections: Any, axis: int = 0, name: str | None = N
     return emit("split", "split", x, num=num_or_sections, axis=axis, name=name)
 
 
+@whole
 def expand(x: Variable, shape: Any, name: str | None = None) -> Variable:
-    """x repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first."""
-    return emit("expand", "expand", variable(x, "expand"), shape=shape, name=name)
+    """x repeated along its axes of size 1 up to `shape`; -1 keeps a size, new axes come first.
+
+    Entries may be sizes of Variables that only a run knows.
+    """
+    x, sizes = variable(x, "expand"), run_sizes(shape)
+    return expanded(x, sizes) if sizes else emit("expand", "expand", x, shape=shape, name=name)
 
 
 def tile(x: Variable, repeat_times: Any, name: str | None = None) -> Variable:

@@ -125,10 +125,15 @@ def matmul(
     return emit("matmul", "matmul", x, y, **attrs, name=name)
 
 
+@whole
 def scale(
-    x: Variable, scale: float = 1.0, bias: float = 0.0, bias_after_scale: bool = True, name: str | None = None
+    x: Variable, scale: Any = 1.0, bias: float = 0.0, bias_after_scale: bool = True, name: str | None = None
 ) -> Variable:
-    """x * scale + bias, or (x + bias) * scale with bias_after_scale=False."""
+    """x * scale + bias, or (x + bias) * scale with bias_after_scale=False; scale may be a Variable of one number."""
+    if isinstance(scale, Variable):
+        x = variable(x, "scale")
+        factor = cast(builder_of(x).reshape(scale, shape=[1] * x.ndim), x.dtype)
+        return x * factor + bias if bias_after_scale else (x + bias) * factor
     attrs = {"scale": scale, "bias": bias, "bias_after_scale": bias_after_scale}
     return emit("scale", "scale", variable(x, "scale"), name=name, **attrs)
 

@@ -8,6 +8,7 @@ from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.errors.kinds import COUNT, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import known
 from minigraph.types import normalize_axes, normalize_axis
 
 from .arguments import emit, ints, output_prefix, variable, variables
@@ -31,6 +32,7 @@ def strided_slice(x: Variable, axes: Any, starts: Any, ends: Any, strides: Any, 
 def crop(x: Variable, shape: Any = None, offsets: Any = None, name: str | None = None) -> Variable:
     """The piece of x of the given shape that begins at `offsets` (0); -1 takes all from there on."""
     x = variable(x, "crop")
+    shape, offsets = known(shape), known(offsets)
     sizes, begin = list(shape or x.shape), list(offsets or [0] * x.ndim)
     require(len(sizes) == len(begin) == x.ndim, f"shape {sizes}, offsets {begin} and {x} differ in rank", RANK)
     for axis, (start, size) in enumerate(zip(begin, sizes, strict=True)):

@@ -27,6 +27,16 @@ def uniform(
     return builder_of().uniform_random(shape=shape, min=min, max=max, dtype=_dtype(dtype), seed=seed, name=prefix)
 
 
+def uniform_random_batch_size_like(
+    input: Variable, shape: Any, dtype: Any = "float32", input_dim_idx: int = 0, output_dim_idx: int = 0,
+    min: float = -1.0, max: float = 1.0, seed: int = 0,
+) -> Variable:  # fmt: skip
+    """uniform(shape), whose size of axis output_dim_idx is that of `input` along input_dim_idx, known before a run."""
+    sizes = list(shape)
+    sizes[output_dim_idx] = variable(input, "uniform_random_batch_size_like", "input").shape[input_dim_idx]
+    return uniform(sizes, dtype, min, max, seed)
+
+
 def rand(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
     """Uniform numbers in [0, 1)."""
     return uniform(shape, dtype, 0.0, 1.0, name=name)

@@ -9,7 +9,7 @@ from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import known
+from minigraph.program.known import known, values_of
 from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_axes, normalize_axis
 
 from .arguments import as_type, emit, ints, output_prefix, variable
@@ -193,10 +193,13 @@ def histogram(input: Variable, bins: int = 100, min: float = 0, max: float = 0, 
 def bincount(x: Variable, weights: Variable | None = None, minlength: int = 0, name: str | None = None) -> Variable:
     """How often 0, 1, ..., minlength - 1 occur in a vector of ints, int64; or the sums of `weights` for each, floats.
 
-    The result has minlength elements: larger ints in x are a KernelError.
+    The result has minlength elements: larger ints in x are a KernelError. Where x comes from constants its largest int
+    decides, if that is larger.
     """
     x = variable(x, "bincount")
     require(x.ndim == 1 and x.dtype in INTS, f"x must be a vector of ints, is {x}", RANK)
+    if (values := values_of(x)) is not None:
+        minlength = max(minlength, int(values.max(initial=-1)) + 1)
     require(minlength > 0, "the size of the result would depend on values", RUN_TIME,
             "minlength=: one more than the largest int, as far as it is known")  # fmt: skip
     g = builder_of(x)

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "linalg": "tensor",
     "nn": "errors types program tensor",
     "ops.calls": "program tensor nn",
-    "optimizer": "errors types opdef program regularizer nn",
+    "optimizer": "errors types opdef program regularizer tensor nn",
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",

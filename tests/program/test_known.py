@@ -20,6 +20,17 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[np.ndarray], Any]]] 
         lambda x, y: mg.reshape(x, [mg.shape(x)[0], mg.shape(x)[1] * mg.shape(x)[2]]), lambda x: x.reshape(2, 12)),
     "reshape by another's batch": (
         lambda x, y: mg.reshape(mg.flatten(x), [mg.shape(x)[0], 12]), lambda x: x.reshape(2, 12)),
+    "reshape by a product of unknown sizes": (
+        lambda x, y: mg.reshape(x, [mg.shape(x)[0] * 3, 4]), lambda x: x.reshape(6, 4)),
+    "reshape by two sizes of others": (
+        lambda x, y: mg.reshape(mg.tile(x, [2, 1, 1]), [mg.shape(x)[0], 3, mg.shape(mg.flatten(x[:, 0, :2]))[0], 2]),
+        lambda x: np.tile(x, (2, 1, 1)).reshape(2, 3, 4, 2)),
+    "full of a batch": (
+        lambda x, y: mg.full([3, mg.shape(x)[0], 1, mg.shape(mg.flatten(x))[0]], 2.5, "float64"),
+        lambda x: np.full((3, 2, 1, 24), 2.5)),
+    "expand to a batch": (lambda x, y: mg.expand(y[0], [mg.shape(x)[0], -1, 4]), lambda x: np.stack([x[0], x[0]])),
+    "arange of a batch": (
+        lambda x, y: mg.arange(1, mg.shape(mg.flatten(x))[0], 2, "float64"), lambda x: np.arange(1, 24, 2)),
     "a whole shape": (
         lambda x, y: mg.reshape(y, mg.concat([mg.shape(y)[:1], mg.assign([12]).astype("int32")])),
         lambda x: x.reshape(2, 12)),
@@ -47,8 +58,10 @@ def test_values_are_those_of_numbers(name):
 
 REFUSED = {
     "n is fed": lambda x, n: mg.full([n], 1.0),
-    "is the size of axis 0 of x: f64[-1,3,4], which only a run knows": lambda x, n: mg.full([mg.shape(x)[0]], 1.0),
-    "computes it from a size that only a run knows": lambda x, n: mg.reshape(x, [mg.shape(x)[0] * 3, 4]),
+    "is the size of axis 0 of x: f64[-1,3,4], which only a run knows": lambda x, n: mg.tile(x, [mg.shape(x)[0], 1, 1]),
+    "a product of sizes, which only a run knows": lambda x, n: mg.tile(x, [mg.shape(x)[0] * 2, 1, 1]),
+    "computes it from a size that only a run knows": lambda x, n: mg.reshape(x, [mg.shape(x)[0] + 3, 4]),
+    "a product that is not what is left of": lambda x, n: mg.reshape(x, [mg.shape(x)[0] * 2, 4]),
     "two sizes of the new shape of": lambda x, n: mg.reshape(mg.transpose(x, [1, 0, 2]), [mg.shape(x)[0], -1]),
     "w is kept in a scope": lambda x, n: mg.reshape(x, [static.create_parameter([1], "int64", "w"), 12]),
     "is computed by uniform_random": lambda x, n: mg.reshape(x, [mg.rand([1]), 12]),

@@ -1,11 +1,22 @@
 """Functions of networks: activations, affine maps, normalisation, distances, losses. Each file lists its names."""
 
-from . import activation, binary_loss, distance, loss, margin_loss, norm, padding, regression_loss
+from . import (
+    activation,
+    binary_loss,
+    distance,
+    flash_attention,
+    loss,
+    margin_loss,
+    norm,
+    padding,
+    regression_loss,
+)
 from .activation import *  # noqa: F403
 from .attention import scaled_dot_product_attention
 from .binary_loss import *  # noqa: F403
 from .distance import *  # noqa: F403
 from .dropout import alpha_dropout, dropout, dropout2d, dropout3d
+from .hierarchical import hsigmoid_loss
 from .linear import bilinear, embedding, linear, one_hot
 from .linear_cross_entropy import fused_linear_cross_entropy
 from .loss import *  # noqa: F403
@@ -16,8 +27,9 @@ from .padding import *  # noqa: F403
 from .regression_loss import *  # noqa: F403
 
 __all__ = [
-    "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "fused_linear_cross_entropy",
-    "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
+    "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "flash_attention",
+    "fused_linear_cross_entropy",
+    "hsigmoid_loss", "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
 ]  # fmt: skip
 __all__ += activation.__all__
 __all__ += binary_loss.__all__

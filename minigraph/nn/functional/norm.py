@@ -101,8 +101,14 @@ def instance_norm(
     """(x - mean) / sqrt(variance + eps) * weight + bias over the axes behind the channels of [N, C, ...].
 
     weight, bias  [C]
-    As in Paddle, the statistics are always those of x: the other arguments have no effect.
+    As in Paddle, the statistics are always those of x: the other arguments have no effect. Each element of [N, C] is
+    its own mean: what is left is the bias, where Paddle gives 0.
     """
+    x = variable(x, "instance_norm")
+    if x.ndim == 2:
+        g = builder_of(x)
+        y = group_norm(g.unsqueeze(x, axes=[2]), None, weight, bias, eps, "NCL", name, "instance_norm")
+        return g.squeeze(y, axes=[2])
     return group_norm(x, None, weight, bias, eps, data_format, name, "instance_norm")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import COUNT, MIXED_TYPES, UNKNOWN_SIZE
 from minigraph.opdef import Arrays, DTypeAttr, Ints, Number, Numbers, op
-from minigraph.types import INTS, TensorType, float32, int64, normalize_shape
+from minigraph.types import INTS, TensorType, float32, int64, normalize_axes, normalize_shape
 
 
 def require_fits(value: Number, dtype: np.dtype, what: str = "value") -> None:
@@ -172,6 +172,31 @@ def _(rng):
     yield (), {"start": 5, "end": -2, "step": -3, "dtype": "int32"}
     yield (), {"start": 0.5, "end": 2.0, "step": 0.25, "dtype": "float64"}
     yield (), {"start": 3, "end": 3}
+
+
+@op(traits={"nondifferentiable"}, no_need_buffer={"X"}, gpu="movement.creation")
+def arange_like(X, *, axis: int = 0, start: Number = 0, step: Number = 1, dtype: DTypeAttr = int64):
+    """arange up to the size of an axis of X: 0, 1, ... for start 0 and step 1."""
+    return (start + step * np.arange(range_length(start, X.shape[axis], step))).astype(dtype)
+
+
+@arange_like.infer
+def _(X, *, axis, start, step, dtype):
+    (axis,) = normalize_axes((axis,), X.ndim)
+    size = X.shape[axis]
+    length = -1 if size == -1 else range_length(start, size, step)
+    if length > 0 and dtype in INTS:
+        for value in (start, start + step * (length - 1)):
+            require_fits(math.trunc(value), dtype)
+    return TensorType((length,), dtype)
+
+
+@arange_like.samples
+def _(rng):
+    yield (rng.normal(size=(2, 5)),), {"axis": 1}
+    yield (rng.normal(size=(7, 2)),), {"axis": -2, "start": 1, "step": 2, "dtype": "int32"}
+    yield (rng.normal(size=(4,)),), {"start": 0.5, "step": 0.25, "dtype": "float32"}
+    yield (rng.normal(size=(0, 3)),), {}
 
 
 @op(traits={"nondifferentiable"}, no_need_buffer={"X"}, gpu="movement.creation")

@@ -7,6 +7,17 @@
         scheduler.step()
 """
 
+from .counted import (
+    autoincreased_step_counter,
+    cosine_decay,
+    exponential_decay,
+    inverse_time_decay,
+    linear_lr_warmup,
+    natural_exp_decay,
+    noam_decay,
+    piecewise_decay,
+    polynomial_decay,
+)
 from .cycles import CosineAnnealingWarmRestarts, CyclicLR, LinearLR, MultiplicativeDecay, OneCycleLR
 from .plateau import ReduceOnPlateau
 from .schedules import (
@@ -28,4 +39,6 @@ __all__ = [
     "CosineAnnealingDecay", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialDecay", "InverseTimeDecay",
     "LRScheduler", "LambdaDecay", "LinearLR", "LinearWarmup", "MultiStepDecay", "MultiplicativeDecay",
     "NaturalExpDecay", "NoamDecay", "OneCycleLR", "PiecewiseDecay", "PolynomialDecay", "ReduceOnPlateau", "StepDecay",
+    "autoincreased_step_counter", "cosine_decay", "exponential_decay", "inverse_time_decay", "linear_lr_warmup",
+    "natural_exp_decay", "noam_decay", "piecewise_decay", "polynomial_decay",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, req
 from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
+from minigraph.program.known import values_of
 from minigraph.tensor.arguments import (
     as_type,
     constant,
@@ -257,10 +258,18 @@ def multiplex(inputs: Any, index: Variable, name: str | None = None) -> Variable
 
 @whole
 def repeat_interleave(x: Variable, repeats: Any, axis: int | None = None, name: str | None = None) -> Variable:
-    """Every slice of x along `axis` `repeats` times, an int or a list of ints; x is laid flat for None."""
+    """Every slice of x along `axis` `repeats` times, an int or a list of ints; x is laid flat for None.
+
+    repeats  or a Variable that comes from constants
+    """
     x = flatten(variable(x, "repeat_interleave")) if axis is None else variable(x, "repeat_interleave")
     axis = normalize_axis(axis or 0, x.ndim)
     if isinstance(repeats, Variable):
+        given, repeats = repeats, values_of(repeats)
+        repeats = None if repeats is None else repeats.tolist() if given.ndim else int(repeats)
+    if isinstance(repeats, list) and len(repeats) == 1:
+        repeats = repeats[0]
+    if repeats is None:
         raise RUN_TIME(
             "repeats must be an int or a list of ints: the result's size would be known only at run time",
             call="repeat_interleave", site=call_site(),

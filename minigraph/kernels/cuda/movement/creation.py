@@ -81,6 +81,9 @@ def arange(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     )  # fmt: skip
 
 
+arange_like = arange
+
+
 def assign(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Out = X"""
     binder.copy(outs["Out"], ins["X"])

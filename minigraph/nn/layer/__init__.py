@@ -12,9 +12,9 @@ from minigraph.program import Parameter, Variable, default_main_program, unique_
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import as_dtype
 
-from .hooks import Hook, HookRemoveHelper
-from .initializer import Initializer
-from .parameter import create_parameter
+from ..hooks import Hook, HookRemoveHelper
+from ..initializer import Initializer
+from ..parameter import create_parameter
 
 
 class Layer:
