@@ -349,8 +349,6 @@ class BuildStrategy(NotPickled):
         if not isinstance(value, wanted) or (isinstance(value, int) and wanted is int and (value is True or value < 1)):
             kind = "positive int" if wanted is int else wanted.__name__
             raise AttrError(f"{name} must be a {kind}, is {value!r}")
-        if value is GradientScaleStrategy.Customized:
-            raise AttrError(f"{name} cannot be {value}", hint="pass target_gradients= to static.gradients")
         if name in CHOICES and value not in CHOICES[name]:
             raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
         object.__setattr__(self, name, value)

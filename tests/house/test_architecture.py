@@ -26,7 +26,8 @@ MAY_IMPORT = {
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
-    "kernels.cuda.device": "errors types kernels.peaks kernels.cuda.record",
+    "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
+    "kernels.cuda.collective": "errors types kernels.groups kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
@@ -46,7 +47,7 @@ MAY_IMPORT = {
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors types kernels program.context",
     "runtime": "errors types opdef kernels program cuda",
-    "compiler": "errors types opdef program ir passes runtime paddle_names",
+    "compiler": "errors types opdef kernels.groups program ir passes cuda runtime paddle_names",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
     "tensor": "errors types program",
