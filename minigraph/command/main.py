@@ -12,7 +12,7 @@ from typing import Any
 from minigraph.errors import MinigraphError
 from minigraph.runtime.version import VERSION
 
-from . import demo, machine, runs, views
+from . import demo, launch, machine, runs, views
 from .subject import NoSubject
 
 Answer = tuple[dict[str, Any], str]  # data for --json, text
@@ -33,6 +33,7 @@ SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
 }
 OTHERS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "info": (machine.info, "versions, GPU or why there is none, threads, caches"),
+    "launch": (launch.launch, "run a script on several ranks of this machine: --nproc 4 script.py"),
     "demo": (demo.demo, "train a small network without and with rewrites"),
     "cache": (machine.cache, "compiled kernels on disk: show or clear them"),
     "completion": (machine.completion, "a script for a shell: eval \"$(minigraph completion bash)\""),
@@ -61,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     own["profile"].add_argument("--trace", help="a file for Perfetto")
     for name in ("profile", "bench"):
         own[name].add_argument("--steps", type=int, default=10, help="timed runs (10)")
+    own["launch"].add_argument("--nproc", type=int, required=True, metavar="N", help="ranks")
+    own["launch"].add_argument("script", help="a script that calls mg.distributed.init_parallel_env()")
+    own["launch"].add_argument("args", nargs="*", help="arguments of the script, after --")
     own["cache"].add_argument("do", choices=("show", "clear"), nargs="?", default="show")
     own["completion"].add_argument("shell", choices=("bash", "zsh", "fish"))
     return made

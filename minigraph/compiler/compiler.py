@@ -20,6 +20,7 @@ from minigraph.ir.diff import diff
 from minigraph.ir.graph import Graph
 from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
+from minigraph.passes.communication.reductions import verify_reductions
 from minigraph.passes.engine.history import History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
@@ -76,12 +77,12 @@ class CompiledProgram(NotPickled):
         """The program for several ranks, each with its part of the batch.
 
         loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
-        places     one for each rank of this process: static.cpu_places(4), static.cuda_places(). With fewer than two
-                   the ranks are the processes of the group (mg.distributed.init_parallel_env), if there is one
+        places     one for each rank of this process: static.cpu_places(4). With fewer than two the ranks are the
+                   processes of the group (mg.distributed.init_parallel_env), if there is one
         """
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
-        made._parallel = DataParallel.of(loss_name, places, made._strategy)
-        made.places = made._parallel.places if made._parallel is not None else ()
+        parallel = made._parallel = DataParallel.of(loss_name, places, made._strategy)
+        made.places = parallel.places if parallel is not None else ()
         return made
 
     def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
@@ -334,4 +335,5 @@ class _Compilation:
             return previous
         if strategy.verify != "off":
             verify(graph, "the last pass", types=not each and graph.changed)
+            verify_reductions(graph)
         return to_program(graph, program)

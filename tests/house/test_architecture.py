@@ -58,8 +58,9 @@ MAY_IMPORT = {
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",
-    "io": "errors types program runtime",
+    "io": "errors types kernels.groups program runtime",
     "profiler": "errors types kernels.peaks program runtime",
+    "distributed": "errors kernels.groups program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io reader program runtime nn static",
@@ -68,7 +69,7 @@ MAY_IMPORT = {
         " static profiler",
     "__main__": "command",
     "": "errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
-        " optimizer static device io metric profiler reader base utils incubate",
+        " optimizer static device distributed io metric profiler reader base utils incubate",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
@@ -79,11 +80,12 @@ FOREIGN = {
     "threadpoolctl": "kernels/cpu/product.py",
     "cupy": "kernels/",
     "nvmath": "kernels/",
+    "mpi4py": "runtime/parallel/mpi.py",
     "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, and numba is optional
 LATE_IMPORTS = (
-    "networkx", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.device.runtime",
+    "networkx", "cupy", "nvmath", "mpi4py", "cuda", "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 
@@ -94,8 +96,8 @@ MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and n
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
-# Flags of Paddle, and how many threads a process may use: words and numbers, read once.
-READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py"}
+# Flags of Paddle, how many threads a process may use, which rank it is: words and numbers, read once.
+READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py", "distributed/environment.py"}
 # Rooms and files of Paddle that scripts import by name: `from paddle.utils import unique_name`.
 PADDLES_NAMES = {"utils/__init__.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})

@@ -18,8 +18,8 @@ def batch(step: int, rows: int = 8) -> dict[str, np.ndarray]:
     return {"x": x[:rows], "y": y[:rows]}
 
 
-def net(clip: bool = True, rate: Any = None) -> tuple[Any, Any, Any]:
-    """(main, startup, loss): two layers and AdamW."""
+def net(clip: bool = True, rate: Any = None, optimizer: Any = lambda one: one) -> tuple[Any, Any, Any]:
+    """(main, startup, loss): two layers and AdamW, which `optimizer` may wrap."""
     main, startup = static.Program("net"), static.Program("start")
     main.random_seed = startup.random_seed = 3
     mg.set_default_dtype("float64")
@@ -29,11 +29,13 @@ def net(clip: bool = True, rate: Any = None) -> tuple[Any, Any, Any]:
         loss = mg.nn.functional.cross_entropy(mg.nn.Linear(8, 3)(hidden), y)
         rule = mg.nn.ClipGradByGlobalNorm(0.05) if clip else None
         rate = mg.optimizer.lr.ExponentialDecay(0.01, 0.9) if rate is None else rate
-        mg.optimizer.AdamW(rate, weight_decay=0.1, grad_clip=rule).minimize(loss)
+        optimizer(mg.optimizer.AdamW(rate, weight_decay=0.1, grad_clip=rule)).minimize(loss)
     return main, startup, loss
 
 
-def trained(ranks: int, steps: int = 5, every: bool = False, **flags: Any) -> tuple[list[float], dict[str, Any]]:
+def trained(
+    ranks: int, steps: int = 5, every: bool = False, rows: int = 8, **flags: Any
+) -> tuple[list[float], dict[str, Any]]:
     """(losses, values of all persistables) of so many ranks in this process."""
     main, startup, loss = net()
     exe, scope = static.Executor(mg.CPUPlace()), static.Scope()
@@ -42,7 +44,7 @@ def trained(ranks: int, steps: int = 5, every: bool = False, **flags: Any) -> tu
     program = static.CompiledProgram(main).with_data_parallel(loss.name, strategy, places=static.cpu_places(ranks))
     losses = []
     for step in range(steps):
-        (values,) = exe.run(program, feed=batch(step), fetch_list=[loss], scope=scope)
+        (values,) = exe.run(program, feed=batch(step, rows), fetch_list=[loss], scope=scope)
         losses.append(float(np.mean(values)))
         for _, scheduler in main.lr_schedulers:
             scheduler.step()

@@ -49,18 +49,10 @@ class AgreedPlan:
     """A plan with collectives, and what the ranks compare before they run it."""
 
     def __init__(self, plan: RunnablePlan, program: Program, facts: Mapping[str, str]) -> None:
-        self.plan, self.program, self.facts = plan, program, facts
+        self.plan, self.program, self.facts, self.seconds = plan, program, facts, plan.seconds
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
         self.persistable = [v for v in program.vars.values() if v.persistable]
         self.scheduled = {v.name for v, _ in program.lr_schedulers}  # which every rank sets by itself
-
-    @property
-    def seconds(self) -> float:
-        return self.plan.seconds
-
-    @seconds.setter
-    def seconds(self, value: float) -> None:
-        self.plan.seconds = value
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
         """Compare, bring values that differ, run."""
