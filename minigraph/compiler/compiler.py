@@ -77,12 +77,11 @@ class CompiledProgram(NotPickled):
         """The program for several ranks, each with its part of the batch.
 
         loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
-        places     one for each rank of this process: static.cpu_places(4). With fewer than two the ranks are the
-                   processes of the group (mg.distributed.init_parallel_env), if there is one
+        places     one for each rank of this process; with fewer than two the ranks are the processes of the group
         """
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
-        parallel = made._parallel = DataParallel.of(loss_name, places, made._strategy)
-        made.places = parallel.places if parallel is not None else ()
+        made._parallel = DataParallel.of(loss_name, places, made._strategy)
+        made.places = made._parallel.places if made._parallel else ()
         return made
 
     def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:

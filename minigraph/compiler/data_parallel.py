@@ -46,6 +46,10 @@ class DataParallel:
         ranks = max(processes, len(given))
         if ranks == 1:
             return None
+        require(
+            strategy.reduce_strategy.name == "AllReduce", "reduce_strategy Reduce, which shares states of optimizers"
+            " among the ranks, is not here yet", ProgramError, "AllReduce gives the same parameters",
+        )  # fmt: skip
         return cls(loss_name, given if len(given) > 1 else (), ranks, strategy.gradient_scale_strategy.name)
 
     def applied(self, program: Program) -> Program:

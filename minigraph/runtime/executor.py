@@ -264,7 +264,7 @@ class Executor(NotPickled):
             f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
             f" {self._again} plans were made again, {self._cost(key)}; run some of the programs in an Executor of their"
             " own to save that time",
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def _cost(self, key: tuple[Any, ...]) -> str:

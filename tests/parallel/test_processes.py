@@ -38,7 +38,7 @@ def launched(ranks: int, what: str, folder: Path) -> subprocess.CompletedProcess
 
 @needs_mpi
 def test_processes_are_threads_bit_by_bit(tmp_path):
-    """Through fleet with buckets, and through with_data_parallel with all rewrites; what they save goes on elsewhere."""
+    """Through fleet with buckets, and through with_data_parallel; what they save goes on elsewhere."""
     done = launched(3, "fleet,compiled", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for what, flags in (("fleet", {}), ("compiled", {"every": True})):
@@ -127,7 +127,7 @@ def test_bad_environments_are_refused(changed, said):
 
 def test_ranks_without_mpi_are_refused(monkeypatch):
     monkeypatch.setattr("minigraph.distributed.parallel.read_world", lambda: read_world(TORCHRUN))
-    with pytest.raises(ProgramError, match="(?s)started by torchrun.*mpirun -n 4"):
+    with pytest.raises(ProgramError, match=r"(?s)started by torchrun.*mpirun -n 4"):
         mg.distributed.init_parallel_env()
 
 
@@ -135,7 +135,7 @@ def test_alone_everything_works():
     assert mg.distributed.init_parallel_env().world_size == 1
     fleet = mg.distributed.fleet
     fleet.init(is_collective=True)
-    main, startup, loss = net(optimizer=fleet.distributed_optimizer)
+    main, _, _ = net(optimizer=fleet.distributed_optimizer)
     assert fleet.worker_num() == 1 and fleet.is_first_worker()
     assert not any(op.type.startswith("c_") for op in main.ops)
     np.testing.assert_array_equal(mg.distributed.all_reduce([1.0, 2.0]), [1.0, 2.0])
