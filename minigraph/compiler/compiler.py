@@ -260,6 +260,9 @@ class _Compilation:
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
         self.version, self.fetches, self.source = program.version, fetches, program
+        alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
+        require(not alone, "gradient_scale_strategy is Customized, and one rank runs the program", ProgramError,
+                "pass target_gradients= to static.gradients, or places to with_data_parallel")  # fmt: skip
         if parallel is not None:
             program = self.source = parallel.applied(program)
             if isinstance(prune, tuple):

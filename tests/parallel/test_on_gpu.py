@@ -36,6 +36,7 @@ def test_collectives_keep_their_order_on_a_stream_of_their_own():
     calls, turns = plan.binder.calls, plan.streams()
     collectives = [i for i in plan.order if isinstance(calls[i], Collective)]
     assert collectives == sorted(collectives) and len(collectives) == 2
+    assert plan.units.units[collectives[1]].after == {collectives[0]}, "no other order may be chosen"
     stream_of = {turn.position: turn.stream for turn in turns}
     assert {stream_of[i] for i in collectives} == {2}
     assert {stream for i, stream in stream_of.items() if i not in collectives} <= {0, 1}
