@@ -134,7 +134,7 @@ def test_execution_strategy():
     strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
     strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.One
     strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.Customized
-    with pytest.raises(ProgramError, match="target_gradients"):
-        static.CompiledProgram(static.Program(), strategy).program_for()
     with pytest.raises(AttrError, match="must be a ReduceStrategy"):
         strategy.reduce_strategy = 1
+    with pytest.raises(ProgramError, match="target_gradients"):
+        static.CompiledProgram(static.Program(), strategy).program_for()
