@@ -12,7 +12,7 @@ from typing import Any
 from minigraph.errors import MinigraphError
 from minigraph.runtime.version import VERSION
 
-from . import demo, machine, runs, views
+from . import demo, launch, machine, runs, views
 from .subject import NoSubject
 
 Answer = tuple[dict[str, Any], str]  # data for --json, text
@@ -33,6 +33,7 @@ SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
 }
 OTHERS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "info": (machine.info, "versions, GPU or why there is none, threads, caches"),
+    "launch": (launch.launch, "run a script on several ranks of this machine: --nproc 4 script.py"),
     "demo": (demo.demo, "train a small network without and with rewrites"),
     "error": (machine.error, "what an error's code means: minigraph error MG-SHAPE-005"),
     "cache": (machine.cache, "compiled kernels on disk: show or clear them"),
@@ -64,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
         own[name].add_argument("--steps", type=int, default=10, help="timed runs (10)")
     own["diff"].add_argument("other", nargs="?", help="a second script or saved program")
     own["error"].add_argument("code", help="as errors show it")
+    own["launch"].add_argument("--nproc", type=int, required=True, metavar="N", help="ranks")
+    own["launch"].add_argument("script", help="a script that calls mg.distributed.init_parallel_env()")
+    own["launch"].add_argument("args", nargs="*", help="arguments of the script, after --")
     own["cache"].add_argument("do", choices=("show", "clear"), nargs="?", default="show")
     own["completion"].add_argument("shell", choices=("bash", "zsh", "fish"))
     return made

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from minigraph.ir.diff import diff
 from minigraph.ir.graph import Graph
 from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
+from minigraph.passes.communication.reductions import verify_reductions
 from minigraph.passes.engine.history import History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
@@ -39,6 +39,7 @@ from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
 
 from . import report
+from .data_parallel import DataParallel
 from .dump_files import write_dot, write_texts
 from .explanation import Explanation
 from .paddle_graph import PaddleGraph
@@ -50,10 +51,12 @@ class CompiledProgram(NotPickled):
     """A Program with the rewrites that a BuildStrategy asks for; run it like a Program.
 
     before, after  Programs; their str() shows one operator per line
+    places         of the ranks in this process, if it has several
     Where the Program was changed after it was compiled, all but `before` refuse to speak of it.
     """
 
     _instead = "make another one with CompiledProgram(program, build_strategy)"
+    places: tuple[Any, ...] = ()
     to_onnx: Callable[..., None]  # minigraph/onnx/faces.py hangs it on this class
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
@@ -67,23 +70,21 @@ class CompiledProgram(NotPickled):
         self._strategy = build_strategy if build_strategy is not None else BuildStrategy()
         self._compilations: dict[tuple[frozenset[str], Prune], _Compilation] = {}
         self._latest: _Compilation | None = None
+        self._parallel: DataParallel | None = None  # where ranks run it together
 
     def with_data_parallel(
         self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
         exec_strategy: Any = None, share_vars_from: Any = None, places: Any = None,
     ) -> CompiledProgram:  # fmt: skip
-        """Paddle 2.x's spelling of CompiledProgram(program, build_strategy).
+        """The program for several ranks, each with its part of the batch.
 
-        places   the Executor's place runs the program; others are named in a warning
+        loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
+        places     one for each rank of this process; with fewer than two the ranks are the processes of the group
         """
-        if isinstance(places, (list, tuple)) and len(places) > 1:
-            others = ", ".join(map(str, places[1:]))
-            warnings.warn(
-                f"with_data_parallel was given {len(places)} places; there is no data parallelism yet, so the program"
-                f" runs on the Executor's one, and {others} have nothing to do",
-                stacklevel=2,
-            )
-        return CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
+        made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
+        made._parallel = DataParallel.of(loss_name, places, made._strategy)
+        made.places = made._parallel.places if made._parallel else ()
+        return made
 
     def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
         """The rewritten program in which the values called `fetches` still exist; the Executor asks for it.
@@ -125,7 +126,7 @@ class CompiledProgram(NotPickled):
         compilation = self._latest_or_new()
         if compilation.history is None:
             with without_collection():
-                compilation.history = compilation.again(self._program, self._strategy)
+                compilation.history = compilation.again(self._strategy)
         return compilation.history
 
     def at(self, step: int) -> Program:
@@ -210,7 +211,7 @@ class CompiledProgram(NotPickled):
         self._latest = latest if fetch_list is None else self._latest  # of a run that was pruned
         latest = self._latest_or_new()
         with without_collection():
-            facts = report.facts(self.before, latest.after, self.history, latest.reports, memory, profile)
+            facts = report.facts(latest.source, latest.after, self.history, latest.reports, memory, profile)
         report.write(Path(path), facts)
         return Path(path)
 
@@ -242,7 +243,7 @@ class CompiledProgram(NotPickled):
         key = frozenset(fetches), prune
         if key not in self._compilations:
             with without_collection():
-                self._compilations[key] = _Compilation(self._program, self._strategy, *key)
+                self._compilations[key] = _Compilation(self._program, self._strategy, *key, self._parallel)
         self._latest = self._compilations[key]
         return self._latest
 
@@ -250,11 +251,23 @@ class CompiledProgram(NotPickled):
 class _Compilation:
     """One pass pipeline over one graph.
 
+    source    the program before all passes: the user's, or what a rank runs of it
     history   the rewrites in order, None where it is not kept
     """
 
-    def __init__(self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune) -> None:
-        self.version, self.fetches = program.version, fetches
+    def __init__(
+        self, program: Program, strategy: BuildStrategy, fetches: frozenset[str], prune: Prune,
+        parallel: DataParallel | None = None,
+    ) -> None:  # fmt: skip
+        self.version, self.fetches, self.source = program.version, fetches, program
+        alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
+        require(not alone, "gradient_scale_strategy is Customized, and one rank runs the program", ProgramError,
+                "pass target_gradients= to static.gradients, or places to with_data_parallel")  # fmt: skip
+        if parallel is not None:
+            program = self.source = parallel.applied(program)
+            if isinstance(prune, tuple):
+                numbers = {op.number for op in prune}
+                prune = tuple(op for op in program.ops if op.number in numbers)
         self.ops = pruned_ops(program.ops, fetches, prune) if prune is not False else program.ops
         self.history: History | None = None
         try:
@@ -268,13 +281,13 @@ class _Compilation:
         if strategy.dump_dir and self.history is not None:
             write_texts(Path(strategy.dump_dir), self.history, list(self.reports))
 
-    def again(self, program: Program, strategy: BuildStrategy) -> History:
+    def again(self, strategy: BuildStrategy) -> History:
         """The history of the same passes, which run once more."""
         other = object.__new__(_Compilation)
-        other.version, other.fetches, other.ops = self.version, self.fetches, self.ops
+        other.version, other.fetches, other.ops, other.source = self.version, self.fetches, self.ops, self.source
         kept = copy.copy(strategy)
         kept.keep_history, kept.verify = True, "off"
-        other._passed(program, kept, False)
+        other._passed(self.source, kept, False)
         assert other.history is not None
         return other.history
 
@@ -325,4 +338,5 @@ class _Compilation:
             return previous
         if strategy.verify != "off":
             verify(graph, "the last pass", types=not each and graph.changed)
+            verify_reductions(graph)
         return to_program(graph, program)

@@ -8,16 +8,16 @@ passes/, a row here, a field of BuildStrategy with its line of documentation, a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from minigraph.errors import AttrError, MinigraphError, nearest, require
-from minigraph.errors.kinds import CONFLICT, NOT_OFFERED, UNKNOWN_ATTR
-from minigraph.paddle_names import is_listed, refusal
+from minigraph.errors import AttrError, require
+from minigraph.errors.kinds import CONFLICT
 from minigraph.passes.accumulation.fuse_grad_accumulation import fuse_grad_accumulation
 from minigraph.passes.attention.memory_efficient_attention import memory_efficient_attention
 from minigraph.passes.common_subexpression_elimination import common_subexpression_elimination
+from minigraph.passes.communication.fuse_all_reduce_ops import fuse_all_reduce_ops
 from minigraph.passes.constant_folding import constant_folding
 from minigraph.passes.dead_code_elimination import dead_code_elimination
 from minigraph.passes.elementwise.fuse_elementwise import fuse_elementwise
@@ -35,6 +35,7 @@ from minigraph.program.copies import NotPickled
 from minigraph.runtime.options import RunOptions
 
 from .execution_strategy import GradientScaleStrategy, ReduceStrategy
+from .fields import checked, unknown
 
 Pass = Callable[..., int]  # of a Graph, a PassReport, and the values of `options`
 
@@ -166,6 +167,14 @@ PASSES: tuple[PassRow, ...] = (
             "fuse_elementwise": "cuts lie where few bytes are handed on, and inside a kernel there are none",
         },
     ),
+    PassRow(
+        "fuse_all_reduce_ops", fuse_all_reduce_ops, options=("fuse_grad_size_in_MB", "all_reduce_dtype"),
+        after={
+            "fuse_gemm_epilogue": "buckets take gradients in the order in which the operators that run write them",
+            "fuse_all_optimizer_ops": "a bucket ends where an update reads one of its gradients",
+            "recompute": "what is computed again comes before the gradients that wait for it",
+        },
+    ),
 )  # fmt: skip
 
 
@@ -181,19 +190,6 @@ RUN_FLAGS = {  # what Plans read instead of a pass -> field of RunOptions
 
 
 ALIASES = {"fuse_dot_product_attention": "memory_efficient_attention"}  # Paddle's name -> the field
-
-
-CHOICES = {  # values of fields that are words
-    "verify": ("off", "structure", "each_pass"),
-    "multi_tensor_mode": ("auto", "table", "struct4k", "struct32k", "arena", "unified", "paged"),
-    "attention_kernel": ("auto", "wgmma", "mma", "exact"),
-}
-
-
-class UnknownField(AttrError, AttributeError):
-    """A BuildStrategy has no such field."""
-
-    code = UNKNOWN_ATTR.code
 
 
 @dataclass(init=False)
@@ -223,6 +219,8 @@ class BuildStrategy(NotPickled):
     foreach_optimizer_ops             each elementary operation of the updates runs once over the whole list
     recompute                         what only backward still reads is computed again instead of kept, in
                                       recompute_segments; None takes the root of the number of operators
+    fuse_all_reduce_ops               ranks reduce gradients in buckets of fuse_grad_size_in_MB, sent in the type
+                                      all_reduce_dtype: "auto" is their own, "bfloat16" half the bytes of float32
 
     Of the run, on unless switched off:
     allow_cuda_graph_capture  on a GPU the calls of a step are captured once and launched as one CUDA graph
@@ -276,6 +274,9 @@ class BuildStrategy(NotPickled):
     foreach_optimizer_ops: bool = False
     recompute: bool = False
     recompute_segments: int | None = None
+    fuse_all_reduce_ops: bool = False
+    fuse_grad_size_in_MB: float = 32.0
+    all_reduce_dtype: str = "auto"
     allow_cuda_graph_capture: bool = True
     enable_inplace: bool = True
     memory_optimize: bool = True
@@ -294,7 +295,6 @@ class BuildStrategy(NotPickled):
     fuse_relu_depthwise_conv: bool = False
     fused_attention: bool = False
     fused_feedforward: bool = False
-    fuse_all_reduce_ops: bool = False
     fuse_broadcast_ops: bool = False
     enable_auto_fusion: bool = False
     enable_addto: bool = False
@@ -335,33 +335,19 @@ class BuildStrategy(NotPickled):
     def __setattr__(self, name: str, value: Any) -> None:
         known, name = {f.name: f for f in fields(self)}, ALIASES.get(name, name)
         if name not in known:
-            raise _unknown(name, known)
+            raise unknown(name, known)
         if self.__dict__.get("_compiled"):
             raise AttrError(
                 f"{name} is set after the strategy was compiled, it would have no effect",
                 hint="make a new BuildStrategy and a new CompiledProgram",
             )  # fmt: skip
-        optional = known[name].default is None
-        wanted = int if optional else type(known[name].default)
-        if value is None and optional:
-            return object.__setattr__(self, name, value)
-        if value is None and wanted is bool:  # Paddle's memory_optimize = None
-            value = known[name].default
-        if wanted is bool and isinstance(value, int) and value in (0, 1):
-            value = bool(value)
-        if not isinstance(value, wanted) or (isinstance(value, int) and wanted is int and (value is True or value < 1)):
-            kind = "positive int" if wanted is int else wanted.__name__
-            raise AttrError(f"{name} must be a {kind}, is {value!r}")
-        if value is GradientScaleStrategy.Customized:
-            raise NOT_OFFERED(f"{name} cannot be {value}", hint="pass target_gradients= to static.gradients")
-        if name in CHOICES and value not in CHOICES[name]:
-            raise AttrError(f"{name} must be {', '.join(CHOICES[name][:-1])} or {CHOICES[name][-1]}, is {value!r}")
+        value = checked(name, value, known[name].default)
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name in ALIASES:
             return getattr(self, ALIASES[name])
-        raise _unknown(name, [f.name for f in fields(self)])
+        raise unknown(name, [f.name for f in fields(self)])
 
     def freeze(self) -> None:
         """No field can be set any more. Flags that cannot be on together are refused."""
@@ -388,12 +374,3 @@ class BuildStrategy(NotPickled):
         """Flags that are on although no pass implements them."""
         passes = {step.flag for step in PASSES} | RUN_FLAGS.keys() | {"keep_history"}
         return [f.name for f in fields(self) if getattr(self, f.name) is True and f.name not in passes]
-
-
-def _unknown(name: str, known: Collection[str]) -> MinigraphError:
-    """The error for a field that does not exist, or that Paddle alone has."""
-    if is_listed("BuildStrategy", name):
-        return refusal("BuildStrategy", name)
-    return UnknownField(
-        f"BuildStrategy has no field {name!r}", hint=nearest(name, known) or "its docstring lists them"
-    )

@@ -10,6 +10,7 @@ from .dataset import (
     TensorDataset,
     random_split,
 )
+from .distributed_sampler import DistributedBatchSampler
 from .feeder import DataFeeder
 from .loader import DataLoader, get_worker_info
 from .sampler import (
@@ -23,6 +24,6 @@ from .sampler import (
 
 __all__ = [
     "BatchSampler", "ChainDataset", "ComposeDataset", "ConcatDataset", "DataFeeder", "DataLoader", "Dataset",
-    "IterableDataset", "RandomSampler", "Sampler", "SequenceSampler", "Subset", "SubsetRandomSampler", "TensorDataset",
-    "WeightedRandomSampler", "get_worker_info", "random_split",
+    "DistributedBatchSampler", "IterableDataset", "RandomSampler", "Sampler", "SequenceSampler", "Subset",
+    "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "get_worker_info", "random_split",
 ]  # fmt: skip

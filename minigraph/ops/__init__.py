@@ -5,6 +5,7 @@ The families have the names of the folders of `kernels/cuda`.
 
 from . import (  # noqa: F401
     attention,
+    collective,
     control,
     elementwise,
     foreach_elementwise,

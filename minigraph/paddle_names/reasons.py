@@ -45,7 +45,10 @@ FAMILIES = {
     ),
     "sparse": Absence("sparse tensors are not part of minigraph", "dense tensors; nn.Embedding's gradient is dense"),
     "quantisation": Absence("quantisation is not part of minigraph", "bfloat16 or float16"),
-    "distributed": Absence("minigraph trains on one device", "run one process for each device"),
+    "distributed": Absence(
+        "of training on several devices only data parallel is here",
+        "CompiledProgram.with_data_parallel, mg.distributed.init_parallel_env, fleet.distributed_optimizer",
+    ),
     "complex": Absence("complex numbers are not part of minigraph", "real and imaginary parts as two float tensors"),
     "device": Absence("minigraph runs on CPUs and NVIDIA GPUs", "CPUPlace() or CUDAPlace(0)"),
     "control flow": Absence(

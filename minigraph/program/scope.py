@@ -114,6 +114,8 @@ class Scope(NotPickled):
              count, so that it is repeated with the same ones; on a GPU one without fetches does, since nobody waits to
              know whether it had a fault, and later runs draw other numbers than on a CPU
     filled   what `fill` wrote last: name -> (array, number)
+    refilled, agreed, agreed_at  names that `fill` wrote since ranks last ran a program here together, the arrays that
+             they had then, and the version: runtime/parallel/agreement.py
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
@@ -126,6 +128,9 @@ class Scope(NotPickled):
         self.arrays: dict[str, Any] = Arrays()
         self.steps = Steps()
         self.filled: dict[str, tuple[Any, float]] = {}
+        self.refilled: set[str] = set()
+        self.agreed: dict[str, Any] = {}
+        self.agreed_at = -1
         self.waiting: dict[str, float] = {}
         self.faults: set[Any] = set()
         self.torn: dict[str, str] = {}
@@ -255,6 +260,7 @@ class Scope(NotPickled):
             raise ProgramError(f"{name} is filled with one number, not with {shortened(repr(value))}") from None
         with self.lock:
             array = self.arrays[name]
+            self.refilled.add(name)
             self.torn.pop(name, None)
             if isinstance(array, np.ndarray):
                 array[...] = number

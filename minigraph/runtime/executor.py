@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ import numpy as np
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
 from minigraph.errors.kinds import UNKNOWN_FETCH
 from minigraph.kernels import host_memory
+from minigraph.kernels.groups import present
 from minigraph.program import Program, default_main_program
 from minigraph.program.copies import NotPickled
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
+from minigraph.program.reductions import is_collective
 from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType
 
@@ -32,6 +35,8 @@ from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
 from .fetched import as_tensor
 from .options import DEFAULT, RunOptions
+from .parallel.agreement import AgreedPlan, facts_of, seed_of_rank
+from .parallel.replicas import Replicas
 from .seeds import seed_of
 from .targets import check_updates, read_targets
 
@@ -102,6 +107,7 @@ class Executor(NotPickled):
         self._gone: dict[Any, None] = {}  # programs with their fetches whose plans had to make room
         self._again = 0  # of these, how often one came again
         self._lock = threading.RLock()  # plans own their buffers
+        self._replicas: weakref.WeakKeyDictionary[Any, Replicas] = weakref.WeakKeyDictionary()
 
     def run(
         self,
@@ -114,7 +120,8 @@ class Executor(NotPickled):
         return_numpy: bool = True,
         use_program_cache: bool = True,
         use_prune: bool = False,
-    ) -> list[np.ndarray]:
+        return_merged: bool = True,
+    ) -> list[Any]:
         """Run every operator of `program` once, in order, and return the values of `fetch_list`.
 
         program     a Program or CompiledProgram; the default main program for None
@@ -124,6 +131,8 @@ class Executor(NotPickled):
                     entry, or a list of its updates, prunes: of all updates only these run
         scope       where persistables live; the global scope for None
         use_prune   run only updates and what these and the fetched values depend on
+        return_merged  of a program at several places: fetched values of all ranks joined along the first axis, or with
+                    False a list of them for each
         On a GPU feeds may also be CuPy arrays and others with `__dlpack__`, and return_numpy=False
         gives CuPy arrays; on a CPU it gives arrays that also have Paddle's `.shape()` and `.lod()`.
         Fetched arrays are copies: a later run does not change them. The work is
@@ -131,6 +140,15 @@ class Executor(NotPickled):
         """
         if program is None:
             program = _default_program(wanted=bool(feed or fetch_list))
+        if getattr(program, "places", ()):
+            at = scope if scope is not None else global_scope()
+            return self._replicas_of(program).run(feed or {}, fetch_list, at, return_numpy, return_merged, use_prune)
+        return self._run_here(program, feed, fetch_list, scope, return_numpy, use_prune)
+
+    def _run_here(
+        self, program: Any, feed: Any, fetch_list: Any, scope: Scope | None, return_numpy: bool, use_prune: bool
+    ) -> list[Any]:
+        """Run a program at this Executor's place."""
         if isinstance(feed, (list, tuple)):
             feed = only_feed(feed)
         latest = self._latest
@@ -155,6 +173,13 @@ class Executor(NotPickled):
             fetched = plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
+    def _replicas_of(self, compiled: Any) -> Replicas:
+        """The ranks that run a program which has several places."""
+        with self._lock:
+            if compiled not in self._replicas:
+                self._replicas[compiled] = Replicas(compiled, [type(self)(place) for place in compiled.places])
+            return self._replicas[compiled]
+
     def _prepared(
         self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope
     ) -> tuple[Latest, dict[str, Any]]:
@@ -170,6 +195,7 @@ class Executor(NotPickled):
         elif isinstance(prune, tuple):
             check_updates(prune, source)
         arrays = checked_feeds(program, feed, self.backend)
+        together = getattr(source, "_parallel", None) is not None
         seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
@@ -181,13 +207,13 @@ class Executor(NotPickled):
             start = time.perf_counter()
             with without_collection():
                 try:
-                    plan = self._make_plan(program, arrays, fetches, left, seed, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
                 except OutOfMemoryError:
                     if not self._plans:
                         raise
                     self._plans.clear()  # they can be made again, and hold memory until then
                     self._latest = None
-                    plan = self._make_plan(program, arrays, fetches, left, seed, options)
+                    plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
             self._make_room(key)
@@ -200,7 +226,7 @@ class Executor(NotPickled):
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
-        seed: int, options: RunOptions = DEFAULT,
+        seed: int, options: RunOptions = DEFAULT, together: bool = False,
     ) -> RunnablePlan:  # fmt: skip
         for name in fetches:
             if name not in program.vars:
@@ -208,7 +234,10 @@ class Executor(NotPickled):
                     f"fetch target {name!r} is not in program {program.name}", hint=nearest(name, program.vars)
                 )
         types = {name: TensorType(tuple(a.shape), a.dtype) for name, a in arrays.items()}
-        return plan_for(self.backend, program, types, fetches, prune, seed, options)
+        if present().size == 1 or not (together or is_collective(program)):
+            return plan_for(self.backend, program, types, fetches, prune, seed, options)
+        plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
+        return AgreedPlan(plan, program, facts_of(program, types, fetches, options))
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""
@@ -237,7 +266,7 @@ class Executor(NotPickled):
             f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
             f" {self._again} plans were made again, {self._cost(key)}; run some of the programs in an Executor of their"
             " own to save that time",
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def _cost(self, key: tuple[Any, ...]) -> str:
@@ -248,6 +277,9 @@ class Executor(NotPickled):
     def close(self) -> None:
         """Drop all plans and their buffers."""
         with self._lock:
+            for replicas in self._replicas.values():
+                replicas.close()
+            self._replicas.clear()
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0

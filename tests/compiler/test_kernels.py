@@ -90,15 +90,6 @@ def test_graph_as_paddles_tests_of_passes_read_it(mlp):
     assert written and written[0] is not weight, "a variable that is written again is another node"
 
 
-def test_data_parallel_runs_at_one_place_and_names_the_others(mlp):
-    main, loss = mlp
-    program, places = CompiledProgram(main), [mg.CUDAPlace(0), mg.CUDAPlace(1), mg.CUDAPlace(2)]
-    with pytest.warns(UserWarning, match=r"3 places.* CUDAPlace\(1\), CUDAPlace\(2\) have nothing to do"):
-        again = program.with_data_parallel(loss_name=loss.name, places=places)
-    assert again.before is main
-    program.with_data_parallel(loss_name=loss.name, places=places[:1])  # without a warning
-
-
 def test_bytes_of_parts_of_one_array():
     """Each part that a call touches counts, and one that it is given twice counts once."""
     whole = Buffer([2048, 64], np.dtype(np.float32))

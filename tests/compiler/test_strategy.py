@@ -6,7 +6,8 @@ import pytest
 
 import minigraph as mg
 from minigraph.compiler import strategy
-from minigraph.compiler.strategy import PASSES, RUN_FLAGS, BuildStrategy, PassRow, UnknownField
+from minigraph.compiler.fields import UnknownField
+from minigraph.compiler.strategy import PASSES, RUN_FLAGS, BuildStrategy, PassRow
 from minigraph.errors import AttrError, CallSite
 from minigraph.ir.text import parse
 from minigraph.passes.engine.log import Applied, PassReport

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     # kernels know arrays only, operators know kernels
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
-    "kernels.cuda.device": "errors types kernels.peaks kernels.cuda.record",
+    "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
+    "kernels.cuda.collective": "errors types kernels.groups kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
@@ -46,7 +47,7 @@ MAY_IMPORT = {
     # running knows programs and kernels, never a graph or a pass
     "cuda": "errors types kernels program.context",
     "runtime": "errors types opdef kernels program cuda",
-    "compiler": "errors types opdef program ir passes runtime paddle_names",
+    "compiler": "errors types opdef kernels.groups program ir passes cuda runtime paddle_names",
     "onnx": "errors types opdef program runtime compiler",
     # the faces that a Paddle script expects: nothing below imports them
     "regularizer": "errors program",
@@ -58,8 +59,9 @@ MAY_IMPORT = {
     "static": "errors types opdef program ir cuda runtime compiler tensor nn optimizer",
     "incubate": "errors types program tensor optimizer compiler static",
     "metric": "errors types program tensor static",
-    "io": "errors types program runtime",
+    "io": "errors types kernels.groups program runtime",
     "profiler": "errors types kernels.peaks program runtime",
+    "distributed": "errors kernels.groups program runtime",
     "reader": "errors io",
     "device": "errors types cuda runtime",
     "base": "errors types cuda device io reader program runtime nn static",
@@ -68,7 +70,7 @@ MAY_IMPORT = {
         " static profiler onnx",
     "__main__": "command",
     "": "errors paddle_names types opdef kernels ops program cuda runtime regularizer tensor linalg nn"
-        " optimizer onnx static device io metric profiler reader base utils incubate",
+        " optimizer onnx static device distributed io metric profiler reader base utils incubate",
 }
 
 # Foreign packages and the only places that import them. numpy and the standard library are everywhere.
@@ -80,11 +82,12 @@ FOREIGN = {
     "cupy": "kernels/",
     "nvmath": "kernels/",
     "onnx": "onnx/protobuf.py",
+    "mpi4py": "runtime/parallel/mpi.py",
     "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, numba and onnx are optional
 LATE_IMPORTS = (
-    "networkx", "onnx", "cupy", "nvmath", "cuda", "minigraph.kernels.cuda.device.runtime",
+    "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 
@@ -93,10 +96,11 @@ MOST_FILES = 20  # of code in one folder
 LOOSE = {"__init__.py", "__main__.py", "cuda.py", "regularizer.py", "types.py"}  # in no room
 MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and numpy; with networkx more than 300
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
+STARTS_PROCESSES = {"command/launch.py"}  # a launcher: mpirun, a list of arguments, no shell
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
-# Flags of Paddle, and how many threads a process may use: words and numbers, read once.
-READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py"}
+# Flags of Paddle, how many threads a process may use, which rank it is: words and numbers, read once.
+READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py", "distributed/environment.py"}
 # Rooms and files of Paddle that scripts import by name: `from paddle.utils import unique_name`.
 PADDLES_NAMES = {"utils/__init__.py"}
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
@@ -202,7 +206,7 @@ def foreign_problems(path: Path) -> Iterator[str]:
     for name, node in imports(path):
         top, line = name.split(".")[0], f"{short(path)}:{node.lineno}"
         if top in ("minigraph", "numpy") or top in sys.stdlib_module_names:
-            if top in FORBIDDEN_MODULES:
+            if top in FORBIDDEN_MODULES and not (top == "subprocess" and short(path) in STARTS_PROCESSES):
                 yield f"{line} imports {top}"
         elif top not in FOREIGN:
             yield f"{line} imports {top}, which is no dependency"

@@ -10,7 +10,7 @@ import pytest
 from minigraph import io, static
 from minigraph.base import DataFeeder
 from minigraph.compiler.strategy import BuildStrategy
-from minigraph.errors import AttrError, FeedError, ShapeError
+from minigraph.errors import AttrError, FeedError, ProgramError, ShapeError
 
 
 class Numbers(io.Dataset):
@@ -133,7 +133,8 @@ def test_execution_strategy():
     strategy = BuildStrategy()
     strategy.reduce_strategy = BuildStrategy.ReduceStrategy.Reduce
     strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.One
-    with pytest.raises(AttrError, match="target_gradients"):
-        strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.Customized
+    strategy.gradient_scale_strategy = BuildStrategy.GradientScaleStrategy.Customized
     with pytest.raises(AttrError, match="must be a ReduceStrategy"):
         strategy.reduce_strategy = 1
+    with pytest.raises(ProgramError, match="target_gradients"):
+        static.CompiledProgram(static.Program(), strategy).program_for()

@@ -119,7 +119,7 @@ def test_no_grad_warns_and_changes_nothing():
 
 def test_fields_of_build_strategy():
     strategy = static.BuildStrategy()
-    with pytest.raises(NotHere, match="one device"):
+    with pytest.raises(NotHere, match="only data parallel"):
         strategy.num_trainers = 2
     with pytest.raises(AttributeError, match="has no field 'fuse_gemm'"):
         strategy.fuse_gemm = True

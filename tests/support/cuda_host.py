@@ -27,6 +27,7 @@ from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Grid, Run
 from minigraph.kernels.cuda.record.compile import CACHE, _writable, read_source, write_whole
+from minigraph.kernels.groups import present
 
 COMPILER = shutil.which("g++")
 GUARD, ALIGNMENT = 256, 256  # bytes
@@ -133,8 +134,23 @@ class Host:
 
         return call
 
+    def collective(
+        self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
+    ) -> Run:  # fmt: skip
+        group, (out, x) = present(), (at(a, n, dtype) for a, n in zip((destination, source), sizes, strict=True))
+
+        def run() -> None:
+            out[...] = getattr(group, kind)(x, *([root] if kind in ("broadcast", "reduce") else []))
+
+        return run
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         raise NotOnHost(f"a choice of {', '.join(names)} needs a GPU")
+
+
+def at(address: int, size: int, dtype: Any) -> np.ndarray:
+    """So many elements at an address, in place."""
+    return np.frombuffer((ctypes.c_uint8 * (size * dtype.itemsize)).from_address(address), dtype)
 
 
 def seen(buffer: Buffer) -> np.ndarray:

@@ -73,7 +73,7 @@ class ControlPlan:
         if python is not None and backend.captures:
             warnings.warn(
                 f"program {program.name} calls {python.attrs['function'].name} in each run, built at {python.site}: the"
-                " GPU waits for it, and no captured graph goes across it", stacklevel=6,
+                " GPU waits for it, and no captured graph goes across it", stacklevel=7,
             )  # fmt: skip
         self.told = 0  # of how many plans `explain` has the remarks
 

@@ -12,7 +12,7 @@ that this way changes streams as seldom as can be (bench/results/studies/mlp_ste
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from .order import Unit, dependencies
@@ -34,7 +34,9 @@ def assign_streams(
 ) -> list[OnStream]:
     """The stream of each call in order; `places` are offsets and ends of the blocks that share an arena."""
     work = {i: sum(sizes[b] for b in units[i].blocks) for i in order}
-    return assigned(order, waits(order, units, places), STREAMS, followers(order, dependencies(units), work), work)
+    apart = {i for i in order if units[i].apart}
+    next_of = followers(order, dependencies(units), work)
+    return assigned(order, waits(order, units, places), STREAMS, next_of, work, apart)
 
 
 def followers(order: Sequence[int], before: Sequence[set[int]], work: Mapping[int, int]) -> dict[int, int]:
@@ -98,41 +100,43 @@ class _Memory:
 
 def assigned(
     order: Sequence[int], waits: Mapping[int, set[int]], streams: int = STREAMS, followers: Mapping[int, int] = NONE,
-    work: Mapping[int, int] = NONE,
+    work: Mapping[int, int] = NONE, apart: Collection[int] = (),
 ) -> list[OnStream]:  # fmt: skip
     """A stream for each call: that of a call it waits for, or one that is done by then, so that it waits for no other.
 
     followers   the call that should follow another one on its stream
     work        of several streams a call takes that of most work
+    apart       calls that have one more stream for them
     """
-    tails: list[int] = []  # the last call of each stream
+    tails: dict[int, int] = {}  # the last call of each stream
     at = {call: number for number, call in enumerate(order)}
     stream_of: dict[int, int] = {}
     ended: dict[int, list[int]] = {}  # when a call has ended: the number of the last one of each stream that has, too
-    made = []
-    for call in order:
-        known = _latest([ended[w] for w in waits[call]], streams)
-        ready = [stream for stream, tail in enumerate(tails) if at[tail] <= known[stream]]
+    made, every = [], streams + bool(apart)
+
+    def chosen(call: int) -> int:
+        known = _latest([ended[w] for w in waits[call]], every)
+        begun = [stream for stream in tails if stream < streams]
+        ready = [stream for stream in begun if at[tails[stream]] <= known[stream]]
         own = [stream for stream in ready if followers.get(tails[stream]) == call]
         due = {stream: followers.get(tails[stream], call) for stream in ready}
         free = [stream for stream in ready if due[stream] == call or due[stream] in stream_of]
         awaited = [stream for stream in free if tails[stream] in waits[call]]
         if own or free:
             most = work if own else NONE
-            stream = max(own or awaited or free, key=lambda stream: (most.get(tails[stream], 0), at[tails[stream]]))
-        elif len(tails) < streams:
-            stream = len(tails)
-        else:
-            stream = min(range(streams), key=lambda stream: at[tails[stream]])
-        known = _latest([ended[tails[stream]]] if stream < len(tails) else [], streams)
+            return max(own or awaited or free, key=lambda stream: (most.get(tails[stream], 0), at[tails[stream]]))
+        return len(begun) if len(begun) < streams else min(begun, key=lambda stream: at[tails[stream]])
+
+    for call in order:
+        stream = streams if call in apart else chosen(call)
+        known = _latest([ended[tails[stream]]] if stream in tails else [], every)
         needed = []
         for w in sorted(waits[call], key=lambda w: -at[w]):
             if known[stream_of[w]] < at[w]:
                 needed.append(w)
-                known = _latest([known, ended[w]], streams)
+                known = _latest([known, ended[w]], every)
         known[stream] = at[call]
-        ended[call], stream_of[call] = known, stream
-        tails[stream : stream + 1] = [call]
+        ended[call], stream_of[call], tails[stream] = known, stream, call
         made.append(OnStream(call, stream, needed))
     return made
 

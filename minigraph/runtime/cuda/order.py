@@ -19,6 +19,7 @@ class Unit:
 
     barrier   it must keep its place: the host takes part, or what it touches is not known
     after     numbers of units that must have ended besides
+    apart     it has a stream for units such as this
     blocks    all that it touches
     """
 
@@ -26,6 +27,7 @@ class Unit:
     writes: set[int] = field(default_factory=set)
     barrier: bool = False
     after: frozenset[int] = frozenset()
+    apart: bool = False
     blocks: set[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
+    ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
         read_only = _read_only(recorded, position)
@@ -66,6 +67,8 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 waited.append(at)
             elif id(binder.fault) in given:
                 after, reporters = frozenset(waited), reporters | {at}
+            if call.ordered:
+                after, ordered = after | ordered, frozenset([at])
             unchanged = read_only
             if at in recorded.stores:  # what its step reads of the Scope's arrays is written here
                 unchanged = read_only - binder.outside
@@ -76,7 +79,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                     number = numbers.setdefault(key, len(numbers))
                     blocks[number] = b
                     (reads if key in unchanged else writes).add(number)
-            units.append(Unit(reads, writes, call.on_host, after))
+            units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
 
 

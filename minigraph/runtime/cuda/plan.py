@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from minigraph.kernels.cuda.record.call import Segment
+from minigraph.kernels.groups import present
 from minigraph.program import Program
 from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune
@@ -78,6 +79,7 @@ class CudaPlan:
         self.constants_are_computed = False
         self.short = self.bound.arena_bytes + sum(b.nbytes for b in self.bound.outside.values()) <= SHORT
         self.watched: Any = None  # the set of a Scope in which the faults stand
+        self.together = present().size > 1 and any(call.ordered for call in self.bound.binder.calls)
         self.stored = frozenset(name for step in self.schedule.steps for _, name in step.stored)
         self.refusal = None if options.capture else "allow_cuda_graph_capture is off"
         host = self.bound.not_captured()
@@ -150,6 +152,8 @@ class CudaPlan:
                 binding.launch()
             else:
                 self._first_runs(binding)
+            if self.together:
+                self.runtime.handed_over()
         except BaseException as problem:
             scope.tear(self.stored, why(problem, self.program.name))
             raise

@@ -15,6 +15,7 @@ from minigraph.kernels.cuda.record.calls import Gemm
 
 from .lanes import run_in_lanes
 from .memory import ANY
+from .nccl import communicator
 
 
 class Launcher:
@@ -71,6 +72,14 @@ class Launcher:
     def beside(self, parts: Sequence[Segment]) -> Run:
         """Bound calls on several lanes."""
         return partial(run_in_lanes, parts, self.target, self.runtime.sides(max(part.lane for part in parts)))
+
+    def collective(
+        self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
+    ) -> Run:  # fmt: skip
+        """What the ranks' GPUs do together, by NCCL."""
+        ranks, target = communicator(self.runtime.device.index), self.target
+        given = ranks.arguments(kind, destination, source, sizes, dtype, root)
+        return lambda: ranks.run(kind, given, target.ptr)
 
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """The variants as they were recorded, best first."""

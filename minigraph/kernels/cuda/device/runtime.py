@@ -20,6 +20,7 @@ from .lab import Lab
 from .launcher import Launcher
 from .memory import Memory
 from .modules import Modules
+from .nccl import communicator
 from .peaks import peaks
 from .products import Products
 from .timing import times
@@ -91,6 +92,12 @@ class Runtime(Memory):
             return CapturedGraph(parts, self.target, self.lanes, self.modules.function, waiting)
         except CaptureError as why:
             return str(why)
+
+    def handed_over(self) -> None:
+        """A run with collectives was given to the target: somebody watches whether it ends."""
+        ranks = communicator(self.device.index)
+        ranks.check()
+        ranks.handed_over(self.target.ptr)
 
     def timed(self, calls: Sequence[Callable[[], None]], names: Sequence[str]) -> list[float]:
         """Run the calls one after the other; seconds of each, see timing.py."""

@@ -67,6 +67,12 @@ class Primitives(Protocol):
         """Bound calls on the runtime's stream, lane 0, and on others that fork from it and join it."""
         ...
 
+    def collective(
+        self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
+    ) -> Run:  # fmt: skip
+        """What a Group's method of this name does, on so many elements at two addresses of all ranks."""
+        ...
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """Those of a Choice's variants that may run, the best one first."""
         ...
@@ -76,12 +82,14 @@ class Call:
     """Something that a plan does in each run.
 
     on_host     the host takes part: the call keeps its place, and no CUDA graph can hold it
+    ordered     calls of this kind keep their order among each other, and have a stream of the captured graph for them
     repeatable  an operator like the one that it was recorded for can have a copy of it
     reads       buffers that it is given and does not write, though its operator may
     """
 
     __slots__ = ()
     on_host: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
     reads: Any = ()
 

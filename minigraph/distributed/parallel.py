@@ -1,0 +1,96 @@
+"""The group of this process: joining it, and what a script asks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import ProgramError
+from minigraph.kernels.groups import Group, join, present
+from minigraph.runtime.parallel.mpi import MPIGroup, check_world, end_all_on_error
+from minigraph.runtime.parallel.threads import TIMEOUT
+
+from .environment import World, read_world
+
+_world: World | None = None
+
+
+def init_parallel_env(timeout: float = TIMEOUT) -> ParallelEnv:
+    """Join the processes that one launcher has started; alone where there is none.
+
+    timeout   seconds for which a rank waits for another before it says which one is missing
+    An error that nobody catches ends all processes from now on.
+    """
+    global _world
+    if present().size > 1:
+        return ParallelEnv()
+    world = read_world()
+    if world is not None and world.size > 1:
+        if not world.uses_mpi:
+            raise ProgramError(
+                f"rank {world.rank} of {world.size} was started by {world.launcher}, and ranks meet through MPI here",
+                hint=f"mpirun -n {world.size} python script.py, or python -m minigraph launch --nproc {world.size}"
+                " script.py",
+            )
+        group = MPIGroup(timeout)
+        check_world(group, world.rank, world.size)
+        end_all_on_error(group)
+        join(group)
+        _world = world
+    return ParallelEnv()
+
+
+class ParallelEnv:
+    """What the launcher says of this process, with Paddle's names."""
+
+    @property
+    def rank(self) -> int:
+        return get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return get_world_size()
+
+    @property
+    def local_rank(self) -> int:
+        """This rank among those of its host."""
+        return _world.local_rank if _world is not None else 0
+
+    dev_id = device_id = local_rank
+    nranks = world_size
+
+
+def get_group() -> Group:
+    """The group of this process, with collectives over arrays of NumPy."""
+    return present()
+
+
+def get_rank(group: Group | None = None) -> int:
+    """The number of this rank, 0 where there is one."""
+    return (group or present()).rank
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """How many ranks there are."""
+    return (group or present()).size
+
+
+def barrier(group: Group | None = None) -> None:
+    """Return when all ranks have come."""
+    (group or present()).barrier()
+
+
+def all_reduce(array: Any, group: Group | None = None) -> np.ndarray:
+    """The sum of what all ranks have, as a new array."""
+    return (group or present()).all_reduce(np.asarray(array))
+
+
+def all_gather(array: Any, group: Group | None = None) -> np.ndarray:
+    """What all ranks have, joined along the first axis."""
+    return (group or present()).all_gather(np.asarray(array))
+
+
+def broadcast(array: Any, src: int = 0, group: Group | None = None) -> np.ndarray:
+    """What rank `src` has; the other ranks' arrays say its shape and type."""
+    return (group or present()).broadcast(np.asarray(array), src)

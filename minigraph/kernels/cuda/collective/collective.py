@@ -1,0 +1,75 @@
+"""Collectives as recorded calls: NCCL works on device memory, on a stream of its own inside the captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minigraph.kernels.cuda.record.binder import Binder
+from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.call import Call, Primitives, Run
+from minigraph.kernels.groups import of_size
+
+Slots = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Collective(Call):
+    """What all ranks do with a buffer; `kind` is a method of groups.Group."""
+
+    kind: str
+    out: Buffer
+    x: Buffer
+    root: int = 0
+    ordered: ClassVar[bool] = True
+
+    def title(self) -> str:
+        return f"{self.kind} {self.x.nbytes} bytes"
+
+    def bound(self, runtime: Primitives) -> Run:
+        x, out = self.x, self.out
+        return runtime.collective(self.kind, out.address, x.address, (out.size, x.size), x.dtype, self.root)
+
+
+def _record(binder: Binder, kind: str, ins: Slots, outs: Slots, root: int = 0) -> None:
+    if ins["X"].nbytes:
+        binder.calls.append(Collective(kind, outs["Out"], ins["X"], root))
+
+
+def c_allreduce_sum(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = the sum of X over all ranks."""
+    _record(binder, "all_reduce", ins, outs)
+
+
+def c_reduce_sum(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Likewise on rank `root`; NCCL leaves Out alone on the others."""
+    binder.zero(outs["Out"])
+    _record(binder, "reduce", ins, outs, attrs["root"])
+
+
+def c_broadcast(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X of rank `root`."""
+    _record(binder, "broadcast", ins, outs, attrs["root"])
+
+
+def c_allgather(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = X of all ranks, joined."""
+    of_size(attrs["nranks"])
+    _record(binder, "all_gather", ins, outs)
+
+
+def c_reducescatter(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Out = a part of the sum of X over all ranks."""
+    of_size(attrs["nranks"])
+    _record(binder, "reduce_scatter", ins, outs)
+
+
+def barrier(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """A copy of X; the ranks add up one number that nobody reads."""
+    binder.copy(outs["Out"], ins["X"])
+    number = binder.scratch((1,), np.float32)
+    binder.zero(number)
+    binder.calls.append(Collective("all_reduce", number, number))

@@ -1,0 +1,139 @@
+"""NCCL between the GPUs of a group: a communicator for each rank, and what watches over it. Needs GPUs.
+
+The ranks' processes or threads know each other already (groups.py): rank 0 tells the others NCCL's number of the new
+communicator. From then on only NCCL moves data.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import nccl
+
+from minigraph.errors import DTypeError, PlaceError, require
+from minigraph.kernels.groups import Group, RankError, present
+from minigraph.types import bfloat16
+
+TYPES = {np.dtype(name): getattr(nccl, f"NCCL_{name.upper()}") for name in (
+    "int8", "uint8", "int32", "int64", "float16", "float32", "float64",
+)}  # fmt: skip
+TYPES[bfloat16] = 9  # ncclBfloat16, which not every cupy names
+LOOKS = 0.2  # seconds between two looks at what runs
+
+
+class Communicator:
+    """One rank's end of NCCL's communicator.
+
+    timeout   seconds that a step may take
+    """
+
+    def __init__(self, group: Group, index: int, timeout: float = 60.0) -> None:
+        own = np.array(nccl.get_unique_id() if group.rank == 0 else (0,) * 128, np.int64)
+        number = tuple(int(byte) for byte in group.broadcast(own))
+        _check_devices(group, index)
+        self.rank, self.timeout = group.rank, timeout
+        self.ends = nccl.NcclCommunicator(group.size, number, group.rank)
+        self.begun: tuple[float, Any] | None = None  # when a run was handed over, the event at its end
+        self.problem: str | None = None
+        self._changed = threading.Condition()
+        weak = weakref.ref(self)
+        threading.Thread(target=_watch, args=(weak, self._changed), daemon=True, name="minigraph nccl").start()
+
+    def arguments(
+        self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
+    ) -> tuple[int, ...]:  # fmt: skip
+        """What NCCL's function takes, but for the stream."""
+        require(dtype in TYPES, f"NCCL has no {dtype}", DTypeError, "cast it")
+        out, x = sizes
+        count = out if kind == "reduce_scatter" else x
+        if kind == "broadcast":
+            return source, destination, count, TYPES[dtype], root
+        if kind == "reduce":
+            return source, destination, count, TYPES[dtype], nccl.NCCL_SUM, root
+        if kind == "all_gather":
+            return source, destination, count, TYPES[dtype]
+        return source, destination, count, TYPES[dtype], nccl.NCCL_SUM
+
+    def run(self, kind: str, given: tuple[int, ...], stream: int) -> None:
+        """Hand a collective to a stream, or put it into the graph that is captured there."""
+        self.check()
+        getattr(self.ends, FUNCTIONS[kind])(*given, stream)
+
+    def handed_over(self, stream: int) -> None:
+        """A run was given to a stream: it must be done within the timeout."""
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, stream)
+        with self._changed:
+            self.begun = time.monotonic(), event
+            self._changed.notify()
+
+    def check(self) -> None:
+        """A RankError where the communicator was given up."""
+        if self.problem is not None:
+            raise RankError((), self.problem, "look at the other ranks; start all of them again from a checkpoint")
+
+    def look(self) -> bool:
+        """Look at what runs, and give up the communicator where it failed or hangs; whether something still runs."""
+        if self.begun is None or self.problem is not None:
+            return False
+        since, event = self.begun
+        status = self.ends.check_async_error()
+        if status not in (nccl.NCCL_SUCCESS, nccl.NCCL_IN_PROGRESS if hasattr(nccl, "NCCL_IN_PROGRESS") else 7):
+            self._give_up(f"NCCL error {status} on rank {self.rank}: another rank is gone")
+        elif event.done:
+            self.begun = None
+        elif time.monotonic() - since > self.timeout:
+            self._give_up(f"rank {self.rank} waits for another one in a collective for {self.timeout:g} s")
+        return self.begun is not None and self.problem is None
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        self.ends.abort()
+
+
+FUNCTIONS = {
+    "all_reduce": "allReduce", "reduce": "reduce", "broadcast": "broadcast", "all_gather": "allGather",
+    "reduce_scatter": "reduceScatter",
+}  # fmt: skip
+
+
+def _check_devices(group: Group, index: int) -> None:
+    """Each rank has a GPU of its own: NCCL would wait for ever."""
+    own = cupy.cuda.runtime.getDeviceProperties(index)["uuid"].hex()
+    ids = group.texts(own)
+    first = ids.index(ids[group.rank])
+    require(
+        first == group.rank, f"ranks {first} and {group.rank} have one GPU", PlaceError,
+        "give each process of a host a GPU of its own: CUDAPlace(local rank)",
+    )  # fmt: skip
+
+
+def _watch(weak: Any, changed: threading.Condition) -> None:
+    """Look at a communicator while something runs, until it is gone."""
+    while True:
+        with changed:
+            changed.wait(LOOKS)
+        ranks = weak()
+        if ranks is None or ranks.problem is not None:
+            return
+        ranks.look()
+        del ranks
+
+
+_known: weakref.WeakKeyDictionary[Group, dict[int, Communicator]] = weakref.WeakKeyDictionary()
+_one_looks = threading.Lock()
+
+
+def communicator(index: int) -> Communicator:
+    """That of the present group for GPU `index`, made by all ranks when the first collective is bound."""
+    group = present()
+    with _one_looks:
+        known = _known.setdefault(group, {})
+    if index not in known:
+        known[index] = Communicator(group, index)
+    return known[index]

@@ -1,0 +1,3 @@
+"""Operators that all ranks of a group run together."""
+
+from . import coalesce, collective  # noqa: F401

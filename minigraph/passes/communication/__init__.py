@@ -1,0 +1,1 @@
+"""Rewrites of what ranks send each other."""

@@ -1,0 +1,1 @@
+"""Running a program on several ranks: threads of this process, processes under MPI."""

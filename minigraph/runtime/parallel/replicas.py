@@ -1,0 +1,161 @@
+"""Replicas: one process runs a program at several places, one rank at each.
+
+    feed, cut by rows -> an Executor in a thread for each place -> fetched values, joined
+
+Rank 0 runs in the user's Scope. The others have Scopes of their own, into which agreement.py brings what the user's
+holds: before the first run, and later what changed there between two runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import FeedError, MinigraphError, require
+from minigraph.kernels.groups import acting
+from minigraph.program import Program, Variable
+from minigraph.program.prune import Prune
+from minigraph.program.scope import Scope
+from minigraph.runtime.seeds import resume_seed, seed_of
+from minigraph.runtime.targets import read_targets
+
+from .threads import Meeting
+
+
+class OfRank:
+    """A compiled program as an Executor of one rank sees it."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.before, self.options, self._parallel = compiled.before, compiled.options, compiled._parallel
+        self._compiled = weakref.ref(compiled)  # an Executor keeps this as long as there is that
+
+    def program_for(self, fetches: Iterable[str], prune: Prune) -> Program:
+        """The rewritten program."""
+        compiled = self._compiled()
+        assert compiled is not None
+        return compiled.program_for(fetches, prune)
+
+
+class Replicas:
+    """The ranks of one compiled program in this process.
+
+    executors  one for each rank, each with a place of its own
+    """
+
+    def __init__(self, compiled: Any, executors: Sequence[Any]) -> None:
+        self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
+        self._meet()
+        self.pool = ThreadPoolExecutor(self.size - 1, "minigraph rank") if self.size > 1 else None
+        self.scopes: weakref.WeakKeyDictionary[Scope, list[Scope]] = weakref.WeakKeyDictionary()
+
+    def _meet(self) -> None:
+        self.meeting = Meeting(self.size)
+        self.groups = self.meeting.ranks()
+
+    def run(
+        self, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, merged: bool, prune: bool
+    ) -> list[Any]:
+        """As Executor.run; a list of feeds has one for each rank, `merged` joins what the ranks fetch."""
+        feeds = cut_feed(feed, self.size)
+        program = self.of_rank.before
+        fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, program)
+        self.of_rank.program_for(fetches, updates or prune)  # here, so that no two ranks compile
+        scopes = self._scopes(scope, program)
+
+        def step(rank: int) -> list[Any]:
+            return self.executors[rank].run(
+                self.of_rank, feeds[rank], fetch_list, scope=scopes[rank], return_numpy=return_numpy, use_prune=prune
+            )
+
+        try:
+            results = self._together(step)
+        except BaseException:
+            scope.agreed_at, scope.agreed = -1, {}  # some ranks may have made the step
+            for executor in self.executors:
+                executor.close()  # captured graphs have communicators of the group that is gone
+            self._meet()
+            raise
+        values = list(zip(*results, strict=True))
+        return [joined(value) for value in values] if merged else [list(value) for value in values]
+
+    def _scopes(self, scope: Scope, program: Program) -> list[Scope]:
+        """The Scope of each rank; all draw their random numbers from one seed."""
+        others = self.scopes.setdefault(scope, [Scope() for _ in range(self.size - 1)])
+        seed = seed_of(program, scope)
+        for other in others:
+            if seed_of(program, other) != seed:
+                resume_seed(program, other, seed)
+        return [scope, *others]
+
+    def _together(self, step: Callable[[int], list[Any]]) -> list[list[Any]]:
+        """What each rank returns; the error of the one that failed first."""
+        meeting, groups = self.meeting, self.groups
+
+        def rank(number: int) -> list[Any]:
+            try:
+                with acting(groups[number]):
+                    return step(number)
+            except BaseException as problem:
+                meeting.fail(number, problem)
+                raise
+
+        assert self.pool is not None
+        others = [self.pool.submit(copy_context().run, rank, number) for number in range(1, self.size)]
+        results, problem = [], None
+        try:
+            results.append(rank(0))
+        except BaseException as own:
+            problem = own
+        for other in others:
+            found = other.exception()
+            problem = problem or found
+            results += [other.result()] if found is None else []
+        if problem is None:
+            return results
+        failed, first = meeting.failed or (0, problem)
+        if isinstance(first, MinigraphError) and failed:
+            first.hint = f"{first.hint}; it was rank {failed} of {self.size}" if first.hint else (
+                f"it was rank {failed} of {self.size}"
+            )  # fmt: skip
+        raise problem if isinstance(problem, KeyboardInterrupt) else first
+
+    def close(self) -> None:
+        """Drop all plans, and end the threads."""
+        for executor in self.executors:
+            executor.close()
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def cut_feed(feed: Any, ranks: int) -> list[Any]:
+    """The feed of each rank: what a list has for it, or its rows of each array; numbers are for all."""
+    if isinstance(feed, (list, tuple)):
+        require(len(feed) == ranks, f"feed is a list of {len(feed)} dicts, and {ranks} places run the program",
+                FeedError, "one dict for each place, or one dict that is cut by rows")  # fmt: skip
+        return list(feed)
+    require(isinstance(feed, Mapping), f"feed is a dict {{name: array}}, not a {type(feed).__name__}", FeedError)
+    cut: list[dict[Any, Any]] = [{} for _ in range(ranks)]
+    for key, value in feed.items():
+        name = key.name if isinstance(key, Variable) else key
+        array = value if hasattr(value, "shape") else np.asarray(value)
+        rows = array.shape[0] if array.ndim else ranks
+        if rows % ranks:
+            raise FeedError(
+                f"feed {name!r} has {rows} rows, which {ranks} places cannot share equally",
+                hint="means over unequal parts are not the mean of the batch: drop rows, or feed a list of dicts",
+            )
+        own = rows // ranks
+        for rank, part in enumerate(cut):
+            part[key] = array[rank * own : (rank + 1) * own] if array.ndim else array
+    return cut
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """One array of what the ranks fetched: joined along the first axis, numbers one behind the other."""
+    arrays = [value if isinstance(value, np.ndarray) else value.get() for value in values]
+    return np.concatenate([array.reshape(1) if array.ndim == 0 else array for array in arrays])

@@ -1,0 +1,93 @@
+"""ThreadGroup: the ranks are threads of this process, which meet at a barrier of the standard library.
+
+    exchange:  put down the pieces -> all are there -> combine what lies for this rank -> all are through
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minigraph.kernels.groups import Group, Pieces, RankError
+
+TIMEOUT = 60.0  # seconds for which a rank waits for another
+
+
+class Meeting:
+    """Where the ranks of one process meet.
+
+    table   what each rank has put down: its call, its pieces
+    came    to how many collectives each rank has come
+    failed  (rank, error) of the one that failed first
+    """
+
+    def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
+        self.size, self.timeout = size, timeout
+        self.barrier = threading.Barrier(size)
+        self.table: list[tuple[str, Pieces]] = [("", ())] * size
+        self.came = [0] * size
+        self.failed: tuple[int, BaseException] | None = None
+        self._lock = threading.Lock()
+
+    def ranks(self) -> list[ThreadGroup]:
+        """One group for each rank."""
+        return [ThreadGroup(self, rank) for rank in range(self.size)]
+
+    def fail(self, rank: int, problem: BaseException) -> None:
+        """A rank will not come any more: nobody waits for it."""
+        with self._lock:
+            self.failed = self.failed or (rank, problem)
+        self.barrier.abort()
+
+    def wait(self, rank: int, label: str) -> None:
+        """Return when all ranks have come."""
+        try:
+            self.barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            raise self._why(rank, label) from None
+
+    def _why(self, rank: int, label: str) -> RankError:
+        """The error for a rank that waited for nothing."""
+        if self.failed is not None:
+            failed, problem = self.failed
+            if isinstance(problem, RankError):  # about another one
+                return RankError(problem.ranks, f"rank {rank} cannot go on with {label}: {problem.fact}", problem.hint)
+            return RankError([failed], f"rank {rank} cannot go on with {label}: rank {failed} failed: {problem}")
+        missing = [r for r, number in enumerate(self.came) if number < self.came[rank]]
+        named = ", ".join(f"rank {r}" for r in missing) or "another rank"
+        return RankError(
+            missing, f"{named} did not come to {label} within {self.timeout:g} s",
+            "it hangs, or it is slower than that: see what it does",
+        )  # fmt: skip
+
+
+class ThreadGroup(Group):
+    """The group as one of its threads sees it."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.size = meeting, rank, meeting.size
+
+    def exchange(self, pieces: Pieces, combine: Callable[[list[np.ndarray]], Any], label: str) -> Any:
+        """Pieces are read where they lie; a rank goes on when all others have read its own."""
+        meeting = self.meeting
+        meeting.table[self.rank] = label, pieces
+        meeting.came[self.rank] += 1
+        meeting.wait(self.rank, label)
+        _check_same(self.rank, [label for label, _ in meeting.table])
+        made = combine([given[self.rank] for _, given in meeting.table])
+        meeting.wait(self.rank, label)
+        return made
+
+
+def _check_same(rank: int, labels: Sequence[str]) -> None:
+    """All ranks have come to the same call."""
+    other = next((r for r, label in enumerate(labels) if label != labels[0]), None)
+    if other is not None:
+        shown = other if rank == 0 else rank if labels[rank] != labels[0] else other
+        raise RankError(
+            [shown], f"rank 0 calls {labels[0]}, rank {shown} calls {labels[shown]}",
+            "all ranks call the same collectives, on arrays of one shape and type",
+        )  # fmt: skip

@@ -1,0 +1,137 @@
+"""What a GPU does of data parallel, without one: recorded collectives, their stream, and NCCL's calls."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import cuda, static
+from minigraph.kernels.cuda.collective.collective import Collective
+from minigraph.kernels.groups import RankError
+from minigraph.program.reductions import reduce_gradients
+from minigraph.runtime.cuda.bind import bind_program
+from minigraph.types import TensorType, bfloat16, float64
+from tests.support import cuda_host, gpu_stub
+from tests.support.parallel_training import batch, net
+
+TYPES = {"x": TensorType((8, 6), float64), "y": TensorType((8, 1), np.dtype("int64"))}
+
+
+def reduced(**flags):
+    main, startup, loss = net()
+    reduce_gradients(main, loss.name, 1)
+    strategy = static.BuildStrategy.all(verify="each_pass", **flags)
+    return static.CompiledProgram(main, strategy), startup, loss
+
+
+def test_collectives_keep_their_order_on_a_stream_of_their_own():
+    program, _, loss = reduced(fuse_grad_size_in_MB=0.3 / 1024)
+    plan = bind_program(program.program_for([loss.name]), TYPES, [loss.name])
+    calls, turns = plan.binder.calls, plan.streams()
+    collectives = [i for i in plan.order if isinstance(calls[i], Collective)]
+    assert collectives == sorted(collectives) and len(collectives) == 2
+    assert plan.units.units[collectives[1]].after == {collectives[0]}, "no other order may be chosen"
+    stream_of = {turn.position: turn.stream for turn in turns}
+    assert {stream_of[i] for i in collectives} == {2}
+    assert {stream for i, stream in stream_of.items() if i not in collectives} <= {0, 1}
+    assert "all_reduce 384 bytes" in [calls[i].title() for i in collectives]
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("flags", [{}, {"fuse_all_reduce_ops": False}])
+def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypatch):
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
+    stub, found = gpu_stub.install(), []
+    for place in (mg.CPUPlace(), mg.CUDAPlace(0)):
+        program, startup, _ = reduced(**flags)
+        exe, scope = static.Executor(place), static.Scope()
+        exe.run(startup, scope=scope)
+        source = program if place != mg.CPUPlace() else net()[0]
+        for step in range(4):
+            exe.run(source, feed=batch(step), scope=scope)
+        found.append(program.before.state_dict("param", scope))
+    assert stub.captures
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+# NCCL, as CuPy has it
+
+
+class Ends:
+    """CuPy's NcclCommunicator as far as it is used."""
+
+    def __init__(self, size, number, rank):
+        self.made, self.calls, self.status, self.aborted = (size, number, rank), [], 0, False
+
+    def check_async_error(self):
+        return self.status
+
+    def abort(self):
+        self.aborted = True
+
+    def __getattr__(self, name):
+        return lambda *given: self.calls.append((name, given))
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """The module device/nccl.py over a CuPy that only notes what it is asked."""
+    names = ("INT8", "UINT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64", "SUM", "SUCCESS")
+    fake = SimpleNamespace(
+        **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NCCL_SUCCESS=0,
+        NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
+    )  # fmt: skip
+    event = SimpleNamespace(ptr=0, done=False)
+    cupy, inner = ModuleType("cupy"), ModuleType("cupy.cuda")
+    inner.nccl, inner.Event = fake, lambda **_: event
+    inner.runtime = SimpleNamespace(
+        getDeviceProperties=lambda i: {"uuid": bytes([i])}, eventRecord=lambda *_: None
+    )
+    cupy.cuda = inner
+    for name, module in {"cupy": cupy, "cupy.cuda": inner, "cupy.cuda.nccl": fake}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "minigraph.kernels.cuda.device.nccl", raising=False)
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)  # the tests look themselves
+    module = importlib.import_module("minigraph.kernels.cuda.device.nccl")
+    yield module, event
+    sys.modules.pop("minigraph.kernels.cuda.device.nccl", None)
+
+
+def test_nccl_gets_counts_and_types(nccl):
+    module, _ = nccl
+    ranks = module.communicator(0)
+    assert module.communicator(0) is ranks and ranks.ends.made == (1, (7,) * 128, 0)
+    for kind, root in (("all_reduce", 0), ("broadcast", 2), ("reduce", 1), ("all_gather", 0), ("reduce_scatter", 0)):
+        given = ranks.arguments(kind, 100, 200, (4, 8), np.dtype("float32"), root)
+        ranks.run(kind, given, 9)
+    assert ranks.ends.calls == [
+        ("allReduce", (200, 100, 8, 5, 0, 9)), ("broadcast", (200, 100, 8, 5, 2, 9)),
+        ("reduce", (200, 100, 8, 5, 0, 1, 9)), ("allGather", (200, 100, 8, 5, 9)),
+        ("reduceScatter", (200, 100, 4, 5, 0, 9)),
+    ]  # fmt: skip
+    assert ranks.arguments("all_reduce", 1, 2, (3, 3), bfloat16, 0)[3] == 9
+    with pytest.raises(TypeError, match="NCCL has no bool"):
+        ranks.arguments("all_reduce", 1, 2, (3, 3), np.dtype(bool), 0)
+
+
+@pytest.mark.parametrize(("status", "timeout", "said"), [(6, 60.0, "NCCL error 6"), (0, -1.0, "waits for another one")])
+def test_a_communicator_that_fails_or_hangs_is_given_up(nccl, status, timeout, said):
+    module, event = nccl
+    ranks = module.communicator(0)
+    ranks.handed_over(9)
+    assert ranks.look()
+    event.done = True
+    assert not ranks.look() and not ranks.ends.aborted
+    event.done, ranks.timeout, ranks.ends.status = False, timeout, status
+    ranks.handed_over(9)
+    assert not ranks.look() and ranks.ends.aborted
+    with pytest.raises(RankError, match=said):
+        ranks.check()

@@ -1,0 +1,163 @@
+"""Ranks that are processes under mpirun: they compute what threads do, bit by bit, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minigraph as mg
+from minigraph import static
+from minigraph.distributed.environment import read_world
+from minigraph.errors import AttrError, MinigraphError, ProgramError
+from tests.support.parallel_training import batch, net, trained
+
+HERE = Path(__file__).parents[2]
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None
+    or not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")),
+    reason="needs mpi4py and mpirun: pip install 'minigraph[mpi]'",
+)
+
+
+def launched(ranks: int, what: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What `minigraph launch` of tests/support/ranks.py gives."""
+    command = [sys.executable, "-m", "minigraph", "launch", "--nproc", str(ranks), "tests/support/ranks.py", "--"]
+    return subprocess.run(
+        [*command, what, str(folder)], capture_output=True, text=True, timeout=200, cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+    )  # fmt: skip
+
+
+@needs_mpi
+def test_processes_are_threads_bit_by_bit(tmp_path):
+    """Through fleet with buckets, and through with_data_parallel; what they save goes on elsewhere."""
+    done = launched(3, "fleet,compiled", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what, flags in (("fleet", {}), ("compiled", {"every": True})):
+        _, values = trained(3, steps=3, rows=6, **flags)
+        with np.load(tmp_path / f"{what}.npz") as found:
+            for name, value in values.items():
+                np.testing.assert_array_equal(found[name], value, err_msg=name)
+    main, _, loss = net()
+    scope, exe = static.Scope(), static.Executor(mg.CPUPlace())
+    with static.scope_guard(scope):
+        static.load(main, str(tmp_path / "compiled"))
+    program = static.CompiledProgram(main).with_data_parallel(loss.name, places=static.cpu_places(2))
+    (value,) = exe.run(program, feed=batch(3), fetch_list=["linear_0.w_0"], scope=scope, return_merged=False)
+    np.testing.assert_array_equal(value[0], value[1])
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("raise", ["rank 1 failed first", "[1] ValueError: rank 1 has had enough"]),
+        ("uneven", ["feeds of rank 0 and rank 1 differ: x: f64[2,6], y: i64[2,1] and x: f64[1,6], y: i64[1,1]"]),
+        ("hang", ["rank 1 did not come to"]),
+    ],
+)
+def test_a_rank_that_goes_wrong_is_named(what, said, tmp_path):
+    done = launched(3, what, tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for line in said:
+        assert line in done.stdout, done.stdout + done.stderr
+
+
+def killed(seed: int, tmp_path: Path) -> None:
+    r = random.Random(seed)
+    done = launched(2, f"kill {r.randrange(2)} {r.randrange(3)}", tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "signal 9" in done.stdout
+
+
+@needs_mpi
+def test_nobody_waits_for_a_rank_that_was_killed(tmp_path):
+    killed(0, tmp_path)
+
+
+@needs_mpi
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(100))
+def test_nobody_waits_for_a_rank_that_was_killed_at_any_step(seed, tmp_path):
+    killed(seed, tmp_path)
+
+
+# What launchers say
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        (TORCHRUN, ("torchrun", False, 1, 4, 0)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2"}, ("MPICH's mpirun", True, 2, 3, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("Open MPI's mpirun", True, 0, 2, 0)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, ("srun", True, 5, 8, 1)),
+        ({"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2"}, ("Paddle's launcher", False, 1, 2, 1)),
+    ],
+)
+def test_launchers_are_read(environment, found):
+    world = read_world(environment)
+    assert (world if world is None else tuple(world)) == found
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: ranks are 0 to 3"),
+        ({"RANK": "x"}, "RANK is 'x', not a number"),
+        ({"WORLD_SIZE": None}, "torchrun has not set WORLD_SIZE"),
+    ],
+)
+def test_bad_environments_are_refused(changed, said):
+    environment = {name: value for name, value in {**TORCHRUN, **changed}.items() if value is not None}
+    with pytest.raises(ProgramError, match=said):
+        read_world(environment)
+
+
+def test_ranks_without_mpi_are_refused(monkeypatch):
+    monkeypatch.setattr("minigraph.distributed.parallel.read_world", lambda: read_world(TORCHRUN))
+    with pytest.raises(ProgramError, match=r"(?s)started by torchrun.*mpirun -n 4"):
+        mg.distributed.init_parallel_env()
+
+
+def test_alone_everything_works():
+    assert mg.distributed.init_parallel_env().world_size == 1
+    fleet = mg.distributed.fleet
+    fleet.init(is_collective=True)
+    main, _, _ = net(optimizer=fleet.distributed_optimizer)
+    assert fleet.worker_num() == 1 and fleet.is_first_worker()
+    assert not any(op.type.startswith("c_") for op in main.ops)
+    np.testing.assert_array_equal(mg.distributed.all_reduce([1.0, 2.0]), [1.0, 2.0])
+    with pytest.raises(AttrError, match="no field 'sharding' here"):
+        fleet.DistributedStrategy().sharding = True
+    with pytest.raises(AttrError, match="is_collective=True"):
+        fleet.init(is_collective=False)
+
+
+def test_each_rank_has_its_share_of_a_data_set():
+    def batches(rank, **facts):
+        sampler = mg.io.DistributedBatchSampler(range(10), 2, num_replicas=3, rank=rank, **facts)
+        found = list(sampler)
+        assert len(sampler) == len(found)
+        return found
+
+    assert [batches(rank) for rank in range(3)] == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [0, 1]]]
+    shuffled = [batches(rank, shuffle=True) for rank in range(3)]
+    assert {n for each in shuffled for b in each for n in b} == set(range(10))
+    sampler = mg.io.DistributedBatchSampler(range(10), 2, num_replicas=3, rank=0, shuffle=True)
+    first, second = list(sampler), list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first != second
+    with pytest.raises(MinigraphError, match="rank is 3 of num_replicas=3"):
+        batches(3)
