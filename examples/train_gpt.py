@@ -128,7 +128,7 @@ def gpt(size: Size, words: mg.Variable) -> mg.Variable:
     x = F.dropout(table(words) + places(mg.arange(size.block)), size.dropout)
     layer = mg.nn.TransformerEncoderLayer(
         size.width, size.heads, 4 * size.width, size.dropout, lambda x: F.gelu(x, True), normalize_before=True,
-        weight_attr=drawn,
+        attn_dropout=0.0, act_dropout=0.0, weight_attr=drawn,
     )  # fmt: skip
     causal = mg.triu(mg.full([size.block, size.block], -math.inf), 1)
     hidden = mg.nn.TransformerEncoder(layer, size.layers, mg.nn.LayerNorm(size.width))(x, causal)
