@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,10 +91,9 @@ def test_the_loss_in_16_bits_stays_near_that_in_float32(stub, monkeypatch, tmp_p
 
 
 def test_an_arm_that_takes_too_long_is_given_up():
-    before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
+    before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(TimeoutError, match="more than 0 s"), gpu_gpt2.limited(0.02):
-        time.sleep(60)
-    assert time.monotonic() - start < 50
+        signal.pause()
     assert signal.getsignal(signal.SIGALRM) is before
 
 

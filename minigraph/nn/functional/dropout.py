@@ -13,7 +13,6 @@ from minigraph.types import float32, normalize_axes
 
 from .activation import SELU_ALPHA, SELU_SCALE
 
-
 MODES = ("upscale_in_train", "downscale_in_infer")
 
 
