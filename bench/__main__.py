@@ -14,6 +14,8 @@ from . import (
     gpu_gelu,
     gpu_gelu_steps,
     gpu_gemm,
+    gpu_gpt2,
+    gpu_gpt2_loss,
     gpu_kernels,
     gpu_linear_cross_entropy,
     gpu_mixed_precision,
@@ -32,8 +34,8 @@ BENCHES: dict[str, Any] = {
     m.BENCH.name: m.BENCH
     for m in (
         mlp_cpu, gpu_gemm, gpu_gelu, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy,
-        gpu_optimizers, gpu_paged, gpu_steps_run, gpu_gelu_steps, gpu_mixed_precision, gpu_attention,
-        gpu_packed_attention, optimizer_cpu,
+        gpu_optimizers, gpu_paged, gpu_steps_run, gpu_gelu_steps, gpu_mixed_precision, gpu_gpt2, gpu_gpt2_loss,
+        gpu_attention, gpu_packed_attention, optimizer_cpu,
     )
 }
 

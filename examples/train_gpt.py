@@ -1,8 +1,9 @@
 """Train GPT-2's architecture on the source text of Python's standard library, and let it write Python.
 
     python examples/train_gpt.py                  2 layers, about a minute on a CPU
-    python examples/train_gpt.py --size gpt2      124 million parameters, for one GPU
+    python examples/train_gpt.py --size gpt2      124 million parameters, for one GPU, with --amp=O2 in bfloat16
     python examples/train_gpt.py --no-fuse        the same curve without rewrites
+    python examples/train_gpt.py --amp=O1 --amp-dtype=float16      mixed precision, see docs/mixed_precision.md
     python examples/train_gpt.py --resume         go on from the last checkpoint in --out
 
 It prints bits per byte of files that training never sees, beside what lzma needs for them.
@@ -52,13 +53,19 @@ SIZES = {
     "small": Size(6, 6, 384, 256, 16, 4096, 3000, 1e-3, dropout=0.1, megabytes=8.0),
     "gpt2": Size(12, 12, 768, 1024, 8, 50257, 5000, 6e-4, accumulate=8, dropout=0.1, megabytes=32.0),
 }
-NETWORK = ("layers", "heads", "width", "block", "vocabulary")  # what a checkpoint fits
+NETWORK = ("layers", "heads", "width", "block", "vocabulary")  # what a checkpoint fits, with TYPES
+TYPES = ("dtype", "amp", "amp_dtype")
 DATA = ("batch", "accumulate", "megabytes", "dropout", "steps", "rate")  # what makes it go on with the same curve
 
 
 def main() -> None:
     options, size = parse_arguments()
     place = mg.CUDAPlace(0) if mg.cuda.is_available() else mg.CPUPlace()
+    if options.amp is None:
+        large = options.size == "gpt2" and options.dtype == "float32" and place != mg.CPUPlace()
+        options.amp = "O2" if large else "O0"
+    if options.amp != "O0" and place == mg.CPUPlace():
+        print(f"--amp={options.amp} on a CPU is for trying: it computes {options.amp_dtype} in float32 and rounds")
     mg.enable_static()
     mg.set_default_dtype(options.dtype)
     training, validation = python_source(int(size.megabytes * 1e6), options.text)
@@ -92,6 +99,9 @@ def parse_arguments() -> tuple[argparse.Namespace, Size]:
     parser.add_argument("--fuse", action=argparse.BooleanOptionalAction, default=True, help="BuildStrategy.all()")
     parser.add_argument("--recompute", action="store_true", help="less memory, more time")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    amp = {"choices": ["O0", "OD", "O1", "O2"], "type": str.upper}
+    parser.add_argument("--amp", **amp, help="level of mixed precision; O2 for --size=gpt2 on a GPU, else O0: none")
+    parser.add_argument("--amp-dtype", choices=["bfloat16", "float16"], default="bfloat16", help="of --amp")
     parser.add_argument("--text", type=Path, help="a file to learn instead of the standard library")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     parser.add_argument("--stop", type=int, help="stop after so many steps, with a checkpoint")
@@ -104,6 +114,8 @@ def parse_arguments() -> tuple[argparse.Namespace, Size]:
     for name, value in {**chosen, "check": options.check, "stop": options.stop or 1}.items():
         if value < 0 or (value == 0 and name != "dropout"):
             parser.error(f"--{name} must be positive, is {value}")
+    if options.dtype == "float64" and options.amp not in (None, "O0"):
+        parser.error(f"--amp={options.amp} casts float32 to {options.amp_dtype}; it cannot go with --dtype=float64")
     options.out.mkdir(parents=True, exist_ok=True)
     return options, Size(**{**asdict(SIZES[options.size]), **chosen})
 
@@ -116,7 +128,7 @@ def gpt(size: Size, words: mg.Variable) -> mg.Variable:
     x = F.dropout(table(words) + places(mg.arange(size.block)), size.dropout)
     layer = mg.nn.TransformerEncoderLayer(
         size.width, size.heads, 4 * size.width, size.dropout, lambda x: F.gelu(x, True), normalize_before=True,
-        weight_attr=drawn,
+        attn_dropout=0.0, act_dropout=0.0, weight_attr=drawn,
     )  # fmt: skip
     causal = mg.triu(mg.full([size.block, size.block], -math.inf), 1)
     hidden = mg.nn.TransformerEncoder(layer, size.layers, mg.nn.LayerNorm(size.width))(x, causal)
@@ -141,8 +153,8 @@ class Training:
             words = mg.static.data("words", [size.batch, size.block + 1], "int64")
             losses = F.cross_entropy(gpt(size, words[:, :-1]), mg.reshape(words[:, 1:], [-1]), reduction="none")
             self.loss = mg.mean(losses)
-            self.test, self.losses = self.network.clone(for_test=True), losses.name
             self.minimize()
+            self.test, self.losses = self.network.clone(for_test=True), losses.name
         strategy = mg.static.BuildStrategy.all() if options.fuse else mg.static.BuildStrategy()
         strategy.recompute = options.recompute
         self.compiled = mg.static.CompiledProgram(self.network, strategy)
@@ -160,8 +172,9 @@ class Training:
             self.rate, beta2=0.95, weight_decay=0.1, apply_decay_param_fun=decays.__contains__,
             grad_clip=mg.nn.ClipGradByGlobalNorm(1.0),
         )  # fmt: skip
-        merged = mg.incubate.optimizer.GradientMergeOptimizer(adamw, size.accumulate)
-        (merged if size.accumulate > 1 else adamw).minimize(self.loss)
+        self.optimizer = mg.static.amp.decorate(adamw, level=self.options.amp, dtype=self.options.amp_dtype)
+        merged = mg.incubate.optimizer.GradientMergeOptimizer(self.optimizer, size.accumulate)
+        (merged if size.accumulate > 1 else self.optimizer).minimize(self.loss)
 
     def endless(self) -> Iterator[np.ndarray]:
         """Batches of blocks, epoch after epoch."""
@@ -218,7 +231,7 @@ class Training:
         mg.static.save(self.network, str(out / name))
         facts = {
             "checkpoint": name, "step": self.step, "size": asdict(self.size), "seed": self.options.seed,
-            "dtype": self.options.dtype, "data": self.loader.state_dict(), "history": self.history,
+            **self.types(), "data": self.loader.state_dict(), "history": self.history,
         }  # fmt: skip
         written = out / "train_gpt.json.new"
         written.write_text(json.dumps(facts), encoding="utf-8")
@@ -233,15 +246,20 @@ class Training:
         if not path.exists():
             raise SystemExit(f"there is no checkpoint in {self.options.out}: {path.name} is missing")
         facts = json.loads(path.read_text(encoding="utf-8"))
-        own = {**asdict(self.size), "seed": self.options.seed, "dtype": self.options.dtype}
-        kept = {**facts["size"], "seed": facts["seed"], "dtype": facts["dtype"]}
-        for what, names in (("network", (*NETWORK, "dtype")), ("training", (*DATA, "seed"))):
+        own = {**asdict(self.size), "seed": self.options.seed, **self.types()}
+        kept = {**facts["size"], "amp": "O0", "amp_dtype": None, **facts}
+        for what, names in (("network", (*NETWORK, *TYPES)), ("training", (*DATA, "seed"))):
             other = [f"{name} is {kept[name]}, not {own[name]}" for name in names if kept[name] != own[name]]
             if other:
                 raise SystemExit(f"{path} is of another {what}: {'; '.join(other)}. Nothing was changed")
         mg.static.load(self.network, str(self.options.out / facts["checkpoint"]))
         self.loader.load_state_dict(facts["data"])
         self.step, self.history = facts["step"], facts["history"]
+
+    def types(self) -> dict[str, str | None]:
+        """In which types the network computes: what its checkpoint holds depends on them."""
+        chosen = {name: getattr(self.options, name) for name in TYPES}
+        return {**chosen, "amp_dtype": None if chosen["amp"] == "O0" else chosen["amp_dtype"]}
 
 
 class Blocks(mg.io.Dataset):
@@ -286,7 +304,9 @@ def sample(training: Training, words: Vocabulary, start: str, count: int) -> str
     with mg.static.program_guard(program, mg.static.Program()), mg.utils.unique_name.guard():
         given = mg.static.data("given", [1, size.block], "int64")
         scores = gpt(size, given)
-    program, rng = program.clone(for_test=True), np.random.default_rng(training.options.seed)
+    program = program.clone(for_test=True)
+    training.optimizer.amp_init(training.place, test_program=program, use_fp16_test=True)
+    rng = np.random.default_rng(training.options.seed)
     numbers = words.encode(start).tolist()
     for _ in range(count):
         seen = numbers[-size.block :]

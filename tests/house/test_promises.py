@@ -52,7 +52,7 @@ def test_fc_is_fused_and_everything_is_shown(tmp_path: Path) -> None:
     assert "fused_gemm_epilogue(X=x, Y=fc_0.w_0, Bias=fc_0.b_0)" in str(compiled.after)
     assert len(str(compiled.after).splitlines()) >= len(compiled.after.ops)
     assert "\n- " in compiled.diff() and "\n+ " in compiled.diff()
-    assert "2 applied" in compiled.explain() and f"{Path(__file__).name}:" in compiled.explain()
+    assert "3 applied" in compiled.explain() and f"{Path(__file__).name}:" in compiled.explain()
     assert all("digraph" in (tmp_path / f"mlp_{when}.dot").read_text() for when in ("before", "after"))
 
 

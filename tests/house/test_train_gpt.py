@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import minigraph as mg
 from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.skipif(None in map(find_spec, ("matplotlib", "tqdm")), reason="needs the examples extra")
@@ -24,11 +27,19 @@ TINY = {
 def train(out: Path, *flags: str, fails: bool = False, **changes: object) -> str:
     """What the example prints; its error where it `fails`."""
     arguments = [f"--{name}={value}" for name, value in {**TINY, **changes}.items()]
-    script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), f"--out={out}", *flags, *arguments]
-    result = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert (result.returncode != 0) == fails, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stderr if fails else result.stdout
+    script, said, wrong = str(ROOT / "examples" / "train_gpt.py"), io.StringIO(), io.StringIO()
+    code: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(wrong):
+        patch.syspath_prepend(str(ROOT / "examples"))
+        patch.setattr(sys, "argv", [script, f"--out={out}", *flags, *arguments])
+        try:
+            importlib.import_module("train_gpt").main()
+        except SystemExit as end:  # its code is what Python would print
+            code = end.code
+        finally:
+            mg.set_default_dtype("float32")
+    assert (code not in (0, None)) == fails, said.getvalue() + wrong.getvalue() + str(code)
+    return f"{wrong.getvalue()}{code}" if fails else said.getvalue()
 
 
 def history(out: Path) -> list[dict[str, float]]:
@@ -65,9 +76,26 @@ def test_rewrites_do_not_change_the_curve(whole, tmp_path):
 
 
 def test_a_resumed_training_has_the_same_bits(whole, tmp_path):
-    train(tmp_path, "--dtype=float64", "--recompute", stop=4)
+    script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), f"--out={tmp_path}", "--stop=4"]
+    script += ["--dtype=float64", "--recompute", *(f"--{name}={value}" for name, value in TINY.items())]
+    ran = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     train(tmp_path, "--dtype=float64", "--resume")
     assert losses(tmp_path) == losses(whole)
+
+
+def test_a_resumed_training_in_16_bits_has_the_same_bits(tmp_path):
+    """With the loss scale, the sums of gradients and the float32 copies of parameters."""
+    amp = ["--amp=O2", "--amp-dtype=float16"]
+    said = train(tmp_path / "whole", *amp)
+    assert "--amp=O2 on a CPU is for trying: it computes float16 in float32 and rounds" in said
+    train(tmp_path / "cut", *amp, stop=4)
+    said = train(tmp_path / "cut", "--amp=O2", "--resume", fails=True)
+    assert "is of another network: amp_dtype is float16, not bfloat16" in said
+    train(tmp_path / "cut", *amp, "--resume")
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert history(tmp_path / "cut")[-1] == history(tmp_path / "whole")[-1]
+    assert losses(tmp_path / "cut")[-1] < losses(tmp_path / "cut")[0]
 
 
 def test_a_resume_from_another_network_changes_nothing(whole, tmp_path):
@@ -89,6 +117,9 @@ def test_a_text_that_is_too_short(tmp_path):
 
 def test_sizes_that_are_refused(tmp_path):
     assert "--steps must be positive, is 0" in train(tmp_path, fails=True, steps=0)
+    said = train(tmp_path, "--amp=O2", "--dtype=float64", fails=True)
+    assert "--amp=O2 casts float32 to bfloat16; it cannot go with --dtype=float64" in said
+    assert "argument --amp-dtype: invalid choice: 'float8'" in train(tmp_path, "--amp-dtype=float8", fails=True)
     assert "embed_dim 16 is no multiple of num_heads 3" in train(tmp_path, fails=True, heads=3)
 
 

@@ -86,6 +86,7 @@ def test_memory_is_that_of_the_cuts_and_a_segment(flags, place):
     )
     gradients = sum(p.type.nbytes for p in main.all_parameters())
     assert on.live - gradients < 0.6 * (off.live - gradients)
+    assert on.planned - gradients < 0.6 * (off.planned - gradients)
 
 
 @pytest.mark.parametrize("checkpoints", ["variables", "names"])

@@ -13,7 +13,8 @@ import minigraph as mg
 from minigraph import static
 from minigraph.kernels.cores import text_of
 from minigraph.runtime.cpu import memory
-from minigraph.runtime.cpu.memory import LARGE, LINE, PAGE, AddressRange
+from minigraph.runtime.cpu.memory import LARGE, PAGE, AddressRange
+from minigraph.runtime.memory import ALIGNMENT, Life
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a range is reserved on Linux only")
 SIZES = (100, LARGE, 7, 0, 3 * LARGE + 1)
@@ -47,23 +48,41 @@ def net():
     return run
 
 
+def together(sizes):
+    """Lives at one time."""
+    return [Life(size, 0, 1) for size in sizes]
+
+
 @linux
 def test_buffers_lie_apart_and_large_ones_at_a_page():
-    made = AddressRange().buffers(SIZES)
+    made, nbytes = AddressRange().buffers(together(SIZES))
     assert [b.nbytes for b in made] == list(SIZES)
     for n, b in enumerate(made):
         b[...] = n
-        assert place(b) % (PAGE if b.nbytes >= LARGE else LINE) == 0 or not b.nbytes
+        assert place(b) % (PAGE if b.nbytes >= LARGE else ALIGNMENT) == 0 or not b.nbytes
     for n, b in enumerate(made):
         assert (b == n).all()
+    assert sum(SIZES) <= nbytes < sum(SIZES) + len(SIZES) * PAGE
+
+
+def test_buffers_that_never_live_together_share_parts_of_their_memory():
+    """One large buffer is the place of two small ones, which is more than sharing whole ones gives."""
+    (whole, one, other), nbytes = AddressRange().buffers(
+        [Life(4 * LARGE, 0, 1), Life(2 * LARGE, 2, 4), Life(2 * LARGE, 3, 5)]
+    )
+    assert nbytes == 4 * LARGE
+    one[...], other[...] = 1, 2
+    assert (np.sort(whole) == whole).all() or (np.sort(whole)[::-1] == whole).all()
+    assert (one == 1).all()
 
 
 @linux
 def test_plans_lie_in_the_same_memory():
     arena = AddressRange()
-    first, second = arena.buffers([LARGE] * 4), arena.buffers([2 * LARGE] * 9)
-    assert place(first[0]) == place(second[0])
-    assert place(AddressRange().buffers([LARGE])[0]) != place(first[0])
+    (first, *_), _ = arena.buffers(together([LARGE] * 4))
+    (second, *_), _ = arena.buffers(together([2 * LARGE] * 9))
+    (other,), _ = AddressRange().buffers(together([LARGE]))
+    assert place(first) == place(second) != place(other)
 
 
 @pytest.mark.parametrize("why", ["another system", "strict", "limited", "refused", "too small"])
@@ -79,7 +98,7 @@ def test_without_a_range_each_plan_has_memory_of_its_own(why, monkeypatch, net):
         said = {memory.OVERCOMMIT: "2\n"} if why == "strict" else {memory.LIMITS: "Max address space  99  99  bytes\n"}
         monkeypatch.setattr(memory, "text_of", lambda path: said.get(Path(path)) or text_of(path))
     arena = AddressRange()
-    first, second = arena.buffers(SIZES), arena.buffers(SIZES)
+    (first, _), (second, _) = arena.buffers(together(SIZES)), arena.buffers(together(SIZES))
     assert all(place(a) != place(b) for a, b in zip(first, second, strict=True) if a.nbytes >= LARGE)
     for got, expected in zip(net(static.Executor(), 300), wanted, strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -103,4 +122,4 @@ def test_all_shapes_take_the_memory_of_the_largest(net):
     ends = {place(b) + b.nbytes for plan in plans for b in plan.buffers}
     start = place(exe.backend.arena.bytes)
     assert {min(map(place, plan.buffers)) for plan in plans} == {start} and len(plans) == 13
-    assert max(ends) - start < 1.05 * sum(b.nbytes for b in plans[-1].buffers)
+    assert max(ends) - start < 1.05 * plans[-1].nbytes

@@ -61,11 +61,15 @@ def feeds(model: str, steps: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 class Training:
-    """Programs and a scope; `decorated` says what `static.amp.decorate` is told, None leaves the optimizer as it is."""
+    """Programs and a scope; `decorated` says what `static.amp.decorate` is told, None leaves the optimizer as it is.
+
+    merging  runs whose gradients make one update
+    """
 
     def __init__(
         self, model: str, decorated: dict[str, Any] | None = None,
         optimizer: Callable[[], Any] = lambda: mg.optimizer.AdamW(0.01), place: Any = None,
+        merging: int = 1,
     ) -> None:  # fmt: skip
         self.model, self.scope, self.exe = model, static.Scope(), static.Executor(place)
         self.main, self.startup = static.Program("main"), static.Program("startup")
@@ -76,6 +80,8 @@ class Training:
             self.optimizer = optimizer()
             if decorated is not None:
                 self.optimizer = static.amp.decorate(self.optimizer, **decorated)
+            if merging > 1:
+                self.optimizer = mg.incubate.optimizer.GradientMergeOptimizer(self.optimizer, merging)
             self.optimizer.minimize(self.loss)
         self.target: Any = self.main
 

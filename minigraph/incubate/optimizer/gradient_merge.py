@@ -16,14 +16,13 @@ import numpy as np
 
 from minigraph.errors import AttrError, ProgramError, require, shortened
 from minigraph.errors.kinds import NO_GRADIENT
-from minigraph.optimizer import Optimizer
 from minigraph.optimizer.settings import LOW_PRECISION, flag
 from minigraph.optimizer.states import persistable
+from minigraph.optimizer.wrapped import rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
+from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder, builder_of
 from minigraph.types import float32, int64, tensor_type
-
-from .recompute import RecomputeOptimizer
 
 MERGED = "@GRAD@GradientMerge"
 
@@ -39,11 +38,10 @@ class GradientMergeOptimizer:
     """
 
     def __init__(self, inner_optimizer: Any, k_steps: int = 1, avg: bool = True) -> None:
-        inner = inner_optimizer._optimizer if isinstance(inner_optimizer, RecomputeOptimizer) else inner_optimizer
-        shown = shortened(repr(inner_optimizer))
-        fits = isinstance(inner, Optimizer)
-        require(fits, f"GradientMergeOptimizer is made of an optimizer of mg.optimizer, not of {shown}", ProgramError)
-        self.inner_optimizer, self._updates = inner_optimizer, inner
+        rule, shown = rule_of(inner_optimizer), shortened(repr(inner_optimizer))
+        if rule is None:
+            raise ProgramError(f"GradientMergeOptimizer is made of an optimizer of mg.optimizer, not of {shown}")
+        self.inner_optimizer, self._rule = inner_optimizer, rule
         self._set_k_steps(k_steps)
         self._set_avg(avg)
 
@@ -89,7 +87,8 @@ class GradientMergeOptimizer:
         """Both programs stay as they were where something is refused inside."""
         startup = startup if startup is not None else default_startup_program()
         with (
-            program_guard(program, startup), program.global_block().whole(), startup.global_block().whole()
+            program_guard(program, startup), as_before_on_error(program.global_block()),
+            as_before_on_error(startup.global_block()),
         ):  # fmt: skip
             yield
 
@@ -103,12 +102,15 @@ class GradientMergeOptimizer:
         return begins, waits
 
     def _updated(self, g: Builder, merged: list[tuple[Any, Any]], waits: Variable) -> list[Operator]:
-        """Updates that are skipped while this run waits, or where the user's own flag says so."""
-        own = self._updates._auxiliary_vars
+        """Updates that are skipped while this run waits, or where the user's own flag says so.
+
+        A decorated optimizer adds overflow of the merged gradients, and leaves its loss scale alone in runs that wait.
+        """
+        own = self._rule._auxiliary_vars
         given = own.get("found_inf")
         own["found_inf"] = waits if given is None else g.logical_or(g.reshape(given, shape=()), waits)
         try:
-            return self._updates.apply_gradients(merged)
+            return self.inner_optimizer.apply_gradients(merged)
         finally:
             own.pop("found_inf")
             if given is not None:

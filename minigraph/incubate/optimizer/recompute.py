@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from minigraph.compiler.checkpoints import recompute_between
 from minigraph.errors import ProgramError, require, shortened
 from minigraph.errors.kinds import ORDER
-from minigraph.program import Operator, Program, Variable
+from minigraph.program import Operator, Program, Variable, default_startup_program
+from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import builder_of
 
 
@@ -43,7 +45,7 @@ class RecomputeOptimizer:
             self._checkpoints is not None, "RecomputeOptimizer has no checkpoints", ORDER,
             "call _set_checkpoints([...]) first",
         )  # fmt: skip
-        with builder_of(loss).block.whole():
+        with _whole(loss, startup_program):
             pairs = self._optimizer.backward(loss, startup_program, parameter_list, no_grad_set, callbacks)
             recompute_between(loss.program, self._checkpoints)
         return pairs
@@ -57,7 +59,7 @@ class RecomputeOptimizer:
         no_grad_set: Iterable[Any] | None = None,
     ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
         """Append backward and update of `loss`: (update operators, [(parameter, gradient)])."""
-        with builder_of(loss).block.whole():
+        with _whole(loss, startup_program):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self._optimizer.apply_gradients(pairs), pairs
 
@@ -65,6 +67,14 @@ class RecomputeOptimizer:
         if name == "_optimizer":  # before __init__ has set it
             raise AttributeError(name)
         return getattr(self._optimizer, name)
+
+
+@contextmanager
+def _whole(loss: Any, startup: Program | None) -> Iterator[None]:
+    """Both programs stay as they were where something is refused inside."""
+    startup = startup if startup is not None else default_startup_program()
+    with as_before_on_error(builder_of(loss).block), as_before_on_error(startup.global_block()):
+        yield
 
 
 __all__ = ["RecomputeOptimizer"]

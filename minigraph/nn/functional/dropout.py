@@ -14,6 +14,8 @@ from minigraph.types import float32, normalize_axes
 
 from .activation import SELU_ALPHA, SELU_SCALE
 
+MODES = ("upscale_in_train", "downscale_in_infer")
+
 
 def dropout(
     x: Variable, p: float = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train",
@@ -24,9 +26,12 @@ def dropout(
     axis  an int or list: elements are dropped together along the other axes
     mode  upscale_in_train: kept elements are divided by 1 - p, inference passes x through;
           downscale_in_infer: kept elements stay, inference multiplies by 1 - p
-    `program.clone(for_test=True)` turns training off.
+    `program.clone(for_test=True)` turns training off. With p = 0 it is x itself, as in Paddle: no operator.
     """
     x = variable(x, "dropout")
+    require(mode in MODES, f"mode must be {' or '.join(MODES)}, is {mode!r}", AttrError)
+    if p == 0:
+        return x
     attrs = {"p": p, "mode": mode, "is_test": not training}
     if axis is None:
         return emit("dropout", "dropout", x, name=name, **attrs)[0]

@@ -10,7 +10,7 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
 from minigraph.runtime.kernel_list import KernelList
-from minigraph.runtime.memory import Life, most_live, named, rounded
+from minigraph.runtime.memory import Life, most_live, named
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.schedule import Value
 from minigraph.types import TensorType
@@ -62,7 +62,7 @@ class CPUBackend:
             residents.append(Resident(name, str(own), own.nbytes, values, first, last, steps[first].op))
             if block[0].buffer is None:
                 allocated.append(Life(own.nbytes, first, last))
-        nbytes = sum(rounded(b.nbytes) for b in plan.buffers) + most_live(allocated)
+        nbytes = plan.nbytes + most_live(allocated)
         return PlannedMemory(residents, nbytes, lambda at: (steps[at].op,) if 0 <= at < len(steps) else ())
 
     def kernels(

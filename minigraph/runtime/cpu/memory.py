@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from minigraph.kernels.cores import text_of
+from minigraph.runtime.memory import Life, layout
 
 PAGE, LARGE = 4096, 65536  # bytes
 HUGE = 4 << 20  # bytes of a plan from which large pages pay, the bound that NumPy has for an array
-LINE = 64  # bytes of a cache
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names from 3.13 on
 OVERCOMMIT, LIMITS = Path("/proc/sys/vm/overcommit_memory"), Path("/proc/self/limits")
 
@@ -31,17 +31,18 @@ class AddressRange:
         self.range: mmap.mmap | None = None
         self.bytes = np.empty(0, np.uint8)
 
-    def buffers(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Arrays of so many bytes, apart from each other; large ones begin at a page. Their content is undefined."""
-        starts, end = [], 0
-        for size in sizes:
-            unit = LINE if size < LARGE else PAGE
-            start = -(-end // unit) * unit
-            starts.append(start)
-            end = start + size
-        if not self._reaches(end):
-            return [pages(size) for size in sizes]
-        return [self.bytes[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    def buffers(self, lives: Sequence[Life]) -> tuple[list[np.ndarray], int]:
+        """(arrays of so many bytes, how many all of them take); two share memory if they never live together.
+
+        Large ones begin at a page. Their content is undefined.
+        """
+        wide = [Life(-(-life.nbytes // PAGE) * PAGE, *life[1:]) if life.nbytes >= LARGE else None for life in lives]
+        large, end = layout([life or Life(0, 0, 0) for life in wide])
+        small, rest = layout([Life(0, 0, 0) if big else life for big, life in zip(wide, lives, strict=True)])
+        starts = [large[i] if big else end + small[i] for i, big in enumerate(wide)]
+        nbytes = end + rest
+        memory = self.bytes if self._reaches(nbytes) else pages(nbytes)
+        return [memory[at : at + life.nbytes] for at, life in zip(starts, lives, strict=True)], nbytes
 
     def _reaches(self, nbytes: int) -> bool:
         """Whether the range is there and so large."""

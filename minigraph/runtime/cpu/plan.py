@@ -7,7 +7,6 @@ between two runs: a step allocates next to nothing. A run is a loop over bound s
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.runtime import profiling
+from minigraph.runtime.memory import Life
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.overwriting import dies, named_input
 from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
@@ -85,7 +85,7 @@ class Plan:
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
-            self.buffers = _assign_buffers(self.values, self.steps, options, arena or AddressRange())
+            self.buffers, self.nbytes = _assign_buffers(self.values, self.steps, options, arena or AddressRange())
         except MemoryError as problem:
             fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
             raise MEMORY(fact, hint="a smaller batch") from None
@@ -263,11 +263,9 @@ class Plan:
 
 def _assign_buffers(
     values: list[Value], steps: list[BoundStep], options: RunOptions, arena: AddressRange
-) -> list[np.ndarray]:
-    """Give each value that a kernel can write in place a buffer of the arena, shared where lives do not overlap."""
-    sizes: list[int] = []
-    free: list[int] = []
-    expiring: dict[int, list[int]] = {}
+) -> tuple[list[np.ndarray], int]:
+    """Give each value that a kernel can write in place a buffer, shared with what it overwrites; their bytes in all."""
+    lives: list[Life] = []
     owner: dict[int, int] = {}  # root -> buffer
     wishes: list[tuple[BoundStep, int, int | None, int]] = []
     for position, bound in enumerate(steps):
@@ -278,26 +276,23 @@ def _assign_buffers(
             value = values[index]
             buffer = _inherited(step, slot, place, index, values, owner, position) if options.inplace else None
             if buffer is None:
-                buffer = _best_fit(free, sizes, value.type.nbytes)
-            owner[index] = buffer
-            value.buffer = buffer
-            expiring.setdefault(value.last_use, []).append(index)
+                buffer = len(lives)
+                lives.append(Life(value.type.nbytes, position, position))
+            nbytes, first, last = lives[buffer]
+            end = max(last, position, value.last_use) if options.reuse else len(steps)
+            lives[buffer] = Life(nbytes, first, end)
+            owner[index] = value.buffer = buffer
             wishes.append((bound, slot, place, index))
-        taken = Counter(owner[i] for i in step.written if i in owner)
-        for index in expiring.pop(position, ()) if options.reuse else ():
-            own = int(values[index].producer == position)
-            if taken[owner[index]] == own:
-                free.append(owner[index])
-    buffers = arena.buffers(sizes)
+    buffers, nbytes = arena.buffers(lives)
     for bound, slot, place, index in wishes:
         t = values[index].type
-        array = buffers[owner[index]][: t.nbytes].view(t.dtype).reshape(t.shape)
+        array = buffers[owner[index]].view(t.dtype).reshape(t.shape)
         assert bound.out is not None
         if place is None:
             bound.out[slot] = array
         else:
             bound.out[slot][place] = array
-    return buffers
+    return buffers, nbytes
 
 
 def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
@@ -343,21 +338,6 @@ def _inherited(
         return None
     fits = i in owner and values[i].type == values[index].type
     return owner[i] if fits and dies(step, position, values, i) else None
-
-
-def _best_fit(free: list[int], sizes: list[int], nbytes: int) -> int:
-    """The smallest free buffer that is large enough; else the largest one grown, or a new one."""
-    fitting = [b for b in free if sizes[b] >= nbytes]
-    if fitting:
-        best = min(fitting, key=lambda b: (sizes[b], b))
-    elif free:
-        best = max(free, key=lambda b: (sizes[b], b))
-        sizes[best] = nbytes
-    else:
-        sizes.append(nbytes)
-        return len(sizes) - 1
-    free.remove(best)
-    return best
 
 
 def _stand_in(type: TensorType) -> np.ndarray:

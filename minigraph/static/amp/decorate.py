@@ -7,6 +7,7 @@ from typing import Any
 from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import NOT_OFFERED
 from minigraph.optimizer import Optimizer
+from minigraph.optimizer.wrapped import layers_of, rule_of
 from minigraph.types import float16
 
 from .lists import AutoMixedPrecisionLists, check_half
@@ -18,18 +19,24 @@ NEW = {"init_loss_scaling": 2**16, "incr_every_n_steps": 2000, "decr_every_n_nan
 OLD = {"init_loss_scaling": 2**15, "incr_every_n_steps": 1000, "decr_every_n_nan_or_inf": 2, "decr_ratio": 0.8}
 
 
-def _check_takes(optimizer: Any, master_grad: bool) -> None:
-    """Refuse what decorate cannot wrap."""
-    fits = isinstance(optimizer, Optimizer)
-    require(fits, f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], AttrError)
+def _check_takes(optimizer: Any, master_grad: bool) -> Optimizer:
+    """The optimizer whose updates these are; refuse what decorate cannot wrap."""
+    rule = rule_of(optimizer)
+    twice = any(isinstance(layer, OptimizerWithMixedPrecision) for layer in layers_of(optimizer))
+    merges = hasattr(optimizer, "k_steps")
+    if rule is None or twice:
+        what, hint = f"decorate takes an optimizer of mg.optimizer, not {optimizer!r}"[:200], None
+        hint = "give it the decorated optimizer: GradientMergeOptimizer(decorate(optimizer))" if merges else hint
+        raise AttrError(what, hint=hint)
     require(
         not master_grad, "master_grad=True is not here: gradients have the type of their parameter", NOT_OFFERED,
         "level O1 keeps parameters and their gradients in float32",
     )  # fmt: skip
+    return rule
 
 
 def decorate(
-    optimizer: Optimizer, amp_lists: AutoMixedPrecisionLists | None = None, level: str = "O1", dtype: Any = "float16",
+    optimizer: Any, amp_lists: AutoMixedPrecisionLists | None = None, level: str = "O1", dtype: Any = "float16",
     master_weight: bool | None = None, master_grad: bool = False, init_loss_scaling: float | None = None,
     incr_every_n_steps: int | None = None, decr_every_n_nan_or_inf: int | None = None, incr_ratio: float = 2.0,
     decr_ratio: float | None = None, use_dynamic_loss_scaling: bool | None = None, use_amp_guard: bool = False,
@@ -38,6 +45,8 @@ def decorate(
 ) -> OptimizerWithMixedPrecision:  # fmt: skip
     """An optimizer whose `minimize` first lets the program compute in 16 bits.
 
+    optimizer        of mg.optimizer, or a RecomputeOptimizer around one. RecomputeOptimizer and GradientMergeOptimizer
+                     may also stand around what is returned
     amp_lists        which operators do; AutoMixedPrecisionLists() for None
     level            O1: products and what follows them in 16 bits, parameters in float32
                      O2: parameters in 16 bits too, and all operators but losses and sums
@@ -53,7 +62,7 @@ def decorate(
     A step whose gradients have overflowed changes neither parameters nor states nor counters of the optimizer.
     use_pure_fp16 (O2), use_fp16_guard or use_bf16 choose Paddle's older form, which begins with 32768, 1000, 2, 0.8.
     """
-    _check_takes(optimizer, master_grad)
+    rule = _check_takes(optimizer, master_grad)
     older = {use_pure_fp16, use_fp16_guard, use_bf16} != {None}
     if older:
         level, dtype = "O2" if use_pure_fp16 else "O1", "bfloat16" if use_bf16 else "float16"
@@ -71,7 +80,7 @@ def decorate(
     if half != float16 and (init_loss_scaling is None or use_dynamic_loss_scaling):
         scale = 1.0
     if level == "O2":
-        optimizer.multi_precision = master_weight is not False
+        rule.multi_precision = master_weight is not False
     steps = check_steps_and_ratios(incr_ratio=incr_ratio, **numbers)
     return OptimizerWithMixedPrecision(
         optimizer, Settings(lists, level, half, scale, dynamic, bool(use_amp_guard), steps)

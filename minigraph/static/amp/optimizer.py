@@ -15,8 +15,8 @@ from typing import Any
 from minigraph.compiler.mixed_precision import narrow_initial_values
 from minigraph.errors import ProgramError, require
 from minigraph.errors.kinds import ORDER
-from minigraph.optimizer import Optimizer
 from minigraph.optimizer.states import persistable
+from minigraph.optimizer.wrapped import rule_of
 from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
 from minigraph.program.blocks.restored import as_before_on_error
 from minigraph.program.builder import Builder
@@ -32,8 +32,10 @@ ParamsGrads = list[tuple[Any, Any]]
 class OptimizerWithMixedPrecision:
     """What `decorate` returns; it has the methods of the optimizer, too."""
 
-    def __init__(self, optimizer: Optimizer, settings: Settings) -> None:
-        self._optimizer, self._settings = optimizer, settings
+    def __init__(self, optimizer: Any, settings: Settings) -> None:
+        rule = rule_of(optimizer)
+        assert rule is not None
+        self._optimizer, self._rule, self._settings = optimizer, rule, settings
         self._program: Program | None = None
         self._startup: Program | None = None
         self._loss_scaling: Variable | None = None
@@ -118,14 +120,14 @@ class OptimizerWithMixedPrecision:
         require(isinstance(startup, Program), f"startup_program must be a Program, is {startup!r}"[:200], ProgramError)
         before = dict(self.__dict__)
         main, filling = loss.block, startup.global_block()
-        rates = dict(self._optimizer._rates)
+        rates = dict(self._rule._rates)
         with as_before_on_error(main), as_before_on_error(filling), program_guard(main.program, startup):
             self._startup = startup
             try:
                 yield
             except BaseException:
                 self.__dict__.update(before)
-                self._optimizer._rates = rates
+                self._rule._rates = rates
                 raise
 
     def _backward(self, loss: Variable, parameter_list: Any, no_grad_set: Any, callbacks: Any) -> ParamsGrads:
@@ -172,33 +174,41 @@ class OptimizerWithMixedPrecision:
         if not self._settings.scales or not pairs:
             return self._optimizer.apply_gradients(pairs)
         assert self._program is not None
-        g, given = Builder(self._program.global_block()), dict(self._optimizer._auxiliary_vars)
+        g, given = Builder(self._program.global_block()), dict(self._rule._auxiliary_vars)
         with self._program.emitting("optimize"):
-            divided = self._optimizer.changes_gradients(p for p, _ in pairs)
+            divided = self._rule.changes_gradients(p for p, _ in pairs)
             grads, found = g.check_finite_and_unscale(
                 [grad for _, grad in pairs], self._loss_scaling, needs=["Out"] if divided else []
             )
             if divided:  # clipping and decay see gradients as they are, each divided in float32 and rounded once
                 pairs = [(p, grad) for (p, _), grad in zip(pairs, grads, strict=True)]
             else:
-                self._optimizer._set_auxiliary_var("grad_scale", g.reciprocal(self._loss_scaling))
-            self._optimizer._set_auxiliary_var("found_inf", found)
+                self._share(g, "grad_scale", g.reciprocal(self._loss_scaling), g.elementwise_mul)
+            self._share(g, "found_inf", found, g.logical_or)
         try:
             updates = self._optimizer.apply_gradients(pairs)
         finally:
-            self._optimizer._auxiliary_vars = given
+            self._rule._auxiliary_vars = given
         if self._settings.dynamic:
-            self._append_next_scale(g, found)
+            self._append_next_scale(g, found, given.get("found_inf"))
         return updates
 
-    def _append_next_scale(self, g: Builder, found: Variable) -> None:
+    def _share(self, g: Builder, key: str, own: Variable, joined: Any) -> None:
+        """Give all updates a number, `joined` with the one that they have from elsewhere."""
+        other = self._rule._auxiliary_vars.get(key)
+        self._rule._set_auxiliary_var(key, own if other is None else joined(own, g.reshape(other, shape=(1,))))
+
+    def _append_next_scale(self, g: Builder, found: Variable, stands: Variable | None) -> None:
+        """The scale of the next step; a step that is skipped for a reason from elsewhere (`stands`) counts for none."""
         assert self._program is not None
         states = (self._loss_scaling, *self._steps)
         slots = ("LossScaling", "OutGoodSteps", "OutBadSteps")
         with self._program.emitting("optimize"):
-            g.update_loss_scaling(
-                found, *states, out=dict(zip(slots, states, strict=True)), **self._settings.steps_and_ratios
-            )
+            out = dict(zip(slots, states, strict=True)) if stands is None else None
+            following = g.update_loss_scaling(found, *states, out=out, **self._settings.steps_and_ratios)
+            if stands is not None:
+                for state, value in zip(states, following, strict=True):
+                    g.where(g.reshape(stands, shape=(1,)), state, value, out={"Out": state})
 
     def _master_weights(self) -> dict[str, Variable]:
         """{parameter: its float32 copy}"""
