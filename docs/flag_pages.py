@@ -28,6 +28,7 @@ FOLDER, PICTURES = DOCS / "flags", DOCS / "pictures" / "flags"
 WIDTH = 100  # of lines of prose
 IMPORTS = {  # name -> how a block gets it
     "np": "import numpy as np\n", "mg": "import minigraph as mg", "F": "from minigraph.nn import functional as F",
+    "reduce_gradients": "from minigraph.program.reductions import reduce_gradients",
 }  # fmt: skip
 LAST = "Made by `python docs/flag_pages.py`. All flags: [rewrites.md](../rewrites.md)."
 
@@ -114,7 +115,7 @@ def shown(flag: str, module: ModuleType) -> list[str]:
 
 def code(source: str) -> str:
     """A block with the imports that a function needs."""
-    imports = [line for name, line in IMPORTS.items() if re.search(rf"\b{name}\.", source)]
+    imports = [line for name, line in IMPORTS.items() if re.search(rf"\b{name}[.(]", source)]
     return "\n".join(["```python", *imports, "\n", source, "```"])
 
 

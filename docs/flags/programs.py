@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import minigraph as mg
 from minigraph.nn import functional as F
+from minigraph.program.reductions import reduce_gradients
 
 ALSO = {  # what must be on as well for a flag to do something
     "fuse_activation_grad": {"fuse_gemm_epilogue": True},
@@ -115,3 +116,10 @@ def recompute():
     for _ in range(4):
         h = F.silu(h)
     return mg.static.gradients([h], [x])
+
+
+def fuse_all_reduce_ops():
+    loss = mg.mean(mg.nn.Linear(8, 8)(mg.static.data("x", [4, 8])))
+    mg.optimizer.Momentum(0.1).minimize(loss)
+    reduce_gradients(mg.static.default_main_program(), loss.name, ranks=2)  # as with_data_parallel does
+    return loss

@@ -53,6 +53,7 @@ NO_COUNTERPART = {
     **dict.fromkeys(["cumprod", "linear_recurrence", "logcumsumexp", "cummax", "cummin"], SCANS),
     **dict.fromkeys(["uniform_random", "gaussian_random", "truncated_gaussian_random", "random_key"],
                     "ONNX draws other random numbers"),
+    **dict.fromkeys([n for n, o in OPS.items() if "collective" in o.traits], "a file is of one rank"),
     **dict.fromkeys(["py_func", "check_true", "print"], "the host does it"),
 }  # fmt: skip
 

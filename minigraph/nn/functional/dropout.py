@@ -30,7 +30,7 @@ def dropout(
     """
     x = variable(x, "dropout")
     require(mode in MODES, f"mode must be {' or '.join(MODES)}, is {mode!r}", AttrError)
-    if p == 0:
+    if not isinstance(p, Variable) and p == 0:
         return x
     attrs = {"p": p, "mode": mode, "is_test": not training}
     if axis is None:

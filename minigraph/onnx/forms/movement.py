@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.types import int32, int64
+from minigraph.types import float64, int32, int64
 
 from ..nodes import Nodes, Value
 from ..registry import form, same
@@ -52,6 +52,17 @@ def assign_value(g: Nodes, *, values: tuple[Any, ...], shape: Ints, dtype: np.dt
 def arange(g: Nodes, *, start: Any, end: Any, step: Any, dtype: np.dtype) -> Value:
     (length,) = g.types["Out"][0].shape
     return g.const(start + step * np.arange(length), dtype)
+
+
+@form(exact=True)
+def arange_like(g: Nodes, X: Value, *, axis: int, start: Any, step: Any, dtype: np.dtype) -> Value:
+    (length,) = g.types["Out"][0].shape
+    if length >= 0:
+        return g.const(start + step * np.arange(length), dtype)
+    size = g.cast(g.size(X, axis), float64)
+    length = g.cast(g.Max(g.Ceil((size - start) / step), 0), int64)
+    numbers = g.Range(g.const(0, int64), g.Squeeze(length, g.ints(0)), g.const(1, int64))
+    return g.cast(g.cast(numbers, float64) * step + start, dtype)
 
 
 @form(exact=True)
