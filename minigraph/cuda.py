@@ -6,12 +6,13 @@ CuPy and nvmath-python are imported when a CUDAPlace is first used, never before
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from .errors import AttrError, PlaceError, require
+from .errors import AttrError, PlaceError, ProgramError, require
 from .program.context import Setting
-from .types import CUDAPlace
+from .types import CPUPlace, CUDAPlace
 
 OLDEST = 80  # compute capability, times ten
 DLPACK_CUDA = 2  # kDLCUDA
@@ -60,6 +61,20 @@ def require_available(place: CUDAPlace) -> None:
     if reason is None and place.device_id >= device_count():
         reason = f"there are {device_count()} GPUs, counted from 0"
     _require_none(place, reason)
+
+
+def require_ranks(places: Sequence[Any]) -> None:
+    """Raise unless a rank can run at each of `places`: on CPUs, or on GPUs that are there, each once."""
+    kinds = {type(place) for place in places}
+    require(kinds <= {CPUPlace, CUDAPlace}, f"places holds {places!r}", ProgramError, "static.cpu_places(n), or "
+            "static.cuda_places()")  # fmt: skip
+    require(len(kinds) < 2, "places holds CPUs and GPUs", ProgramError, "all ranks run on devices of one kind")
+    if kinds == {CUDAPlace} and len(places) > 1:
+        numbers = [place.device_id for place in places]
+        twice = next((n for n in numbers if numbers.count(n) > 1), None)
+        require(twice is None, f"places holds GPU {twice} twice: two ranks on one GPU wait for each other", PlaceError)
+        known = device_count()
+        require(max(numbers) < known, f"places holds GPU {max(numbers)}, there are {known}", PlaceError)
 
 
 def _require_none(place: CUDAPlace, reason: str | None) -> None:

@@ -66,8 +66,7 @@ def parser() -> argparse.ArgumentParser:
     own["diff"].add_argument("other", nargs="?", help="a second script or saved program")
     own["error"].add_argument("code", help="as errors show it")
     own["launch"].add_argument("--nproc", type=int, required=True, metavar="N", help="ranks")
-    own["launch"].add_argument("script", help="a script that calls mg.distributed.init_parallel_env()")
-    own["launch"].add_argument("args", nargs="*", help="arguments of the script, after --")
+    own["launch"].add_argument("script", help="calls mg.distributed.init_parallel_env(); its arguments stand after --")
     own["cache"].add_argument("do", choices=("show", "clear"), nargs="?", default="show")
     own["completion"].add_argument("shell", choices=("bash", "zsh", "fish"))
     return made

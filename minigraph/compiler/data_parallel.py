@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minigraph import cuda
-from minigraph.errors import PlaceError, ProgramError, require
+from minigraph.errors import ProgramError, require
 from minigraph.kernels.groups import present
 from minigraph.program import Program, Variable
 from minigraph.program.reductions import reduce_gradients
-from minigraph.types import CPUPlace, CUDAPlace
 
 from .strategy import BuildStrategy
 
@@ -37,7 +35,7 @@ class DataParallel:
         if isinstance(loss_name, Variable):
             loss_name = loss_name.name
         given = tuple(places) if isinstance(places, (list, tuple)) else () if places is None else (places,)
-        _check_places(given)
+        cuda.require_ranks(given)
         processes = present().size
         require(
             processes == 1 or len(given) < 2, f"{len(given)} places in each of {processes} processes", ProgramError,
@@ -58,17 +56,3 @@ class DataParallel:
         copy.origin, copy.before = program.origin, program
         reduce_gradients(copy, self.loss_name, self.ranks, self.scale)
         return copy
-
-
-def _check_places(places: Sequence[Any]) -> None:
-    """Places of one kind, and of GPUs each one that is there, once."""
-    kinds = {type(place) for place in places}
-    require(kinds <= {CPUPlace, CUDAPlace}, f"places holds {places!r}", ProgramError, "static.cpu_places(n), or "
-            "static.cuda_places()")  # fmt: skip
-    require(len(kinds) < 2, "places holds CPUs and GPUs", ProgramError, "all ranks run on devices of one kind")
-    if kinds == {CUDAPlace} and len(places) > 1:
-        numbers = [place.device_id for place in places]
-        twice = next((n for n in numbers if numbers.count(n) > 1), None)
-        require(twice is None, f"places holds GPU {twice} twice: two ranks on one GPU wait for each other", PlaceError)
-        known = cuda.device_count()
-        require(max(numbers) < known, f"places holds GPU {max(numbers)}, there are {known}", PlaceError)

@@ -50,7 +50,8 @@ def runtime(driver, library, monkeypatch):
     before = {name for name in sys.modules if name.startswith(DEVICE)}
     for name in before:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cupy", driver)
+    for name, module in (("cupy", driver), ("cupy.cuda", driver.cuda)):
+        monkeypatch.setitem(sys.modules, name, module)
     module = importlib.import_module(f"{DEVICE}.runtime")
     source = SimpleNamespace(path="cubin", waits_first=True)
     modules = importlib.import_module(f"{DEVICE}.modules")

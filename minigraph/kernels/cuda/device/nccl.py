@@ -33,8 +33,9 @@ class Communicator:
     """
 
     def __init__(self, group: Group, index: int, timeout: float = 60.0) -> None:
-        own = np.array(nccl.get_unique_id() if group.rank == 0 else (0,) * 128, np.int64)
-        number = tuple(int(byte) for byte in group.broadcast(own))
+        given = nccl.get_unique_id() if group.rank == 0 else bytes(128)
+        kind, *number = map(int, group.broadcast(np.array([isinstance(given, bytes), *given], np.int64)))
+        number = bytes(number) if kind else tuple(number)  # a tuple before cupy 14
         _check_devices(group, index)
         self.rank, self.timeout = group.rank, timeout
         self.ends = nccl.NcclCommunicator(group.size, number, group.rank)

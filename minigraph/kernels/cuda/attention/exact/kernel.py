@@ -22,6 +22,7 @@ from minigraph.types import float32, float64, int64
 THREADS, ACROSS, DOWN = 128, 16, 8
 WORDS = 64  # registers of a thread for what it adds up
 MOST = 512  # head dimension
+STATIC = 4 * 1024  # bytes of shared memory beside a tiling's: intervals of rows, sums over rows
 ABSENT = np.uint64(0)
 
 Slots = Mapping[str, Any]
@@ -96,8 +97,13 @@ class ExactTiling(NamedTuple):
         return self.number * (own + self.other * (self.chunk + pad) + self.own * (self.other + pad))
 
 
-def tiles_of(c: AttentionSizes, general: bool, accumulated: Sequence[int], scores: int) -> ExactTiling:
-    """Tiles with which what is added up (head dimensions) and `scores` arrays of scores stay in registers."""
+def tiles_of(
+    c: AttentionSizes, general: bool, accumulated: Sequence[int], scores: int, room: int | None = None
+) -> ExactTiling:
+    """Tiles with which what is added up (head dimensions) and `scores` arrays of scores stay in registers.
+
+    room   bytes of shared memory that own rows of both head dimensions must fit into
+    """
     size, words = c.computed.itemsize, c.computed.itemsize // 4
     widest = max(c.d, c.dv)
     chunk = next(n for n in (16, 32, 64) if n >= min(widest, 64 // words))
@@ -105,7 +111,10 @@ def tiles_of(c: AttentionSizes, general: bool, accumulated: Sequence[int], score
     per_row = words * sum(blocks_for(n, chunk) * chunk // ACROSS for n in accumulated)
     while rows > 1 and (rows * per_row > WORDS or (scores > 1 and words * rows * (columns * scores + 1) > 96)):
         rows //= 2
-    return ExactTiling(rows, columns, chunk, blocks_for(c.d, chunk), blocks_for(c.dv, chunk), size)
+    made = ExactTiling(rows, columns, chunk, blocks_for(c.d, chunk), blocks_for(c.dv, chunk), size)
+    while room is not None and made.rows > 1 and made.shared(made.chunks_d, made.chunks_v) > room - STATIC:
+        made = made._replace(rows=made.rows // 2)
+    return made
 
 
 def _source(file: str, c: AttentionSizes, t: ExactTiling, ins: Slots, attrs: Slots, **more: Any) -> str:
@@ -317,7 +326,7 @@ def _row_products(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots) -
 
 
 def _query_grad(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
-    t = tiles_of(c, is_general(ins, attrs), [c.d], 2)
+    t = tiles_of(c, is_general(ins, attrs), [c.d], 2, binder.device.shared)
     tiles = blocks_for(c.queries, t.own)
     blocks = tiles * c.batch * c.heads
     splits = splits_of(binder, blocks, blocks_for(c.keys, t.other))
@@ -335,7 +344,7 @@ def _key_grad(
     binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to_k: Buffer | None,
     to_v: Buffer | None,
 ) -> None:
-    t = tiles_of(c, is_general(ins, attrs), [c.d, c.dv], 2)
+    t = tiles_of(c, is_general(ins, attrs), [c.d, c.dv], 2, binder.device.shared)
     tiles = blocks_for(c.keys, t.own)
     blocks = tiles * c.batch * c.kv_heads
     splits = splits_of(binder, blocks, blocks_for(c.queries, t.other) * (c.heads // c.kv_heads))
@@ -363,7 +372,7 @@ def add_parts(
 
 
 def _bias_grad(binder: Binder, c: AttentionSizes, ins: Slots, attrs: Slots, tail: tuple[Any, ...], to: Buffer) -> None:
-    t = tiles_of(c, True, [], 3)
+    t = tiles_of(c, True, [], 3, binder.device.shared)
     batch, heads, rows, columns = score_sizes(ins["Bias"], ins["Q"].ndim)
     row_tiles = 1 if rows == 1 else blocks_for(rows, t.own)
     column_tiles = 1 if columns == 1 else blocks_for(columns, t.other)
