@@ -357,7 +357,7 @@ class GpuHeads:
             ({"title": head.title}, partial(measured, gpu, torch, peers, head, rounds)) for head in HEADS
         ]
         tasks.append(({"title": "the step"}, partial(the_step, gpu, rounds, torch)))
-        report = report_of(self, gpu, command, rounds) | {"remarks": remarks}
+        report = report_of(self, gpu, command, rounds, only) | {"remarks": remarks}
         measure(report, (task for task in tasks if only in task[0]["title"]), gpu, torch)
         end(
             report, table, planned_mib_beyond_gradients_by_rows=planned_memory(gpu, HEADS[0]),

@@ -256,7 +256,7 @@ class OptimizerBench(GpuBench):
         """Measure, print the table and write bench/results/gpu_optimizers.json; peer torch-compile compiles, too."""
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
-        report = report_of(self, gpu, command, rounds)
+        report = report_of(self, gpu, command, rounds, only)
         ways = [(measured, case) for case in CASES] + [(measured_written, case) for case in WRITTEN]
         tasks = (
             ({"title": case.title}, partial(way, gpu, torch, case, rounds, "torch-compile" in peers))
