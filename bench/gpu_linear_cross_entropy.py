@@ -109,16 +109,12 @@ def arm(
     plan = gpu.plan(program, outputs, tuned)
     plan.run({}, scope, return_numpy=False)
 
-    def launch() -> None:
-        for call in plan.calls:
-            call()
-
     def results() -> list[Any]:
         fetched = [gpu.runtime.fetch(plan.bound.buffers[i], False) for i in plan.schedule.fetched]
         gpu.runtime.stream.synchronize()
         return fetched
 
-    return Arm(launch, results, _beyond(plan.bound))
+    return Arm(partial(run_all, plan), results, _beyond(plan.bound))
 
 
 def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None, **attrs: Any) -> Any:
@@ -302,7 +298,7 @@ def the_step(gpu: Gpu, rounds: int, torch: Any) -> dict[str, Any]:
     plans = {arm: gpu.plan(step_program(gpu.mg, way, STEP), ()) for arm, way in STEP_ARMS.items()}
     plans["tuned"] = gpu.plan(step_program(gpu.mg, "fast", STEP), (), autotune=True)
     arms = {
-        name: Arm(partial(run_all, plan.calls), partial(plan.run, {}, scope), plan.bound.arena_bytes)
+        name: Arm(partial(run_all, plan), partial(plan.run, {}, scope), plan.bound.arena_bytes)
         for name, plan in plans.items()
     }
     failed: dict[str, str] = {}
