@@ -20,7 +20,8 @@ PEERS = ("torch", "compile", "jax", "liger")
 HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 PR_281 = ("float32 256x1x1024x32", "float32 1x1x1024x32", "float32 1x1x4096x32")
-ATTENTION_ROWS = (*PR_281, *(f"{dtype} {shape}" for dtype in ("bfloat16", "float16") for shape in ("4x16x4096", "2x16x16384")))
+HALVES = tuple(f"{dtype} {shape}" for dtype in ("bfloat16", "float16") for shape in ("4x16x4096", "2x16x16384"))
+ATTENTION_ROWS = (*PR_281, *HALVES)
 HEADLINES = {  # title of a row -> what README calls it
     "MLP 784-1024-1024-10, batch 256, AdamW, TF32": "training step of an MLP 784-1024-1024-10, batch 256, TF32",
     "MLP 4 x 4096, GELU(tanh), batch 8192, bfloat16, AdamW": "training step of an MLP 4 x 4096, batch 8192, bfloat16",
