@@ -278,9 +278,9 @@ def gradients_only(make: Make) -> None:
     assert scope.read("w").tolist() == [1, 4, 0, 9]
 
 
-def states(make: Make) -> None:
+def states(make: Make, names: Sequence[str] = tuple(OPTIMIZERS)) -> None:
     """NaN in a parameter, and in a state of each optimizer, at all levels."""
-    each((f"{name} {level}", partial(_states, make, name, level)) for name in OPTIMIZERS for level in LEVELS)
+    each((f"{name} {level}", partial(_states, make, name, level)) for name in names for level in LEVELS)
 
 
 def _states(make: Make, name: str, level: str | None) -> None:

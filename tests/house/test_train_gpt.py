@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ import pytest
 
 import minigraph as mg
 from tests.support.pages import ROOT
+from tests.support.scripts import run_script
 
 pytestmark = pytest.mark.skipif(None in map(find_spec, ("matplotlib", "tqdm")), reason="needs the examples extra")
 TINY = {
@@ -76,10 +76,8 @@ def test_rewrites_do_not_change_the_curve(whole, tmp_path):
 
 
 def test_a_resumed_training_has_the_same_bits(whole, tmp_path):
-    script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), f"--out={tmp_path}", "--stop=4"]
-    script += ["--dtype=float64", "--recompute", *(f"--{name}={value}" for name, value in TINY.items())]
-    ran = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    flags = [f"--out={tmp_path}", "--stop=4", "--dtype=float64", "--recompute"]
+    run_script(tmp_path, ROOT / "examples" / "train_gpt.py", *flags, *(f"--{n}={value}" for n, value in TINY.items()))
     train(tmp_path, "--dtype=float64", "--resume")
     assert losses(tmp_path) == losses(whole)
 
