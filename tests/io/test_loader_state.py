@@ -89,17 +89,22 @@ def test_streams_and_samplers_of_the_user_have_a_state():
         assert found + numbers(rest) == expected
 
 
-def test_an_iteration_that_is_left_stops_its_threads():
-    for settings in ({}, {"num_workers": 2}):
-        before = set(threading.enumerate())
-        batches = iter(loader(**settings))
-        next(batches)
-        threads = [t for t in set(threading.enumerate()) - before if t.name.startswith("minigraph-io")]
-        assert threads
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_iteration_that_is_left_stops_its_threads(settings, closed):
+    """A thread for which there is no room sleeps until it is told that nobody wants its batches."""
+    before = set(threading.enumerate())
+    batches = iter(loader(**settings))
+    next(batches)
+    threads = [t for t in set(threading.enumerate()) - before if t.name.startswith("minigraph-io")]
+    assert threads
+    if closed:
         batches.close()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+    else:
+        del batches
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
