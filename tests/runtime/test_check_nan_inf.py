@@ -200,7 +200,13 @@ def test_by_a_strategy():
         Executor().run(program, feed, [out])
 
 
-@pytest.mark.parametrize(("word", "said"), [("1", "True"), ("true", "True"), ("0", "False"), ("", "must be 0, 1")])
+@pytest.mark.parametrize(("word", "on"), [("1", True), ("true", True), ("0", False), ("False", False)])
+def test_words_of_the_environment(word, on, monkeypatch):
+    monkeypatch.setenv("FLAGS_check_nan_inf", word)
+    assert flags._from_environment() == {"FLAGS_check_nan_inf": on}
+
+
+@pytest.mark.parametrize(("word", "said"), [("1", "True"), ("", "must be 0, 1")])
 def test_by_the_environment(word, said):
     code = "import minigraph as mg; print(mg.get_flags(['FLAGS_check_nan_inf'])['FLAGS_check_nan_inf'])"
     root = Path(__file__).parents[2]
