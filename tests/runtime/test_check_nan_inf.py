@@ -24,7 +24,6 @@ from tests.gpu import nan
 from tests.gpu.nan import Trained, checking, kept, refused
 from tests.support import gpu_stub
 from tests.support.grades import graded, shortened
-from tests.support.scripts import run_script
 
 needs_compiler = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
 ON_STUB = "relu", "layer_norm", "reshape", "transpose", "concat", "softmax", "memory_efficient_attention", "adamw"
@@ -315,4 +314,8 @@ def test_the_page_about_it_prints_what_it_says(tmp_path):
     page = (root / "docs" / "check_nan_inf.md").read_text(encoding="utf-8")
     (code,), (said,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "text"))
     (tmp_path / "train.py").write_text(code)
-    assert run_script(tmp_path, Path("train.py")) == said
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    run = [sys.executable, "train.py"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said
