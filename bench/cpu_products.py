@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from .harness import RESULTS, machine
 
@@ -34,7 +34,7 @@ PRODUCTS = {  # rows, summed, columns, and whether the first or the second opera
 }  # fmt: skip
 ROUNDS, TOLERANCE = 25, 1e-4  # relative to the largest element of the product
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112  # of CBLAS
-PACKAGES = {"OpenBLAS": "numpy", "MKL": "mkl", "oneDNN": "onednn-cpu-gomp"}
+PACKAGES = {"MKL": "mkl", "oneDNN": "onednn-cpu-gomp"}
 
 Gemm = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
@@ -123,6 +123,12 @@ def row(name: str, found: dict[str, Gemm], helper: ThreadPoolExecutor) -> dict[s
     }}  # fmt: skip
 
 
+def versions(found: dict[str, Gemm]) -> dict[str, str]:
+    """Of the libraries, and of NumPy."""
+    own = {"numpy": np.__version__} | {i["internal_api"]: str(i["version"]) for i in threadpool_info()}
+    return own | {name: importlib.metadata.version(PACKAGES[name]) for name in found if name in PACKAGES}
+
+
 def main() -> None:
     found = libraries()
     with threadpool_limits(1), ThreadPoolExecutor(1) as helper:
@@ -141,7 +147,7 @@ def main() -> None:
         "bench": "cpu_products", "title": "The large products of the MLP's step, float32, by several libraries",
         "command": "python -m bench.cpu_products", "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {name: importlib.metadata.version(PACKAGES[name]) for name in found} | {"numpy": np.__version__},
+        "versions": versions(found),
         "gflop": gflop, "sums": sums, "rows": rows,
     }  # fmt: skip
     path = RESULTS / "cpu_products.json"
