@@ -61,7 +61,8 @@ def with_mkl(library: ctypes.CDLL) -> Gemm:
 
 def with_onednn(library: ctypes.CDLL) -> Gemm:
     letter, whole, real, address = ctypes.c_char, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-    library.dnnl_sgemm.argtypes = [letter] * 2 + [whole] * 3 + [real, address, whole, address, whole, real, address, whole]  # fmt: skip # noqa: E501
+    scaled = [real, address, whole, address, whole, real, address, whole]
+    library.dnnl_sgemm.argtypes = [letter] * 2 + [whole] * 3 + scaled
 
     def gemm(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         (ta, a_at, a_step), (tb, b_at, b_step), (_, at, step) = map(layout, (a, b, out))
@@ -125,8 +126,8 @@ def row(name: str, found: dict[str, Gemm], helper: ThreadPoolExecutor) -> dict[s
 
 def versions(found: dict[str, Gemm]) -> dict[str, str]:
     """Of the libraries, and of NumPy."""
-    own = {"numpy": np.__version__} | {i["internal_api"]: str(i["version"]) for i in threadpool_info()}
-    return own | {name: importlib.metadata.version(PACKAGES[name]) for name in found if name in PACKAGES}
+    loaded = {i["internal_api"]: str(i["version"]) for i in threadpool_info() if i["user_api"] == "blas"}
+    return {"numpy": np.__version__} | loaded | {name: importlib.metadata.version(PACKAGES[name]) for name in found if name in PACKAGES}
 
 
 def main() -> None:
