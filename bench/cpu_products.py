@@ -127,7 +127,8 @@ def row(name: str, found: dict[str, Gemm], helper: ThreadPoolExecutor) -> dict[s
 def versions(found: dict[str, Gemm]) -> dict[str, str]:
     """Of the libraries, and of NumPy."""
     loaded = {i["internal_api"]: str(i["version"]) for i in threadpool_info() if i["user_api"] == "blas"}
-    return {"numpy": np.__version__} | loaded | {name: importlib.metadata.version(PACKAGES[name]) for name in found if name in PACKAGES}
+    wheels = {name: importlib.metadata.version(PACKAGES[name]) for name in found if name in PACKAGES}
+    return {"numpy": np.__version__} | loaded | wheels
 
 
 def main() -> None:
