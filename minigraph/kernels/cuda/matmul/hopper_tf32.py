@@ -132,7 +132,7 @@ def bind(binder: Binder, product: Product, tiling: Tf32Tiling | None = None) -> 
         elements = m * n + (n if sums is not None else 0)
         binder.launch_source(
             source, "join", blocks_for(elements, 4 * 256), 256, parts, part_sums or parts, out, sums or out,
-            i64(m * n), i32(n),
+            i64(m * n), i32(n), i32(tiling.split),
         )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _source(product: Product, tiling: Tf32Tiling, gelu_slope: bool) -> str:
     registers = 240 if not trans_a else 224 if trans_b else 232  # threads of the three warpgroups have 504
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": tiling.rows,
-        "SPLIT": tiling.split, "STAGES": tiling.stages, "REGISTERS": registers,
+        "PARTS": int(tiling.split > 1), "STAGES": tiling.stages, "REGISTERS": registers,
         "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(around.add), "HELD": int(around.add or gelu_slope),
         "BIAS": int(around.bias is not None), "RELU": int(relu), "MASK": int(relu and around.mask is not None),
         "DRELU": int(around.slope == "relu"), "COLUMNS": int(around.sums is not None),
