@@ -140,6 +140,7 @@ class StubRuntime:
     device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
     stream = Stream()
     variant = 0  # which one of a Choice runs, or the last one
+    launcher = StubLauncher
     turn = threading.RLock()  # there is one stream
 
     def __init__(self) -> None:
@@ -176,7 +177,7 @@ class StubRuntime:
 
     def runnable(self, binder: Binder, tf32: bool) -> list[RunnableCall]:
         binder.write_tables(self)
-        launcher, made = StubLauncher(self, binder.counter, self.variant), list[RunnableCall]()
+        launcher, made = self.launcher(self, binder.counter, self.variant), list[RunnableCall]()
         self.compile(kernel for _, call in binder.running() for kernel in call.kernels())
         for position, call in binder.running():
             for one in call.runnable(launcher):

@@ -57,7 +57,7 @@ def likely(seen: Sequence[Feeds]) -> list[Feeds]:
         return []
     first, last = changes[0]
     sizes = {last * i // PARTS + odd for i in range(1, PARTS) for odd in (0, 1)}
-    sizes |= {many * last >> i for i in range(2, last.bit_length()) for many in (2, 3)}
+    sizes |= {many * last >> i for i in range(2, last.bit_length() + 2) for many in (2, 3)}
 
     def at(size: int, a: int, b: int) -> int:
         return a + (b - a) * (size - first) // (last - first)
