@@ -137,7 +137,7 @@ def _source(product: Product, pipeline: TileLoop) -> str:
         **around.texts(),
     }  # fmt: skip
     instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns)
-    return hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
+    return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)
 
 
 def _map(buffer: Buffer, columns: int, rows: int, box: int) -> TensorMap:
