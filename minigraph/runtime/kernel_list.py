@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Kernel:
     members   types of the operators that it computes: of a fused one all that went into it
     source    CUDA C++ as NVRTC gets it, "" where there is none
     arch      the GPU for which it was planned, "sm_90a"
+    part      the piece or block whose plan it is of; "" where a program is not cut by branches and loops
     """
 
     name: str
@@ -44,6 +46,7 @@ class Kernel:
     members: tuple[str, ...]
     source: str
     arch: str
+    part: str = ""
 
     def ptx(self) -> str:
         """PTX that NVRTC makes of `source`; a KernelError where there is none."""
@@ -76,7 +79,10 @@ class KernelList(tuple[Kernel, ...]):
 
     def __str__(self) -> str:
         nbytes = sum(k.nbytes for k in self) / 1e6
-        return "\n".join([*map(str, self), f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
+        lines = []
+        for part, calls in itertools.groupby(self, lambda kernel: kernel.part):
+            lines += [*([f"{part}:"] if part else []), *map(str, calls)]
+        return "\n".join([*lines, f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
 
     def of(self, *types: str) -> KernelList:
         """The calls of operators of these types."""
