@@ -66,7 +66,7 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
     require(start.size == limit.size == delta.size == 1 and delta.item(), "of other than three numbers", ProgramError)
     count = (float(limit.item()) - float(start.item())) / float(delta.item())
     require(count <= LONGEST_RANGE, f"of {count:.3g} numbers", ProgramError)
-    loader.keep(node.outputs[0], np.arange(start.item(), limit.item(), delta.item(), start.dtype))
+    loader.keep(node.outputs[0], np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype))
     yield from ()
 
 
