@@ -9,7 +9,6 @@ once more for runs with `use_prune`: operators that do not run must not share a 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +31,8 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.control.ahead import ahead
 from minigraph.runtime.devices import PLANS_FOR, backend_of
-from minigraph.runtime.kernel_list import KernelList
+from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
@@ -187,12 +185,7 @@ class CompiledProgram(NotPickled):
         The arguments are those of memory_report; a PlaceError for a CPU.
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
-        backend = backend_of(at)
-        return KernelList(
-            dataclasses.replace(kernel, part=part.title)
-            for part in ahead(program, types, fetches) if not part.unknown
-            for kernel in backend.kernels(part.program, part.feeds, part.fetches, options)
-        )  # fmt: skip
+        return kernels_of(backend_of(at), program, types, fetches, options)
 
     def report(
         self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,

@@ -248,8 +248,7 @@ class Graph(Adjacency):
     def link(self, op: OpNode, forward: OpNode | None) -> None:
         """Make `op` a grad operator of `forward`, or of no operator for None, which leaves it its name scope."""
         self.changed[op] = None
-        if forward is None:
-            op.scope_name = op.layer
+        op.scope_name = op.layer if forward is None else op.scope_name
         if op.forward is not None:
             del op.forward.grads[op]
         op.forward = forward

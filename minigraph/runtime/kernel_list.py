@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from minigraph.errors import KernelError, require
 from minigraph.kernels.cuda.record.compile import ptx_of
-from minigraph.program import Operator
+from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
+from minigraph.types import TensorType
+
+from .control.ahead import ahead
 
 TILES = frozenset({  # what sources call the sizes of their tiles and how these are gone through
     "BM", "BN", "HEAD", "STEP", "STAGES", "SPLIT", "SLICES", "SLOTS", "GROUP", "GROUPS", "WARPS_M", "WARPS_N", "ROWS",
@@ -108,3 +113,14 @@ class KernelList(tuple[Kernel, ...]):
                 lines.append(f'  {node} [shape=ellipse, fillcolor="#dddddd", label={quoted(v.name, str(v.type))}];')
                 lines.append(f"  {node} -> call{number};")
         return "\n".join([*lines, "}", ""])
+
+
+def kernels_of(
+    backend: Any, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: Any
+) -> KernelList:
+    """The calls of all plans of a program at a backend; those whose sizes a run decides are left out."""
+    return KernelList(
+        replace(kernel, part=part.title)
+        for part in ahead(program, feeds, fetches) if not part.unknown
+        for kernel in backend.kernels(part.program, part.feeds, part.fetches, options)
+    )  # fmt: skip
