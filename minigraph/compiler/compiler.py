@@ -22,7 +22,7 @@ from minigraph.ir.graph import Graph
 from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
 from minigraph.passes.communication.reductions import verify_reductions
-from minigraph.passes.engine.history import History, Recorder
+from minigraph.passes.engine.history import BlockHistory, History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
 from minigraph.program.blocks.block_numbers import sub_programs
@@ -31,9 +31,8 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.control.pieces import check_uncut
 from minigraph.runtime.devices import PLANS_FOR, backend_of
-from minigraph.runtime.kernel_list import KernelList
+from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions
 from minigraph.runtime.targets import check_updates, read_targets
@@ -186,7 +185,7 @@ class CompiledProgram(NotPickled):
         The arguments are those of memory_report; a PlaceError for a CPU.
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
-        return backend_of(at).kernels(program, types, fetches, options)
+        return kernels_of(backend_of(at), program, types, fetches, options)
 
     def report(
         self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,
@@ -221,7 +220,6 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
-        check_uncut(program)
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options
@@ -304,12 +302,15 @@ class _Compilation:
     ) -> Any:  # fmt: skip
         """These operators of the program after all passes; blocks that operators hold go through the same passes.
 
-        kept   whether `history` keeps the rewrites; those inside of blocks are not among them
+        kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
+        positions, blocks = {op: key for key, op in enumerate(graph.ops)}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
-            op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each)
-        recorder = Recorder(graph, program, ops) if isinstance(graph, RecordedGraph) else None
+            op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)
+            if self.history is not None:
+                blocks.append(BlockHistory(positions[op], name, self.history))
+        recorder = Recorder(graph, program, ops, blocks) if isinstance(graph, RecordedGraph) else None
         if recorder is not None:
             self.history = recorder.history
         previous = program if ops is program.ops else to_program(graph, program)

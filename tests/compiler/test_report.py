@@ -154,6 +154,20 @@ def test_folded_boxes_hold_every_operator_once(facts, tmp_path):
     assert found["dangling"] == 0
 
 
+def test_an_operator_alone_in_its_box_is_shown_in_its_place(facts, tmp_path):
+    script = "return model.view(model.last, new Set()).nodes.map((n) => [n.kind, n.name])"
+    found = under_node(facts, script, tmp_path)
+    assert ["op", "fused_adamw"] in found
+    assert ["box", "optimize"] not in found
+
+
+def test_gradients_that_were_fused_stay_in_their_layer(facts):
+    last = {key: state for step in facts["steps"] for key, _, state in step["changes"]}
+    made = [facts["states"][i] for i in last.values() if i >= 0]
+    fused = [row[5] for row in made if row[4] == "backward" and row[0] in ("matmul_accumulate", "fused_elementwise")]
+    assert fused and all(scope.startswith("layer") for scope in fused)
+
+
 def test_search_finds_types_names_scopes_and_files(facts, tmp_path):
     script = """return ["gelu layer1", "LINEAR_0.w_0", "report_pages.py:", "no such", ""]
       .map((text) => model.search(text, 0).length)"""
