@@ -55,6 +55,7 @@ class Latest:
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
     feeds         name, array class, type and shape of each feed
+    alone         whether this rank changes values of the Scope without the others
     """
 
     source: Any
@@ -70,6 +71,7 @@ class Latest:
     program: Program
     rewritten: int
     plan: Any
+    alone: bool
 
     def fits(
         self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, scope: Scope
@@ -170,6 +172,8 @@ class Executor(NotPickled):
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     scope.fill(variable.name, scheduler())
+            if latest.alone:
+                scope.disagree()
             fetched = plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
@@ -221,7 +225,7 @@ class Executor(NotPickled):
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
         self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now, feeds,
-                              program, program.version, plan)  # fmt: skip
+                              program, program.version, plan, _acts_alone(plan, program))  # fmt: skip
         return self._latest, arrays
 
     def _make_plan(
@@ -283,6 +287,10 @@ class Executor(NotPickled):
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _acts_alone(plan: Any, program: Program) -> bool:
+    return not isinstance(plan, AgreedPlan) and any(v.persistable for op in program.ops for v in op.output_vars)
 
 
 def _host_is_full() -> bool:

@@ -174,6 +174,23 @@ def test_a_test_program_runs_at_several_places():
     np.testing.assert_allclose(value.mean(), whole, rtol=1e-12)
 
 
+def test_programs_of_one_scope_see_each_others_steps():
+    """Two compiled programs, of 2 and of 3 ranks, one that tests, and the program alone: in place and in turns."""
+    main, startup, loss = net()
+    exe, scope = started(startup)
+    name = "linear_0.w_0"
+    two, three, test = (
+        static.CompiledProgram(program).with_data_parallel(loss.name if program is main else None,
+                                                           places=static.cpu_places(ranks))
+        for program, ranks in ((main, 2), (main, 3), (main.clone(for_test=True), 3))
+    )  # fmt: skip
+    for step, program in enumerate((two, three, test, two, test, main, two, three, main, test, three)):
+        many = program is not main
+        found = exe.run(program, feed=batch(step, 6), fetch_list=[name], scope=scope, return_merged=not many)
+        for value in found[0] if many else found:
+            np.testing.assert_array_equal(value, scope.read(name), err_msg=f"step {step}")
+
+
 # A group of threads
 
 

@@ -59,14 +59,18 @@ class AgreedPlan:
         group = present()
         self._agree(group, scope)
         results = self.plan.run(feeds, scope, return_numpy)
-        scope.agreed = dict(scope.arrays) if scope.agreed_at != scope.version else scope.agreed
-        scope.agreed_at = scope.version
+        now = scope.version, group.size, self.digest
+        if scope.agreed_at != now:
+            arrays, own = scope.arrays, {v.name for v in self.persistable}
+            known = {name: a for name, a in scope.agreed.items() if arrays.get(name) is a}
+            scope.agreed = known | {name: arrays[name] for name in own & arrays.keys()}
+            scope.agreed_at = now
         scope.refilled.clear()
         return results
 
     def _agree(self, group: Group, scope: Scope) -> None:
         own = {
-            "digest": self.digest, "step": scope.steps[self.program.origin], "changed": self._changed(scope),
+            "digest": self.digest, "step": scope.steps[self.program.origin], "changed": self._changed(group, scope),
             "missing": [v.name for v in self.persistable if not scope.has(v.name)] if group.rank == 0 else [],
         }  # fmt: skip
         all_of = [json.loads(text) for text in group.texts(json.dumps(own))]
@@ -81,10 +85,12 @@ class AgreedPlan:
                 if group.rank:
                     scope.take(v.name, value)
 
-    def _changed(self, scope: Scope) -> list[str]:
-        """Names whose values somebody set since the ranks ran together in this Scope."""
+    def _changed(self, group: Group, scope: Scope) -> list[str]:
+        """Names whose values somebody set since these ranks ran together in this Scope."""
         refilled = scope.refilled - self.scheduled
-        if scope.agreed_at == scope.version and not refilled:
+        if scope.agreed_at[1] != group.size:  # ranks beyond the smaller number have older values
+            scope.disagree()
+        if scope.agreed_at == (scope.version, group.size, self.digest) and not refilled:
             return []
         arrays, known = scope.arrays, scope.agreed
         names = [v.name for v in self.persistable if arrays.get(v.name) is not known.get(v.name)]
