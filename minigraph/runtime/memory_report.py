@@ -22,6 +22,7 @@ from .backend import Resident
 from .devices import backend_of
 from .memory import Life, peak
 from .options import RunOptions
+from .parallel.traffic import Traffic, traffic
 
 SHOWN = 10  # residents and operators in the text
 MIB = 2**20
@@ -36,6 +37,7 @@ class MemoryReport:
     persistable   parameters and states, which the Scope holds besides;  on_host: of them paged states, in pinned memory
                   of the host
     fed           feeds, part of `planned`
+    traffic       what a rank sends in a step, None where one rank runs the program
     residents     all blocks, largest first;  at: the step of the peak, in which `running` runs
     """
 
@@ -51,6 +53,7 @@ class MemoryReport:
     at: int
     running: tuple[Operator, ...]
     on_host: int = 0
+    traffic: Traffic | None = None
 
     @property
     def saved(self) -> int:
@@ -78,6 +81,7 @@ class MemoryReport:
             f"  without sharing     {_mib(self.apart)}, sharing saves {self.saved / MIB:.2f}",
             f"  kept in the Scope   {_mib(self.persistable)}" + self._paged(),
         ]
+        lines += [f"  ranks               {self.traffic.line()}"] if self.traffic is not None else []
         lines += [f"  the peak is in      {op.type}    {op.site or ''}".rstrip() for op in self.running]
         peak = self.at_peak()
         lines += [f"    {_mib(r.nbytes)}  {r.name}: {r.type}" for r in peak[:SHOWN]]
@@ -145,8 +149,9 @@ def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
 
 
 def memory_report(
-    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions
-) -> MemoryReport:
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions,
+    ranks: int = 1,
+) -> MemoryReport:  # fmt: skip
     """The report of the plan that an Executor at `place` would make; that device need not be there."""
     memory = backend_of(place).memory(program, feeds, fetches, options)
     residents = memory.residents
@@ -158,4 +163,5 @@ def memory_report(
         program.name, place, feeds, memory.nbytes, live, apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
+        traffic(program, ranks),
     )  # fmt: skip

@@ -29,16 +29,18 @@ def test_a_collective_inside_of_a_block_is_refused(where):
             block.append_op("c_allreduce_sum", {"X": x}, {"Out": out})
             return out
 
+        def from_text():
+            static.nn.cond(flag, lambda: mg.assign(x), lambda: x)
+            parse(str(main).replace("= assign(", "= c_allreduce_sum("))
+
+        build = {
+            "cond": lambda: static.nn.cond(flag, lambda: summed(x), lambda: x),
+            "while_loop": lambda: static.nn.while_loop(lambda v: mg.sum(v) > 0, lambda v: [summed(v)], [x]),
+            "append_op": lambda: static.nn.cond(flag, appended, lambda: x),
+            "text": from_text,
+        }[where]
         with pytest.raises(ProgramError, match=r"c_allreduce_sum stands in .*, a block of a branch or loop") as refused:
-            if where == "cond":
-                static.nn.cond(flag, lambda: summed(x), lambda: x)
-            elif where == "while_loop":
-                static.nn.while_loop(lambda v: mg.sum(v) > 0, lambda v: [summed(v)], [x])
-            elif where == "append_op":
-                static.nn.cond(flag, appended, lambda: x)
-            else:
-                static.nn.cond(flag, lambda: mg.assign(x), lambda: x)
-                parse(str(main).replace("= assign(", "= c_allreduce_sum("))
+            build()
     assert "outside, on what the branch or loop returns" in str(refused.value)
 
 

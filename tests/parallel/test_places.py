@@ -145,8 +145,6 @@ def test_what_cannot_be_shared_is_refused():
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CPUPlace(), mg.CUDAPlace(0)])
     with pytest.raises(PlaceError, match="GPU 1 twice"):
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CUDAPlace(1), mg.CUDAPlace(1)])
-    with pytest.raises(ProgramError, match="reduce_strategy Reduce"):
-        parallel(main, loss, 2, reduce_strategy=static.BuildStrategy.ReduceStrategy.Reduce)
     exe.run(program, feed=batch(0), fetch_list=[loss], scope=scope)
 
 

@@ -15,7 +15,8 @@ from minigraph.program import unique_name
 ROWS, WORDS = 8, 11
 _rng = np.random.default_rng(2)
 FEEDS = [
-    {"words": _rng.integers(0, WORDS, (ROWS, 3)), "x": _rng.normal(size=(ROWS, 4)), "y": _rng.integers(0, WORDS, (ROWS, 1))}
+    {"words": _rng.integers(0, WORDS, (ROWS, 3)), "x": _rng.normal(size=(ROWS, 4)),
+     "y": _rng.integers(0, WORDS, (ROWS, 1))}
     for _ in range(4)
 ]
 

@@ -20,9 +20,12 @@ from minigraph.kernels.groups import Group, present
 from minigraph.opdef.inner import mixed
 from minigraph.program import Program
 from minigraph.program.scope import Scope
+from minigraph.program.shards import Shard
 from minigraph.runtime.backend import RunnablePlan
 from minigraph.runtime.version import VERSION
 from minigraph.types import TensorType
+
+from .in_pieces import cut, is_in_pieces
 
 
 def facts_of(
@@ -51,7 +54,8 @@ class AgreedPlan:
     def __init__(self, plan: RunnablePlan, program: Program, facts: Mapping[str, str]) -> None:
         self.plan, self.program, self.facts, self.seconds = plan, program, facts, plan.seconds
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-        self.persistable = [v for v in program.vars.values() if v.persistable]
+        self.shards = [v for v in program.vars.values() if isinstance(v, Shard)]
+        self.persistable = [v for v in program.vars.values() if v.persistable and not isinstance(v, Shard)]
         self.scheduled = {v.name for v, _ in program.lr_schedulers}  # which every rank sets by itself
 
     def run(self, feeds: Mapping[str, Any], scope: Scope, return_numpy: bool = True) -> list[Any]:
@@ -71,7 +75,7 @@ class AgreedPlan:
     def _agree(self, group: Group, scope: Scope) -> None:
         own = {
             "digest": self.digest, "step": scope.steps[self.program.origin], "changed": self._changed(group, scope),
-            "missing": [v.name for v in self.persistable if not scope.has(v.name)] if group.rank == 0 else [],
+            "missing": self._missing(scope) if group.rank == 0 else [],
         }  # fmt: skip
         all_of = [json.loads(text) for text in group.texts(json.dumps(own))]
         if any(each["digest"] != self.digest for each in all_of):
@@ -84,6 +88,13 @@ class AgreedPlan:
                 value = group.broadcast(value)
                 if group.rank:
                     scope.take(v.name, value)
+        for v in self.shards:
+            if v.whole in changed:
+                cut(v, group, scope)
+
+    def _missing(self, scope: Scope) -> list[str]:
+        names = [*(v.name for v in self.persistable), *(v.whole for v in self.shards)]
+        return [name for name in names if not scope.has(name)]
 
     def _changed(self, group: Group, scope: Scope) -> list[str]:
         """Names whose values somebody set since these ranks ran together in this Scope."""
@@ -92,9 +103,10 @@ class AgreedPlan:
             scope.disagree()
         if scope.agreed_at == (scope.version, group.size, self.digest) and not refilled:
             return []
+        set_whole = [v.whole for v in self.shards if not is_in_pieces(v, group.size, scope)]
         arrays, known = scope.arrays, scope.agreed
         names = [v.name for v in self.persistable if arrays.get(v.name) is not known.get(v.name)]
-        return [*names, *refilled.intersection(v.name for v in self.persistable).difference(names)]
+        return [*names, *set_whole, *refilled.intersection(v.name for v in self.persistable).difference(names)]
 
     def _refuse(self, group: Group) -> None:
         """An error on all ranks that names what differs."""

@@ -25,8 +25,8 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.seeds import resume_seed, seed_of
 from minigraph.runtime.targets import read_targets
 
+from .in_pieces import tear_pieces
 from .threads import Meeting
-
 
 # the user's Scope -> those of rank 1, 2, ...: one model that several programs train or test is there once
 _others: weakref.WeakKeyDictionary[Scope, list[Scope]] = weakref.WeakKeyDictionary()
@@ -75,7 +75,7 @@ class Replicas:
         program = self.of_rank.before
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, program)
         self.of_rank.program_for(fetches, updates or prune)  # here, so that no two ranks compile
-        scopes = self._scopes(scope, program)
+        scopes = self.meeting.scopes = self._scopes(scope, program)
 
         def step(rank: int) -> list[Any]:
             return self.executors[rank].run(
@@ -86,6 +86,8 @@ class Replicas:
             results = self._together(step)
         except BaseException:
             scope.disagree()  # some ranks may have made the step
+            if len({each.steps[program.origin] for each in scopes}) > 1:
+                tear_pieces(scopes, "a step failed on some ranks only")
             for executor in self.executors:
                 executor.close()  # captured graphs have communicators of the group that is gone
             self._meet()
