@@ -199,7 +199,7 @@ class Executor(NotPickled):
         elif isinstance(prune, tuple):
             check_updates(prune, source)
         arrays = checked_feeds(program, feed, self.backend)
-        together = getattr(source, "_parallel", None) is not None
+        together = source.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
         seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
@@ -230,8 +230,9 @@ class Executor(NotPickled):
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
-        seed: int, options: RunOptions = DEFAULT, together: bool = False,
+        seed: int, options: RunOptions = DEFAULT, together: str = "",
     ) -> RunnablePlan:  # fmt: skip
+        """The plan; `together` says how a program was compiled that several ranks run."""
         for name in fetches:
             if name not in program.vars:
                 raise UNKNOWN_FETCH(
@@ -241,7 +242,7 @@ class Executor(NotPickled):
         if present().size == 1 or not (together or is_collective(program)):
             return plan_for(self.backend, program, types, fetches, prune, seed, options)
         plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
-        return AgreedPlan(plan, program, facts_of(program, types, fetches, options))
+        return AgreedPlan(plan, program, facts_of(program, types, fetches, options, together or "none"))
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""

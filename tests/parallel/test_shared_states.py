@@ -9,6 +9,15 @@ import pytest
 
 import minigraph as mg
 from minigraph import static
+from minigraph.errors import VerifyError
+from minigraph.ir.convert import to_graph
+from minigraph.ir.verify import verify
+from minigraph.opdef import get_op
+from minigraph.passes.communication.fuse_all_reduce_ops import fuse_all_reduce_ops
+from minigraph.passes.communication.reductions import verify_reductions
+from minigraph.passes.engine.log import PassReport
+from minigraph.program.reductions import reduce_gradients
+from minigraph.program.shards import share_updates
 from tests.parallel.test_training import FEEDS, SETTINGS, Case
 
 REDUCE = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce}
@@ -120,3 +129,47 @@ def test_a_gradient_that_is_fetched_is_that_of_all_ranks():
         )
         found.append(case.exe.run(program, FEEDS[0], ["linear_0.w_0@GRAD"], scope=case.scope)[0])
     np.testing.assert_array_equal(*found)
+
+
+def shared_graph():
+    case = Case(optimizer=RULES["adamw"])
+    reduce_gradients(case.main, case.loss.name, 2)
+    assert share_updates(case.main, 2, ()) == []
+    return to_graph(case.main)
+
+
+@pytest.mark.parametrize(("planted", "times"), [("left out", "0 times"), ("twice", "2 times")])
+def test_a_piece_that_is_not_reduced_once_is_found(planted, times):
+    graph = shared_graph()
+    verify_reductions(graph)
+    op = graph.ops_of(["c_reduce_shards"])[0]
+    if planted == "left out":
+        graph.remove_op(op)
+        graph.add_op(type(op)(get_op("c_shards"), op.inputs, op.outputs, op.attrs, rank=op.rank, role=op.role))
+    else:
+        (x,) = op.inputs["X"]
+        again = graph.add_var("again@GRAD", x.type)
+        rank = (*op.rank[:-1], op.rank[-1] - 0.5)
+        whole = get_op("c_allreduce_sum")
+        graph.add_op(type(op)(whole, {"X": [x]}, {"Out": [again]}, {}, rank=rank, role="backward"))
+        graph.set_input(op, "X", 0, again)
+    with pytest.raises(VerifyError, match=f"is reduced {times}.* before adamw updates"):
+        verify_reductions(graph)
+
+
+@pytest.mark.parametrize("sent", ["auto", "float32"])
+def test_pieces_travel_in_buckets(sent):
+    counts = {}
+    for size in (1e-6, 100):
+        graph, report = shared_graph(), PassReport("fuse_all_reduce_ops")
+        fuse_all_reduce_ops(graph, report, size, sent)
+        verify(graph)
+        verify_reductions(graph)
+        counts[size] = [len(graph.ops_of([kind])) for kind in ("c_reduce_shards", "c_gather_shards")]
+    assert counts == {1e-6: [5, 5], 100: [1, 1]}
+    found, wanted = (
+        Case(optimizer=RULES["adamw"]).trained(2, fuse_all_reduce_ops=True, all_reduce_dtype=t, **REDUCE)
+        for t in (sent, "auto")
+    )
+    worst = max(np.abs(found[k] - v).max() for k, v in wanted.items())
+    assert (worst == 0) == (sent == "auto") and worst < 1e-3

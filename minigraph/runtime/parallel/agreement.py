@@ -29,12 +29,13 @@ from .in_pieces import cut, is_in_pieces
 
 
 def facts_of(
-    program: Program, types: Mapping[str, TensorType], fetches: Sequence[str], options: Any
-) -> dict[str, str]:
-    """What must be the same on all ranks, by names that an error can show."""
+    program: Program, types: Mapping[str, TensorType], fetches: Sequence[str], options: Any, strategy: str = "none"
+) -> dict[str, str]:  # fmt: skip
+    """What must be the same on all ranks, by names that an error can show; the first that differs is shown."""
     _, _, text = str(program).partition("\n")  # its name may differ, and its seed
     return {
-        "minigraph": VERSION,
+        "minigraph": str(VERSION),
+        "BuildStrategy": strategy,
         "program": f"{len(program.ops)} operators, {hashlib.sha256(text.encode()).hexdigest()[:16]}",
         "feeds": ", ".join(f"{name}: {type}" for name, type in sorted(types.items())),
         "fetches": ", ".join(fetches),

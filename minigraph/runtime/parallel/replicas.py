@@ -37,6 +37,7 @@ class OfRank:
 
     def __init__(self, compiled: Any) -> None:
         self.before, self.options, self._parallel = compiled.before, compiled.options, compiled._parallel
+        self.strategy = compiled.strategy
         self._compiled = weakref.ref(compiled)  # an Executor keeps this as long as there is that
 
     def program_for(self, fetches: Iterable[str], prune: Prune) -> Program:
