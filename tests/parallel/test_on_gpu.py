@@ -12,8 +12,10 @@ import pytest
 
 import minigraph as mg
 from minigraph import cuda, static
+from minigraph.errors import DTypeError
 from minigraph.kernels.cuda.collective.collective import Collective
 from minigraph.kernels.groups import RankError
+from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
@@ -122,10 +124,17 @@ def nccl(monkeypatch):
     sys.modules.pop("minigraph.kernels.cuda.device.nccl", None)
 
 
+@pytest.mark.parametrize("number", [(7, -7) * 64, bytes(range(128, 256))], ids=["tuple", "bytes"])
+def test_nccl_gets_its_number_as_this_cupy_has_it(nccl, monkeypatch, number):
+    module, _ = nccl
+    monkeypatch.setattr(module.nccl, "get_unique_id", lambda: number)
+    ranks = module.communicator(0)
+    assert module.communicator(0) is ranks and ranks.ends.made == (1, number, 0)
+
+
 def test_nccl_gets_counts_and_types(nccl):
     module, _ = nccl
     ranks = module.communicator(0)
-    assert module.communicator(0) is ranks and ranks.ends.made == (1, (7,) * 128, 0)
     for kind, root in (("all_reduce", 0), ("broadcast", 2), ("reduce", 1), ("all_gather", 0), ("reduce_scatter", 0)):
         given = ranks.arguments(kind, 100, 200, (4, 8), np.dtype("float32"), root)
         ranks.run(kind, given, 9)
@@ -135,8 +144,15 @@ def test_nccl_gets_counts_and_types(nccl):
         ("reduceScatter", (200, 100, 4, 5, 0, 9)),
     ]  # fmt: skip
     assert ranks.arguments("all_reduce", 1, 2, (3, 3), bfloat16, 0)[3] == 9
-    with pytest.raises(TypeError, match="NCCL has no bool"):
-        ranks.arguments("all_reduce", 1, 2, (3, 3), np.dtype(bool), 0)
+    assert ranks.arguments("all_gather", 1, 2, (3, 3), np.dtype("int16"), 0) == (2, 1, 6, 1)  # as bytes
+
+
+@pytest.mark.parametrize("dtype", ["int16", "bool"])
+def test_types_that_ranks_cannot_add_up_are_refused(dtype):
+    for name, attrs in (("c_allreduce_sum", {}), ("c_reduce_sum", {"root": 0}), ("c_reducescatter", {"nranks": 1})):
+        with pytest.raises(DTypeError, match=f"cannot add up {dtype}"):
+            OPS[name].infer_types({"X": [TensorType((2, 3), np.dtype(dtype))]}, attrs)
+    assert OPS["c_broadcast"].infer_types({"X": [TensorType((2, 3), np.dtype(dtype))]}, {"root": 0})
 
 
 @pytest.mark.parametrize(("status", "timeout", "said"), [(6, 60.0, "NCCL error 6"), (0, -1.0, "waits for another one")])
