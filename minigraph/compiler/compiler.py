@@ -43,7 +43,7 @@ from minigraph.runtime.targets import check_updates, read_targets
 from . import report
 from .data_parallel import DataParallel
 from .dump_files import write_dot, write_texts
-from .explanation import Explanation
+from .explanation import Explanation, kernel_remarks, rank_lines
 from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -158,14 +158,8 @@ class CompiledProgram(NotPickled):
             named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
             lines += [f"{state:<32} {', '.join(named)}"] if named else []
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
-        sent = traffic(compilation.after, self._ranks)
-        lines += [f"{'ranks':<32} {sent.line()}", *sent.lines()] if sent is not None else []
-        lines += [f"  - {remark}" for remark in compilation.whole]
-        if compilation.after.notes:
-            lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
-            for op, text in compilation.after.notes:
-                lines.append(f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}")
-        return Explanation("\n".join(lines))
+        lines += rank_lines(traffic(compilation.after, self._ranks), compilation.whole)
+        return Explanation("\n".join([*lines, *kernel_remarks(compilation.after)]))
 
     @property
     def _ranks(self) -> int:
