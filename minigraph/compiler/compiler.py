@@ -147,19 +147,17 @@ class CompiledProgram(NotPickled):
     def explain(self) -> Explanation:
         """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
-        With several ranks what each of them sends, and how much of it while backward goes on. After a run on a GPU
-        also where its kernels differ from what the operators ask for.
+        With several ranks what each sends. After a run on a GPU where its kernels differ from what operators ask for.
         """
-        compilation = self._latest_or_new()
-        reports = compilation.reports
+        reports = (compilation := self._latest_or_new()).reports
         flags = [*(step.flag for step in PASSES), *RUN_FLAGS]
         lines = [report.render() for report in compilation.reports.values()]
         for state in ("on", "off"):
             named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
             lines += [f"{state:<32} {', '.join(named)}"] if named else []
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
-        lines += rank_lines(traffic(compilation.after, self._ranks), compilation.whole)
-        return Explanation("\n".join([*lines, *kernel_remarks(compilation.after)]))
+        ranks = rank_lines(traffic(compilation.after, self._ranks), compilation.whole)
+        return Explanation("\n".join([*lines, *ranks, *kernel_remarks(compilation.after)]))
 
     @property
     def _ranks(self) -> int:

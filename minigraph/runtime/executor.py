@@ -199,7 +199,8 @@ class Executor(NotPickled):
         elif isinstance(prune, tuple):
             check_updates(prune, source)
         arrays = checked_feeds(program, feed, self.backend)
-        together = source.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
+        compiled: Any = source
+        together = compiled.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
         seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
