@@ -23,6 +23,7 @@ from .control.ahead import WHOLE, ahead
 from .devices import backend_of
 from .memory import Life, peak
 from .options import RunOptions
+from .parallel.traffic import Traffic, traffic
 
 SHOWN = 10  # residents and operators in the text
 MIB = 2**20
@@ -37,6 +38,7 @@ class MemoryReport:
     persistable   parameters and states, which the Scope holds besides;  on_host: of them paged states, in pinned memory
                   of the host
     fed           feeds, part of `planned`
+    traffic       what a rank sends in a step, None where one rank runs the program
     residents     all blocks, largest first;  at: the step of the peak, in which `running` runs
     parts         {piece or block: bytes planned} of a program that branches and loops cut: each has memory of its own,
                   and their steps stand one behind the other here; None where a run decides its sizes
@@ -54,6 +56,7 @@ class MemoryReport:
     at: int
     running: tuple[Operator, ...]
     on_host: int = 0
+    traffic: Traffic | None = None
     parts: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
@@ -83,6 +86,7 @@ class MemoryReport:
             f"  kept in the Scope   {_mib(self.persistable)}" + self._paged(),
         ]
         lines += [f"    {_mib(n) if n is not None else '   a run decides'}  {part}" for part, n in self.parts.items()]
+        lines += [f"  ranks               {self.traffic.line()}"] if self.traffic is not None else []
         lines += [f"  the peak is in      {op.type}    {op.site or ''}".rstrip() for op in self.running]
         peak = self.at_peak()
         lines += [f"    {_mib(r.nbytes)}  {r.name}: {r.type}" for r in peak[:SHOWN]]
@@ -150,8 +154,9 @@ def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
 
 
 def memory_report(
-    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions
-) -> MemoryReport:
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions,
+    ranks: int = 1,
+) -> MemoryReport:  # fmt: skip
     """The report of the plan that an Executor at `place` would make; that device need not be there."""
     memory, parts = _planned(program, feeds, fetches, place, options)
     residents = memory.residents
@@ -162,7 +167,8 @@ def memory_report(
     return MemoryReport(
         program.name, place, feeds, memory.nbytes, live, apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
-        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host, parts,
+        tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
+        traffic(program, ranks), parts,
     )  # fmt: skip
 
 

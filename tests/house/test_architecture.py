@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
     "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
-    "kernels.cuda.collective": "errors types kernels.groups kernels.cuda.record",
+    "kernels.cuda.collective": "errors types kernels.groups kernels.pieces kernels.cuda.record",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",

@@ -39,9 +39,9 @@ def launched(ranks: int, what: str, folder: Path) -> subprocess.CompletedProcess
 @needs_mpi
 def test_processes_are_threads_bit_by_bit(tmp_path):
     """Through fleet with buckets, and through with_data_parallel; what they save goes on elsewhere."""
-    done = launched(3, "fleet,compiled", tmp_path)
+    done = launched(3, "fleet,compiled,pieces", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for what, flags in (("fleet", {}), ("compiled", {"every": True})):
+    for what, flags in (("fleet", {}), ("compiled", {"every": True}), ("pieces", {"every": True})):
         _, values = trained(3, steps=3, rows=6, **flags)
         with np.load(tmp_path / f"{what}.npz") as found:
             for name, value in values.items():

@@ -85,12 +85,14 @@ function memoryPart(model) {
     ["without sharing", bytes(memory.apart)],
     ["parameters and states", bytes(memory.persistable)],
   ];
+  const ranks = memory.ranks.length ? el("pre", { id: "ranks" }, memory.ranks.join("\n")) : "";
   const peak = el("button", { id: "peak", onclick: () => choose(memory.at) }, "What lives at the peak");
   return [
     part(
       `Memory on ${memory.place}: ${bytes(memory.planned)} planned`,
       true,
       table(["", "bytes"], figures, [1]),
+      ranks,
       peak,
       ` reached in ${memory.running.join(", ")}`,
       chart,
