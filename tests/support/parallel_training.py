@@ -22,14 +22,18 @@ def net(clip: bool = True, rate: Any = None, optimizer: Any = lambda one: one) -
     """(main, startup, loss): two layers and AdamW, which `optimizer` may wrap."""
     main, startup = static.Program("net"), static.Program("start")
     main.random_seed = startup.random_seed = 3
+    before = mg.get_default_dtype()
     mg.set_default_dtype("float64")
-    with static.program_guard(main, startup), mg.utils.unique_name.guard():
-        x, y = static.data("x", [None, 6]), static.data("y", [None, 1], "int64")
-        hidden = mg.nn.functional.relu(mg.nn.Linear(6, 8)(x))
-        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(8, 3)(hidden), y)
-        rule = mg.nn.ClipGradByGlobalNorm(0.05) if clip else None
-        rate = mg.optimizer.lr.ExponentialDecay(0.01, 0.9) if rate is None else rate
-        optimizer(mg.optimizer.AdamW(rate, weight_decay=0.1, grad_clip=rule)).minimize(loss)
+    try:
+        with static.program_guard(main, startup), mg.utils.unique_name.guard():
+            x, y = static.data("x", [None, 6]), static.data("y", [None, 1], "int64")
+            hidden = mg.nn.functional.relu(mg.nn.Linear(6, 8)(x))
+            loss = mg.nn.functional.cross_entropy(mg.nn.Linear(8, 3)(hidden), y)
+            rule = mg.nn.ClipGradByGlobalNorm(0.05) if clip else None
+            rate = mg.optimizer.lr.ExponentialDecay(0.01, 0.9) if rate is None else rate
+            optimizer(mg.optimizer.AdamW(rate, weight_decay=0.1, grad_clip=rule)).minimize(loss)
+    finally:
+        mg.set_default_dtype(before)
     return main, startup, loss
 
 
