@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from minigraph.program import Parameter
+from minigraph.errors import require
+from minigraph.errors.kinds import NOT_OFFERED
+from minigraph.program import Parameter, Variable
+from minigraph.program.builder import Builder
+from minigraph.types import float32, float64
 
 from .optimizer import Optimizer
 from .settings import below_one, check_number, flag, function, positive
+from .variable_betas import append_step, or_variable
 
 BETAS = {"beta1": below_one, "beta2": below_one, "epsilon": positive}
+MAY_BE_VARIABLES = {name: or_variable(check) for name, check in BETAS.items()}
 MOMENTS = {"Moment1": "moment1", "Moment2": "moment2"}
 POWERS = {"Beta1Pow": ("beta1_pow_acc", "beta1"), "Beta2Pow": ("beta2_pow_acc", "beta2")}
 
@@ -19,18 +25,19 @@ class Adam(Optimizer):
     """m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  p -= lr m' / (sqrt(v') + epsilon)
 
     with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t). weight_decay is added to the gradient (L2).
-    amsgrad  the largest v so far in place of v
+    amsgrad                 the largest v so far in place of v
+    beta1, beta2, epsilon   also float Variables of one element
     lazy_mode and use_multi_tensor are accepted as in Paddle: they concern sparse gradients and
     launches on a GPU, and change no value.
     """
 
     op_type = "adam"
     powers = POWERS
-    hyper: ClassVar = {**BETAS, "amsgrad": flag}
+    hyper: ClassVar = {**MAY_BE_VARIABLES, "amsgrad": flag}
     states: ClassVar = {**MOMENTS, "Moment2Max": "moment2_max"}
 
     def __init__(
-        self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+        self, learning_rate: Any = 0.001, beta1: Any = 0.9, beta2: Any = 0.999, epsilon: Any = 1e-8,
         parameters: Any = None, weight_decay: Any = None, grad_clip: Any = None, lazy_mode: bool = False,
         multi_precision: bool = False, use_multi_tensor: bool = False, name: str | None = None, amsgrad: bool = False,
         **hyper: Any,
@@ -39,6 +46,19 @@ class Adam(Optimizer):
             learning_rate, parameters, weight_decay, grad_clip, multi_precision, name,
             beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad, **hyper,
         )  # fmt: skip
+
+    def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
+        numbers = {name: self.of(param, name) for name in BETAS}
+        if not any(isinstance(value, Variable) for value in numbers.values()):
+            return super().append_update(g, param, grad, lr)
+        plain = param.dtype in (float32, float64) and not self._flags and not self.of(param, "amsgrad")
+        require(plain, "betas that are variables go with float32 and float64, without amsgrad and without loss scaling",
+                NOT_OFFERED, "betas that are numbers")  # fmt: skip
+        attrs = self.attrs(param)
+        ratio = attrs.get("lr_ratio", 1.0)
+        rate = lr if ratio == 1.0 else g.scale(lr, scale=ratio)
+        decay = attrs["coeff"] if attrs.get("with_decay") else 0.0
+        append_step(g, param, grad, rate, self.new_states(param), numbers, decay)
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}
@@ -55,7 +75,7 @@ class AdamW(Adam):
     hyper: ClassVar = {**Adam.hyper, "coeff": check_number}
 
     def __init__(
-        self, learning_rate: Any = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
+        self, learning_rate: Any = 0.001, beta1: Any = 0.9, beta2: Any = 0.999, epsilon: Any = 1e-8,
         parameters: Any = None, weight_decay: float = 0.01, lr_ratio: Callable[[Parameter], float] | None = None,
         apply_decay_param_fun: Callable[[str], bool] | None = None, grad_clip: Any = None, lazy_mode: bool = False,
         multi_precision: bool = False, name: str | None = None, amsgrad: bool = False,

@@ -43,6 +43,7 @@ from .settings import (
     regularizer,
 )
 from .states import Rate, master_weight, persistable, rate_of
+from .variable_betas import FIRST_POWERS
 
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
@@ -103,12 +104,19 @@ class Optimizer:
         """The states that the update of `param` has."""
         return self.states
 
-    def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
-        """Append the operator that updates `param`."""
+    def new_states(self, param: Parameter) -> dict[str, Any]:
+        """{slot: a new persistable variable} of what the update of `param` keeps."""
         states = {s: self.state(param, name, self.initial) for s, name in self.wanted_states(param).items()}
         number = tensor_type((1,), float64)
         for slot, (name, beta) in self.powers.items():
-            states[slot] = self.state(param, name, self.of(param, beta), number)
+            first = self.of(param, beta)
+            first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
+            states[slot] = self.state(param, name, first, number)
+        return states
+
+    def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
+        """Append the operator that updates `param`."""
+        states = self.new_states(param)
         if self.multi_precision and param.dtype in LOW_PRECISION:
             assert self._startup is not None
             states["MasterParam"] = master_weight(param, self._startup)
@@ -199,7 +207,8 @@ class Optimizer:
                 for p, grad in pairs:
                     factor = p.optimize_attr["learning_rate"] * self._groups.get(p.name, {}).get("rate_factor", 1.0)
                     self.append_update(g, p, grad, rate.times(g, factor))
-        return [op for op in program.ops[first:] if "optimizer" in op.opdef.traits]
+        new = program.ops[first:]
+        return [op for op in new if "optimizer" in op.opdef.traits or any(v.persistable for v in op.output_vars)]
 
     def _scaled(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Gradients times grad_scale where clipping or weight decay must see them so; else the updates do it."""

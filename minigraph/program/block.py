@@ -21,7 +21,7 @@ from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .blocks.block_numbers import sub_programs
-from .changes import Ops, Vars
+from .changes import Ops, Vars, put_in_place
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -105,6 +105,23 @@ class Block(PartOfProgram):
         self.vars.rename(old, new)
         self.program.version += 1
 
+    def succeed(self, old: Variable, new: Variable) -> None:
+        """Let `old` be what `new` is, which is no more: the operators so far use what `old` was under another name."""
+        before = self.create_var(
+            unique_name.generate(f"{old.name}.before"), type=old.type, stop_gradient=old.stop_gradient,
+            is_data=old.is_data,
+        )  # fmt: skip
+        if old.is_data:  # what a block takes keeps its place
+            places = [before if v is old else v for v in self.vars.values() if v is not before]
+            dict.clear(self.vars)
+            dict.update(self.vars, {v.name: v for v in [*places, old]})
+            old.is_data = False
+        old.type, old.stop_gradient = new.type, new.stop_gradient
+        for op in self.ops:
+            put_in_place(op, old, before)
+            put_in_place(op, new, old)
+        del self.vars[new.name]
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Operators appended inside stay only if all are accepted."""
@@ -164,6 +181,7 @@ class Block(PartOfProgram):
                     if not isinstance(v, Variable) or v.block is not self:
                         variables[i] = _own(self, slot, v)
             bound, inferred = opdef.resolved(inputs, attrs)
+            _check_all_ranks_come(program, opdef)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
@@ -226,6 +244,15 @@ class Block(PartOfProgram):
 
     def __str__(self) -> str:
         return str(self.program)
+
+
+def _check_all_ranks_come(program: Program, opdef: Any) -> None:
+    """No collective in a block of a branch or loop: what one rank decides to run, another may leave out."""
+    require(
+        "collective" not in opdef.traits or not (program.parent is not None or program.is_closed),
+        f"{opdef.type} stands in {program.name}, a block of a branch or loop: ranks that decide differently would wait"
+        " for each other", ProgramError, "call it outside, on what the branch or loop returns",
+    )  # fmt: skip
 
 
 def _checked_name(name: Any) -> str:

@@ -174,6 +174,15 @@ def rename(op: Operator, what: str, old: str, new: str) -> None:
     op.block.program.version += 1
 
 
+def put_in_place(op: Operator, old: Variable, new: Variable) -> None:
+    """Let `op` use `new`, of the same type, in the place of `old`."""
+    for what in ("inputs", "outputs"):
+        held = getattr(op, what)
+        if any(v is old for vs in held.values() for v in vs):
+            changed = ((slot, SlotVars(new if v is old else v for v in vs)) for slot, vs in held.items())
+            object.__setattr__(op, what, FixedSlots(changed))
+
+
 def _check_types(op: Operator, inputs: Mapping[str, Any], outputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
     """As when the operator was built: what these inputs give fits the variables that it writes."""
     inferred = op.opdef.infer_types({s: [v.type for v in vs] for s, vs in inputs.items()}, attrs)

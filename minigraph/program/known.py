@@ -80,6 +80,8 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
         except AttrError as problem:
             raise AttrError(f"attribute {name}: {problem.fact}", site=problem.site, hint=problem.hint) from None
     for name, value in found.items():
+        if OPS[op_type].attrs[name].kind in ("int", "int | None") and isinstance(value, list) and len(value) == 1:
+            found[name] = value = value[0]  # Paddle's numbers have the shape [1]
         entries = value if isinstance(value, list) else [value]
         if op_type == "reshape" and name == "shape":
             found[name] = _new_shape(inputs["X"][0], entries)
@@ -138,6 +140,12 @@ def known(value: Any) -> Any:
         return value
     found = _entries(value)
     return found if value.ndim else found[0]
+
+
+def known_number(value: Any) -> Any:
+    """`known` where one number is wanted, as an array of one element is."""
+    found = known(value)
+    return found[0] if isinstance(value, Variable) and isinstance(found, list) and len(found) == 1 else found
 
 
 def values_of(x: Variable, most: int = 4096) -> np.ndarray | None:

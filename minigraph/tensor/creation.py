@@ -111,17 +111,21 @@ def assign(x: Any, output: Variable | None = None) -> Variable:
     """A copy of x: a Variable, a number, or (nested lists as) a NumPy array of at most 4096 elements.
 
     output  write it there instead of to a new Variable
-    Python floats become the default data type; arrays keep their own.
+    A number becomes an array of one element, as in Paddle; mg.to_tensor makes it 0-d. Python floats become the default
+    data type; arrays keep their own.
     """
     if not isinstance(x, Variable):
-        x = _from_value(x)
+        if is_number(x) and (output is None or output.ndim > 0):
+            x = x.reshape(1) if isinstance(x, np.generic) else [x]
+        x = from_value(x)
         if output is None:
             return x
     out = None if output is None else {"Out": variable(output, "assign", "output")}
     return emit("assign", "assign", x, out=out)
 
 
-def _from_value(value: Any) -> Variable:
+def from_value(value: Any) -> Variable:
+    """A constant: 0-d of a number, else of the array's shape."""
     if not (is_number(value) or isinstance(value, (np.ndarray, list, tuple))):
         raise ProgramError(
             f"x must be a Variable, numbers or a NumPy array, is {describe(value)}", call="assign", site=call_site()

@@ -11,7 +11,7 @@ from minigraph.errors.kinds import AXIS, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
-from minigraph.program.known import known
+from minigraph.program.known import known_number
 from minigraph.types import FLOATS, as_dtype, float64, normalize_axis
 
 from .arguments import as_type, constant, describe, is_number, output_prefix, plain, variable
@@ -27,7 +27,7 @@ def linspace(start: Any, stop: Any, num: int, dtype: Any = None, name: str | Non
 
     dtype  the default data type for None; ints are cut from what float64 gives
     """
-    num = known(num)
+    num = known_number(num)
     if not isinstance(num, int) or num < 1:
         raise ProgramError(f"num must be an int > 0, is {describe(num)}", call="linspace", site=call_site())
     dtype = default_dtype() if dtype is None else as_dtype(dtype)

@@ -138,15 +138,32 @@ def scale(
     return emit("scale", "scale", variable(x, "scale"), name=name, **attrs)
 
 
-def clip(x: Variable, min: float | None = None, max: float | None = None, name: str | None = None) -> Variable:
-    """x brought into [min, max]; None leaves a side open. The gradient is 0 outside, 1 on the border."""
+@whole
+def clip(x: Variable, min: Any = None, max: Any = None, name: str | None = None) -> Variable:
+    """x brought into [min, max]; None leaves a side open. The gradient is 0 outside, 1 on the border.
+
+    min, max  numbers, or Variables of one element, which get no gradient
+    """
+    if isinstance(min, Variable) or isinstance(max, Variable):
+        return _clip_between(variable(x, "clip"), min, max, name)
     for argument, bound in (("min", min), ("max", max)):
         if bound is not None and not is_number(plain(bound)):
             raise ProgramError(
                 f"{argument} must be a number or None, is {describe(bound)}", call="clip", site=call_site(),
-                hint="mg.maximum and mg.minimum take Variables",
+                hint="mg.maximum and mg.minimum take Variables of x's shape",
             )  # fmt: skip
     return emit("clip", "clip", variable(x, "clip"), min=plain(min), max=plain(max), name=name)
+
+
+def _clip_between(x: Variable, low: Any, high: Any, name: str | None) -> Variable:
+    g = builder_of(x)
+    for choose, bound in ((maximum, low), (minimum, high)):
+        if isinstance(bound, Variable):
+            bound = g.cast(g.reshape(bound, shape=[]), dtype=x.dtype)
+            bound.stop_gradient = True
+        if bound is not None:
+            x = choose(x, bound)
+    return g.assign(x, name=output_prefix("clip", name))
 
 
 def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None) -> Variable:

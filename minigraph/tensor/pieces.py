@@ -12,7 +12,7 @@ from minigraph.program.known import known
 from minigraph.types import normalize_axes, normalize_axis
 
 from .arguments import emit, ints, output_prefix, variable, variables
-from .creation import assign
+from .creation import assign, from_value
 from .manipulation import concat, flatten, reshape, squeeze, transpose
 from .math import cast, matmul, prod
 
@@ -220,7 +220,7 @@ def increment(x: Variable, value: float = 1.0, name: str | None = None) -> Varia
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Variable:
     """A Variable that holds `data`: numbers, lists, a small NumPy array or a Variable, cast to `dtype`."""
-    out = assign(data)
+    out = assign(data) if isinstance(data, Variable) else from_value(data)
     out = out if dtype is None else cast(out, dtype)
     out.stop_gradient = stop_gradient
     return out

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from minigraph.errors import AttrError, DTypeError, require
 from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import known, values_of
+from minigraph.program.known import known_number, values_of
 from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_axes, normalize_axis
 
 from .arguments import as_type, emit, ints, output_prefix, variable
 from .functions import floor, isnan, log
 from .indexing.picking import take_along_axis
 from .logic import greater_equal, less_equal, logical_and, where
-from .manipulation import concat, flatten, squeeze, stack
+from .manipulation import concat, flatten, squeeze, stack, transpose, unsqueeze
 from .math import argmax, cast, cumsum
 from .math import max as largest_of
 from .math import min as smallest_of
@@ -44,7 +45,7 @@ def topk(
     """
     x = variable(x, "topk")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
-    k = known(k)
+    k = known_number(k)
     _check_k(k, x, axis)
     pair = emit("topk", "argsort", x, axis=axis, descending=largest, name=name)
     values, indices = (slice(v, [axis], [0], [k]) for v in pair)
@@ -64,7 +65,7 @@ def kthvalue(
     """The k-th smallest element along `axis` (the last one), counted from 1, and where it is, int64."""
     x = variable(x, "kthvalue")
     axis = normalize_axis(-1 if axis is None else axis, x.ndim)
-    k = known(k)
+    k = known_number(k)
     _check_k(k, x, axis)
     pair = emit("kthvalue", "argsort", x, axis=axis, name=name)
     values, indices = (_at(v, axis, k - 1, keepdim) for v in pair)
@@ -108,16 +109,26 @@ def median(x: Variable, axis: int | None = None, keepdim: bool = False, name: st
 
 
 @whole
-def quantile(x: Variable, q: Any, axis: int | None = None, keepdim: bool = False) -> Variable:
+def quantile(x: Variable, q: Any, axis: int | Sequence[int] | None = None, keepdim: bool = False) -> Variable:
     """What the fraction q of the elements over `axis` (None: of all) lies below, between two of them in proportion.
 
-    q  a number in [0, 1], or a list, whose answers lie along a new first axis
+    q     a number in [0, 1], or a list, whose answers lie along a new first axis
+    axis  also a list of axes, whose elements count together
     The result is float64, NaN where an element is NaN. The size must be known.
     """
     x = variable(x, "quantile")
+    if isinstance(axis, (list, tuple)):
+        return _quantile_of_axes(x, q, sorted({normalize_axis(a, x.ndim) for a in axis}), keepdim)
     fractions = list(q) if isinstance(q, (list, tuple)) else [q]
     found = _quantiles(cast(x, float64), fractions, axis, keepdim, "quantile", None)
     return stack(found, axis=0) if isinstance(q, (list, tuple)) else found[0]
+
+
+def _quantile_of_axes(x: Variable, q: Any, axes: list[int], keepdim: bool) -> Variable:
+    others = [a for a in range(x.ndim) if a not in axes]
+    found = quantile(flatten(transpose(x, [*others, *axes]), len(others)), q, -1)
+    first = 1 if isinstance(q, (list, tuple)) else 0
+    return unsqueeze(found, [first + a for a in axes]) if keepdim else found
 
 
 def _quantiles(

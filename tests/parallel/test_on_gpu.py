@@ -17,6 +17,7 @@ from minigraph.kernels.cuda.collective.collective import Collective
 from minigraph.kernels.groups import RankError
 from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
+from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, bfloat16, float64
 from tests.support import cuda_host, gpu_stub
@@ -25,9 +26,11 @@ from tests.support.parallel_training import batch, net
 TYPES = {"x": TensorType((8, 6), float64), "y": TensorType((8, 1), np.dtype("int64"))}
 
 
-def reduced(**flags):
-    main, startup, loss = net()
+def reduced(shares=False, clip=True, **flags):
+    main, startup, loss = net(clip)
     reduce_gradients(main, loss.name, 1)
+    if shares:
+        share_updates(main, 1, ())
     strategy = static.BuildStrategy.all(verify="each_pass", **flags)
     return static.CompiledProgram(main, strategy), startup, loss
 
@@ -45,8 +48,19 @@ def test_collectives_keep_their_order_on_a_stream_of_their_own():
     assert "all_reduce 384 bytes" in [calls[i].title() for i in collectives]
 
 
+def test_pieces_are_read_and_written_where_arrays_lie():
+    """Sizes that divide equally: NCCL is given arrays as they lie, one after the other in the order of backward."""
+    program, _, loss = reduced(shares=True, clip=False)
+    plan = bind_program(program.program_for([loss.name]), TYPES, [loss.name])
+    calls = [call for call in plan.binder.calls if isinstance(call, Collective)]
+    assert [call.kind for call in calls] == ["reduce_scatter"] * 4 + ["all_gather"] * 4
+    assert [call.x.nbytes for call in calls[:4]] == [24, 192, 64, 384], "no room for zeros behind them"
+
+
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
-@pytest.mark.parametrize("flags", [{}, {"fuse_all_reduce_ops": False}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"fuse_all_reduce_ops": False}, {"shares": True}, {"shares": True, "clip": False}]
+)
 def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypatch):
     for name in ("why_not", "device_count", "runtime", "device_array"):
         monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
@@ -55,7 +69,10 @@ def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypat
         program, startup, _ = reduced(**flags)
         exe, scope = static.Executor(place), static.Scope()
         exe.run(startup, scope=scope)
-        source = program if place != mg.CPUPlace() else net()[0]
+        source = program if place != mg.CPUPlace() else net(flags.get("clip", True))[0]
+        if flags.get("shares"):  # AgreedPlan does this where there are several ranks
+            for v in [v for v in program.before.vars.values() if isinstance(v, Shard)]:
+                scope.take(v.name, scope.read(v.whole).reshape(-1))
         for step in range(4):
             exe.run(source, feed=batch(step), scope=scope)
         found.append(program.before.state_dict("param", scope))

@@ -276,10 +276,10 @@ def elementwise_pow_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_
     y = align(Y, X.ndim, axis)
     X_grad = Y_grad = None
     if "X_grad" in needs:
-        slope = np.where(y == 0, 0, y * np.power(X, y - 1))
+        slope = np.where(y == 0, y * 0, y * np.power(X, y - 1))
         X_grad = sum_to(Out_grad * slope, X.shape)
     if "Y_grad" in needs:
-        base = np.where((X == 0) & (y >= 0), 1, X)
+        base = np.where((X == 0) & (y >= 0), np.ones_like(X), X)
         Y_grad = sum_to(Out_grad * np.power(X, y) * np.log(base), Y.shape, axis)
     return X_grad, Y_grad
 

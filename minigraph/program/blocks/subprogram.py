@@ -98,15 +98,18 @@ class SubProgram(Program, InnerBlock):
     @classmethod
     def traced(
         cls, name: str, parent: Program, function: Callable[..., Any], given: Sequence[Variable] = (),
-        finish: Callable[[SubProgram, Any], Any] = lambda _, result: result,
+        finish: Callable[[SubProgram, Any], Any] = lambda _, result: result, types: Sequence[TensorType] = (),
     ) -> tuple[SubProgram, Any]:  # fmt: skip
         """The block of what `function` builds, and what `finish(block, result)` returns, which is called inside.
 
         given   variables outside; the function gets what stands for them
+        types   of what stands for them, where they are not those of `given`
         """
         sub = cls(name, parent)
         sub._closed = False
         arguments = [sub.argument(v) for v in given]
+        for v, t in zip(arguments, types, strict=False):
+            v.type = t
         try:
             with opened.entered(sub):
                 return sub, finish(sub, function(*arguments))

@@ -10,11 +10,17 @@ import numpy as np
 from minigraph.errors import MinigraphError, call_site, require, shortened
 from minigraph.errors.kinds import BLOCKS, FOREIGN, MIXED_TYPES, RANK, WRONG_OBJECT
 from minigraph.opdef.inner import check_flag, joined
-from minigraph.program import Variable, default_main_program, unique_name
+from minigraph.program import (
+    Block,
+    Variable,
+    default_main_program,
+    default_startup_program,
+    unique_name,
+)
 from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import Builder, whole
 from minigraph.tensor.arguments import is_number
-from minigraph.tensor.creation import assign
+from minigraph.tensor.creation import from_value
 from minigraph.types import TensorType
 
 from .branches import as_own, hand_over
@@ -32,9 +38,10 @@ def while_loop(
     body       returns new values in the structure of loop_vars, of the same types and ranks
     loop_vars  list or tuple of variables, numbers, and lists, tuples and dicts of such
     is_test    says nothing: what gradients need is kept only where a run computes them
-    The results are new variables; loop_vars stay what they were. Sizes that change from round to round are -1 in the
-    results. Both functions may read variables from outside, body may write them. Gradients flow to loop_vars and to
-    what body reads.
+    As in Paddle, loop_vars are the results from here on; what read them before keeps the values from before. Data,
+    parameters and numbers among them stay what they were, their results are new variables. Sizes that change from round
+    to round are -1 in the results. Both functions may read variables from outside, body may write them. Gradients flow
+    to what loop_vars were and to what body reads.
     Errors: ProgramError, ShapeError or DTypeError where cond or body return something else.
     """
     for what, function in (("cond", cond), ("body", body)):
@@ -45,13 +52,10 @@ def while_loop(
     base = name or unique_name.generate("while_loop")
     block = default_main_program().current_block()
     first = [_loop_variable(v) for v in leaves(loop_vars)]
+    rounds, result, types = _rounds(base, block, body, loop_vars, first)
     test, flag = SubProgram.traced(
-        f"{base}.cond", block.program, lambda *own: cond(*packed(loop_vars, iter(own))), first, _flag
+        f"{base}.cond", block.program, lambda *own: cond(*packed(loop_vars, iter(own))), first, _flag, types
     )
-    rounds, result = SubProgram.traced(
-        f"{base}.body", block.program, lambda *own: body(*packed(loop_vars, iter(own))), first,
-        lambda sub, result: _round(sub, result, loop_vars, first),
-    )  # fmt: skip
     changed = test.written()
     require(not changed, f"cond writes {changed and changed[0]}, only body may", BLOCKS)
     written, arguments = rounds.written(), [*test.inputs[: len(first)], *rounds.inputs[: len(first)]]
@@ -69,8 +73,57 @@ def while_loop(
     )
     for v, new in zip(written, results[len(first) :], strict=True):
         Builder(block).assign(new, out={"Out": v})
-    made = packed(loop_vars, iter(results))
+    made = packed(loop_vars, iter(_taken_over(block, leaves(loop_vars), results)))
     return list(made)
+
+
+def _taken_over(block: Block, loop_vars: Sequence[Any], results: Sequence[Variable]) -> list[Variable]:
+    """The results, with each loop variable in the place of its own where it is a value of this block.
+
+    What it was gets another name; so nothing is written twice, and gradients find what they need.
+    """
+    found: list[Variable] = []
+    for v, result in zip(loop_vars, results, strict=False):
+        own = isinstance(v, Variable) and v.block is block and (not v.is_data or isinstance(block.program, SubProgram))
+        if own and v.persistable and not v.is_parameter:
+            Builder(block).assign(result, out={"Out": v})
+        elif own and not v.persistable and all(v is not other for other in found):
+            block.succeed(v, result)
+            result = v
+        found.append(result)
+    return found
+
+
+class _OtherSizes(Exception):
+    """Sizes change from round to round: the body is to be built for other types of the loop variables."""
+
+    def __init__(self, types: list[TensorType]) -> None:
+        super().__init__(types)
+        self.types = types
+
+
+def _rounds(
+    base: str, block: Block, body: Callable[..., Any], loop_vars: Sequence[Any], first: list[Variable]
+) -> tuple[SubProgram, list[Variable], list[TensorType]]:  # fmt: skip
+    """The block of body, its results, and the types of the loop variables with which it was built.
+
+    Python code in body may look at sizes, as x[-1:] does. So where sizes change, body is called again with -1 there,
+    and what it built first is taken back.
+    """
+    types = [v.type for v in first]
+    while True:
+        try:
+            with default_main_program().global_block().whole(), default_startup_program().global_block().whole():
+                rounds, result = SubProgram.traced(
+                    f"{base}.body", block.program, lambda *own: body(*packed(loop_vars, iter(own))), first,
+                    lambda sub, result: _round(sub, result, loop_vars, first), types,
+                )  # fmt: skip
+                after = [joined([t, v.type]) for t, v in zip(types, result, strict=True)]
+                if after == types:
+                    return rounds, result, types
+                raise _OtherSizes(after)
+        except _OtherSizes as other:
+            types = other.types
 
 
 def _loop_variable(value: Any) -> Variable:
@@ -80,7 +133,7 @@ def _loop_variable(value: Any) -> Variable:
         return own if own is not None else value
     fits = is_number(value) or isinstance(value, np.ndarray)
     require(fits, f"loop_vars holds {shortened(repr(value))}, which is no variable", BLOCKS)
-    return assign(np.asarray(value) if isinstance(value, int) and not isinstance(value, bool) else value)
+    return from_value(np.asarray(value) if isinstance(value, int) and not isinstance(value, bool) else value)
 
 
 def _flag(sub: SubProgram, result: Any) -> Variable:

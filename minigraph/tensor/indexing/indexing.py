@@ -4,6 +4,7 @@
     x[1:8:2], x[::-1]   bounds count from the back where negative, and are clamped
     x[..., None]        Ellipsis stands for the axes left over, None adds one of size 1
     x[i], x[:, i]       i an int Variable, array or list: gather along that axis
+    x[i, j], x[0, j]    several of the first axes: elements at coordinates, as gather_nd
 
 A selection by truth values has a size that depends on values: mg.masked_select takes an upper bound. Variables are
 written once, so `x[...] = value` is refused, and static.setitem gives what x would be.
@@ -20,15 +21,21 @@ from minigraph.errors import DTypeError, ProgramError, call_site
 from minigraph.errors.kinds import COUNT
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import known
+from minigraph.program.known import known_number
 from minigraph.tensor.arguments import FIRST, LAST, constant, describe
+from minigraph.tensor.manipulation import stack
+from minigraph.tensor.pieces import broadcast_tensors
 from minigraph.types import INTS, int64
+
+from .picking import gather_nd
 
 
 @whole
 def getitem(x: Variable, index: Any) -> Variable:
     """x[index] as described above."""
     items = _full_index(x, index if isinstance(index, tuple) else (index,))
+    if any(isinstance(i, Variable) for i in items) and sum(isinstance(i, (int, Variable)) for i in items) > 1:
+        return _at_coordinates(x, items)
     slices: list[tuple[int, int, int, int]] = []  # axis, start, end, step
     dropped: list[int] = []
     added: list[int] = []  # places in the result
@@ -47,14 +54,27 @@ def getitem(x: Variable, index: Any) -> Variable:
             slices.append((axis, item, item + 1 if item != -1 else LAST, 1))
             dropped.append(axis)
         else:
-            if picked is not None:
-                _refuse(x, "more than one index is an array", "apply them one after the other: x[i][:, j]")
             picked = axis, item
             place += item.ndim
         axis += 1
-    if picked is not None and dropped:
-        _refuse(x, "an int and an array index stand together", "apply them one after the other: x[0][i]")
     return _emit(x, slices, dropped, picked, added)
+
+
+def _at_coordinates(x: Variable, items: list[Any]) -> Variable:
+    """x[i, j] of arrays and ints for the first axes, the others whole."""
+    count = sum(isinstance(i, (int, Variable)) for i in items)
+    first = items[:count]
+    fits = all(isinstance(i, (int, Variable)) for i in first) and all(map(_is_whole, items[count:]))
+    if not fits:
+        _refuse(x, "several indices are arrays or ints, and not those of the first axes alone",
+                "apply them one after the other: x[i][:, j]")  # fmt: skip
+    g = builder_of(x)
+    arrays = [g.cast(i, dtype=int64) if isinstance(i, Variable) else constant(i, int64, x) for i in first]
+    return gather_nd(x, stack(broadcast_tensors(arrays), axis=-1))
+
+
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, slice) and item.start is None and item.stop is None and item.step is None
 
 
 def _emit(
@@ -113,7 +133,7 @@ def _item(x: Variable, item: Any) -> Any:
 
 def _bounds(x: Variable, axis: int, item: slice) -> tuple[int, int, int]:
     """start, end and step; (0, LAST, 1) for the whole axis."""
-    item = slice(*(known(bound) for bound in (item.start, item.stop, item.step)))
+    item = slice(*(known_number(bound) for bound in (item.start, item.stop, item.step)))
     for bound in (item.start, item.stop, item.step):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer))):
             _refuse(x, f"a slice takes ints, not {describe(bound)}", "mg.gather picks at positions known at run time")
