@@ -9,7 +9,7 @@ import minigraph as mg
 from bench import changing_shapes
 from minigraph.kernels.cuda.record.binder import Device
 from minigraph.kernels.cuda.tensor_cores import hopper
-from minigraph.runtime.cuda.sizes import Siblings, likely
+from minigraph.runtime.sizes import Siblings, likely
 from minigraph.types import TensorType, float32, int64
 from tests.support import gpu_stub
 

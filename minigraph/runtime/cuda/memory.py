@@ -14,10 +14,10 @@ from minigraph.errors import OutOfMemoryError
 from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.program import Program
 from minigraph.runtime.schedule import Value
+from minigraph.runtime.sizes import Siblings
 
 from .bind import BoundProgram
 from .pinned import Pinned
-from .sizes import Siblings
 
 
 class SharedArena:

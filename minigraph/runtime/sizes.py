@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.types import TensorType
-
-from .bind import BoundProgram
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -34,8 +33,8 @@ class Siblings:
     feeds: list[Feeds] = field(default_factory=list)
     looked_ahead: bool = False
 
-    def kernels_ahead(self, bind: Callable[[Feeds], BoundProgram]) -> list[tuple[str, str]]:
-        """(source, function) of the kernels of plans for likely sizes; none but once, and for ENOUGH sizes."""
+    def kernels_ahead(self, bind: Callable[[Feeds], Any]) -> list[tuple[str, str]]:
+        """(source, function) of the kernels of BoundPrograms for likely sizes; none but once, and for ENOUGH sizes."""
         if self.looked_ahead or len(self.feeds) < ENOUGH:
             return []
         self.looked_ahead, found = True, dict[tuple[str, str], None]()
