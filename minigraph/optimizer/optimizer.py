@@ -240,6 +240,11 @@ class Optimizer:
 
     # the learning rate
 
+    def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
+        """The variable of the learning rate in a program, the default one for None; None before `minimize`."""
+        rate = self._rates.get((program if program is not None else default_main_program()).id)
+        return rate.variable if rate is not None else None
+
     def get_lr(self) -> float:
         """The learning rate of the next run."""
         return rate_of(self.learning_rate)
