@@ -27,8 +27,8 @@ class Adam(Optimizer):
     with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t). weight_decay is added to the gradient (L2).
     amsgrad                 the largest v so far in place of v
     beta1, beta2, epsilon   also float Variables of one element
-    lazy_mode and use_multi_tensor are accepted as in Paddle: they concern sparse gradients and
-    launches on a GPU, and change no value.
+    lazy_mode and use_multi_tensor are accepted and change no value. Gradients are dense here: rows
+    that no id names move by their moments, which Paddle's lazy_mode prevents.
     """
 
     op_type = "adam"

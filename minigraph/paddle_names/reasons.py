@@ -100,7 +100,6 @@ ROWS = (
     ("incubate", "sparse", "graph_*"),
     ("incubate", "later", "segment_*"),
     ("incubate", "average", "LookAhead ModelAverage"),
-    ("incubate", "dynamic", "autograd"),
     ("incubate", "inner", "*"),
     ("tensor", "control flow", "*"),
     ("io", "distributed", "DistributedBatchSampler"),

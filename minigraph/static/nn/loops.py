@@ -10,7 +10,13 @@ import numpy as np
 from minigraph.errors import MinigraphError, call_site, require, shortened
 from minigraph.errors.kinds import BLOCKS, FOREIGN, MIXED_TYPES, RANK, WRONG_OBJECT
 from minigraph.opdef.inner import check_flag, joined
-from minigraph.program import Block, Variable, default_main_program, default_startup_program, unique_name
+from minigraph.program import (
+    Block,
+    Variable,
+    default_main_program,
+    default_startup_program,
+    unique_name,
+)
 from minigraph.program.blocks.subprogram import SubProgram
 from minigraph.program.builder import Builder, whole
 from minigraph.tensor.arguments import is_number
