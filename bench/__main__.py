@@ -10,6 +10,7 @@ from typing import Any
 
 from . import (
     gpu_attention,
+    gpu_data_parallel,
     gpu_fusion,
     gpu_gelu,
     gpu_gelu_steps,
@@ -35,7 +36,7 @@ BENCHES: dict[str, Any] = {
     for m in (
         mlp_cpu, gpu_gemm, gpu_gelu, gpu_mlp_gemm, gpu_tf32, gpu_kernels, gpu_fusion, gpu_linear_cross_entropy,
         gpu_optimizers, gpu_paged, gpu_steps_run, gpu_gelu_steps, gpu_mixed_precision, gpu_gpt2, gpu_gpt2_loss,
-        gpu_attention, gpu_packed_attention, optimizer_cpu,
+        gpu_attention, gpu_packed_attention, gpu_data_parallel, optimizer_cpu,
     )
 }
 

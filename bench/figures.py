@@ -20,7 +20,8 @@ PEERS = ("torch", "compile", "jax", "liger")
 HOST_US = 20  # asked for: what one run() may keep the host
 ATTENTION_PEERS = ("naive", "efficient", "flash", "cudnn")
 PR_281 = ("float32 256x1x1024x32", "float32 1x1x1024x32", "float32 1x1x4096x32")
-ATTENTION_ROWS = (*PR_281, "bfloat16 4x16x4096", "bfloat16 2x16x16384")
+HALVES = tuple(f"{dtype} {shape}" for dtype in ("bfloat16", "float16") for shape in ("4x16x4096", "2x16x16384"))
+ATTENTION_ROWS = (*PR_281, *HALVES)
 HEADLINES = {  # title of a row -> what README calls it
     "MLP 784-1024-1024-10, batch 256, AdamW, TF32": "training step of an MLP 784-1024-1024-10, batch 256, TF32",
     "MLP 4 x 4096, GELU(tanh), batch 8192, bfloat16, AdamW": "training step of an MLP 4 x 4096, batch 8192, bfloat16",
@@ -114,18 +115,19 @@ def steps() -> Iterator[Figure]:
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
     for row in results("gpu_attention").get("rows", ()):
-        times = row.get("milliseconds", {}) if row.get("job") != "backward" else {}
+        times = row.get("milliseconds", {})
         peers = {name: median(times[name]) for name in ATTENTION_PEERS if name in times}
         if not peers or not any(row["title"].startswith(shown) for shown in ATTENTION_ROWS):
             continue
         asked = peers.get("cudnn") or (peers["naive"] if "1x1x" in row["title"] else 0.5 * peers["efficient"])
         best = min(peers, key=peers.__getitem__)
-        title = f"attention {row['title']}, {'forward + backward' if row['training'] else 'forward'}"
+        job = {"fwd+bwd": "forward + backward"}.get(row["job"], row["job"])
+        title = f"attention {row['title']}, {job}"
         ours = median(times["minigraph"])
         yield Figure(title, ours, None, peers[best], f"torch, {best}", asked, "ms", "gpu_attention.json")
         kept = row.get("beside_gradients_MiB", {})
-        if row["training"] and "cudnn" in kept:
-            title = f"attention {row['title']}, forward + backward, beside inputs and gradients"
+        if row["job"] == "fwd+bwd" and "cudnn" in kept:
+            title += ", beside inputs and gradients"
             theirs = kept["cudnn"]
             yield Figure(title, kept["minigraph"], None, theirs, "torch, cudnn", theirs, "MiB", "gpu_attention.json")
 

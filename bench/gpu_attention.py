@@ -135,7 +135,7 @@ class GpuAttention:
         torch = importlib.import_module("torch") if "torch" in peers else None
         if torch is not None:
             torch.backends.cuda.matmul.allow_tf32 = False
-        report = report_of(self, gpu, command, rounds)
+        report = report_of(self, gpu, command, rounds, only)
         tasks = (
             ({"title": row.title, "job": job.title, "training": job.training},
              partial(measured, gpu, torch, row, job, min(rounds, 3) if row.few else rounds))

@@ -18,6 +18,7 @@ from .gpu_timing import Case, GpuBench, Input, Rows, Vars
 Shape = tuple[int, int, int]  # rows, columns where gelu is, length of the sum
 LARGE = (8192, 4096, 4096)  # the MLP of gpu_steps
 FEED_FORWARD = ((8192, 4096, 1024), (8192, 3072, 768))
+GPT = ((16384, 3072, 768), (32768, 2048, 512))
 HALVES: tuple[Shape, ...] = (
     LARGE, *FEED_FORWARD, (16384, 4096, 1024), (16384, 3072, 768), (4096, 4096, 1024), (2048, 4096, 1024),
     (4096, 3072, 768), (2048, 3072, 768), (2048, 4096, 4096), (32768, 2048, 512),
@@ -96,11 +97,12 @@ def _case(
 
 
 def cases() -> Iterator[Case]:
-    """The erf form where it may win, the tanh form at the sizes of the MLP and the feed-forward block."""
+    """The erf form where it may win, the tanh form at the sizes of the MLP and of feed-forward blocks."""
     for make in (forward, input_gradient):
         for dtype, shapes in (("bfloat16", HALVES), ("float32", TF32)):
             yield from (make(shape, dtype, False) for shape in shapes)
-            yield from (make(shape, dtype, True) for shape in (LARGE, FEED_FORWARD[0]))
+            blocks = (*FEED_FORWARD, *GPT) if dtype == "bfloat16" else FEED_FORWARD[:1]
+            yield from (make(shape, dtype, True) for shape in (LARGE, *blocks))
 
 
 BENCH = GpuBench("gpu_gelu", "Products of linear layers with gelu, rows x columns x sum", lambda: list(cases()))

@@ -109,16 +109,12 @@ def arm(
     plan = gpu.plan(program, outputs, tuned)
     plan.run({}, scope, return_numpy=False)
 
-    def launch() -> None:
-        for call in plan.calls:
-            call()
-
     def results() -> list[Any]:
         fetched = [gpu.runtime.fetch(plan.bound.buffers[i], False) for i in plan.schedule.fetched]
         gpu.runtime.stream.synchronize()
         return fetched
 
-    return Arm(launch, results, _beyond(plan.bound))
+    return Arm(partial(run_all, plan), results, _beyond(plan.bound))
 
 
 def _program(gpu: Gpu, types: dict[str, Any], kind: str, chunk_bytes: int | None, **attrs: Any) -> Any:
@@ -302,7 +298,7 @@ def the_step(gpu: Gpu, rounds: int, torch: Any) -> dict[str, Any]:
     plans = {arm: gpu.plan(step_program(gpu.mg, way, STEP), ()) for arm, way in STEP_ARMS.items()}
     plans["tuned"] = gpu.plan(step_program(gpu.mg, "fast", STEP), (), autotune=True)
     arms = {
-        name: Arm(partial(run_all, plan.calls), partial(plan.run, {}, scope), plan.bound.arena_bytes)
+        name: Arm(partial(run_all, plan), partial(plan.run, {}, scope), plan.bound.arena_bytes)
         for name, plan in plans.items()
     }
     failed: dict[str, str] = {}
@@ -357,7 +353,7 @@ class GpuHeads:
             ({"title": head.title}, partial(measured, gpu, torch, peers, head, rounds)) for head in HEADS
         ]
         tasks.append(({"title": "the step"}, partial(the_step, gpu, rounds, torch)))
-        report = report_of(self, gpu, command, rounds) | {"remarks": remarks}
+        report = report_of(self, gpu, command, rounds, only) | {"remarks": remarks}
         measure(report, (task for task in tasks if only in task[0]["title"]), gpu, torch)
         end(
             report, table, planned_mib_beyond_gradients_by_rows=planned_memory(gpu, HEADS[0]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 STEP_ARMS = {"old": "old", "fallback": "fallback", "minigraph": "fast"}  # and the ways of the pull request
@@ -41,8 +41,10 @@ def torch_steps(torch: Any, v: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def run_all(calls: Sequence[Callable[[], Any]]) -> None:
-    for call in calls:
+def run_all(plan: Any) -> None:
+    """The calls of a plan that ran before; until then it has none."""
+    assert plan.calls
+    for call in plan.calls:
         call()
 
 

@@ -180,20 +180,24 @@ def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compil
     apart = max(float(abs(a - b).max()) for a, b in zip(own["fused"].results(), expected, strict=True))
     if not apart < 1e-5:
         raise ArithmeticError(f"fused differs from the operators one by one by {apart:.2g} after one step")
+    failed: dict[str, str] = {}
     for name in ("torch foreach", "torch compiled") if torch is not None else ():
         if name == "torch foreach" or compiled:
-            with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
-                params = [torch.from_dlpack(p).clone() for p, _ in values]
-                for p, (_, grad) in zip(params, values, strict=True):
-                    p.grad = torch.from_dlpack(grad).clone()
-                step = case.torch(torch, params)
-                step = torch.compile(step) if name == "torch compiled" else step
-                start = time.perf_counter()
-                step()
-                torch.cuda.synchronize()
-                seconds[name] = time.perf_counter() - start
-                errors[name] = _difference(gpu, params, expected)
-                arms[name] = [step]
+            try:
+                with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
+                    params = [torch.from_dlpack(p).clone() for p, _ in values]
+                    for p, (_, grad) in zip(params, values, strict=True):
+                        p.grad = torch.from_dlpack(grad).clone()
+                    step = case.torch(torch, params)
+                    step = torch.compile(step) if name == "torch compiled" else step
+                    start = time.perf_counter()
+                    step()
+                    torch.cuda.synchronize()
+                    seconds[name] = time.perf_counter() - start
+                    errors[name] = _difference(gpu, params, expected)
+                    arms[name] = [step]
+            except Exception as problem:  # a compiler that fails must not cost the others
+                failed[name] = f"{type(problem).__name__}: {problem}"[:300]
     for arm in own.values():
         arm()  # the second run is captured
     arms["copy"] = [gpu.copy]
@@ -202,7 +206,7 @@ def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compil
         "title": case.title, "parameters": case.size, "nbytes": 4 * case.words * case.size,
         "operators": {name: len(arm.compiled.after.ops) for name, arm in own.items()},
         "launches": {name: len(arm.plan.calls) for name, arm in own.items()},
-        "build_seconds": seconds, "difference_to_torch": errors,
+        "build_seconds": seconds, "difference_to_torch": errors, "failed_arms": failed,
         "remarks": {n: [t for _, t in a.plan.program.notes] for n, a in own.items()},
         "milliseconds": {name: summarized(ms) for name, ms in times.items()},
     }  # fmt: skip
@@ -256,7 +260,7 @@ class OptimizerBench(GpuBench):
         """Measure, print the table and write bench/results/gpu_optimizers.json; peer torch-compile compiles, too."""
         gpu = Gpu()
         torch = importlib.import_module("torch") if "torch" in peers else None
-        report = report_of(self, gpu, command, rounds)
+        report = report_of(self, gpu, command, rounds, only)
         ways = [(measured, case) for case in CASES] + [(measured_written, case) for case in WRITTEN]
         tasks = (
             ({"title": case.title}, partial(way, gpu, torch, case, rounds, "torch-compile" in peers))

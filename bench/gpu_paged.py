@@ -155,7 +155,7 @@ class PagedBench(GpuBench):
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure, print the table and write bench/results/gpu_paged.json."""
         gpu = Gpu()
-        bus, report = Bus(gpu), report_of(self, gpu, command, rounds)
+        bus, report = Bus(gpu), report_of(self, gpu, command, rounds, only)
         cases = [case for case in CASES if only in case.title]
         measure(report, (({"title": c.title}, partial(measured, gpu, bus, c, rounds)) for c in cases), gpu, None)
         end(report, report_table)

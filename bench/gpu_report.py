@@ -1,4 +1,8 @@
-"""The report of a bench on a GPU: rows that are measured one after the other, in bench/results/<name>.json."""
+"""The report of a bench on a GPU: rows that are measured one after the other, in bench/results/<name>.json.
+
+A run of some rows (`--only`) takes the place of these in the report of the same GPU. The others stay; each row has its
+date, and `again` says what such runs were.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +13,57 @@ from typing import Any
 
 from .harness import RESULTS, versions
 
+NAMES = ("title", "job", "training")  # what tells rows apart
 Row = dict[str, Any]
 Task = tuple[Row, Callable[[], Row]]  # what names a row where it cannot be measured, and what measures it
 
 
-def report_of(bench: Any, gpu: Any, command: str, rounds: int) -> dict[str, Any]:
-    """What every report says besides its rows, which are none yet."""
-    return {
-        "bench": bench.name, "title": bench.title, "command": command,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-        "versions": versions(), "rounds": rounds, "rows": [],
-    }  # fmt: skip
+def report_of(bench: Any, gpu: Any, command: str, rounds: int, only: str = "") -> dict[str, Any]:
+    """What every report says besides its rows, which are none yet; of a run of some rows the report as it was."""
+    run = {"command": command, "date": _now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds}
+    before = _read(bench.name) if only else {}
+    if before.get("gpu", {}).get("name") == run["gpu"]["name"]:
+        return before | {"again": [*before.get("again", []), run]}
+    return {"bench": bench.name, "title": bench.title, **run, "rows": []}
 
 
 def measure(report: dict[str, Any], tasks: Iterable[Task], gpu: Any, torch: Any) -> None:
     """Add the rows; each is written when it is there, since a run may be cut off."""
     for named, task in tasks:
+        start = _now()
         try:
-            report["rows"].append(task())
+            row = task()
         except Exception as problem:  # one row must not cost the others; it stands in the table
-            report["rows"].append({**named, "failed": f"{type(problem).__name__}: {problem}"[:400]})
+            row = {**named, "failed": f"{type(problem).__name__}: {problem}"[:400]}
+        _put(report["rows"], row | {"date": start})
         gpu.release(torch)
         _write(report)
 
 
 def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **facts: Any) -> None:
-    """Write the report with `facts` at its end, and print its table."""
-    report |= {"versions": versions(), **facts}  # arms import packages
+    """Write the report with `facts` at its end, and print its table. A run of some rows changes no fact to nothing."""
+    run = report["again"][-1] if "again" in report else report
+    run["versions"] = versions()  # arms import packages
+    report |= {name: fact for name, fact in facts.items() if fact or name not in report}
     path = _write(report)
     print(table(report))
     print(f"written to {path}")
+
+
+def _put(rows: list[Row], row: Row) -> None:
+    """In place of the row of the same name, else at the end."""
+    named = [tuple(r.get(key) for key in NAMES) for r in (*rows, row)]
+    place = named.index(named[-1])
+    rows[place : place + 1] = [row]
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _write(report: Mapping[str, Any]) -> Any:

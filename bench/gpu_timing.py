@@ -315,7 +315,7 @@ class GpuBench:
         cases = [case for case in self.cases() if only in case.title]
         if jax is not None:
             jax.prepare(cases)
-        report = report_of(self, gpu, command, rounds) | {"cases": len(cases)}
+        report = report_of(self, gpu, command, rounds, only) | {"cases": len(self.cases())}
         tasks = (({"title": case.title}, partial(measured, gpu, torch, case, rounds, jax)) for case in cases)
         measure(report, tasks, gpu, torch)
         end(report, table)

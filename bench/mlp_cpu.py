@@ -57,8 +57,7 @@ def minigraph_arm(fused: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
         mg.static.global_scope().find_var(layer.bias.name).get_tensor().set(b)
     program = main
     if fused:
-        strategy = mg.static.BuildStrategy()
-        strategy.fuse_gemm_epilogue = True
+        strategy = mg.static.BuildStrategy(fuse_gemm_epilogue=True, fuse_all_optimizer_ops=True)
         program = mg.static.CompiledProgram(main, build_strategy=strategy)
     feeds = itertools.cycle([{"x": images, "y": labels} for images, labels in batches()])
 

@@ -144,7 +144,7 @@ class Training:
         self.loader = mg.io.DataLoader(
             Blocks(parts[0], size.block), batch_size=size.batch, shuffle=True, drop_last=True, seed=options.seed
         )
-        self.batches = self.endless()
+        self.batches = endless(self.loader)
         self.checked = list(mg.io.DataLoader(Blocks(parts[1], size.block), batch_size=size.batch, drop_last=True))
         self.checked = self.checked[:CHECKED]
         self.network, startup = mg.static.Program("gpt"), mg.static.Program("gpt_startup")
@@ -175,12 +175,6 @@ class Training:
         self.optimizer = mg.static.amp.decorate(adamw, level=self.options.amp, dtype=self.options.amp_dtype)
         merged = mg.incubate.optimizer.GradientMergeOptimizer(self.optimizer, size.accumulate)
         (merged if size.accumulate > 1 else self.optimizer).minimize(self.loss)
-
-    def endless(self) -> Iterator[np.ndarray]:
-        """Batches of blocks, epoch after epoch."""
-        while True:
-            for (words,) in self.loader:
-                yield words
 
     def run(self, words: Vocabulary) -> None:
         """Train to the last step, with a validation and a checkpoint now and then."""
@@ -273,6 +267,13 @@ class Blocks(mg.io.Dataset):
 
     def __len__(self) -> int:
         return (len(self.numbers) - 1) // self.length
+
+
+def endless(loader: mg.io.DataLoader) -> Iterator[np.ndarray]:
+    """Batches of blocks, epoch after epoch."""
+    while True:
+        for (words,) in loader:
+            yield words
 
 
 def flops_per_token(network: mg.static.Program, size: Size) -> float:

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minigraph.errors import MinigraphError
+from minigraph.errors import MinigraphError, call_site
 from minigraph.runtime.version import VERSION
 
 from . import demo, launch, machine, runs, views
-from .subject import NoSubject
+from .subject import NoSubject, ScriptFailed
 
+INTERRUPTED = 130  # as shells have it
 Answer = tuple[dict[str, Any], str]  # data for --json, text
 CODES = "exit codes: 0 done; 1 an error, or verify or diff of two found a difference; 2 the command line is wrong"
-FILES = """a source is a script, which runs until its first compiled step (else until a program is fed a second time),
-or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save, an ONNX file"""
+FILES = """a source is a script, which runs until its first compiled step (else until a program is fed a second time,
+else to its end), or a saved program: its text, a .pdmodel of save_inference_model, a file of mg.save, an ONNX file"""
 
 # name: function, help; what else it takes
 SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
@@ -57,12 +58,12 @@ def parser() -> argparse.ArgumentParser:
     own["dump"].add_argument("--dir", help="a folder for numbered texts, one for each pass")
     own["dump"].add_argument("--dot", action="store_true", help="Graphviz' language")
     own["report"].add_argument("--out", default="report.html", help="the file (report.html)")
-    own["report"].add_argument("--profile", type=int, metavar="STEPS", help="run so many steps and show their times")
+    own["report"].add_argument("--profile", type=_count, metavar="STEPS", help="run so many steps and show their times")
     own["summary"].add_argument("--after", action="store_true", help="of the rewritten program")
     own["profile"].add_argument("--by", default="operator", choices=("operator", "type", "line", "layer"))
     own["profile"].add_argument("--trace", help="a file for Perfetto")
     for name in ("profile", "bench"):
-        own[name].add_argument("--steps", type=int, default=10, help="timed runs (10)")
+        own[name].add_argument("--steps", type=_count, default=10, help="timed runs (10)")
     own["diff"].add_argument("other", nargs="?", help="a second script or saved program")
     own["error"].add_argument("code", help="as errors show it")
     own["launch"].add_argument("--nproc", type=int, required=True, metavar="N", help="ranks")
@@ -84,8 +85,23 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--passes", help="all, none, or flags joined by commas; a script's own, else all")
     command.add_argument("--fetch", help="names joined by commas; what the script fetches, or what nobody reads")
     command.add_argument("--shape", action="append", default=[], metavar="NAME=SIZES",
-                         help="x=32,64: sizes of a data variable of a saved program")  # fmt: skip
+                         help="x=32,64: sizes of a data variable that nobody feeds")  # fmt: skip
     command.add_argument("--place", choices=("cpu", "gpu"), help="the script's, else cpu")
+
+
+def _count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no number of steps, which is 1 or more")
+    return int(text)
+
+
+def _told(problem: MinigraphError, command: str) -> str:
+    """The text of an error; where no line of a script led to it, the command did."""
+    started = call_site()  # the line of the console script; None for `python -m minigraph`
+    if (problem.site or problem.caller) in (None, started):
+        problem.call, problem.site, problem.caller = problem.call or f"minigraph {command}", None, None
+    return str(problem)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,9 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data, text = COMMANDS[options.command][0](options)
     except NoSubject as problem:
         known.error(str(problem))
-    except MinigraphError as problem:
-        sys.stderr.write(f"{problem}\n")
+    except ScriptFailed as failed:
+        sys.excepthook(type(failed.error), failed.error, failed.error.__traceback__)
         return 1
+    except MinigraphError as problem:
+        sys.stderr.write(f"{_told(problem, options.command)}\n")
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     try:
         sys.stdout.write(f"{json.dumps(data, indent=1) if options.json else text}\n")
         sys.stdout.flush()

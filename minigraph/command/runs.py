@@ -28,7 +28,7 @@ def profiled(step: Callable[[], Any], steps: int) -> Profiler:
     """The times of some steps, behind one that makes plans."""
     step()
     with Profiler() as profiler:
-        for _ in range(max(1, steps)):
+        for _ in range(steps):
             step()
     return profiler
 
@@ -41,7 +41,7 @@ def bench(options: Namespace) -> tuple[dict[str, Any], str]:
         for _ in range(WARM_UP):
             step()
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(max(1, options.steps)):
+    for turn in range(options.steps):
         for name in sorted(arms, reverse=bool(turn % 2)):
             times[name].append(_milliseconds(arms[name]))
     medians = {name: statistics.median(own) for name, own in times.items()}

@@ -16,10 +16,10 @@ import numpy as np
 from minigraph.compiler.compiler import CompiledProgram
 from minigraph.compiler.strategy import PASSES, BuildStrategy
 from minigraph.compiler.validate import made_up_values
-from minigraph.errors import MinigraphError
+from minigraph.errors import MinigraphError, nearest
 from minigraph.ir.text import parse
 from minigraph.onnx import load as load_onnx
-from minigraph.program import Program
+from minigraph.program import Program, default_main_program
 from minigraph.program.scope import Scope, global_scope
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.targets import read_targets
@@ -32,6 +32,16 @@ SIZE = 8
 
 class NoSubject(Exception):
     """The command line names nothing that can be looked at."""
+
+
+class ScriptFailed(Exception):
+    """A script raised `error` before its first step; the traceback of that begins in the script."""
+
+    def __init__(self, error: Exception, script: Path) -> None:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+            trace = trace.tb_next
+        self.error = error.with_traceback(trace)
 
 
 @dataclass
@@ -68,12 +78,16 @@ def subject(options: Namespace) -> Subject:
     """What the command line names; NoSubject where that is nothing."""
     path = Path(options.source)
     if not path.is_file():
-        raise NoSubject(f"there is no file {options.source}")
-    found = _of_script(path, options.args) if path.suffix == ".py" else _of_file(path, options)
+        raise NoSubject(f"{options.source} is a folder" if path.is_dir() else f"there is no file {options.source}")
+    found = _of_script(path, options) if path.suffix == ".py" else _of_file(path, options)
     if options.passes is not None:
         found.strategy = _strategy(options.passes)
     if options.fetch is not None:
         found.fetches = tuple(options.fetch.split(","))
+        for name in found.fetches:
+            if name not in found.program.vars:
+                hint = nearest(name, found.program.vars)
+                raise NoSubject(f"there is no variable {name}{f'; {hint}' if hint else ''}")
     if options.place is not None:
         found.place = {"cpu": CPUPlace(), "gpu": CUDAPlace(0)}[options.place]
     return found
@@ -91,11 +105,11 @@ def _strategy(passes: str) -> BuildStrategy:
 # scripts
 
 
-def _of_script(path: Path, arguments: list[str]) -> Subject:
+def _of_script(path: Path, options: Namespace) -> Subject:
     """Run a script until its first step. What it prints goes to stderr, since stdout is for the answer."""
     steps: list[Subject] = []
     before = sys.argv, sys.path[:]
-    sys.argv, sys.path[:0] = [str(path), *arguments], [str(path.parent)]
+    sys.argv, sys.path[:0] = [str(path), *options.args], [str(path.parent)]
     try:
         with _executors_tell(steps), redirect_stdout(sys.stderr):
             runpy.run_path(str(path), run_name="__main__")
@@ -104,11 +118,20 @@ def _of_script(path: Path, arguments: list[str]) -> Subject:
     except SystemExit:
         if not steps:
             raise
+    except MinigraphError:
+        raise
+    except Exception as problem:
+        raise ScriptFailed(problem, path) from None
     finally:
         sys.argv, sys.path[:] = before
-    if not steps:
-        raise NoSubject(f"{path} ran to its end and fed no program")
-    return steps[-1]
+    if steps and options.shape:
+        raise NoSubject(f"--shape is for what nobody feeds; {path} feeds its program")
+    if steps:
+        return steps[-1]
+    built = default_main_program()
+    if not built.ops:
+        raise NoSubject(f"{path} ran to its end, fed no program and built none as the default main program")
+    return _of_program(built, _made_up(built), options)
 
 
 @contextmanager
@@ -147,7 +170,12 @@ def _step(source: Any, feed: Any, fetch_list: Any, scope: Scope, place: Any) -> 
 
 def _of_file(path: Path, options: Namespace) -> Subject:
     scope = Scope()
-    program = _of_onnx(path, scope) if path.suffix == ".onnx" else _of_text(path, scope)
+    program = _of_onnx(path, scope) if path.suffix == ".onnx" else _read(path)
+    return _of_program(program, scope if path.suffix == ".onnx" else _made_up(program), options)
+
+
+def _of_program(program: Program, scope: Scope, options: Namespace) -> Subject:
+    """A program that nobody runs: fed made-up numbers, and its ends are fetched."""
     rng = np.random.default_rng(0)
     shapes = _shapes(options.shape, program)
     feed = {
@@ -167,13 +195,13 @@ def _of_onnx(path: Path, scope: Scope) -> Program:
         raise NoSubject(problem.fact + (f"; {problem.hint}" if problem.hint else "")) from None
 
 
-def _of_text(path: Path, scope: Scope) -> Program:
-    """The program in a file of ours, with made-up weights."""
-    program = _read(path)
+def _made_up(program: Program) -> Scope:
+    """Made-up weights."""
+    scope = Scope()
     for name, value in made_up_values(program).items():
         if program.vars[name].persistable:
             scope.write(name, value.astype(program.vars[name].dtype))
-    return program
+    return scope
 
 
 def _read(path: Path) -> Program:

@@ -21,8 +21,9 @@ from minigraph.ir.diff import diff
 from minigraph.ir.graph import Graph
 from minigraph.ir.recorded import RecordedGraph
 from minigraph.ir.verify import verify, verify_changes
+from minigraph.kernels.groups import present
 from minigraph.passes.communication.reductions import verify_reductions
-from minigraph.passes.engine.history import History, Recorder
+from minigraph.passes.engine.history import BlockHistory, History, Recorder
 from minigraph.passes.engine.log import PassReport
 from minigraph.program import Operator, Program
 from minigraph.program.blocks.block_numbers import sub_programs
@@ -31,17 +32,17 @@ from minigraph.program.garbage import without_collection
 from minigraph.program.prune import Prune, pruned_ops
 from minigraph.program.text.html import folded, text
 from minigraph.runtime import flags
-from minigraph.runtime.control.pieces import check_uncut
 from minigraph.runtime.devices import PLANS_FOR, backend_of
-from minigraph.runtime.kernel_list import KernelList
+from minigraph.runtime.kernel_list import KernelList, kernels_of
 from minigraph.runtime.memory_report import MemoryReport, feed_types, memory_report
 from minigraph.runtime.options import RunOptions
+from minigraph.runtime.parallel.traffic import traffic
 from minigraph.runtime.targets import check_updates, read_targets
 
 from . import report
 from .data_parallel import DataParallel
 from .dump_files import write_dot, write_texts
-from .explanation import Explanation
+from .explanation import Explanation, kernel_remarks, rank_lines
 from .paddle_graph import PaddleGraph
 from .strategy import PASSES, RUN_FLAGS, BuildStrategy
 from .validate import validate
@@ -145,21 +146,22 @@ class CompiledProgram(NotPickled):
     def explain(self) -> Explanation:
         """For each pass its rewrites, its refusals with reasons, its nearest miss; which other flags are on and off.
 
-        After a run on a GPU also where its kernels differ from what the operators ask for.
+        With several ranks what each sends. After a run on a GPU where its kernels differ from what operators ask for.
         """
-        compilation = self._latest_or_new()
-        reports = compilation.reports
+        reports = (compilation := self._latest_or_new()).reports
         flags = [*(step.flag for step in PASSES), *RUN_FLAGS]
         lines = [report.render() for report in compilation.reports.values()]
         for state in ("on", "off"):
             named = [f for f in flags if f not in reports and getattr(self._strategy, f) == (state == "on")]
             lines += [f"{state:<32} {', '.join(named)}"] if named else []
         lines += [f"{flag:<32} on, but minigraph has no pass for it" for flag in self._strategy.idle_flags()]
-        if compilation.after.notes:
-            lines.append(f"{'kernels on the GPU':<30} {len(compilation.after.notes)} remarks")
-            for op, text in compilation.after.notes:
-                lines.append(f"  - {op.type} {op.output_arg_names[0]}   {text}    {op.site or ''}")
-        return Explanation("\n".join(lines))
+        ranks = rank_lines(traffic(compilation.after, self._ranks), compilation.whole)
+        return Explanation("\n".join([*lines, *ranks, *kernel_remarks(compilation.after)]))
+
+    @property
+    def _ranks(self) -> int:
+        """How many ranks run the program together."""
+        return self._parallel.ranks if self._parallel is not None else present().size
 
     def _repr_html_(self) -> str:
         """For notebooks: operators before and after, what changed and why, folded."""
@@ -178,7 +180,7 @@ class CompiledProgram(NotPickled):
         place       a GPU for None, which need not be there; mg.CPUPlace() for a CPU
         """
         with without_collection():
-            return memory_report(*self._as_run(feed, fetch_list, place))
+            return memory_report(*self._as_run(feed, fetch_list, place), ranks=self._ranks)
 
     def kernels(self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None) -> KernelList:
         """What a run gives to the GPU, call by call: name, grid, bytes, operators, user's line, source; print it.
@@ -186,7 +188,7 @@ class CompiledProgram(NotPickled):
         The arguments are those of memory_report; a PlaceError for a CPU.
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
-        return backend_of(at).kernels(program, types, fetches, options)
+        return kernels_of(backend_of(at), program, types, fetches, options)
 
     def report(
         self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,
@@ -221,7 +223,6 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
-        check_uncut(program)
         types = feed_types(program, {} if feed is None else feed)
         options = flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options
@@ -260,11 +261,13 @@ class _Compilation:
         parallel: DataParallel | None = None,
     ) -> None:  # fmt: skip
         self.version, self.fetches, self.source = program.version, fetches, program
+        self.whole: list[str] = []
         alone = parallel is None and strategy.gradient_scale_strategy.name == "Customized"
         require(not alone, "gradient_scale_strategy is Customized, and one rank runs the program", ProgramError,
                 "pass target_gradients= to static.gradients, or places to with_data_parallel")  # fmt: skip
         if parallel is not None:
-            program = self.source = parallel.applied(program)
+            program, self.whole = parallel.applied(program, fetches)
+            self.source = program
             if isinstance(prune, tuple):
                 numbers = {op.number for op in prune}
                 prune = tuple(op for op in program.ops if op.number in numbers)
@@ -304,12 +307,15 @@ class _Compilation:
     ) -> Any:  # fmt: skip
         """These operators of the program after all passes; blocks that operators hold go through the same passes.
 
-        kept   whether `history` keeps the rewrites; those inside of blocks are not among them
+        kept   whether `history` keeps the rewrites
         """
         graph = to_graph(program, fetches, ops, RecordedGraph if kept else Graph)
+        positions, blocks = {op: key for key, op in enumerate(graph.ops)}, list[BlockHistory]()
         for op, name, block in sub_programs(graph.ops):
-            op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each)
-        recorder = Recorder(graph, program, ops) if isinstance(graph, RecordedGraph) else None
+            op.attrs[name] = self._rewritten(block, block.ops, strategy, frozenset(), each, kept)
+            if self.history is not None:
+                blocks.append(BlockHistory(positions[op], name, self.history))
+        recorder = Recorder(graph, program, ops, blocks) if isinstance(graph, RecordedGraph) else None
         if recorder is not None:
             self.history = recorder.history
         previous = program if ops is program.ops else to_program(graph, program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from minigraph.errors import ProgramError, require
 from minigraph.kernels.groups import present
 from minigraph.program import Program, Variable
 from minigraph.program.reductions import reduce_gradients
+from minigraph.program.shards import share_updates
 
 from .strategy import BuildStrategy
 
@@ -22,12 +24,14 @@ class DataParallel:
     places      of this process, one for each of its ranks where it has several
     ranks       all of them: those of this process, or one in each process of a group
     scale       what the loss's gradient begins with, see reduce_gradients
+    shares      whether each rank has a piece of the optimizer's states: reduce_strategy Reduce
     """
 
     loss_name: str | None
     places: tuple[Any, ...]
     ranks: int
     scale: str
+    shares: bool = False
 
     @classmethod
     def of(cls, loss_name: Any, places: Any, strategy: BuildStrategy) -> DataParallel | None:
@@ -44,15 +48,12 @@ class DataParallel:
         ranks = max(processes, len(given))
         if ranks == 1:
             return None
-        require(
-            strategy.reduce_strategy.name == "AllReduce", "reduce_strategy Reduce, which shares states of optimizers"
-            " among the ranks, is not here yet", ProgramError, "AllReduce gives the same parameters",
-        )  # fmt: skip
-        return cls(loss_name, given if len(given) > 1 else (), ranks, strategy.gradient_scale_strategy.name)
+        shares = strategy.reduce_strategy.name == "Reduce"
+        return cls(loss_name, given if len(given) > 1 else (), ranks, strategy.gradient_scale_strategy.name, shares)
 
-    def applied(self, program: Program) -> Program:
-        """A copy of `program` as each rank runs it."""
+    def applied(self, program: Program, fetches: Collection[str]) -> tuple[Program, list[str]]:
+        """(a copy of `program` as each rank runs it, updates that it does not share, with the reasons)."""
         copy = program.clone()
         copy.origin, copy.before = program.origin, program
         reduce_gradients(copy, self.loss_name, self.ranks, self.scale)
-        return copy
+        return copy, share_updates(copy, self.ranks, fetches) if self.shares else []

@@ -21,10 +21,11 @@ def write_dot(path: Path, before: Program, after: Program) -> None:
 def write_texts(folder: Path, history: History, flags: Sequence[str]) -> None:
     """`00_input.txt` and `01_<pass>.txt`, ...: the text of the program before the first pass and after each."""
     text, ends = history.at(0).to_string(with_details=True), history.ends()
-    texts = {"00_input.txt": text}
+    texts, step = {"00_input.txt": text}, 0
     for number, flag in enumerate(flags, 1):
-        if flag in ends:
-            text = history.at(ends[flag]).to_string(with_details=True)
+        if ends.get(flag, 0) > step:
+            step = ends[flag]
+            text = history.at(step).to_string(with_details=True)
         texts[f"{number:02}_{flag}.txt"] = text
     _write("dump_dir", folder, folder, texts)
 

@@ -370,6 +370,13 @@ class BuildStrategy(NotPickled):
         options = RunOptions(**{option: getattr(self, flag) for flag, option in RUN_FLAGS.items()})
         return options.checking() if options.check_nan_inf else options
 
+    def chosen(self) -> str:
+        """The fields that decide what the rewritten program is, as far as they are not the defaults; in words."""
+        names = [name for step in PASSES for name in (step.flag, *step.options)]
+        defaults = {f.name: f.default for f in fields(self)}
+        pairs = [(n, getattr(self, n)) for n in (*names, "reduce_strategy", "gradient_scale_strategy")]
+        return ", ".join(f"{n}={v}" for n, v in dict(pairs).items() if v != defaults[n]) or "the defaults"
+
     def idle_flags(self) -> list[str]:
         """Flags that are on although no pass implements them."""
         passes = {step.flag for step in PASSES} | RUN_FLAGS.keys() | {"keep_history"}

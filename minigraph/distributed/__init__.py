@@ -7,6 +7,7 @@ from .parallel import (
     all_reduce,
     barrier,
     broadcast,
+    gather_states,
     get_group,
     get_rank,
     get_world_size,
@@ -14,6 +15,6 @@ from .parallel import (
 )
 
 __all__ = [
-    "ParallelEnv", "all_gather", "all_reduce", "barrier", "broadcast", "fleet", "get_group", "get_rank",
-    "get_world_size", "init_parallel_env",
+    "ParallelEnv", "all_gather", "all_reduce", "barrier", "broadcast", "fleet", "gather_states", "get_group",
+    "get_rank", "get_world_size", "init_parallel_env",
 ]  # fmt: skip

@@ -8,6 +8,8 @@ import numpy as np
 
 from minigraph.errors import ProgramError
 from minigraph.kernels.groups import Group, join, present
+from minigraph.program.scope import Scope, global_scope
+from minigraph.runtime.parallel.in_pieces import make_whole
 from minigraph.runtime.parallel.mpi import MPIGroup, check_world, end_all_on_error
 from minigraph.runtime.parallel.threads import TIMEOUT
 
@@ -79,6 +81,15 @@ def get_world_size(group: Group | None = None) -> int:
 def barrier(group: Group | None = None) -> None:
     """Return when all ranks have come."""
     (group or present()).barrier()
+
+
+def gather_states(scope: Scope | None = None) -> list[str]:
+    """Make states of optimizers whole that lie in pieces on the ranks (reduce_strategy Reduce); their names.
+
+    All ranks call this before one of them saves or reads states. The next step cuts them again.
+    scope   the global one for None
+    """
+    return make_whole(global_scope() if scope is None else scope, present())
 
 
 def all_reduce(array: Any, group: Group | None = None) -> np.ndarray:

@@ -23,6 +23,7 @@ from typing import NamedTuple, NoReturn
 
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 ERRORS_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+DEMO = os.path.join(PACKAGE_FOLDER, "command", "demo.py")  # a user's program, although it lies in the package
 PASSED_OVER = contextmanager.__code__.co_filename  # `with program_guard(...)` enters the package from there
 
 
@@ -33,7 +34,10 @@ class CallSite(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"{os.path.relpath(self.filename) if os.path.isabs(self.filename) else self.filename}:{self.line}"
+        path = self.filename
+        if os.path.isabs(path):
+            path = min(os.path.relpath(path), path, key=len)
+        return f"{path}:{self.line}"
 
     def text(self) -> str:
         """`file.py:31: source of that line`, the source left out where it cannot be read."""
@@ -46,8 +50,8 @@ def call_site() -> CallSite | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:  # `is_ours` written out: each operator asks
         filename = frame.f_code.co_filename
-        if not filename.startswith(PACKAGE_FOLDER) and filename != PASSED_OVER:
-            return CallSite(filename, frame.f_lineno)
+        if filename == DEMO or (not filename.startswith(PACKAGE_FOLDER) and filename != PASSED_OVER):
+            return None if filename.startswith("<frozen ") else CallSite(filename, frame.f_lineno)
         frame = frame.f_back
     return None
 

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 END = object()
-WAIT = 0.1  # seconds after which a thread looks whether anybody still wants its results
 
 
 def mapped(
@@ -41,17 +40,15 @@ def mapped(
 
 def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]:
     """The values of source(), which a thread reads up to `ahead` of them before they are asked for."""
-    ready: queue.Queue[Any] = queue.Queue(ahead)
-    left = threading.Event()
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room, left = threading.Semaphore(ahead), threading.Event()
 
     def put(item: Any) -> bool:
-        while not left.is_set():
-            try:
-                ready.put(item, timeout=WAIT)
-                return True
-            except queue.Full:
-                continue
-        return False
+        """Whether anybody still wants it, once there is room."""
+        room.acquire()
+        if not left.is_set():
+            ready.put(item)
+        return not left.is_set()
 
     def read() -> None:
         try:
@@ -66,6 +63,7 @@ def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]
     try:
         while True:
             value, problem = ready.get()
+            room.release()
             if problem is not None:
                 raise problem
             if value is END:
@@ -73,3 +71,4 @@ def prefetched(source: Callable[[], Iterable[Any]], ahead: int) -> Iterator[Any]
             yield value
     finally:
         left.set()
+        room.release()

@@ -123,6 +123,11 @@ class OpNode:
     def output_vars(self) -> Iterator[VarNode]:
         return itertools.chain.from_iterable(self.outputs.values())
 
+    @property
+    def layer(self) -> str:
+        """Its name scope; that of its forward operator for a gradient, which has none."""
+        return self.scope_name or (self.forward.scope_name if self.forward is not None else "")
+
     def reads_values_of(self, v: VarNode) -> bool:
         """Whether the values of `v` matter to this operator, not only its shape and type."""
         opdef, read = self.opdef, v.read_by.get(self)
@@ -241,8 +246,9 @@ class Graph(Adjacency):
                 changed.update(dict.fromkeys(v.next_version.written_by))
 
     def link(self, op: OpNode, forward: OpNode | None) -> None:
-        """Make `op` a grad operator of `forward`, or of no operator for None."""
+        """Make `op` a grad operator of `forward`, or of no operator for None, which leaves it its name scope."""
         self.changed[op] = None
+        op.scope_name = op.layer if forward is None else op.scope_name
         if op.forward is not None:
             del op.forward.grads[op]
         op.forward = forward

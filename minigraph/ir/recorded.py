@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from minigraph.errors import CallSite
 from minigraph.opdef import OpDef
 from minigraph.program import Operator, Program, Variable, copy_var
+from minigraph.program.blocks.block_numbers import next_number, sub_programs
 from minigraph.program.text.dump import dump_op
 from minigraph.types import TensorType
 
@@ -189,7 +190,7 @@ class _Values(dict[VarNode, Value]):
 
 def program_of(states: Mapping[int, OpState], source: Program) -> Program:
     """The Program of operators that a recorded graph of `source` had at one time."""
-    program = Program(source.name)
+    program = source.empty()
     program.origin, program.random_seed, program.fetched = source.origin, source.random_seed, source.fetched
     program.before = source
     block = program.global_block()
@@ -215,7 +216,10 @@ def program_of(states: Mapping[int, OpState], source: Program) -> Program:
             forward=operators.get(op.forward), grad_slot=op.grad_slot, site=op.site, number=op.number,
             scope_name=op.scope_name,
         )  # fmt: skip
+    for op, name, sub in sub_programs(operators.values()):
+        op.attrs[name] = sub.clone()
+        op.attrs[name].parent = program
     block.fill(variables.values(), operators.values())
     program.lr_schedulers = [(block.vars[v.name], s) for v, s in source.lr_schedulers]
-    program.numbered = max((op.number for op in block.ops), default=-1) + 1
+    program.numbered = next_number(block.ops)
     return program

@@ -21,9 +21,13 @@ Pieces = Sequence[np.ndarray]
 
 
 class Group:
-    """Ranks 0 to size - 1, and which of them this is. Arrays are NumPy's; all ranks call the same in the same order."""
+    """Ranks 0 to size - 1, and which of them this is. Arrays are NumPy's; all ranks call the same in the same order.
+
+    scopes  where each rank has its values, if all of them are in this process
+    """
 
     rank, size = 0, 1
+    scopes: Sequence[Any] = ()
 
     def exchange(self, pieces: Pieces, combine: Callable[[list[np.ndarray]], Any], label: str) -> Any:
         """Give pieces[r] to rank r; what `combine` makes of the pieces that all ranks gave to this one, in their order.

@@ -18,10 +18,12 @@ from minigraph.program.block import MAX_NAME
 from minigraph.program.scope import Scope
 from minigraph.types import FLOATS, TensorType
 
-from . import attributes
+from . import attributes, composed
 from .model import DOMAIN, Function, Model, Node
 from .operators import write_operator
 from .standard import READ, Call
+
+assert composed  # it adds to READ
 
 
 def program_of(model: Model, scope: Scope) -> Program:
@@ -39,7 +41,7 @@ def program_of(model: Model, scope: Scope) -> Program:
             raise
     program = loader.program
     for name in model.outputs:
-        require(name in loader.names or name in model.initializers, f"output {name} has no value", ProgramError)
+        require(name in loader.names or name in loader.arrays, f"output {name} has no value", ProgramError)
     program.fetched = tuple(loader.variable(name).name for name in model.outputs)
     program.set_state_dict({v.name: loader.kept[v.name] for v in program.list_vars() if v.persistable}, scope)
     return program
@@ -65,17 +67,24 @@ class Loader:
             self._function(node)
         elif node.domain or node.type not in READ:
             raise ProgramError("no operator is known for it", hint=nearest(node.type, READ))
-        elif node.type == "Constant":
-            self._constant(node)
         else:
+            self._standard(node)
+
+    def _standard(self, node: Node) -> None:
+        """What a standard operator is read as; a file may name any inputs and attributes, of any type."""
+        try:
             for call in READ[node.type](self, node):
                 self.emit(call)
+        except MinigraphError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
+            fact = f"its inputs or attributes are not those of {node.type}: {shortened(str(problem))}"
+            raise ProgramError(fact) from None
 
-    def _constant(self, node: Node) -> None:
-        value = node.attrs.get("value")
-        if not isinstance(value, np.ndarray) or len(node.outputs) != 1:
-            raise ProgramError("no tensor, which constants are here")
-        self.arrays[node.outputs[0]] = value
+    def keep(self, name: str, array: np.ndarray) -> None:
+        """A value that is known when the file is read."""
+        require(name not in self.names and name not in self.arrays, f"{name} gets a second value", ProgramError)
+        self.arrays[name] = array
 
     def _function(self, node: Node) -> None:
         """The operator that a function of minigraph's stands for."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minigraph.errors import ProgramError, require
-from minigraph.types import DType, TensorType, bool_, float32
+from minigraph.types import DType, bool_, float32
 
 from .model import CODES, Node
 from .registry import SAME
@@ -282,24 +282,6 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
     yield Call("fill_constant", {}, {"Out": node.outputs}, attrs)
 
 
-@reads("Gemm")
-def _(loader: Any, node: Node) -> Iterator[Call]:
-    require(node.attrs.get("alpha", 1.0) == node.attrs.get("beta", 1.0) == 1, "with factors", ProgramError)
-    turned = {"trans_x": bool(node.attrs.get("transA", 0)), "trans_y": bool(node.attrs.get("transB", 0))}
-    bias = node.inputs[2] if len(node.inputs) > 2 else ""
-    if bias and _is_row(loader.type_of(bias)):
-        yield one("fused_gemm_epilogue", node, "X", "Y", "Bias", **turned)
-        return
-    product = loader.fresh(node.outputs[0]) if bias else node.outputs[0]
-    yield Call("matmul", {"X": [node.inputs[0]], "Y": [node.inputs[1]]}, {"Out": [product]}, turned)
-    if bias:
-        yield Call("elementwise_add", {"X": [product], "Y": [bias]}, {"Out": node.outputs[:1]})
-
-
-def _is_row(t: TensorType) -> bool:
-    return t.ndim == 1 or (t.ndim == 2 and t.shape[0] == 1)
-
-
 @reads("LayerNormalization")
 def _(loader: Any, node: Node) -> Iterator[Call]:
     require(len([name for name in node.outputs if name]) == 1, "whose statistics are read", ProgramError)
@@ -309,11 +291,6 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
     call = one("layer_norm", node, "X", "Scale", "Bias", begin_norm_axis=axis,
                epsilon=decimal(node.attrs.get("epsilon", 1e-5)))  # fmt: skip
     yield call._replace(outputs={"Y": node.outputs[:1]})
-
-
-@reads("Constant")
-def _(loader: Any, node: Node) -> Iterator[Call]:
-    raise AssertionError("the loader keeps it")
 
 
 def needed(loader: Any, node: Node, position: int) -> np.ndarray:

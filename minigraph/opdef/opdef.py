@@ -41,6 +41,7 @@ TRAITS = {
     "random": "draws random numbers: its kernel takes rng",
     "nondifferentiable": "outputs carry no gradient: their slope is 0 wherever there is one, or it updates parameters",
     "optimizer": "updates parameters, which have no slope; dropped by clone(for_test=True)",
+    "layerwise": "updates an element by norms of its whole parameter, so no rank can update a piece alone",
     "collective": "all ranks of a group run it together, in the same order",
     "side_effect": "must run although nobody reads its outputs",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",

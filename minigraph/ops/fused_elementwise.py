@@ -15,7 +15,7 @@ import numpy as np
 
 from minigraph.errors import MinigraphError
 from minigraph.opdef import Arrays, Texts, op
-from minigraph.opdef.body import Member, infer_body, output_names, parse_body
+from minigraph.opdef.body import Member, fused_body, output_names, parse_body
 from minigraph.opdef.reference import run_reference
 from minigraph.ops.elementwise.elementwise import draw
 
@@ -41,9 +41,8 @@ def fused_elementwise(X: Arrays, Like: Arrays = None, *, body: Texts, rng=(0, 0,
 
 @fused_elementwise.infer
 def _(X, Like, *, body):
-    members = parse_body(tuple(body))
-    types = infer_body(members, X, Like or ())
-    return ([types[name] for name in output_names(members)],)
+    known = fused_body(tuple(body), tuple(X), tuple(Like or ()))  # kernels will ask for the same
+    return ([known.types[name] for name in known.outputs],)
 
 
 def _named(X: Sequence[np.ndarray], Like: Sequence[np.ndarray] | None) -> Env:

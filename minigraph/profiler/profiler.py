@@ -84,7 +84,8 @@ class Profiler:
         devices = ", ".join(dict.fromkeys(run.device for run in self.runs))
         total = sum(row.seconds for row in rows)
         where = f" on {devices}" if devices else ""
-        return f"{len(self.runs)} runs of {programs}{where}: {total * 1e3:.3f} ms, medians"
+        runs = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
+        return f"{runs} of {programs}{where}: {total * 1e3:.3f} ms, medians"
 
     def __str__(self) -> str:
         return self.table()

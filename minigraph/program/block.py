@@ -181,6 +181,7 @@ class Block(PartOfProgram):
                     if not isinstance(v, Variable) or v.block is not self:
                         variables[i] = _own(self, slot, v)
             bound, inferred = opdef.resolved(inputs, attrs)
+            _check_all_ranks_come(program, opdef)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
@@ -243,6 +244,15 @@ class Block(PartOfProgram):
 
     def __str__(self) -> str:
         return str(self.program)
+
+
+def _check_all_ranks_come(program: Program, opdef: Any) -> None:
+    """No collective in a block of a branch or loop: what one rank decides to run, another may leave out."""
+    require(
+        "collective" not in opdef.traits or not (program.parent is not None or program.is_closed),
+        f"{opdef.type} stands in {program.name}, a block of a branch or loop: ranks that decide differently would wait"
+        " for each other", ProgramError, "call it outside, on what the branch or loop returns",
+    )  # fmt: skip
 
 
 def _checked_name(name: Any) -> str:

@@ -47,8 +47,8 @@ def reduce_gradients(program: Program, loss_name: str | None, ranks: int, scale:
 
 
 def is_reduction(op: Operator) -> bool:
-    """Whether an operator is what `reduce_gradients` put in for a gradient."""
-    return op.type == "c_allreduce_sum" and op.role == "backward" and op.forward is None
+    """Whether an operator is what `reduce_gradients` put in for a gradient, or what took its place."""
+    return op.type in ("c_allreduce_sum", "c_reduce_shards") and op.role == "backward" and op.forward is None
 
 
 def is_collective(program: Program) -> bool:

@@ -115,7 +115,7 @@ class Scope(NotPickled):
              know whether it had a fault, and later runs draw other numbers than on a CPU
     filled   what `fill` wrote last: name -> (array, number)
     refilled, agreed, agreed_at  names that `fill` wrote since ranks last ran a program here together, the arrays that
-             they had then, and the version: runtime/parallel/agreement.py
+             they had then, and (version, number of ranks, what they ran): runtime/parallel/agreement.py
     waiting  numbers for arrays of a GPU, which the next run writes there in the order of its stream
     faults   of plans that ran here without anybody waiting for them
     torn     names whose values are neither old nor new, with the reason: a run or a load ended in the middle
@@ -130,7 +130,7 @@ class Scope(NotPickled):
         self.filled: dict[str, tuple[Any, float]] = {}
         self.refilled: set[str] = set()
         self.agreed: dict[str, Any] = {}
-        self.agreed_at = -1
+        self.agreed_at = (-1, 0, "")
         self.waiting: dict[str, float] = {}
         self.faults: set[Any] = set()
         self.torn: dict[str, str] = {}
@@ -142,6 +142,10 @@ class Scope(NotPickled):
     def version(self) -> int:
         """Grows whenever a name gets another array."""
         return self.arrays.version  # type: ignore[attr-defined]
+
+    def disagree(self) -> None:
+        """Forget that ranks have the same values as this one: it trained alone, or a step together failed."""
+        self.agreed_at, self.agreed = (-1, 0, ""), {}
 
     def watch(self, faults: Any) -> set[Any]:
         """Look at these before a value is read, and now and then, so that few are kept."""

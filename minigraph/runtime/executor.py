@@ -55,6 +55,7 @@ class Latest:
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
     feeds         name, array class, type and shape of each feed
+    alone         whether this rank changes values of the Scope without the others
     """
 
     source: Any
@@ -70,6 +71,7 @@ class Latest:
     program: Program
     rewritten: int
     plan: Any
+    alone: bool
 
     def fits(
         self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, scope: Scope
@@ -170,6 +172,8 @@ class Executor(NotPickled):
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     scope.fill(variable.name, scheduler())
+            if latest.alone:
+                scope.disagree()
             fetched = plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
@@ -195,7 +199,8 @@ class Executor(NotPickled):
         elif isinstance(prune, tuple):
             check_updates(prune, source)
         arrays = checked_feeds(program, feed, self.backend)
-        together = getattr(source, "_parallel", None) is not None
+        compiled: Any = source
+        together = compiled.strategy.chosen() if getattr(source, "_parallel", None) is not None else ""
         seed, settings, set_now = seed_of(program, scope), self.backend.settings(), flags.values
         options = flags.applied(options, set_now)
         key = (
@@ -221,13 +226,14 @@ class Executor(NotPickled):
         feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
         own = source if isinstance(source, Program) else source.before
         self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now, feeds,
-                              program, program.version, plan)  # fmt: skip
+                              program, program.version, plan, _acts_alone(plan, program))  # fmt: skip
         return self._latest, arrays
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
-        seed: int, options: RunOptions = DEFAULT, together: bool = False,
+        seed: int, options: RunOptions = DEFAULT, together: str = "",
     ) -> RunnablePlan:  # fmt: skip
+        """The plan; `together` says how a program was compiled that several ranks run."""
         for name in fetches:
             if name not in program.vars:
                 raise UNKNOWN_FETCH(
@@ -237,7 +243,7 @@ class Executor(NotPickled):
         if present().size == 1 or not (together or is_collective(program)):
             return plan_for(self.backend, program, types, fetches, prune, seed, options)
         plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
-        return AgreedPlan(plan, program, facts_of(program, types, fetches, options))
+        return AgreedPlan(plan, program, facts_of(program, types, fetches, options, together or "none"))
 
     def _make_room(self, key: tuple[Any, ...]) -> None:
         """For the plan that was made last: of what is too much, that goes which was not used for longest."""
@@ -283,6 +289,10 @@ class Executor(NotPickled):
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _acts_alone(plan: Any, program: Program) -> bool:
+    return not isinstance(plan, AgreedPlan) and any(v.persistable for op in program.ops for v in op.output_vars)
 
 
 def _host_is_full() -> bool:

@@ -8,13 +8,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from minigraph.errors import KernelError, require
 from minigraph.kernels.cuda.record.compile import ptx_of
-from minigraph.program import Operator
+from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
+from minigraph.types import TensorType
+
+from .control.ahead import ahead
 
 TILES = frozenset({  # what sources call the sizes of their tiles and how these are gone through
     "BM", "BN", "HEAD", "STEP", "STAGES", "SPLIT", "SLICES", "SLOTS", "GROUP", "GROUPS", "WARPS_M", "WARPS_N", "ROWS",
@@ -34,6 +40,7 @@ class Kernel:
     members   types of the operators that it computes: of a fused one all that went into it
     source    CUDA C++ as NVRTC gets it, "" where there is none
     arch      the GPU for which it was planned, "sm_90a"
+    part      the piece or block whose plan it is of; "" where a program is not cut by branches and loops
     """
 
     name: str
@@ -44,6 +51,7 @@ class Kernel:
     members: tuple[str, ...]
     source: str
     arch: str
+    part: str = ""
 
     def ptx(self) -> str:
         """PTX that NVRTC makes of `source`; a KernelError where there is none."""
@@ -76,7 +84,10 @@ class KernelList(tuple[Kernel, ...]):
 
     def __str__(self) -> str:
         nbytes = sum(k.nbytes for k in self) / 1e6
-        return "\n".join([*map(str, self), f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
+        lines = []
+        for part, calls in itertools.groupby(self, lambda kernel: kernel.part):
+            lines += [*([f"{part}:"] if part else []), *map(str, calls)]
+        return "\n".join([*lines, f"{len(self)} calls, {nbytes:.3f} MB of arrays"])
 
     def of(self, *types: str) -> KernelList:
         """The calls of operators of these types."""
@@ -102,3 +113,14 @@ class KernelList(tuple[Kernel, ...]):
                 lines.append(f'  {node} [shape=ellipse, fillcolor="#dddddd", label={quoted(v.name, str(v.type))}];')
                 lines.append(f"  {node} -> call{number};")
         return "\n".join([*lines, "}", ""])
+
+
+def kernels_of(
+    backend: Any, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: Any
+) -> KernelList:
+    """The calls of all plans of a program at a backend; those whose sizes a run decides are left out."""
+    return KernelList(
+        replace(kernel, part=part.title)
+        for part in ahead(program, feeds, fetches) if not part.unknown
+        for kernel in backend.kernels(part.program, part.feeds, part.fetches, options)
+    )  # fmt: skip

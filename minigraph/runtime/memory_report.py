@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from minigraph.program import Operator, Program, Variable
 from minigraph.program.text.html import folded, table, text
 from minigraph.types import TensorType
 
-from .backend import Resident
+from .backend import PlannedMemory, Resident
+from .control.ahead import WHOLE, ahead
 from .devices import backend_of
 from .memory import Life, peak
 from .options import RunOptions
+from .parallel.traffic import Traffic, traffic
 
 SHOWN = 10  # residents and operators in the text
 MIB = 2**20
@@ -36,7 +38,10 @@ class MemoryReport:
     persistable   parameters and states, which the Scope holds besides;  on_host: of them paged states, in pinned memory
                   of the host
     fed           feeds, part of `planned`
+    traffic       what a rank sends in a step, None where one rank runs the program
     residents     all blocks, largest first;  at: the step of the peak, in which `running` runs
+    parts         {piece or block: bytes planned} of a program that branches and loops cut: each has memory of its own,
+                  and their steps stand one behind the other here; None where a run decides its sizes
     """
 
     program: str
@@ -51,6 +56,8 @@ class MemoryReport:
     at: int
     running: tuple[Operator, ...]
     on_host: int = 0
+    traffic: Traffic | None = None
+    parts: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def saved(self) -> int:
@@ -78,6 +85,8 @@ class MemoryReport:
             f"  without sharing     {_mib(self.apart)}, sharing saves {self.saved / MIB:.2f}",
             f"  kept in the Scope   {_mib(self.persistable)}" + self._paged(),
         ]
+        lines += [f"    {_mib(n) if n is not None else '   a run decides'}  {part}" for part, n in self.parts.items()]
+        lines += [f"  ranks               {self.traffic.line()}"] if self.traffic is not None else []
         lines += [f"  the peak is in      {op.type}    {op.site or ''}".rstrip() for op in self.running]
         peak = self.at_peak()
         lines += [f"    {_mib(r.nbytes)}  {r.name}: {r.type}" for r in peak[:SHOWN]]
@@ -145,10 +154,11 @@ def _sizes(v: Variable, value: Any) -> tuple[int, ...]:
 
 
 def memory_report(
-    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions
-) -> MemoryReport:
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions,
+    ranks: int = 1,
+) -> MemoryReport:  # fmt: skip
     """The report of the plan that an Executor at `place` would make; that device need not be there."""
-    memory = backend_of(place).memory(program, feeds, fetches, options)
+    memory, parts = _planned(program, feeds, fetches, place, options)
     residents = memory.residents
     lives = [Life(r.nbytes, r.first, r.last) for r in residents]
     live, at = peak(lives)
@@ -158,4 +168,26 @@ def memory_report(
         program.name, place, feeds, memory.nbytes, live, apart,
         sum(v.type.nbytes for v in persistable), sum(r.nbytes for r in residents if r.op is None),
         tuple(sorted(residents, key=lambda r: -r.nbytes)), at, memory.running(at), memory.on_host,
+        traffic(program, ranks), parts,
     )  # fmt: skip
+
+
+def _planned(
+    program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], place: Any, options: RunOptions
+) -> tuple[PlannedMemory, dict[str, int | None]]:
+    """What all plans of a program take, their steps one behind the other; and each part's bytes, if it is cut."""
+    parts, residents, running = dict[str, int | None](), list[Resident](), list[tuple[Operator, ...]]()
+    nbytes = on_host = 0
+    for part in ahead(program, feeds, fetches):
+        if part.unknown:
+            parts[part.title] = None
+            continue
+        memory = backend_of(place).memory(part.program, part.feeds, part.fetches, options)
+        if part.title == WHOLE:
+            return memory, {}
+        begin, steps = len(running), 1 + max((r.last for r in memory.residents), default=0)
+        residents += [replace(r, first=r.first + begin + 1, last=r.last + begin + 1) for r in memory.residents]
+        running += [memory.running(at) for at in range(-1, steps)]
+        parts[part.title] = memory.nbytes
+        nbytes, on_host = nbytes + memory.nbytes, on_host + memory.on_host
+    return PlannedMemory(residents, nbytes, lambda at: running[at] if running else (), on_host), parts

@@ -16,6 +16,7 @@ from minigraph.compiler import compiler
 from minigraph.errors import VerifyError
 from minigraph.kernels.cuda.record import compile as compiled_kernels
 from minigraph.runtime.executor import Executor
+from minigraph.static import program_guard
 
 SCRIPT = """
 import sys
@@ -198,7 +199,12 @@ def test_a_difference_is_an_exit_code(script, capsys, monkeypatch):
     [
         (["explain", "no_such_file.py"], "there is no file no_such_file.py"),
         (["explain", "{tmp}/words.txt"], "holds no program"),
-        (["explain", "{tmp}/idle.py"], "ran to its end and fed no program"),
+        (["explain", "{tmp}/idle.py"], "ran to its end, fed no program"),
+        (["explain", "{tmp}"], "is a folder"),
+        (["explain", "{tmp}/train.py", "--fetch", "mean_0.tmp"], "there is no variable mean_0.tmp; did you mean"),
+        (["summary", "{tmp}/train.py", "--shape", "x=1,8"], "feeds its program"),
+        (["bench", "{tmp}/train.py", "--steps", "0"], "0 is no number of steps"),
+        (["report", "{tmp}/train.py", "--profile", "-1"], "-1 is no number of steps"),
         (["explain", "{tmp}/train.py", "--passes", "fuse_all"], "there is no pass fuse_all"),
         (["summary", "{tmp}/saved.txt", "--shape", "z=1"], "--shape z=1: give a data variable"),
         (["dance"], "invalid choice: 'dance'"),
@@ -217,13 +223,36 @@ def test_a_wrong_line_is_one_message_and_code_2(script, tmp_path, capsys, line, 
 
 def test_an_error_of_minigraph_is_its_text_and_code_1(script, capsys):
     assert main(["dump", script, "--step", "99"]) == 1
-    assert "99 is no step of this compilation" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("begins []\n[MG-PROGRAM-002] minigraph dump: 99 is no step of this compilation")
+    assert main(["error", "MG-NO-001"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("[MG-PROGRAM-002] minigraph error: code 'MG-NO-001'") and " at " not in said
 
 
-def test_an_error_of_the_script_is_not_hidden(tmp_path):
-    (tmp_path / "bad.py").write_text("1 / 0", encoding="utf-8")
-    with pytest.raises(ZeroDivisionError):
-        main(["explain", str(tmp_path / "bad.py")])
+def test_an_error_of_the_script_is_shown_from_its_own_lines_on(tmp_path, capsys):
+    (tmp_path / "bad.py").write_text("def f():\n    1 / 0\nf()", encoding="utf-8")
+    assert main(["explain", str(tmp_path / "bad.py")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and said.endswith("ZeroDivisionError: division by zero\n")
+    assert said.count("  File ") == 2
+    (tmp_path / "wrong.py").write_text("import minigraph as mg\nmg.static.data('x', [-5])", encoding="utf-8")
+    assert main(["explain", str(tmp_path / "wrong.py")]) == 1
+    assert "wrong.py:2: mg.static.data" in capsys.readouterr().err
+
+
+def test_a_script_that_only_builds_is_looked_at_too(tmp_path, capsys):
+    lines = ["import minigraph as mg", "x = mg.static.data('x', [None, 4])",
+             "y = mg.nn.functional.relu(mg.nn.Linear(4, 3)(x))"]  # fmt: skip
+    (tmp_path / "built.py").write_text("\n".join(lines), encoding="utf-8")
+    with program_guard(mg.static.Program(), mg.static.Program()):
+        data, _ = answered(capsys, "summary", str(tmp_path / "built.py"), "--shape", "x=6,4")
+    assert [row["type"] for row in data["rows"]] == ["f32[6,3]"] * 3
+
+
+def test_the_demo_has_lines_of_its_program(capsys):
+    assert main(["demo"]) == 0
+    assert "demo.py:" in capsys.readouterr().out
 
 
 def test_the_machine_and_its_caches(capsys, tmp_path, monkeypatch):

@@ -154,6 +154,20 @@ def test_folded_boxes_hold_every_operator_once(facts, tmp_path):
     assert found["dangling"] == 0
 
 
+def test_an_operator_alone_in_its_box_is_shown_in_its_place(facts, tmp_path):
+    script = "return model.view(model.last, new Set()).nodes.map((n) => [n.kind, n.name])"
+    found = under_node(facts, script, tmp_path)
+    assert ["op", "fused_adamw"] in found
+    assert ["box", "optimize"] not in found
+
+
+def test_gradients_that_were_fused_stay_in_their_layer(facts):
+    last = {key: state for step in facts["steps"] for key, _, state in step["changes"]}
+    made = [facts["states"][i] for i in last.values() if i >= 0]
+    fused = [row[5] for row in made if row[4] == "backward" and row[0] in ("matmul_accumulate", "fused_elementwise")]
+    assert fused and all(scope.startswith("layer") for scope in fused)
+
+
 def test_search_finds_types_names_scopes_and_files(facts, tmp_path):
     script = """return ["gelu layer1", "LINEAR_0.w_0", "report_pages.py:", "no such", ""]
       .map((text) => model.search(text, 0).length)"""
@@ -231,6 +245,7 @@ def test_the_page_loads_selects_steps_and_searches(small, page_of):
       dispatchEvent(new Event("beforeprint")); told.printed = document.querySelectorAll("img.print").length;
       dispatchEvent(new Event("afterprint")); told.cleared = document.querySelectorAll("img.print").length;
       told.wide = document.documentElement.scrollWidth <= innerWidth;
+      told.high = document.getElementById("left").clientHeight > 150;
       return told;"""
     found = in_browser(page_of, script)
     assert found["errors"] == []
@@ -252,7 +267,7 @@ def test_the_page_loads_selects_steps_and_searches(small, page_of):
     assert told["themed"]
     assert "the peak" in told["peak"]
     assert (told["printed"], told["cleared"]) == (2, 0)
-    assert told["wide"]
+    assert told["wide"] and told["high"]
 
 
 def test_what_was_refused_is_the_first_thing_that_a_page_says(tmp_path):
@@ -378,10 +393,9 @@ def test_a_run_of_another_program_is_no_timeline():
     assert timeline(main, profile.runs) is None
 
 
-@pytest.mark.parametrize("size", [(1280, 720), (500, 844)])
-def test_nothing_is_wider_than_the_window(page_of, size):
+def test_nothing_is_wider_than_a_narrow_window(page_of):
     script = "return [document.documentElement.scrollWidth <= innerWidth, document.getElementById('left').clientHeight]"
-    found = in_browser(page_of, script, size)
+    found = in_browser(page_of, script, (500, 844))
     assert found["errors"] == []
     fits, height = found["result"]
     assert fits
@@ -389,5 +403,5 @@ def test_nothing_is_wider_than_the_window(page_of, size):
 
 
 def test_an_error_in_the_page_is_seen(page_of):
-    assert in_browser(page_of, "console.error('planted'); return 1")["errors"] == ["planted"]
-    assert in_browser(page_of, "return nobody")["errors"]
+    planted, thrown = in_browser(page_of, "console.error('planted'); return nobody")["errors"]
+    assert planted == "planted" and "nobody" in thrown

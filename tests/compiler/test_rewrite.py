@@ -30,6 +30,7 @@ from minigraph.passes.remove_redundant_transpose import remove_redundant_transpo
 from minigraph.program import Program, unique_name
 from minigraph.program.backward import append_backward
 from minigraph.types import bfloat16, float32
+from tests.support.grades import graded
 from tests.support.random_programs import _Net
 
 PASSES = (
@@ -249,10 +250,11 @@ def forward(seed: int) -> Forward:
     return net
 
 
-def test_random_programs():
+@pytest.mark.parametrize("first", graded((0, 50, 100), now=lambda first: first == 0))
+def test_random_programs(first):
     """Values and all gradients after every pass are those without any."""
     applied = compared = refused = 0
-    for seed in range(150):
+    for seed in range(first, first + 50):
         results: list[Any] = []
         for passes in ((), PASSES):
             net = forward(seed)
@@ -276,7 +278,7 @@ def test_random_programs():
         for name, value in results[0].items():
             assert distance(value, results[1][name]) < (1e-10 if exact else 1e-6), f"seed {seed}: {name}"
             compared += 1
-    assert applied > 200 and compared > 500 and refused < 10, (applied, compared, refused)
+    assert applied > 60 and compared > 160 and refused < 5, (applied, compared, refused)
 
 
 def run(net: Forward, names: list[str]) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -112,12 +112,12 @@ def nothing_is_lost(name: str, level: str | None) -> None:
     agree(Net(OPTIMIZERS[name]()), BuildStrategy(**({level: True} if level else {})))
 
 
-def modes() -> None:
+def modes(names: Iterable[str] = ("Adam", "Lamb")) -> None:
     """However kernels learn their addresses."""
     fused = {LEVELS[-1]: True}
     each(
         (f"{name} {mode}", partial(agree, Net(OPTIMIZERS[name]()), BuildStrategy(multi_tensor_mode=mode, **fused)))
-        for name in ("Adam", "Lamb")
+        for name in names
         for mode in ("table", "struct4k", "struct32k", "arena", "unified")
     )
 
@@ -142,9 +142,9 @@ def low_precision() -> None:
     )
 
 
-def with_flags() -> None:
+def with_flags(names: Iterable[str] = ("SGD", "AdamW", "Lamb")) -> None:
     """Beside a flag of the program's own that skips updates."""
-    for name in ("SGD", "AdamW", "Lamb"):
+    for name in names:
         for level in LEVELS:
             agree(Net(OPTIMIZERS[name](), flag=True), BuildStrategy(**({level: True} if level else {})))
 

@@ -68,12 +68,15 @@ def checking(on: bool = True) -> Iterator[None]:
 # one operator
 
 
-def planted(op_type: str, make: Make, dtypes: Sequence[str] = DTYPES) -> None:
-    """NaN and both infinities in each float input of the samples: refused just as its results deserve."""
+def planted(op_type: str, make: Make, dtypes: Sequence[str] = DTYPES, most: int | None = None) -> None:
+    """NaN and both infinities in each float input of the samples: refused just as its results deserve.
+
+    most  samples, the first ones
+    """
     each(
         (f"{call} {dtype} {place} {value}", partial(_planted, one, place, value))
         for dtype in dtypes
-        for call in _calls(op_type)
+        for call in _calls(op_type)[:most]
         for one in [_One(call.for_gpu(dtype), make())]
         for place in [None, *call.float_places]
         for value in (PLANTED if place is not None and dtype == "float32" else PLANTED[:1])
@@ -278,9 +281,9 @@ def gradients_only(make: Make) -> None:
     assert scope.read("w").tolist() == [1, 4, 0, 9]
 
 
-def states(make: Make) -> None:
+def states(make: Make, names: Sequence[str] = tuple(OPTIMIZERS)) -> None:
     """NaN in a parameter, and in a state of each optimizer, at all levels."""
-    each((f"{name} {level}", partial(_states, make, name, level)) for name in OPTIMIZERS for level in LEVELS)
+    each((f"{name} {level}", partial(_states, make, name, level)) for name in names for level in LEVELS)
 
 
 def _states(make: Make, name: str, level: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,9 @@ def each_its_own_step() -> None:
         same(trained(made, compiled(made), scope=scope), expected)
 
 
-def masters() -> None:
+def masters(names: Iterable[str] = OPTIMIZERS) -> None:
     """float32 copies of 16-bit parameters are paged, too; with a second pass over them they stay."""
-    for i, name in enumerate(OPTIMIZERS):
+    for i, name in enumerate(names):
         for j, level in enumerate(LEVELS):  # each optimizer and each level meets both types
             dtype = ("float16", "bfloat16")[(i + j) % 2]
             made = net(OPTIMIZERS[name](multi_precision=True), SHAPES, dtype)
@@ -110,8 +110,8 @@ def masters() -> None:
             assert bool(copies) == (name != "Lamb"), f"{name}: {copies}"
 
 
-def float64_agrees() -> None:
-    for name in OPTIMIZERS:
+def float64_agrees(names: Iterable[str] = OPTIMIZERS) -> None:
+    for name in names:
         made = net(OPTIMIZERS[name](), SHAPES, "float64")
         with blocks_of_bytes(BYTES):
             same(trained(made, compiled(made)), on_cpu(made, steps=STEPS), 1e-12)
@@ -195,11 +195,11 @@ def saved_and_loaded() -> None:
             assert on_host(scope) == on_host(expected)
 
 
-def faults_change_nothing() -> None:
+def faults_change_nothing(names: Iterable[str] = ("Adam", "Momentum", "Lamb")) -> None:
     """Runs with a bad index leave what is paged, with and without fetches."""
     with blocks_of_bytes(BYTES):
         each(
-            (f"{name} {level}", partial(_faults, name, level)) for name in ("Adam", "Momentum", "Lamb")
+            (f"{name} {level}", partial(_faults, name, level)) for name in names
             for level in LEVELS
         )  # fmt: skip
 

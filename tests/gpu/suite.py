@@ -49,6 +49,7 @@ from tests.gpu import linear_cross_entropy as gpu_linear_cross_entropy
 from tests.gpu import mixed_precision as gpu_mixed_precision
 from tests.gpu import ops as gpu_ops
 from tests.gpu import paged as gpu_paged
+from tests.gpu import parallel as gpu_parallel
 from tests.gpu import products as gpu_products
 from tests.gpu import profile as gpu_profile
 from tests.gpu import programs as gpu_programs
@@ -73,7 +74,7 @@ def all_checks() -> list[Check]:
             gpu_ops, gpu_shapes, gpu_huge, gpu_products, gpu_small_product, gpu_hopper_product, gpu_gelu,
             gpu_programs, gpu_control, gpu_capture, gpu_fusion, gpu_joined, gpu_linear_cross_entropy, gpu_attention,
             gpu_transformer, gpu_updates, gpu_paged, gpu_mixed_precision, gpu_profile,
-            gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gradients, checkpoint,
+            gpu_faults, gpu_linalg, nan, gpu_edges, gpu_streams, gpu_parallel, gradients, checkpoint,
         )
         for c in m.checks()
     ]

@@ -154,6 +154,27 @@ def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(mo
     assert capsys.readouterr().out == f"3 rows, 7 MiB\nwritten to {path}\n"
 
 
+def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+
+    def run(card, only, **rows):
+        gpu = SimpleNamespace(facts=lambda: {"name": card}, release=lambda torch: None)
+        report = gpu_report.report_of(Recorded(), gpu, f"--only {only}", 3, only)
+        gpu_report.measure(
+            report, [({}, lambda t=t, ms=ms: {"title": t, "ms": ms}) for t, ms in rows.items()], gpu, None
+        )
+        gpu_report.end(report, lambda r: "", memory={"one": 1} if "one" in rows else {})
+        found = json.loads((tmp_path / "recorded.json").read_text())
+        return found, [row["ms"] for row in found["rows"]]
+
+    assert run("a card", "", one=1, two=2)[1] == [1, 2]
+    found, rows = run("a card", "two", two=3, three=4)
+    assert rows == [1, 3, 4] and found["memory"] == {"one": 1} and found["command"] == "--only "
+    assert [again["command"] for again in found["again"]] == ["--only two"]
+    found, rows = run("another card", "two", two=5)
+    assert rows == [5] and "again" not in found
+
+
 @pytest.mark.parametrize(
     ("name", "table"),
     [

@@ -16,7 +16,7 @@ from minigraph.types import TensorType, float32
 from tests.support.counted_work import check_proportion, lines
 
 WIDTH = 8
-SMALL, LARGE = 400, 2000  # operators
+SMALL, LARGE = 200, 1000  # operators
 MOST = 1500  # lines for an operator
 MOST_FOR_A_TENSOR = 1300  # that AdamW updates
 FEED = {"x": TensorType((4, WIDTH), float32)}

@@ -15,27 +15,23 @@ from minigraph.ir.text import parse
 from tests.house.test_recipes import RECIPES
 from tests.support.pages import ROOT, blocks, pages
 from tests.support.report_pages import facts_in
+from tests.support.scripts import run_script
 
 pytestmark = pytest.mark.skipif(
     None in map(find_spec, ("sklearn", "matplotlib")), reason="needs the examples extra"
 )  # their children import them, nothing here does
 
 
-def run_python(folder: Path, *arguments: str) -> str:
-    """What `python ...` prints in `folder`, where modules of that folder can be imported."""
+def test_the_readme_prints_what_it_says(tmp_path):
+    """In a new Python. Times aside: they are another machine's. `...` stands for lines that are left out."""
+    code, said = (next(b.code for b in blocks("README.md") if b.language == name) for name in ("python", "text"))
+    (tmp_path / "train.py").write_text(code)
     result = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        [sys.executable, "-W", "error", "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-def test_the_readme_prints_what_it_says(tmp_path):
-    """Times aside: they are another machine's. `...` stands for lines that are left out."""
-    code, said = (next(b.code for b in blocks("README.md") if b.language == name) for name in ("python", "text"))
-    (tmp_path / "train.py").write_text(code)
-    printed = re.sub(r" +[0-9.]+ ms", " ms", run_python(tmp_path, "train.py"))
+    printed = re.sub(r" +[0-9.]+ ms", " ms", result.stdout)
     shown = re.escape(re.sub(r" +[0-9.]+ ms", " ms", said)).replace(re.escape("...\n"), r"(.*\n)*")
     assert re.fullmatch(shown, printed), printed
 
@@ -60,7 +56,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     if "import onnxruntime" in code_of(page) and None in map(find_spec, ("onnx", "onnxruntime")):
         pytest.skip("needs onnx and onnxruntime")
     (tmp_path / f"{page.stem}.py").write_text(code_of(page))
-    run_python(tmp_path, "-W", "error", f"{page.stem}.py")
+    run_script(tmp_path, tmp_path / f"{page.stem}.py", strict=True)
 
 
 def test_every_block_of_code_is_run_or_says_why_not():
@@ -73,11 +69,12 @@ def test_every_block_of_code_is_run_or_says_why_not():
         assert fences == sum(block.language == "python" for block in blocks(page)), page
 
 
-def train_mlp(out: Path, *arguments: str, source: Path = ROOT / "examples" / "train_mlp.py") -> str:
-    script = [sys.executable, str(source), "--out", str(out), *arguments]
-    result = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def run_example(name: str, folder: Path, *arguments: object) -> str:
+    return run_script(folder, ROOT / "examples" / f"{name}.py", *arguments)
+
+
+def train_mlp(out: Path, *arguments: object, source: Path = ROOT / "examples" / "train_mlp.py") -> str:
+    return run_script(out, source, "--out", out, *arguments)
 
 
 def zeros(printed: str) -> list[str]:
@@ -111,7 +108,7 @@ def test_the_mlp_learns_the_digits(tmp_path):
 def test_the_refusal_of_the_demo_is_mended_by_the_line_below_the_one_it_names(tmp_path):
     """As README says; the demo then says the same of its relu."""
     source = (ROOT / "examples" / "train_mlp.py").read_text(encoding="utf-8").splitlines(keepends=True)
-    said = train_mlp(tmp_path, "--epochs", "1")
+    said = train_mlp(tmp_path, "--epochs", 1)
     refusals = facts_in((tmp_path / "report.html").read_text(encoding="utf-8"))["refusals"]
     assert [r["rule"] for r in refusals] == ["LinearRelu", "ReluGradLinearGrad"]
     (line,) = map(int, re.findall(r"- relu relu_0.* is fetched, .*train_mlp\.py:(\d+)", said))
@@ -119,7 +116,7 @@ def test_the_refusal_of_the_demo_is_mended_by_the_line_below_the_one_it_names(tm
     assert source[line].startswith("    watched = before ")
     source[line] = "    watched = after\n"
     (tmp_path / "mended.py").write_text("".join(source), encoding="utf-8")
-    mended = train_mlp(tmp_path, "--epochs", "1", source=tmp_path / "mended.py")
+    mended = train_mlp(tmp_path, "--epochs", 1, source=tmp_path / "mended.py")
     assert re.search(r"fuse_gemm_epilogue +4 applied, 0 refused", mended)
     assert zeros(said) == zeros(mended) != []
 
@@ -127,7 +124,8 @@ def test_the_refusal_of_the_demo_is_mended_by_the_line_below_the_one_it_names(tm
 @pytest.mark.sweep
 def test_fusion_does_not_change_the_curve(tmp_path):
     for flag in ("--fuse", "--no-fuse"):
-        printed = train_mlp(tmp_path / flag, flag, "--dtype", "float64", "--epochs", "4")
+        (tmp_path / flag).mkdir()
+        printed = train_mlp(tmp_path / flag, flag, "--dtype", "float64", "--epochs", 4)
         off = next(line for line in printed.splitlines() if line.startswith("off "))
         assert ("fuse_gemm_epilogue" in off) == (flag == "--no-fuse")
     fused, plain = curve(tmp_path / "--fuse"), curve(tmp_path / "--no-fuse")
@@ -138,31 +136,31 @@ def test_fusion_does_not_change_the_curve(tmp_path):
 
 
 def test_parts_of_keys_are_joined(tmp_path):
-    said = run_python(tmp_path, str(ROOT / "examples" / "ring_attention.py"))
+    said = run_example("ring_attention", tmp_path)
     assert [line.split()[0] for line in said.splitlines()] == ["out", "dq", "dk", "dv"]
 
 
 def test_roots_take_as_many_steps_as_they_need(tmp_path):
-    said = run_python(tmp_path, str(ROOT / "examples" / "newton_steps.py")).splitlines()
+    said = run_example("newton_steps", tmp_path).splitlines()
     steps = [int(line.split()[0]) for line in said]
     assert len(steps) == 2
     assert steps[0] < 8 < steps[1]
 
 
 def test_clicks_are_predicted_nearly_as_well_as_they_can_be(tmp_path):
-    said = run_python(tmp_path, str(ROOT / "examples" / "wide_and_deep.py"), "--epochs", "3")
+    said = run_example("wide_and_deep", tmp_path, "--epochs", 3)
     reached, best = (float(n) for n in re.findall(r"(0\.\d{4})", said.splitlines()[-1]))
     assert best == pytest.approx(0.8543, abs=1e-4)  # of the data alone
     assert best - 0.05 < reached < best
 
 
 def test_texts_are_told_and_the_saved_model_is_served(tmp_path):
-    script = str(ROOT / "examples" / "text_classifier.py")
-    said = run_python(tmp_path, script, "--steps", "300", "--out", str(tmp_path))
+    said = run_example("text_classifier", tmp_path, "--steps", 300, "--out", tmp_path)
     share = re.search(r"([\d.]+)% of 1000 new texts", said)
     assert share is not None
     assert float(share[1]) > 80
-    served = run_python(tmp_path, script, "--load", str(tmp_path / "text_classifier"), "it was great", "it was bad")
+    model = tmp_path / "text_classifier"
+    served = run_example("text_classifier", tmp_path, "--load", model, "it was great", "it was bad")
     praise = [int(line.split("%")[0]) for line in served.splitlines()]
     assert praise[0] > 50 > praise[1]
 
@@ -170,10 +168,8 @@ def test_texts_are_told_and_the_saved_model_is_served(tmp_path):
 @pytest.mark.sweep
 def test_optimizer_levels_are_compared(tmp_path):
     """Fewer operators and calls at each level, equal results, and a plot."""
-    said = run_python(
-        tmp_path, str(ROOT / "examples" / "optimizer_levels.py"), "--tensors", "12", "--size", "500", "--steps", "4",
-        "--out", str(tmp_path),
-    )  # fmt: skip
+    sizes = ("--tensors", 12, "--size", 500, "--steps", 4)
+    said = run_example("optimizer_levels", tmp_path, *sizes, "--out", tmp_path)
     rows = {name: [int(operators), int(calls)] for name, operators, calls in re.findall(
         r"^(for-loop|foreach|fused) +(\d+) +(\d+) ", said, re.MULTILINE)}  # fmt: skip
     assert rows["for-loop"] > rows["foreach"] > rows["fused"] == [6, 8]

@@ -368,7 +368,7 @@ def test_work_grows_with_the_number_of_operators_and_no_faster() -> None:
         str(main)
         main.clone(for_test=True)
 
-    check_proportion(*(lines(lambda n=n: build_and_run(n)) for n in (500, 2_000)), factor=4)
+    check_proportion(*(lines(lambda n=n: build_and_run(n)) for n in (250, 1_000)), factor=4)
 
 
 def test_fusing_a_chain_of_linears_is_work_in_proportion() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import subprocess
 import sys
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 import minigraph as mg
 from tests.support.pages import ROOT
+from tests.support.scripts import run_script
 
 pytestmark = pytest.mark.skipif(None in map(find_spec, ("matplotlib", "tqdm")), reason="needs the examples extra")
 TINY = {
@@ -28,7 +29,7 @@ def train(out: Path, *flags: str, fails: bool = False, **changes: object) -> str
     """What the example prints; its error where it `fails`."""
     arguments = [f"--{name}={value}" for name, value in {**TINY, **changes}.items()]
     script, said, wrong = str(ROOT / "examples" / "train_gpt.py"), io.StringIO(), io.StringIO()
-    code: object = 0
+    code, others = 0, set(threading.enumerate())
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(wrong):
         patch.syspath_prepend(str(ROOT / "examples"))
         patch.setattr(sys, "argv", [script, f"--out={out}", *flags, *arguments])
@@ -39,6 +40,9 @@ def train(out: Path, *flags: str, fails: bool = False, **changes: object) -> str
         finally:
             mg.set_default_dtype("float32")
     assert (code not in (0, None)) == fails, said.getvalue() + wrong.getvalue() + str(code)
+    for thread in {t for t in threading.enumerate() if t.name.startswith("minigraph-io")} - others:
+        thread.join(30)
+        assert not thread.is_alive(), "the thread of a loader that nobody has"
     return f"{wrong.getvalue()}{code}" if fails else said.getvalue()
 
 
@@ -76,10 +80,8 @@ def test_rewrites_do_not_change_the_curve(whole, tmp_path):
 
 
 def test_a_resumed_training_has_the_same_bits(whole, tmp_path):
-    script = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), f"--out={tmp_path}", "--stop=4"]
-    script += ["--dtype=float64", "--recompute", *(f"--{name}={value}" for name, value in TINY.items())]
-    ran = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    flags = [f"--out={tmp_path}", "--stop=4", "--dtype=float64", "--recompute"]
+    run_script(tmp_path, ROOT / "examples" / "train_gpt.py", *flags, *(f"--{n}={value}" for n, value in TINY.items()))
     train(tmp_path, "--dtype=float64", "--resume")
     assert losses(tmp_path) == losses(whole)
 

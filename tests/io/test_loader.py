@@ -77,7 +77,7 @@ def test_a_batch_that_takes_too_long():
 
     class Slow(Numbers):
         def __getitem__(self, i: int):
-            never.wait(5)
+            never.wait(60)
             return i
 
     with pytest.raises(TimeoutError):

@@ -89,17 +89,37 @@ def test_streams_and_samplers_of_the_user_have_a_state():
         assert found + numbers(rest) == expected
 
 
-def test_an_iteration_that_is_left_stops_its_threads():
-    for settings in ({}, {"num_workers": 2}):
-        before = set(threading.enumerate())
-        batches = iter(loader(**settings))
-        next(batches)
-        threads = [t for t in set(threading.enumerate()) - before if t.name.startswith("minigraph-io")]
-        assert threads
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}])
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_iteration_that_is_left_stops_its_threads(settings, closed, monkeypatch):
+    """A thread for which there is no room sleeps until it is told that nobody wants its batches."""
+    before, taken, asleep = set(threading.enumerate()), threading.Event(), threading.Event()
+
+    class Numbers(io.Dataset):
+        def __getitem__(self, i: int):
+            return i if i == 0 or taken.wait(30) else None
+
+        def __len__(self) -> int:
+            return 9
+
+    class Semaphore(threading.Semaphore):
+        def acquire(self, *given, **named):
+            return super().acquire(False) or asleep.set() or super().acquire(*given, **named)
+
+    monkeypatch.setattr(threading, "Semaphore", Semaphore)
+    batches = iter(io.DataLoader(Numbers(), **settings))
+    next(batches)
+    taken.set()
+    assert asleep.wait(30)
+    threads = [t for t in set(threading.enumerate()) - before if t.name.startswith("minigraph-io")]
+    assert threads
+    if closed:
         batches.close()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+    else:
+        del batches
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

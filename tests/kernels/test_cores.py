@@ -13,6 +13,7 @@ import pytest
 import minigraph as mg
 from minigraph.kernels import cores, parallel
 from minigraph.kernels.cpu import product
+from minigraph.opdef import get_op
 
 
 @pytest.fixture
@@ -124,11 +125,41 @@ def test_products_of_transposed_operands(trans):
     np.testing.assert_allclose(product.product(a, b), a @ b, rtol=1e-10, atol=1e-10)
 
 
+def test_products_share_threads_at_once_and_have_the_bits_that_each_has_alone(monkeypatch):
+    met = []
+    monkeypatch.setattr(product, "for_each", lambda *args, **how: met.append(1) or parallel.for_each(*args, **how))
+    rng = np.random.default_rng(3)
+    x, y, d = (rng.normal(size=s).astype("f4") for s in ((300, 400), (400, 900), (300, 900)))
+    small = rng.normal(size=(4, 5)).astype("f4")
+    alone = [product.product(a, b) for a, b in ((d, y.T), (x.T, d), (small.T, small))]
+    met.clear()
+    out = np.empty_like(x)
+    found = product.products([(d, y.T, out), (x.T, d, None), (small.T, small, None)])
+    assert met == [1] and found[0] is out
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, found, strict=True))
+    grads = get_op("matmul_grad").reference(x, y, d)
+    assert met == [1, 1]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(alone, grads, strict=False))
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["reads", "writes"])
+def test_a_product_that_overwrites_what_the_next_one_uses_comes_first(kept, monkeypatch):
+    monkeypatch.setattr(product, "for_each", lambda items, body, cost: [body(item) for item in reversed(items)])
+    rng = np.random.default_rng(4)
+    a, b, c = (rng.normal(size=(300, 300)) for _ in range(3))
+    shared = rng.normal(size=(300, 300))
+    first, second = a @ b, c @ (a @ b) if kept == 0 else c @ a
+    found = product.products([(a, b, shared), (c, shared, None) if kept == 0 else (c, a, shared)])
+    np.testing.assert_allclose(found[1], second, rtol=1e-10, atol=1e-10)
+    if kept == 0:
+        np.testing.assert_allclose(found[0], first, rtol=1e-10, atol=1e-10)
+
+
 def test_what_is_no_large_product_of_floats_is_numpys(monkeypatch):
-    def refused(*args):
+    def refused(*args, **how):
         raise AssertionError("in blocks")
 
-    monkeypatch.setattr(product, "for_blocks", refused)
+    monkeypatch.setattr(product, "for_each", refused)
     rng = np.random.default_rng(2)
     for a, b in (((30, 40), (40, 50)), ((40,), (40, 50)), ((0, 4), (4, 5))):
         product.product(rng.normal(size=a), rng.normal(size=b))
@@ -212,6 +243,7 @@ def test_a_library_with_a_number_for_each_thread_is_set_back_too(monkeypatch):
 FORKS = """
 import os
 from minigraph.kernels.cpu import product
+from minigraph.opdef import get_op
 class Library:
     num_threads = 3
     def set_num_threads(self, number):

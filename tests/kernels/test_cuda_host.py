@@ -11,6 +11,7 @@ import pytest
 from minigraph.types import FLOATS, bfloat16, float16, float32, float64
 from tests.gpu.check import assert_like_cpu
 from tests.support.cuda_host import COMPILER, Bound, NotOnHost, build
+from tests.support.every_call import of_every_call
 from tests.support.opcheck import Call, Slots, all_calls, apply, inferred_types, tolerance
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
@@ -62,6 +63,7 @@ def on_host(call: Call) -> Slots:
 
 
 def check(call: Call, dtype: np.dtype) -> None:
+    """All in float64, the first also in shorter floats: what the reference gives, rounded."""
     build_neighbours(PLACE[id(call), dtype] // TOGETHER)
     rounded = call.for_gpu(dtype)
     try:
@@ -91,12 +93,4 @@ def check(call: Call, dtype: np.dtype) -> None:
             assert fine.all(), f"{slot}: {wide[~fine]} instead of {right[~fine]}"
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_float64_samples_give_what_the_reference_gives(call):
-    check(call, float64)
-
-
-@pytest.mark.parametrize("dtype", [float32, float16, bfloat16], ids=str)
-@pytest.mark.parametrize("call", SHORTER, ids=str)
-def test_shorter_floats_give_the_rounded_reference(call, dtype):
-    check(call, dtype)
+test_samples_give_what_the_reference_gives = of_every_call(CASES)(check)

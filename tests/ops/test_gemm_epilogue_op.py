@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -51,7 +52,6 @@ def call(op_type, dtype, needs, arrays, **attrs):
     return dict(zip(slots, fetched, strict=True))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("activation", "approximate"), FORMULAS)
 @pytest.mark.parametrize("reserve", [False, True])
 @pytest.mark.parametrize(
@@ -59,8 +59,12 @@ def call(op_type, dtype, needs, arrays, **attrs):
     [((8, 4), False, False), ((4, 8), True, False), ((8, 4), False, True), ((4, 8), True, True),
      ((2, 2, 8, 4), False, False), ((2, 3, 4), False, True), ((1, 4), False, False), ((0, 4), False, False)],
 )  # fmt: skip
-@pytest.mark.parametrize("columns", [128, 3, 1])
-def test_forward_op(dtype, activation, approximate, reserve, x_shape, trans_x, trans_y, columns):
+def test_forward_op(activation, approximate, reserve, x_shape, trans_x, trans_y):
+    for dtype, columns in itertools.product(TOLERANCES, (128, 3, 1)):
+        check_forward(dtype, activation, approximate, reserve, x_shape, trans_x, trans_y, columns)
+
+
+def check_forward(dtype, activation, approximate, reserve, x_shape, trans_x, trans_y, columns):
     rng = np.random.default_rng(3)
     X, Y, Bias = rng.normal(size=x_shape), rng.normal(size=(4, columns)) / 2, rng.normal(size=columns)
     X, Y, Bias = (a.astype(float16).astype(float64) for a in (X, Y, Bias))
@@ -83,16 +87,20 @@ def test_forward_op(dtype, activation, approximate, reserve, x_shape, trans_x, t
 
 
 SLOPES = {"none": (False,), "relu_grad": (False,), "gelu_grad": (False, True)}
+NEEDS = ("DX", "DY", "DBias"), ("DY", "DBias"), ("DY",), ("DX", "DY"), ("DX",), ("DBias",)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("needs", [("DX", "DY", "DBias"), ("DY", "DBias"), ("DY",), ("DX", "DY"), ("DX",), ("DBias",)])
 @pytest.mark.parametrize(("activation_grad", "approximate"), [(a, b) for a, bs in SLOPES.items() for b in bs])
 @pytest.mark.parametrize(
     ("rank", "trans_x", "trans_y"),
     [(2, False, False), (2, True, False), (2, False, True), (2, True, True), (3, False, False), (4, False, True)],
 )
-def test_grad_op(dtype, needs, activation_grad, approximate, rank, trans_x, trans_y):
+def test_grad_op(activation_grad, approximate, rank, trans_x, trans_y):
+    for dtype, needs in itertools.product(TOLERANCES, NEEDS):
+        check_grad(dtype, needs, activation_grad, approximate, rank, trans_x, trans_y)
+
+
+def check_grad(dtype, needs, activation_grad, approximate, rank, trans_x, trans_y):
     rng = np.random.default_rng(5)
     rows = {2: (6,), 3: (2, 3), 4: (1, 2, 3)}[rank]
     X, Y, DOut = (rng.normal(size=s).astype(float16).astype(float64) for s in ((*rows, 5), (5, 7), (*rows, 7)))

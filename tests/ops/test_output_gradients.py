@@ -77,9 +77,8 @@ def test_the_gradient_through_an_output_is_its_slope_or_an_error(call, slot):
     places = [p for p in call.float_places if call.inputs[p[0]][p[1]].dtype == float64]
     found = opcheck.program_gradients(call, weights, places) if call.opdef.differentiable else None
     for number, place in enumerate(places):
-        expected = opcheck.numeric_gradient(call, weights, place)
-        given = found[number] if found else np.zeros_like(expected)  # what has no gradient has the slope 0
-        np.testing.assert_allclose(given, expected, rtol=1e-8, atol=1e-8, err_msg=str(place))
+        grad = found[number] if found else np.zeros(())  # what has no gradient has the slope 0
+        opcheck.check_slopes(call, weights, place, grad)
 
 
 def test_outputs_that_are_refused_are_outputs_without_a_rule():

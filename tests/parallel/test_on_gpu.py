@@ -12,9 +12,12 @@ import pytest
 
 import minigraph as mg
 from minigraph import cuda, static
+from minigraph.errors import DTypeError
 from minigraph.kernels.cuda.collective.collective import Collective
 from minigraph.kernels.groups import RankError
+from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
+from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, bfloat16, float64
 from tests.support import cuda_host, gpu_stub
@@ -23,9 +26,11 @@ from tests.support.parallel_training import batch, net
 TYPES = {"x": TensorType((8, 6), float64), "y": TensorType((8, 1), np.dtype("int64"))}
 
 
-def reduced(**flags):
-    main, startup, loss = net()
+def reduced(shares=False, clip=True, **flags):
+    main, startup, loss = net(clip)
     reduce_gradients(main, loss.name, 1)
+    if shares:
+        share_updates(main, 1, ())
     strategy = static.BuildStrategy.all(verify="each_pass", **flags)
     return static.CompiledProgram(main, strategy), startup, loss
 
@@ -43,8 +48,19 @@ def test_collectives_keep_their_order_on_a_stream_of_their_own():
     assert "all_reduce 384 bytes" in [calls[i].title() for i in collectives]
 
 
+def test_pieces_are_read_and_written_where_arrays_lie():
+    """Sizes that divide equally: NCCL is given arrays as they lie, one after the other in the order of backward."""
+    program, _, loss = reduced(shares=True, clip=False)
+    plan = bind_program(program.program_for([loss.name]), TYPES, [loss.name])
+    calls = [call for call in plan.binder.calls if isinstance(call, Collective)]
+    assert [call.kind for call in calls] == ["reduce_scatter"] * 4 + ["all_gather"] * 4
+    assert [call.x.nbytes for call in calls[:4]] == [24, 192, 64, 384], "no room for zeros behind them"
+
+
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
-@pytest.mark.parametrize("flags", [{}, {"fuse_all_reduce_ops": False}])
+@pytest.mark.parametrize(
+    "flags", [{}, {"fuse_all_reduce_ops": False}, {"shares": True}, {"shares": True, "clip": False}]
+)
 def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypatch):
     for name in ("why_not", "device_count", "runtime", "device_array"):
         monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
@@ -53,7 +69,10 @@ def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypat
         program, startup, _ = reduced(**flags)
         exe, scope = static.Executor(place), static.Scope()
         exe.run(startup, scope=scope)
-        source = program if place != mg.CPUPlace() else net()[0]
+        source = program if place != mg.CPUPlace() else net(flags.get("clip", True))[0]
+        if flags.get("shares"):  # AgreedPlan does this where there are several ranks
+            for v in [v for v in program.before.vars.values() if isinstance(v, Shard)]:
+                scope.take(v.name, scope.read(v.whole).reshape(-1))
         for step in range(4):
             exe.run(source, feed=batch(step), scope=scope)
         found.append(program.before.state_dict("param", scope))
@@ -105,10 +124,17 @@ def nccl(monkeypatch):
     sys.modules.pop("minigraph.kernels.cuda.device.nccl", None)
 
 
+@pytest.mark.parametrize("number", [(7, -7) * 64, bytes(range(128, 256))], ids=["tuple", "bytes"])
+def test_nccl_gets_its_number_as_this_cupy_has_it(nccl, monkeypatch, number):
+    module, _ = nccl
+    monkeypatch.setattr(module.nccl, "get_unique_id", lambda: number)
+    ranks = module.communicator(0)
+    assert module.communicator(0) is ranks and ranks.ends.made == (1, number, 0)
+
+
 def test_nccl_gets_counts_and_types(nccl):
     module, _ = nccl
     ranks = module.communicator(0)
-    assert module.communicator(0) is ranks and ranks.ends.made == (1, (7,) * 128, 0)
     for kind, root in (("all_reduce", 0), ("broadcast", 2), ("reduce", 1), ("all_gather", 0), ("reduce_scatter", 0)):
         given = ranks.arguments(kind, 100, 200, (4, 8), np.dtype("float32"), root)
         ranks.run(kind, given, 9)
@@ -118,8 +144,15 @@ def test_nccl_gets_counts_and_types(nccl):
         ("reduceScatter", (200, 100, 4, 5, 0, 9)),
     ]  # fmt: skip
     assert ranks.arguments("all_reduce", 1, 2, (3, 3), bfloat16, 0)[3] == 9
-    with pytest.raises(TypeError, match="NCCL has no bool"):
-        ranks.arguments("all_reduce", 1, 2, (3, 3), np.dtype(bool), 0)
+    assert ranks.arguments("all_gather", 1, 2, (3, 3), np.dtype("int16"), 0) == (2, 1, 6, 1)  # as bytes
+
+
+@pytest.mark.parametrize("dtype", ["int16", "bool"])
+def test_types_that_ranks_cannot_add_up_are_refused(dtype):
+    for name, attrs in (("c_allreduce_sum", {}), ("c_reduce_sum", {"root": 0}), ("c_reducescatter", {"nranks": 1})):
+        with pytest.raises(DTypeError, match=f"cannot add up {dtype}"):
+            OPS[name].infer_types({"X": [TensorType((2, 3), np.dtype(dtype))]}, attrs)
+    assert OPS["c_broadcast"].infer_types({"X": [TensorType((2, 3), np.dtype(dtype))]}, {"root": 0})
 
 
 @pytest.mark.parametrize(("status", "timeout", "said"), [(6, 60.0, "NCCL error 6"), (0, -1.0, "waits for another one")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.errors import FeedError, MinigraphError, PlaceError, ProgramError
-from minigraph.kernels.groups import ALONE, RankError, present
+from minigraph.kernels.groups import ALONE, RankError, acting, present
 from minigraph.runtime.parallel.threads import Meeting
 from tests.support.parallel_training import batch, net, trained
 
@@ -145,8 +146,6 @@ def test_what_cannot_be_shared_is_refused():
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CPUPlace(), mg.CUDAPlace(0)])
     with pytest.raises(PlaceError, match="GPU 1 twice"):
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CUDAPlace(1), mg.CUDAPlace(1)])
-    with pytest.raises(ProgramError, match="reduce_strategy Reduce"):
-        parallel(main, loss, 2, reduce_strategy=static.BuildStrategy.ReduceStrategy.Reduce)
     exe.run(program, feed=batch(0), fetch_list=[loss], scope=scope)
 
 
@@ -174,10 +173,34 @@ def test_a_test_program_runs_at_several_places():
     np.testing.assert_allclose(value.mean(), whole, rtol=1e-12)
 
 
+def test_programs_of_one_scope_see_each_others_steps():
+    """Two compiled programs, of 2 and of 3 ranks, one that tests, and the program alone: in place and in turns."""
+    main, startup, loss = net()
+    exe, scope = started(startup)
+    name = "linear_0.w_0"
+    two, three, test = (
+        static.CompiledProgram(program).with_data_parallel(loss.name if program is main else None,
+                                                           places=static.cpu_places(ranks))
+        for program, ranks in ((main, 2), (main, 3), (main.clone(for_test=True), 3))
+    )  # fmt: skip
+    for step, program in enumerate((two, three, test, two, test, main, two, three, main, test, three)):
+        many = program is not main
+        found = exe.run(program, feed=batch(step, 6), fetch_list=[name], scope=scope, return_merged=not many)
+        for value in found[0] if many else found:
+            np.testing.assert_array_equal(value, scope.read(name), err_msg=f"step {step}")
+
+
 # A group of threads
 
 
-def on_ranks(size, body, timeout=20.0):
+class Version:
+    """Another one for each rank."""
+
+    def __str__(self):
+        return f"1.0.rank{present().rank}"
+
+
+def on_ranks(size, body, timeout=60.0):
     """What `body(group)` returns or raises on each rank."""
     meeting, found = Meeting(size, timeout), [None] * size
 
@@ -217,10 +240,77 @@ def test_collectives_of_threads(rng, rows):
     assert present() is ALONE
 
 
-def test_a_rank_that_does_not_come_is_named():
-    found = on_ranks(3, lambda group: group.rank == 1 or group.all_reduce(np.ones(2)), timeout=0.2)
+def test_a_rank_that_does_not_come_is_named(monkeypatch):
+    """Time runs from when the two others are there, however late one of them was."""
+    wait, others = Meeting.wait, threading.Barrier(2)
+    monkeypatch.setattr(Meeting, "wait", lambda *given: (others.wait(60), wait(*given)))
+    found = on_ranks(3, lambda group: group.rank == 1 or group.all_reduce(np.ones(2)), timeout=0.05)
     assert found[1] is True and isinstance(found[0], RankError) and isinstance(found[2], RankError)
     assert found[0].ranks == found[2].ranks == (1,) and "rank 1 did not come to all_reduce" in str(found[0])
+
+
+def other_net(group):
+    main, startup, loss = net(clip=group.rank == 0)
+    return main, startup, loss, {}
+
+
+def other_strategy(group):
+    return *net(), {"fuse_all_reduce_ops": group.rank == 1}
+
+
+def other_reduce(group):
+    kinds = static.BuildStrategy.ReduceStrategy
+    return *net(), {"reduce_strategy": kinds.Reduce if group.rank else kinds.AllReduce}
+
+
+def other_version(group):
+    return *net(), {}
+
+
+DIFFERENT = {
+    other_net: "program of rank 0 and rank 1 differ: .* operators",
+    other_strategy: "BuildStrategy of rank 0 and rank 1 differ: the defaults and fuse_all_reduce_ops=True",
+    other_reduce: "BuildStrategy of rank 0 and rank 1 differ: .* reduce_strategy=ReduceStrategy.Reduce",
+    other_version: "minigraph of rank 0 and rank 1 differ: 1.0.rank0 and 1.0.rank1",
+}
+
+
+@pytest.mark.parametrize("made", DIFFERENT, ids=lambda made: made.__name__)
+def test_ranks_that_were_built_differently_are_refused_before_the_first_step(made, monkeypatch):
+    """As processes would do it: each rank builds, and has a Scope of its own."""
+    if made is other_version:
+        monkeypatch.setattr("minigraph.runtime.parallel.agreement.VERSION", Version())
+    lock, before = threading.Lock(), {}
+
+    def body(group):
+        with acting(group):
+            with lock:
+                main, startup, loss, flags = made(group)
+            exe, scope = started(startup)
+            before[group.rank] = scope.read("linear_0.w_0"), scope
+            program = static.CompiledProgram(main).with_data_parallel(loss.name, static.BuildStrategy(**flags))
+            return exe.run(program, feed=batch(0, 4), fetch_list=[loss], scope=scope)
+
+    found = on_ranks(2, body)
+    assert all(isinstance(each, MinigraphError) for each in found)
+    assert any(re.search(DIFFERENT[made], str(each)) for each in found), found
+    for value, scope in before.values():
+        np.testing.assert_array_equal(scope.read("linear_0.w_0"), value)
+
+
+def test_ranks_that_were_built_alike_train():
+    lock, found = threading.Lock(), {}
+
+    def body(group):
+        with acting(group):
+            with lock:
+                main, startup, loss = net()
+            exe, scope = started(startup)
+            exe.run(static.CompiledProgram(main).with_data_parallel(loss.name), feed=batch(0, 4), scope=scope)
+            found[group.rank] = scope.read("linear_0.w_0")
+
+    assert on_ranks(2, body) == [None, None]
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_ranks_that_call_different_things_are_named():

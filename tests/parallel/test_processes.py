@@ -39,9 +39,9 @@ def launched(ranks: int, what: str, folder: Path) -> subprocess.CompletedProcess
 @needs_mpi
 def test_processes_are_threads_bit_by_bit(tmp_path):
     """Through fleet with buckets, and through with_data_parallel; what they save goes on elsewhere."""
-    done = launched(3, "fleet,compiled", tmp_path)
+    done = launched(3, "fleet,compiled,pieces", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for what, flags in (("fleet", {}), ("compiled", {"every": True})):
+    for what, flags in (("fleet", {}), ("compiled", {"every": True}), ("pieces", {"every": True})):
         _, values = trained(3, steps=3, rows=6, **flags)
         with np.load(tmp_path / f"{what}.npz") as found:
             for name, value in values.items():
@@ -57,15 +57,15 @@ def test_processes_are_threads_bit_by_bit(tmp_path):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "ranks", "said"),
     [
-        ("raise", ["rank 1 failed first", "[1] ValueError: rank 1 has had enough"]),
-        ("uneven", ["feeds of rank 0 and rank 1 differ: x: f64[2,6], y: i64[2,1] and x: f64[1,6], y: i64[1,1]"]),
-        ("hang", ["rank 1 did not come to"]),
+        ("raise", 3, ["rank 1 failed first", "[1] ValueError: rank 1 has had enough"]),
+        ("uneven", 2, ["feeds of rank 0 and rank 1 differ: x: f64[3,6], y: i64[3,1] and x: f64[1,6], y: i64[1,1]"]),
+        ("hang", 2, ["rank 1 did not come to"]),
     ],
 )
-def test_a_rank_that_goes_wrong_is_named(what, said, tmp_path):
-    done = launched(3, what, tmp_path)
+def test_a_rank_that_goes_wrong_is_named(what, ranks, said, tmp_path):
+    done = launched(ranks, what, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     for line in said:
         assert line in done.stdout, done.stdout + done.stderr

@@ -104,7 +104,7 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF), min_size=
 
 
 @given(st.lists(NAMES, min_size=3, max_size=3, unique=True))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_name_survives(names):
     program = Program(names[0])
     block = program.global_block()
@@ -137,7 +137,7 @@ NUMBERS = st.one_of(st.booleans(), st.integers(-(2**70), 2**70), st.floats())
     ii=st.lists(st.integers(), max_size=3), ff=st.lists(st.floats(), max_size=3), nn=st.lists(NUMBERS, max_size=3),
     d=st.sampled_from([None, "float32", "bfloat16", "int8", "bool"]),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_attribute_survives(attribute_op, **attrs):
     program = Program("attributes")
     x = program.global_block().create_var("x", (2,), "float32", is_data=True, stop_gradient=True)
@@ -333,7 +333,7 @@ def test_links_must_name_an_operator_before():
 
 
 @given(st.integers(0, 10**9), st.text(string.printable, max_size=3), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_damaged_text_is_read_or_refused_but_nothing_else(position, inserted, removed):
     at = position % len(MLP)
     damaged = MLP[:at] + inserted + MLP[at + removed :]

@@ -20,6 +20,7 @@ from minigraph.errors import AttrError, MinigraphError, ProgramError
 from minigraph.optimizer import lr
 from minigraph.runtime import seeds
 from minigraph.runtime.cpu.plan import Plan
+from tests.support.grades import graded
 from tests.support.resumed_training import Training, warm_cosine
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -80,7 +81,7 @@ def check_resumed(
     assert second.go(4, 4) == expected
 
 
-@pytest.mark.parametrize("passes", ["0", "1"], ids=["", "passes"])
+@pytest.mark.parametrize("passes", graded(["0", "1"], now=lambda passes: passes == "1"))
 def test_a_new_process_goes_on(tmp_path: Path, passes: str) -> None:
     script = Path(__file__).parents[1] / "support" / "resumed_training.py"
 

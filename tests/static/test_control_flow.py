@@ -21,7 +21,6 @@ from minigraph.errors import (
     FetchError,
     KernelError,
     MinigraphError,
-    PlaceError,
     ProgramError,
 )
 from minigraph.ir.diff import first_difference
@@ -449,13 +448,79 @@ def test_passes_go_into_blocks_and_explain_tells_of_it():
     assert "block true_block" in compiled.diff()
 
 
-def test_what_reports_of_memory_and_kernels_say_of_a_cut_program():
-    x = data("x", [2, 3])
-    cond(positive(x), lambda: x, lambda: x * 2.0)
-    compiled = CompiledProgram(main())
-    for ask in (compiled.memory_report, compiled.kernels):
-        with pytest.raises((ProgramError, PlaceError), match="is cut at cond"):
-            ask({"x": [2, 3]})
+def cut_program():
+    """(compiled, fetches): a branch, a loop that keeps its sizes, and one that does not, with what follows them."""
+    x, n = data("x", [None, 64]), mg.full([1], 2, "int64")
+    layer = mg.nn.Linear(64, 64)
+    h = cond(positive(x), lambda: mg.nn.functional.relu(layer(x)), lambda: x * 2.0)
+    _, h = while_loop(lambda i, v: i < n, lambda i, v: [i + 1, mg.nn.functional.gelu(layer(v))], [n * 0, h])
+    known = mg.tanh(h)
+    _, longer = while_loop(lambda i, v: i < n, lambda i, v: [i + 1, mg.concat([v, v])], [n * 0, known])
+    return CompiledProgram(main(), BuildStrategy.all()), [known, mg.exp(longer)]
+
+
+def test_memory_and_kernels_of_a_cut_program_are_those_of_its_pieces_and_blocks():
+    compiled, fetches = cut_program()
+    report = compiled.memory_report({"x": [256, 64]}, fetches)
+    blocks = ["cond_0.true", "cond_0.false", "while_loop_0.cond", "while_loop_0.body", "while_loop_1.body"]
+    assert {*blocks, "piece 0"} <= set(report.parts)
+    assert [part for part, nbytes in report.parts.items() if nbytes is None] == ["piece 3"]  # behind what grows
+    assert report.planned == sum(nbytes or 0 for nbytes in report.parts.values())
+    assert report.at_peak() and report.running
+    assert "a run decides  piece 3" in str(report)
+    kernels = compiled.kernels({"x": [256, 64]}, fetches)
+    assert {k.members for k in kernels if k.part == "cond_0.true"} == {("fused_gemm_epilogue",)}
+    assert [k.op.type for k in kernels if k.part == "cond_0.false" and k.op is not None] == ["scale"]
+    assert "\nwhile_loop_0.body:\n" in str(kernels)
+
+
+def test_planned_memory_of_a_cut_program_is_that_of_its_plans():
+    x = data("x", [None, 64])
+    out = cond(positive(x), lambda: mg.matmul(x, x, transpose_y=True), lambda: x)
+    compiled = CompiledProgram(main(), BuildStrategy())
+    at = mg.CPUPlace()
+    report = compiled.memory_report({"x": [32, 64]}, [out], at)
+    block = main().ops[-1].attrs["true_block"]
+    alone = CompiledProgram(block, BuildStrategy()).memory_report({x.name: [32, 64]}, block.outputs, at)
+    assert report.parts["cond_0.true"] == alone.planned > 0
+
+
+def test_a_gradient_of_a_cut_program_has_parts_of_its_own():
+    _, (known, _) = cut_program()
+    mg.optimizer.SGD(0.0).minimize(mg.mean(known))
+    compiled = CompiledProgram(main(), BuildStrategy.all())
+    parts = compiled.memory_report({"x": [8, 64]}, [known]).parts
+    assert {"while_loop_0.body", "while_loop_0.body@GRAD", "cond_0.true", "cond_0.true@GRAD"} <= set(parts)
+
+
+def test_a_cut_program_has_a_report(tmp_path):
+    compiled, fetches = cut_program()
+    text = compiled.report(tmp_path / "cut.html", {"x": [8, 64]}, fetches).read_text(encoding="utf-8")
+    assert '"planned":' in text
+
+
+def test_rewrites_in_blocks_are_in_the_history(tmp_path):
+    _, (known, _) = cut_program()
+    mg.optimizer.SGD(0.0).minimize(mg.mean(known))
+    strategy = BuildStrategy.all(keep_history=True, dump_dir=str(tmp_path))
+    compiled = CompiledProgram(main(), strategy)
+    compiled.program_for([known.name])
+    history = compiled.history
+    inside = [step for step in history if step.block]
+    assert [step.number for step in history] == list(range(1, len(history) + 1))
+    assert len(inside) > 3 and inside[0].block == "cond_0.true" and "in cond_0.true" in str(history)
+    assert [op.type for op in inside[0].before] == ["matmul", "elementwise_add", "relu"]
+    assert [op.type for op in inside[0].after] == ["fused_gemm_epilogue"]
+    assert str(compiled.at(0)) == str(compiled.before)
+    assert str(compiled.at(len(history))) == str(compiled.after)
+    assert "fused_gemm_epilogue" in str(compiled.at(1)) and "fused_gemm_epilogue" not in str(compiled.at(0))
+    assert sum(len(report.applied) for report in compiled.reports.values()) <= len(history)
+    last = sorted(tmp_path.iterdir())[-1].read_text(encoding="utf-8")
+    assert last == compiled.after.to_string(with_details=True)
+    run(mg.static.default_startup_program())
+    feed = {"x": np.ones((4, 64))}
+    results = [run(compiled.at(i), feed, [known])[0] for i in (0, len(inside))]
+    np.testing.assert_allclose(*results, rtol=1e-10)
 
 
 def test_a_rewrite_before_gradients_leaves_blocks_and_says_so():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -140,10 +140,13 @@ class StubRuntime:
     device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
     stream = Stream()
     variant = 0  # which one of a Choice runs, or the last one
+    launcher = StubLauncher
     turn = threading.RLock()  # there is one stream
 
     def __init__(self) -> None:
         self.captures: list[list[Segment]] = []  # parts of the graphs that were made
+        self.known: set[tuple[str, str]] = set()  # kernels that were compiled
+        self.compiled = 0
 
     def allocate(self, nbytes: int) -> StubArray:
         if nbytes > LIMIT:
@@ -174,13 +177,19 @@ class StubRuntime:
 
     def runnable(self, binder: Binder, tf32: bool) -> list[RunnableCall]:
         binder.write_tables(self)
-        launcher, made = StubLauncher(self, binder.counter, self.variant), list[RunnableCall]()
+        launcher, made = self.launcher(self, binder.counter, self.variant), list[RunnableCall]()
+        self.compile(kernel for _, call in binder.running() for kernel in call.kernels())
         for position, call in binder.running():
             for one in call.runnable(launcher):
                 one.position = position
                 made.append(one)
         cuda_host.build(launcher.kernels)
         return made
+
+    def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
+        """Nothing is compiled, but counted."""
+        new = set(kernels) - self.known
+        self.compiled, self.known = self.compiled + len(new), self.known | new
 
     def captured(self, parts: list[Segment], loosened: bool = False) -> Callable[[], None]:
         """A graph that runs its last lane as far ahead as it may."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,3 +16,14 @@ def graded(values: Iterable[Any], now: Callable[..., object]) -> list[Any]:
     """
     cases = [v if isinstance(v, tuple) else (v,) for v in values]
     return [pytest.param(*case, marks=() if now(*case) else pytest.mark.sweep) for case in cases]
+
+
+def shortened(checks: Mapping[str, Callable[..., object]], fewer: Mapping[str, Any]) -> list[Any]:
+    """The checks for parametrize; those in `fewer` run now with what it gives them, and whole for `make kernels`."""
+    cases = []
+    for name, run in checks.items():
+        if name in fewer:
+            cases.append(pytest.param(run, id=f"{name}-whole", marks=pytest.mark.sweep))
+            run = partial(run, fewer[name])
+        cases.append(pytest.param(run, id=name))
+    return cases

@@ -21,6 +21,8 @@ from minigraph.types import FLOATS, TensorType, as_dtype, float64
 
 Slots = dict[str, list[np.ndarray]]  # slot -> arrays: one, or those of a list slot
 STEP = 1e-5  # of central differences
+ALONE = 24  # elements whose slopes are looked at one by one
+DIRECTIONS = 3  # in which all elements of larger arrays move together
 NO_NUMBER = {"f": np.nan, "V": np.nan, "i": -77, "u": 77, "b": True}  # poison by kind of data type
 
 ALWAYS_FLOAT64 = ("Beta1Pow", "Beta2Pow")
@@ -210,24 +212,38 @@ def program_gradients(call: Call, weights: Slots, wanted: list[tuple[str, int]])
     ]
 
 
-def numeric_gradient(call: Call, weights: Slots, place: tuple[str, int]) -> np.ndarray:
-    """The same by central differences of the reference, in float64."""
+def check_slopes(
+    call: Call, weights: Slots, place: tuple[str, int], grad: np.ndarray, allowed: float = 1e-8, alone: float = ALONE
+) -> None:
+    """`grad` is what central differences of the reference say, in float64.
+
+    Of arrays of more than `alone` elements all move together, each by its own random share of a step: that one element
+    of the gradient is wrong shows in every such direction.
+    """
     slot, i = place
     x = call.inputs[slot][i]
-    grad = np.zeros(x.shape)
-    for at in np.ndindex(x.shape):
-        centre = x[at]
-        x[at] = centre + STEP
-        above = _copies(reference(call))
-        x[at] = centre - STEP
-        below = _copies(reference(call))
-        x[at] = centre
-        grad[at] = sum(
-            np.sum(_difference(a, b) / (2 * STEP) * w)
-            for name, ws in weights.items()
-            for a, b, w in zip(above[name], below[name], ws, strict=True)
-        )
-    return grad
+    rng = np.random.default_rng(x.size)
+    if x.size <= alone:
+        directions = [row.reshape(x.shape) for row in np.eye(x.size)]
+    else:
+        directions = [rng.uniform(0.5, 1, x.shape) * rng.choice([-1, 1], x.shape) for _ in range(DIRECTIONS)]
+    expected = [_slope(call, weights, x, direction) for direction in directions]
+    found = [(grad * direction).sum() for direction in directions]
+    np.testing.assert_allclose(found, expected, rtol=allowed, atol=allowed, err_msg=str(place))
+
+
+def _slope(call: Call, weights: Slots, x: np.ndarray, direction: np.ndarray) -> float:
+    """How sum(outputs * weights) changes as the input x goes in this direction."""
+    centre, sides = x.copy(), []
+    for step in (STEP, -STEP):
+        x[...] = centre + step * direction
+        sides.append(_copies(reference(call)))
+    x[...] = centre
+    return sum(
+        float(np.sum(_difference(a, b) / (2 * STEP) * w))
+        for name, ws in weights.items()
+        for a, b, w in zip(sides[0][name], sides[1][name], ws, strict=True)
+    )
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import minigraph as mg
 from minigraph import static
@@ -30,7 +31,8 @@ def train(what: str, folder: Path) -> None:
         program = static.CompiledProgram(main, static.BuildStrategy(fuse_all_reduce_ops=True))
     else:
         main, startup, loss = net()
-        program = static.CompiledProgram(main).with_data_parallel(loss.name, static.BuildStrategy.all())
+        flags = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce} if what == "pieces" else {}
+        program = static.CompiledProgram(main).with_data_parallel(loss.name, static.BuildStrategy.all(**flags))
     startup.random_seed = 3 + group.rank  # what rank 0 begins with counts
     exe = static.Executor(mg.CPUPlace())
     exe.run(startup)
@@ -42,20 +44,26 @@ def train(what: str, folder: Path) -> None:
             raise ValueError("rank 1 has had enough")
         if what.startswith("kill") and what == f"kill {group.rank} {step}":
             os.kill(os.getpid(), signal.SIGKILL)
-        if what == "hang" and step == 1 and group.rank == 1:
-            time.sleep(600)
+        if what == "hang" and step == 1:  # all have just met
+            group.timeout = 2
+            time.sleep(600 * group.rank)
         exe.run(program, feed=feed, fetch_list=[loss])
         values = main.state_dict("param")
         bits = [x.tobytes().hex() for x in values.values()]
         assert len(set(group.texts(" ".join(bits)))) == 1, "parameters differ"
         for _, scheduler in main.lr_schedulers:
             scheduler.step()
+    if what == "pieces":
+        state = next(name for name in main.vars if "moment1" in name)
+        with pytest.raises(mg.errors.ProgramError, match=f"lies in pieces on {group.size} ranks"):
+            main.state_dict()
+        assert state in mg.distributed.gather_states()
     if group.rank == 0:
         np.savez(folder / f"{what}.npz", **main.state_dict())
         static.save(main, str(folder / what))
 
 
 if __name__ == "__main__":
-    mg.distributed.init_parallel_env(timeout=2 if sys.argv[1] == "hang" else 60)
+    mg.distributed.init_parallel_env(timeout=60)
     for each in sys.argv[1].split(","):
         train(each, Path(sys.argv[2]))

@@ -142,7 +142,10 @@ function times(model, { seek }) {
 }
 
 function opDetails(model, op, { go, seek }) {
-  const attrs = op.attrs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+  const isText = ([, value]) => value.includes("\n"); // a block, or the body of a fused operator
+  const short = op.attrs.filter((attr) => !isText(attr)),
+    attrs = short.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+  const texts = op.attrs.filter(isText).flatMap(([name, value]) => [el("h3", {}, name), el("pre", {}, value)]);
   return [
     el("h2", {}, op.type),
     el(
@@ -153,6 +156,7 @@ function opDetails(model, op, { go, seek }) {
     ...slots(model, "Outputs", op.outputs, seek),
     ...slots(model, "Inputs", op.inputs, seek),
     ...(attrs.length ? [el("h3", {}, "Attributes"), el("dl", {}, attrs)] : []),
+    ...texts,
     ...measured(model, op),
     ...refusals(model, op),
     ...rewrite(model, "Made of", model.made.get(op.id), 1, go),

@@ -146,6 +146,7 @@ def _memory(report: MemoryReport | FeedError | None) -> dict[str, Any] | None:
     return {
         "place": str(report.place), "planned": report.planned, "live": report.live, "apart": report.apart,
         "persistable": report.persistable, "at": report.at,
+        "ranks": [report.traffic.line(), *report.traffic.lines()] if report.traffic is not None else [],
         "running": [f"{op.type} {next(iter(op.output_arg_names), '')}" for op in report.running],
         "residents": [
             [r.name, str(r.type), r.nbytes, r.first, r.last, r.op.type if r.op is not None else "feed"]

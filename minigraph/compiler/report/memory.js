@@ -62,7 +62,8 @@ function memoryPart(model) {
     const lives = `${bytes(live[step] || 0)} live in ${here.length} blocks`;
     heading.textContent = `Step ${step} of ${live.length}${peak}: ${lives}`;
     const bar = (r) => el("span", { class: "bar", style: `width:${Math.round((120 * r[2]) / most)}px` });
-    const rows = here.slice(0, 100).map((r) => [r[0], r[1], r[5], bytes(r[2]), bar(r), `${r[3]} to ${r[4]}`]);
+    const steps = (r) => `${Math.max(r[3], 0)} to ${r[4]}`; // a feed is there before the first one
+    const rows = here.slice(0, 100).map((r) => [r[0], r[1], r[5], bytes(r[2]), bar(r), steps(r)]);
     shown.replaceChildren(table(["value", "type", "written by", "size", "", "steps"], rows, [3]));
   }
   chart.addEventListener("pointerdown", (event) => {
@@ -84,12 +85,14 @@ function memoryPart(model) {
     ["without sharing", bytes(memory.apart)],
     ["parameters and states", bytes(memory.persistable)],
   ];
+  const ranks = memory.ranks.length ? el("pre", { id: "ranks" }, memory.ranks.join("\n")) : "";
   const peak = el("button", { id: "peak", onclick: () => choose(memory.at) }, "What lives at the peak");
   return [
     part(
       `Memory on ${memory.place}: ${bytes(memory.planned)} planned`,
       true,
       table(["", "bytes"], figures, [1]),
+      ranks,
       peak,
       ` reached in ${memory.running.join(", ")}`,
       chart,

@@ -112,7 +112,8 @@ function makeModel(facts) {
   function view(step, open, other) {
     // nodes and edges to draw; those whose operator `other` has not are changed
     const old = new Map((other === undefined ? [] : at(other)).map((op) => [op.key, op.facts]));
-    const nodes = new Map(),
+    const all = boxes(step),
+      nodes = new Map(),
       edges = new Map(),
       writer = new Map();
     function add(node) {
@@ -124,6 +125,7 @@ function makeModel(facts) {
       let outer = "";
       for (const name of path(op)) {
         const box = `${outer}/${name}`;
+        if (all.get(box).count === 1) break; // the operator itself says more
         const node = add({
           id: `box:${box}`,
           kind: open.has(box) ? "open" : "box",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigraph.kernels.groups import of_size, present
+from minigraph.kernels.pieces import piece, piece_size
 
 
 def c_allreduce_sum(X: np.ndarray, *, out: tuple[Any, ...] | None = None) -> np.ndarray:
@@ -38,3 +39,34 @@ def barrier(X: np.ndarray) -> np.ndarray:
     """A copy of X when all ranks have come."""
     present().barrier()
     return np.array(X)
+
+
+def c_shards(X: list[np.ndarray], *, nranks: int) -> list[np.ndarray]:
+    """This rank's piece of each."""
+    group = of_size(nranks)
+    return [piece(x, group.rank, nranks) for x in X]
+
+
+def c_reduce_shards(X: list[np.ndarray], *, nranks: int) -> list[np.ndarray]:
+    """This rank's piece of each sum over all ranks; all arrays travel together."""
+    group = of_size(nranks)
+    rows = np.concatenate([piece(x, r, nranks) for r in range(nranks) for x in X])
+    return _cut(group.reduce_scatter(rows), [piece_size(x.size, nranks) for x in X])
+
+
+def c_gather_shards(
+    X: list[np.ndarray], Like: list[np.ndarray], *, nranks: int, out: tuple[Any, ...] | None = None
+) -> list[np.ndarray]:
+    """What all ranks' pieces are together; they travel together."""
+    rows = of_size(nranks).all_gather(np.concatenate(X)).reshape(nranks, -1)
+    made = out[0] if out else [np.empty(like.shape, x.dtype) for x, like in zip(X, Like, strict=True)]
+    start = 0
+    for x, to in zip(X, made, strict=True):
+        to[...] = rows[:, start : start + x.size].reshape(-1)[: to.size].reshape(to.shape)
+        start += x.size
+    return made
+
+
+def _cut(flat: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    ends = np.cumsum(sizes)
+    return [flat[end - size : end].copy() for size, end in zip(sizes, ends, strict=True)]

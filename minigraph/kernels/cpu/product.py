@@ -7,10 +7,11 @@ results have the same bits for any number of threads.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -18,7 +19,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from minigraph.kernels.parallel import for_blocks
+from minigraph.kernels.parallel import for_each
+
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # a, b, out
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # parts of a and of b, and what their product is written into
 
 SMALL = 4096  # elements: where no array has as many, BLAS makes no threads
 PIECE = 2**23  # multiplications of a block at least: about 0.2 ms
@@ -27,23 +31,51 @@ WIDTH = 256  # rows or columns of a block at least: BLAS copies the whole other 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """np.matmul(a, b, out=out); a large one of floats of 32 or 64 bits in blocks, which threads share."""
+    return products([(a, b, out)])[0]
+
+
+def products(operands: Sequence[Operands]) -> list[np.ndarray]:
+    """`product` of each; the blocks of all of them are shared at once, so threads meet once."""
+    if not _apart(operands):
+        return [product(*one) for one in operands]
+    results, blocks = list[np.ndarray](), list[Block]()
+    for a, b, out in operands:
+        shape, axis, block = _cut(a, b, out)
+        if axis is None:
+            results.append(np.matmul(a, b, out=out))
+            continue
+        results.append(np.empty(shape, a.dtype) if out is None else out)
+        for start in range(0, shape[axis], block):
+            at = axis, start, min(start + block, shape[axis])
+            blocks.append((_part(a, *at, -1), _part(b, *at, -2), _part(results[-1], *at)))
+    if blocks:
+        for_each(blocks, _multiply, cost=lambda block: block[2].size * block[0].shape[-1])
+    return results
+
+
+def _apart(operands: Sequence[Operands]) -> bool:
+    """Whether no product writes what another one reads or writes."""
+    others = itertools.permutations(operands, 2)
+    return not any(
+        out is not None and x is not None and np.may_share_memory(out, x) for (*_, out), other in others for x in other
+    )
+
+
+def _multiply(block: Block) -> None:
+    a, b, to = block
+    with one_thread_in_blas():
+        np.matmul(a, b, out=to)
+
+
+def _cut(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> tuple[tuple[int, ...], int | None, int]:
+    """(shape of the product, and as `blocked`); no axis where NumPy computes it as a whole, or refuses it."""
     if min(a.ndim, b.ndim) < 2 or max(a.size * b.shape[-1], b.size * a.shape[-2]) < 2 * PIECE:
-        return np.matmul(a, b, out=out)
+        return (), None, 0
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    axis, block = blocked(shape, a.shape[-1])
     overlaps = out is not None and (np.may_share_memory(out, a) or np.may_share_memory(out, b))
-    if axis is None or overlaps or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype.char not in "fd":
-        return np.matmul(a, b, out=out)
-    to = np.empty(shape, a.dtype) if out is None else out
-
-    def on_block(start: int, stop: int) -> None:
-        with one_thread_in_blas():
-            np.matmul(
-                _part(a, axis, start, stop, -1), _part(b, axis, start, stop, -2), out=_part(to, axis, start, stop)
-            )
-
-    for_blocks(shape[axis], block, on_block)
-    return to
+    if overlaps or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype or a.dtype.char not in "fd":
+        return shape, None, 0
+    return shape, *blocked(shape, a.shape[-1])
 
 
 def blocked(shape: tuple[int, ...], inner: int) -> tuple[int | None, int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from minigraph.types import FLOATS, INTS, bool_, float64, int32, int64
+from minigraph.types import FLOATS, INTS, bool_, int32, int64
 
 from ..nodes import Nodes, Value, fits_attribute
 from ..registry import form
@@ -72,8 +70,3 @@ def row_max(g: Nodes, x: Value, axis: int) -> Value:
 def row_sum(g: Nodes, x: Value, axis: int) -> Value:
     """Likewise the sum."""
     return g.ReduceSum(x, g.ints(axis), keepdims=1)
-
-
-def statistics_dtype(x: Value) -> np.dtype:
-    """float64 for float64, else float32."""
-    return x.dtype if x.dtype == float64 else np.dtype(np.float32)

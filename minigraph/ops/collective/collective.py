@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from minigraph.errors import AttrError, require
+from minigraph.errors import AttrError, DTypeError, require
 from minigraph.opdef import op
+from minigraph.types import bool_, int16
 
 TRAITS = {"collective", "side_effect"}
 CPU, GPU = "minigraph.kernels.cpu.collectives", "collective.collective"
@@ -23,6 +24,12 @@ def c_allreduce_sum(X, *, out=None):
         return np.array(X)
     out[0][...] = X
     return out[0]
+
+
+@c_allreduce_sum.infer
+def _(X):
+    _check_sum(X)
+    return X
 
 
 @c_allreduce_sum.grad
@@ -44,6 +51,7 @@ def c_reduce_sum(X, *, root: int = 0):
 
 @c_reduce_sum.infer
 def _(X, *, root):
+    _check_sum(X)
     return _of_root(X, root)
 
 
@@ -115,6 +123,7 @@ def c_reducescatter(X, *, nranks: int):
 
 @c_reducescatter.infer
 def _(X, *, nranks):
+    _check_sum(X)
     _check(X, nranks)
     size = X.shape[0]
     require(size % nranks == 0 or size == -1, f"the first axis of {X} cannot be cut into {nranks} equal parts")
@@ -130,6 +139,11 @@ def _(g, Out_grad, *, nranks):
 def _(rng):
     yield (rng.normal(size=(3, 4)),), {"nranks": 1}
     yield (rng.normal(size=(2,)),), {"nranks": 1}
+
+
+def _check_sum(X):
+    require(X.dtype not in (int16, bool_), f"ranks cannot add up {X.dtype}, NCCL has no sum of it", DTypeError,
+            "cast X to int32")  # fmt: skip
 
 
 def _check(X, nranks):

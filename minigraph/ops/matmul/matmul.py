@@ -8,9 +8,11 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
-from minigraph.kernels.cpu.product import product
+from minigraph.kernels.cpu.product import product, products
 from minigraph.opdef import DTypeAttr, op
 from minigraph.types import FLOATS, TensorType, broadcast_shapes, float32
+
+Job = tuple[np.ndarray, np.ndarray, tuple[int, ...], np.ndarray | None]  # a product: operands, shape to give, out
 
 
 def _transposed(x: np.ndarray, transpose: bool) -> np.ndarray:
@@ -106,29 +108,30 @@ def matmul_grad(X, Y, Out_grad, *, trans_x: bool = False, trans_y: bool = False,
     x = x[None, :] if X.ndim == 1 else x
     y = y[:, None] if Y.ndim == 1 else y
     d = Out_grad.reshape((*Out_grad.shape[: Out_grad.ndim - (X.ndim > 1) - (Y.ndim > 1)], x.shape[-2], y.shape[-1]))
-    X_grad = Y_grad = None
+    jobs: dict[str, Job] = {}
     x_out, y_out = out or (None, None)
     if "X_grad" in needs:
-        if trans_x and X.ndim > 1:
-            X_grad = _product(y, np.swapaxes(d, -1, -2), X.shape, x_out)
-        else:
-            X_grad = _product(d, np.swapaxes(y, -1, -2), X.shape, x_out)
+        first, second = (y, _transposed(d, True)) if trans_x and X.ndim > 1 else (d, _transposed(y, True))
+        jobs["X_grad"] = first, second, X.shape, x_out
     if "Y_grad" in needs:
         if y.ndim == 2 and x.ndim > 2:  # one product over all rows instead of a batch and a sum
             x, d = as_rows(x), as_rows(d)
-        if trans_y and Y.ndim > 1:
-            Y_grad = _product(np.swapaxes(d, -1, -2), x, Y.shape, y_out)
-        else:
-            Y_grad = _product(np.swapaxes(x, -1, -2), d, Y.shape, y_out)
-    return X_grad, Y_grad
+        first, second = (_transposed(d, True), x) if trans_y and Y.ndim > 1 else (_transposed(x, True), d)
+        jobs["Y_grad"] = first, second, Y.shape, y_out
+    results = dict(zip(jobs, _products(list(jobs.values())), strict=True))
+    return results.get("X_grad"), results.get("Y_grad")
 
 
-def _product(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
-    """a @ b brought to the shape of the operand whose gradient it is."""
-    direct = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape
-    result = product(a, b, out=out if direct else None)
-    if direct:
-        return result
+def _products(jobs: list[Job]) -> list[np.ndarray]:
+    """a @ b of each, brought to the shape of the operand whose gradient it is."""
+    direct = [
+        (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]) == shape for a, b, shape, _ in jobs
+    ]
+    found = products([(a, b, out if d else None) for (a, b, _, out), d in zip(jobs, direct, strict=True)])
+    return [r if d else _brought(r, job[2]) for r, d, job in zip(found, direct, jobs, strict=True)]
+
+
+def _brought(result: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
         return _sum_to(result.reshape((*result.shape[:-2], shape[0])), shape)
     return _sum_to(result, shape)

@@ -92,7 +92,10 @@ def _check_floats(X: list[TensorType]) -> None:
         require(x.dtype == X[0].dtype, f"X holds {X[0].dtype} and {x.dtype}", MIXED_TYPES)
 
 
-ELEMENTARY = [_binary(*item) for item in BINARY.items()] + [_unary(*item) for item in UNARY.items()]
+for item in BINARY.items():
+    _binary(*item)
+for item in UNARY.items():
+    _unary(*item)
 
 
 @op("Out*", traits={"guarded"}, gpu="optimizer.foreach")

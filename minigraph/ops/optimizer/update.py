@@ -23,7 +23,7 @@ import numpy as np
 
 from minigraph.errors import DTypeError, require
 from minigraph.errors.kinds import COUNT, MIXED_TYPES
-from minigraph.kernels.updates import OPTIONAL, SHARED, Slots, slots_of, update_of
+from minigraph.kernels.updates import OPTIONAL, PLAIN, SHARED, Slots, slots_of, update_of
 from minigraph.opdef import OpDef, op
 from minigraph.types import TensorType, bfloat16, bool_, float16, float32, float64
 
@@ -44,8 +44,10 @@ def update(formula: Callable[..., Any]) -> OpDef:
     assert given + OPTIONAL == slots.inputs, f"{formula.__name__} has the slots {given}, wanted {slots.inputs}"
     optional = {p.name for p in parameters if p.default is None} | {*OPTIONAL}
     outputs = [f"{s}Out" + "?" * (s in optional) for s in slots.updated]
+    traits = {"optimizer", "nondifferentiable", "guarded"}
+    traits |= {"layerwise"} if PLAIN[formula.__name__].finish else set()
     facts = {
-        "traits": {"optimizer", "nondifferentiable", "guarded"}, "inplace": {f"{s}Out": s for s in slots.updated},
+        "traits": traits, "inplace": {f"{s}Out": s for s in slots.updated},
         "gpu": "optimizer.update",
     }  # fmt: skip
 

@@ -72,7 +72,7 @@ def _accumulate(graph: Graph, add: OpNode, part: GradPart, report: PassReport) -
     others = [v for v in operands if v is not part.operand]
     place = add.rank
     g = GraphBuilder(graph, place, add, report.name)
-    g.forward = None
+    g.forward, g.layer = None, part.product.layer
     graph.move_op(add, (*place, LAST))  # it may update in place what the product is added to
     try:
         acc: Any = others[0] if len(others) == 1 else g.sum(others)

@@ -20,6 +20,7 @@ from minigraph.passes.engine.log import Applied, PassReport
 from minigraph.types import TensorType, as_dtype
 
 from .reductions import reductions
+from .shards import join_shards
 
 RULE = "Buckets"
 MEGABYTE = 1 << 20
@@ -39,6 +40,7 @@ def fuse_all_reduce_ops(
             _join(graph, members, report, all_reduce_dtype if narrow else None)
         else:
             report.refuse(RULE, members[0].label(), "it is a bucket by itself", members[0].site)
+    join_shards(graph, report, fuse_grad_size_in_MB * MEGABYTE, all_reduce_dtype)
     return len(report.applied)
 
 

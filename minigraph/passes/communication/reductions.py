@@ -5,10 +5,12 @@ from __future__ import annotations
 from minigraph.errors import VerifyError
 from minigraph.ir.graph import Graph, OpNode, VarNode
 
+REDUCE = ("c_allreduce_sum", "c_reduce_shards")
+
 
 def is_reduction(op: OpNode) -> bool:
     """Whether ranks add up a gradient, or a bucket of them, here."""
-    return op.type == "c_allreduce_sum" and op.role == "backward" and op.forward is None
+    return op.type in REDUCE and op.role == "backward" and op.forward is None
 
 
 def reductions(graph: Graph) -> list[OpNode]:
@@ -24,7 +26,7 @@ def verify_reductions(graph: Graph) -> None:
 
     A program in which nothing is reduced is one of a single rank.
     """
-    if not any(map(is_reduction, graph.ops_of(["c_allreduce_sum"]))):
+    if not any(map(is_reduction, graph.ops_of(REDUCE))):
         return
     times: dict[VarNode, frozenset[int]] = {}  # how often what a value is made of was reduced
     for op in graph.ops:
@@ -45,7 +47,7 @@ def _verify_update(op: OpNode, times: dict[VarNode, frozenset[int]]) -> None:
             )  # fmt: skip
 
 
-PASSED_ON = ("c_allreduce_sum", "cast", "coalesce", "coalesce_grad")  # operators of backward that are given gradients
+PASSED_ON = (*REDUCE, "cast", "coalesce", "coalesce_grad")  # operators of backward that are given gradients
 
 
 def _reduced(op: OpNode, times: dict[VarNode, frozenset[int]]) -> frozenset[int]:

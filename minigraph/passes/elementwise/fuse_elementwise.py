@@ -225,6 +225,7 @@ class _Emission:
         )
         entry = Applied("Group", f"{', '.join(v.name for v in self.outputs)} = fused_elementwise, {self._saving()}",
                         tuple(op.label() for op in ops), last.site, last.role)  # fmt: skip
+        layer = next((op.layer for op in reversed(ops) if op.layer), "")
         for v, other in self.stand_ins.items():
             for reader in [c for c in v.consumers if c not in self.inside]:
                 for slot, vs in reader.inputs.items():
@@ -238,7 +239,7 @@ class _Emission:
         graph.add_op(
             OpNode(
                 get_op("fused_elementwise"), inputs, {"Out": self.outputs}, {"body": body}, rank=rank, role=last.role,
-                site=last.site, number=ops[0].number, scope_name=last.scope_name, rewriter=self.pass_name,
+                site=last.site, number=ops[0].number, scope_name=layer, rewriter=self.pass_name,
             )
         )  # fmt: skip
         for op, place in behind.items():  # it reads the shape of a value of the group, and has no reader before

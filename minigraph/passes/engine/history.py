@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from minigraph.program import Operator, Program
 
 from .log import Applied, PassReport
 
+Changes = dict[int, tuple[OpState | None, OpState | None]]
 PREPARATION = "Preparation"  # what a pass without a rewrite did to the graph
 
 
@@ -36,6 +37,8 @@ class Step:
     reason   the equation of the rule, or the sentence of the pass
     site     the user's line
     changes  {key of an operator: (before, after)}, None where it was not there
+    block    the block of a branch or a loop in which it happened; `changes` has the operator that holds it, and
+             inside   those of the block
     """
 
     number: int
@@ -44,21 +47,23 @@ class Step:
     what: str
     reason: str
     site: CallSite | None
-    changes: dict[int, tuple[OpState | None, OpState | None]]
+    changes: Changes
+    block: str = ""
+    inside: Changes = field(default_factory=dict)
 
     @property
     def before(self) -> list[OpState]:
         """The operators that it took out or changed, in the order of the program."""
-        return _in_order([old for old, _ in self.changes.values()])
+        return _in_order([old for old, _ in (self.inside or self.changes).values()])
 
     @property
     def after(self) -> list[OpState]:
         """The operators that it put in or changed, in the order of the program."""
-        return _in_order([new for _, new in self.changes.values()])
+        return _in_order([new for _, new in (self.inside or self.changes).values()])
 
     def __str__(self) -> str:
         """`  3 fuse_gemm_epilogue   LinearBias   out = fused_gemm_epilogue   train.py:12`"""
-        where = f"   {self.site}" if self.site else ""
+        where = (f"   in {self.block}" if self.block else "") + (f"   {self.site}" if self.site else "")
         return f"{self.number:4} {self.flag:<32} {self.rule:<20} {self.what}{where}"
 
 
@@ -76,15 +81,33 @@ class _Note:
     touched: Touched
 
 
-class History(Sequence[Step]):
-    """The rewrites of one compilation, in order.
+@dataclass
+class BlockHistory:
+    """The rewrites in a block; the operator `key` holds it as its attribute `attr`."""
 
-    source   the program before them;  ops: those of its operators that are compiled
+    key: int
+    attr: str
+    history: History
+
+    def put(self, states: dict[int, Any], number: int) -> None:
+        """Let the operator hold the block as it is after so many rewrites of it."""
+        state = states[self.key]
+        states[self.key] = state._replace(attrs={**state.attrs, self.attr: self.history.at(number)})
+
+
+class History(Sequence[Step]):
+    """The rewrites of one compilation, in order: those in blocks come first, as passes do them.
+
+    source   the program before them;  ops: those of its operators that are compiled;  blocks: that they hold
     Steps are made of the notes when they are first looked at.
     """
 
-    def __init__(self, source: Program, ops: Sequence[Operator], notes: list[_Note]) -> None:
+    def __init__(
+        self, source: Program, ops: Sequence[Operator], notes: list[_Note], blocks: Sequence[BlockHistory] = ()
+    ) -> None:
         self.source, self._ops, self._notes, self._version = source, ops, notes, source.version
+        self._blocks = [block for block in blocks if len(block.history)]
+        self._before = sum(len(block.history) for block in self._blocks)  # rewrites ahead of the first note
 
     @cached_property
     def initial(self) -> dict[int, OpState]:
@@ -98,8 +121,8 @@ class History(Sequence[Step]):
     @cached_property
     def steps(self) -> list[Step]:
         states: dict[int, OpState | None] = dict(self.initial)
-        steps = []
-        for number, note in enumerate(self._notes, 1):
+        steps = self._steps_in_blocks(states)
+        for number, note in enumerate(self._notes, len(steps) + 1):
             pairs = {key: (states.get(key), new) for key, new in note.touched.items()}
             states.update(note.touched)
             changes = {key: pair for key, pair in pairs.items() if not is_same(*pair)}
@@ -109,11 +132,23 @@ class History(Sequence[Step]):
             steps.append(Step(number, note.flag, entry.rule, what, reason, entry.site, changes))
         return steps
 
+    def _steps_in_blocks(self, states: dict[int, Any]) -> list[Step]:
+        """The rewrites of blocks; `states` gets what they make of the operators that hold these."""
+        steps: list[Step] = []
+        for block in self._blocks:
+            for number, step in enumerate(block.history, 1):
+                old = states[block.key]
+                block.put(states, number)
+                name, inside = step.block or block.history.source.name, step.inside or step.changes
+                changes = {block.key: (old, states[block.key])}
+                steps.append(replace(step, number=len(steps) + 1, changes=changes, block=name, inside=inside))
+        return steps
+
     def __getitem__(self, index: Any) -> Any:
         return self.steps[index]
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return self._before + len(self._notes)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -132,7 +167,11 @@ class History(Sequence[Step]):
             "0 is the program before the first rewrite",
         )  # fmt: skip
         states: dict[int, OpState | None] = dict(self.initial)
-        for note in self._notes[:number]:
+        left = number
+        for block in self._blocks:
+            block.put(states, min(left, len(block.history)))
+            left = max(left - len(block.history), 0)
+        for note in self._notes[:left]:
             states.update(note.touched)
         return {key: state for key, state in states.items() if state is not None}
 
@@ -142,15 +181,18 @@ class History(Sequence[Step]):
 
     def ends(self) -> dict[str, int]:
         """{pass: number of its last rewrite}, in order."""
-        return {note.flag: number for number, note in enumerate(self._notes, 1)}
+        inside = {flag: self._before for block in self._blocks for flag in block.history.ends()}
+        return inside | {note.flag: number for number, note in enumerate(self._notes, self._before + 1)}
 
 
 class Recorder:
     """Fills a History while passes run on a RecordedGraph."""
 
-    def __init__(self, graph: RecordedGraph, source: Program, ops: Sequence[Operator]) -> None:
+    def __init__(
+        self, graph: RecordedGraph, source: Program, ops: Sequence[Operator], blocks: Sequence[BlockHistory]
+    ) -> None:
         self.graph, self.notes = graph, list[_Note]()
-        self.history = History(source, ops, self.notes)
+        self.history = History(source, ops, self.notes, blocks)
         graph.start()
 
     def listen(self, report: PassReport, apply: Callable[..., Any]) -> None:

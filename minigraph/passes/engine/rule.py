@@ -69,6 +69,7 @@ class GraphBuilder(GradNeeds):
 
     training  whether the matched operators have grad operators, or will have
     replaced  the values that the pattern returned, None for outputs that are absent here
+    layer     the name scope of new operators that have no forward operator
     """
 
     def __init__(self, graph: Graph, place: Rank, like: OpNode, rewriter: str) -> None:
@@ -77,7 +78,7 @@ class GraphBuilder(GradNeeds):
         self.replaced: tuple[VarNode | None, ...] = ()
         self.emitted: list[OpNode] = []
         self.created: list[VarNode] = []
-        self.forward = like.forward
+        self.forward, self.layer = like.forward, like.layer
         self.needs: Collection[str] = ()
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
@@ -97,7 +98,7 @@ class GraphBuilder(GradNeeds):
         op = OpNode(
             opdef, inputs, outputs, attrs, rank=(*self.place, self.graph.ticket()), role=self.like.role,
             forward=self.forward, site=self.like.site, number=self.like.number,
-            scope_name=self.like.scope_name, rewriter=self.rewriter,
+            scope_name=self.like.scope_name if self.forward is not None else self.layer, rewriter=self.rewriter,
         )  # fmt: skip
         problem = self.graph.order_problem(op.rank, op.input_vars)
         if problem:

@@ -123,13 +123,13 @@ def summary_of(
     rows = []
     for op in ops:
         if feed:
-            _infer(op, types)
+            infer_outputs(op, types)
         rows.append(_row(op, types, read))
     return Summary(name, tuple(rows))
 
 
-def _infer(op: Operator, types: dict[str, TensorType]) -> None:
-    """Types of its outputs from those of its inputs."""
+def infer_outputs(op: Operator, types: dict[str, TensorType]) -> None:
+    """Put the types of its outputs, as they follow from those of its inputs, into `types`."""
     found = op.opdef.infer_types({slot: [types[v.name] for v in vs] for slot, vs in op.inputs.items()}, op.attrs)
     for slot, vs in op.outputs.items():
         for v, t in zip(vs, found.get(slot, ()), strict=False):

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minigraph.errors import ProgramError
 from minigraph.errors.kinds import COMPUTED_FEED
 from minigraph.program import Operator, Program
 
@@ -46,16 +45,6 @@ class Part:
 def is_cut(program: Program) -> bool:
     """Whether the host has to decide something while the program runs."""
     return any("control" in op.opdef.traits for op in program.ops)
-
-
-def check_uncut(program: Program) -> None:
-    """A ProgramError where the host has to decide something: sizes behind it are not known ahead."""
-    control = next((op for op in program.ops if "control" in op.opdef.traits), None)
-    if control is not None:
-        raise ProgramError(
-            f"program {program.name} is cut at {control.type}: what runs behind it is planned when its results are"
-            " known", site=control.site, hint="ask for a program without branches and loops",
-        )  # fmt: skip
 
 
 def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: Collection[str]) -> list[Part]:

@@ -12,12 +12,12 @@ import numpy as np
 
 from minigraph.errors import OutOfMemoryError
 from minigraph.kernels.cuda.record.buffer import owner
-from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.program import Program
 from minigraph.runtime.schedule import Value
 
 from .bind import BoundProgram
 from .pinned import Pinned
+from .sizes import Siblings
 
 
 class SharedArena:
@@ -44,19 +44,19 @@ class SharedArena:
 
 class SharedMemory:
     """What the plans of one executor share: an arena, which goes with the last of them, pinned memory of the host, and
-    what operators recorded that are the same for all sizes of the feeds."""
+    what those of one program know of each other."""
 
     def __init__(self) -> None:
         self.pinned = Pinned()
-        self._recorded: WeakKeyDictionary[Program, tuple[Any, Earlier]] = WeakKeyDictionary()
+        self._siblings: WeakKeyDictionary[Program, tuple[Any, Siblings]] = WeakKeyDictionary()
         self._arena: Callable[[], SharedArena | None] = lambda: None
 
-    def recorded(self, program: Program, facts: Any) -> Earlier:
-        """What plans of this version of a program, with these facts, recorded until now."""
+    def siblings(self, program: Program, facts: Any) -> Siblings:
+        """What plans of this version of a program, with these facts, know until now."""
         facts = program.version, facts
-        known = self._recorded.get(program)
+        known = self._siblings.get(program)
         if known is None or known[0] != facts:
-            known = self._recorded[program] = facts, {}
+            known = self._siblings[program] = facts, Siblings()
         return known[1]
 
     @property

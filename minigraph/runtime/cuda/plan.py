@@ -35,6 +35,7 @@ from .inspect.profile import timed_calls
 from .memory import PlanMemory, SharedMemory
 from .scope_arrays import ScopeArrays
 
+ANY_ROOM = 1 << 62  # bytes: no order of calls is looked for that needs less
 SHORT = 256 << 20  # bytes of all that a short step goes through: what lies between two kernels is much of its time
 
 
@@ -63,10 +64,13 @@ class CudaPlan:
         with runtime.turn:  # autotune measures alone
             settling = runtime.settling(tf32, options.autotune)
             self.shared = shared or SharedMemory()
-            earlier = self.shared.recorded(program, (prune, seed, options, tf32))
-            self.bound = bind_program(
-                program, feeds, fetches, prune, runtime.device, seed, options, settling, tf32, self.shared.room, earlier
-            )
+            self.siblings = self.shared.siblings(program, (prune, seed, options, tf32))
+            self.bind_for = partial(
+                bind_program, program, fetches=tuple(fetches), prune=prune, device=runtime.device, seed=seed,
+                options=options, settling=settling, tf32=tf32, earlier=self.siblings.earlier,
+            )  # fmt: skip
+            self.bound = self.bind_for(feeds, room=self.shared.room)
+            self.siblings.feeds.append(dict(feeds))
             self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
@@ -210,8 +214,11 @@ class CudaPlan:
         return self.bindings[key]
 
     def _bind(self, places: Places) -> Binding:
+        compiled = self.runtime.compiled
         with self.feeding.moved(places):
             steps = self.runtime.runnable(self.bound.binder, self.tf32)
+        if self.runtime.compiled > compiled and not self.options.autotune:  # which would measure
+            self.runtime.compile(self.siblings.kernels_ahead(partial(self.bind_for, room=ANY_ROOM)))
         for step in steps:
             if step.position in self.bound.once and not self.constants_are_computed:
                 step()

@@ -8,6 +8,7 @@ holds: before the first run, and later what changed there between two runs.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,11 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.seeds import resume_seed, seed_of
 from minigraph.runtime.targets import read_targets
 
+from .in_pieces import tear_pieces
 from .threads import Meeting
+
+# the user's Scope -> those of rank 1, 2, ...: one model that several programs train or test is there once
+_others: weakref.WeakKeyDictionary[Scope, list[Scope]] = weakref.WeakKeyDictionary()
 
 
 class OfRank:
@@ -32,6 +37,7 @@ class OfRank:
 
     def __init__(self, compiled: Any) -> None:
         self.before, self.options, self._parallel = compiled.before, compiled.options, compiled._parallel
+        self.strategy = compiled.strategy
         self._compiled = weakref.ref(compiled)  # an Executor keeps this as long as there is that
 
     def program_for(self, fetches: Iterable[str], prune: Prune) -> Program:
@@ -51,7 +57,7 @@ class Replicas:
         self.of_rank, self.executors, self.size = OfRank(compiled), executors, len(executors)
         self._meet()
         self.pool = ThreadPoolExecutor(self.size - 1, "minigraph rank") if self.size > 1 else None
-        self.scopes: weakref.WeakKeyDictionary[Scope, list[Scope]] = weakref.WeakKeyDictionary()
+        self.lock = threading.Lock()
 
     def _meet(self) -> None:
         self.meeting = Meeting(self.size)
@@ -61,11 +67,16 @@ class Replicas:
         self, feed: Any, fetch_list: Any, scope: Scope, return_numpy: bool, merged: bool, prune: bool
     ) -> list[Any]:
         """As Executor.run; a list of feeds has one for each rank, `merged` joins what the ranks fetch."""
-        feeds = cut_feed(feed, self.size)
+        with self.lock, scope.lock:  # ranks of two runs must not wait for each other's
+            return self._run(cut_feed(feed, self.size), fetch_list, scope, return_numpy, merged, prune)
+
+    def _run(
+        self, feeds: list[Any], fetch_list: Any, scope: Scope, return_numpy: bool, merged: bool, prune: bool
+    ) -> list[Any]:
         program = self.of_rank.before
         fetches, updates = ((), ()) if fetch_list is None else read_targets(fetch_list, program)
         self.of_rank.program_for(fetches, updates or prune)  # here, so that no two ranks compile
-        scopes = self._scopes(scope, program)
+        scopes = self.meeting.scopes = self._scopes(scope, program)
 
         def step(rank: int) -> list[Any]:
             return self.executors[rank].run(
@@ -75,7 +86,9 @@ class Replicas:
         try:
             results = self._together(step)
         except BaseException:
-            scope.agreed_at, scope.agreed = -1, {}  # some ranks may have made the step
+            scope.disagree()  # some ranks may have made the step
+            if len({each.steps[program.origin] for each in scopes}) > 1:
+                tear_pieces(scopes, "a step failed on some ranks only")
             for executor in self.executors:
                 executor.close()  # captured graphs have communicators of the group that is gone
             self._meet()
@@ -85,7 +98,9 @@ class Replicas:
 
     def _scopes(self, scope: Scope, program: Program) -> list[Scope]:
         """The Scope of each rank; all draw their random numbers from one seed."""
-        others = self.scopes.setdefault(scope, [Scope() for _ in range(self.size - 1)])
+        kept = _others.setdefault(scope, [])
+        kept += [Scope() for _ in range(self.size - 1 - len(kept))]
+        others = kept[: self.size - 1]
         seed = seed_of(program, scope)
         for other in others:
             if seed_of(program, other) != seed:

@@ -22,6 +22,7 @@ class Meeting:
     table   what each rank has put down: its call, its pieces
     came    to how many collectives each rank has come
     failed  (rank, error) of the one that failed first
+    scopes  in which the ranks run
     """
 
     def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
@@ -30,6 +31,7 @@ class Meeting:
         self.table: list[tuple[str, Pieces]] = [("", ())] * size
         self.came = [0] * size
         self.failed: tuple[int, BaseException] | None = None
+        self.scopes: Sequence[Any] = ()
         self._lock = threading.Lock()
 
     def ranks(self) -> list[ThreadGroup]:
@@ -69,6 +71,10 @@ class ThreadGroup(Group):
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, meeting.size
+
+    @property
+    def scopes(self) -> Sequence[Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.meeting.scopes
 
     def exchange(self, pieces: Pieces, combine: Callable[[list[np.ndarray]], Any], label: str) -> Any:
         """Pieces are read where they lie; a rank goes on when all others have read its own."""

@@ -16,18 +16,20 @@ class Modules:
     """Kernels of one GPU by source and name.
 
     waiting   those that wait for the kernels before them: their CUfunctions
+    compiled  how many had to be compiled
     """
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
         self.waiting: set[int] = set()
+        self.compiled = 0
         self._functions: dict[tuple[str, str], Any] = {}
 
     def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
         """Compile those (source, name) that are not loaded, side by side."""
         new = [source for source, name in kernels if (source, name) not in self._functions]
         if new:
-            compile_all(new, self.arch)
+            self.compiled += compile_all(new, self.arch)
 
     def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:
         """A kernel, compiled and loaded once; it may have `shared` bytes of shared memory.

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 from cupy.cuda import nccl
 
-from minigraph.errors import DTypeError, PlaceError, require
+from minigraph.errors import PlaceError, require
 from minigraph.kernels.groups import Group, RankError, present
 from minigraph.types import bfloat16
 
@@ -23,6 +23,7 @@ TYPES = {np.dtype(name): getattr(nccl, f"NCCL_{name.upper()}") for name in (
     "int8", "uint8", "int32", "int64", "float16", "float32", "float64",
 )}  # fmt: skip
 TYPES[bfloat16] = 9  # ncclBfloat16, which not every cupy names
+MOVES = ("broadcast", "all_gather")  # of these any type is so many bytes
 LOOKS = 0.2  # seconds between two looks at what runs
 
 
@@ -49,9 +50,10 @@ class Communicator:
         self, kind: str, destination: int, source: int, sizes: tuple[int, int], dtype: Any, root: int
     ) -> tuple[int, ...]:  # fmt: skip
         """What NCCL's function takes, but for the stream."""
-        require(dtype in TYPES, f"NCCL has no {dtype}", DTypeError, "cast it")
         out, x = sizes
         count = out if kind == "reduce_scatter" else x
+        if kind in MOVES and dtype not in TYPES:
+            count, dtype = count * dtype.itemsize, np.dtype("uint8")
         if kind == "broadcast":
             return source, destination, count, TYPES[dtype], root
         if kind == "reduce":

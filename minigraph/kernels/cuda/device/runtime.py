@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import cupy
@@ -58,11 +58,20 @@ class Runtime(Memory):
 
         return Settling(settle)
 
+    @property
+    def compiled(self) -> int:
+        """How many kernels had to be compiled until now."""
+        return self.modules.compiled
+
+    def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
+        """Compile kernels, given as (source, function), so that calls which launch them need not wait."""
+        self.modules.compile(kernels)
+
     def runnable(self, binder: Binder, tf32: bool) -> list[RunnableCall]:
         """The binder's calls as functions without arguments; all addresses are known by now."""
         binder.write_tables(self)
         recorded = list(binder.running())
-        self.modules.compile(kernel for _, call in recorded for kernel in call.kernels())
+        self.compile(kernel for _, call in recorded for kernel in call.kernels())
         launcher = Launcher(self, tf32, binder.counter)
         made: list[RunnableCall] = []
         for position, call in recorded:

@@ -224,15 +224,14 @@ def _launch(
     outer, m, inner = sizes
     t = _tile(binder, source, goal, sizes, whole)
     width = _width(source, goal, inner)
-    defines = {**facts, "T": source.type, "U": goal.type, "WIDTH": width, "UNROLL": UNROLL}
+    defines = {**facts, "T": source.type, "U": goal.type, "WIDTH": width, "UNROLL": UNROLL, "BY_ROWS": int(inner == 1)}
     args = source.buffer, goal.buffer, i64(outer), i64(m)
     if inner == 1:
-        defines["LANES"] = t.lanes
-        args = *args, i64(t.piece), i32(t.splits), i64(count)
+        defines["WHOLE"] = int(t.lanes == THREADS)
+        args = *args, i64(t.piece), i32(t.splits), i64(count), i32(t.lanes)
         binder.launch("elementwise/reduce.cu", "rows", t.blocks, THREADS, *args, defines=defines)
     else:
-        defines |= {"TX": t.tx, "TY": t.ty}
-        args = *args, i64(inner), i64(t.piece), i32(t.splits), i32(t.tiles), i64(count)
+        args = *args, i64(inner), i64(t.piece), i32(t.splits), i32(t.tiles), i64(count), i32(t.tx), i32(t.ty)
         binder.launch("elementwise/reduce.cu", "columns", t.blocks, THREADS, *args, defines=defines)
 
 

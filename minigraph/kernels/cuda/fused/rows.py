@@ -20,7 +20,8 @@ from .code import Code, TooMuch, add_pointwise, kernel_source, operand_parameter
 from .joined_head import RowKernel
 from .row_members import add_rows
 
-MOST_LANES, MOST_ALONE = 512, 8  # threads that share a row; packs of a thread where a warp takes a row
+FEW_LANES, MOST_LANES = 64, 512  # threads that share a row where a warp cannot take it
+MOST_ALONE = 8  # packs of a thread where a warp takes a row
 REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
 RESERVED = 40  # of these, for addresses and statistics
 THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
@@ -38,7 +39,7 @@ def bind_rows(binder: Binder, fused: Any, buffers: Mapping[str, Buffer]) -> None
     leading = _row_strides(layout, inputs, buffers)
     width = _width(n, layout, [*inputs, *written], buffers)
     packs = n // width
-    words = _live_words(fused, inputs)
+    words = _live_words(fused, inputs, buffers)
     lanes, per_lane = _lanes(packs, width, words)
     threads = max(lanes, SUM_THREADS if sums else THREADS)
     code = Code(types, layout.kinds)
@@ -100,7 +101,7 @@ def _add_members(code: Code, members: Sequence[Any], binder: Binder, n: int) -> 
     return shelves
 
 
-def _threads_at_once(fused: Any, words: int) -> int:
+def _threads_at_once(fused: Any, words: float) -> int:
     """Threads of a multiprocessor that have registers for values of so many words, and for what stands beside them."""
     beside = BESIDE_DRAWS if any("random" in m.opdef.traits for m in fused.members) else BESIDE
     beside = BESIDE_DOUBLES if any(t.dtype == float64 for t in fused.types.values()) else beside
@@ -167,15 +168,17 @@ def _width(n: int, layout: Any, names: Sequence[str], buffers: Mapping[str, Buff
     return width
 
 
-def _live_words(fused: Any, inputs: Sequence[str]) -> int:
-    """Registers for one element of all values that live at once, at most."""
+def _live_words(fused: Any, inputs: Sequence[str], buffers: Mapping[str, Buffer]) -> float:
+    """Registers for one element of all values that live at once, at most; inputs wait as they came from memory."""
     layout, last = fused.layout, {}
+    computed = {name: 2 if t.dtype == float64 else 1 for name, t in fused.types.items()}
     for i, m in enumerate(fused.members):
         last.update(dict.fromkeys(m.read, i))
     last.update(dict.fromkeys(fused.outputs, len(fused.members)))
 
-    def words(names: Sequence[str]) -> int:
-        return sum(2 if fused.types[name].dtype == float64 else 1 for name in names if layout.kinds[name] != "row")
+    def words(names: Sequence[str]) -> float:
+        held = [name for name in names if layout.kinds[name] != "row"]
+        return sum(buffers[name].dtype.itemsize / 4 if name in inputs else computed[name] for name in held)
 
     live = {*inputs, *(name for name in fused.outputs if layout.kinds[name] == "sum")}
     most = words([*live])
@@ -186,14 +189,20 @@ def _live_words(fused: Any, inputs: Sequence[str]) -> int:
     return most + 1
 
 
-def _lanes(packs: int, width: int, words: int) -> tuple[int, int]:
-    """Threads that share a row of `packs` packs, and packs of each."""
+def _lanes(packs: int, width: int, words: float) -> tuple[int, int]:
+    """Threads that share a row of `packs` packs, and packs of each.
+
+    Few threads with many packs, as registers allow: more of a row is on its way from memory at once, and more rows are.
+    """
+    room = REGISTERS - RESERVED
     alone = blocks_for(packs, 32)  # packs of each thread where a warp takes a row: no barrier between warps
-    if alone <= MOST_ALONE and alone * width * words <= REGISTERS - RESERVED:
+    if alone <= MOST_ALONE and alone * width * words <= room:
         return min(32, power_of_two(packs)), alone
-    lanes = min(MOST_LANES, power_of_two(packs))
+    lanes = min(FEW_LANES, power_of_two(packs))
+    while lanes < MOST_LANES and blocks_for(packs, lanes) > 1 and blocks_for(packs, lanes) * width * words > room:
+        lanes *= 2
     per_lane = blocks_for(packs, lanes)
-    if per_lane > 1 and per_lane * width * words > REGISTERS - RESERVED:
+    if per_lane > 1 and per_lane * width * words > room:
         raise TooMuch(f"a row of {packs * width} elements with {words} values each does not fit the registers")
     return lanes, per_lane
 

@@ -119,9 +119,8 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             barrier_expect(own_x + c % SLOTS * 8, BOX);
             load_box(own_slots + c % SLOTS * BOX, x_map, own_x + c % SLOTS * 8, column + c * WIDTH, row, 0, 0);
         };
-        auto slice = [&](int i) {  // i is known to the compiler
-            const int c = i / PER;
-            if (i % PER == 0) {
+        auto slice = [&](int c, int i) {  // slice i of piece c: the compiler knows i
+            if (i == 0) {
 #ifdef SLOPE
                 if (SLOTS < PIECES && thread == 0 && c > 0 && c - 1 + SLOTS < PIECES) bulk_read(), load_x(c - 1 + SLOTS);
                 __syncwarp();
@@ -141,7 +140,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             }
 #pragma unroll
             for (int h = 0; h < PARTS; h++) {
-                const int of16 = i * PARTS + h, chunk = of16 % 4 * 2 + lane / 16;  // of 16 columns; of 8, this lane's
+                const int of16 = i * PARTS + h, chunk = of16 * 2 + lane / 16;  // of 16 columns; of 8, this lane's
                 const u32 place = matrix_row * 128 + ((chunk ^ matrix_row % 8) << 4);
                 u32 y[4];
 #pragma unroll
@@ -167,7 +166,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
 #endif
                 store_matrices(piece + place, y);
             }
-            if (i % PER == PER - 1) {
+            if (i == PER - 1) {
                 async_fence();
                 together();
                 if (thread == 0) {
@@ -175,6 +174,8 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
                     store_box(out_map, piece, column + c * WIDTH, row);
                 }
                 __syncwarp();
+#pragma unroll
+                for (int j = 0; j < BN / 4 - WIDTH / 4; j++) z[j] = z[j + WIDTH / 4];  // the next piece comes to the front
             }
         };
 #ifdef SLOPE
@@ -185,12 +186,14 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
         for (int tile = first; tile < tiles; tile += every) {
             const int2 at = walk.place(tile);
             keep(d);
-#pragma unroll
-            for (int i = 0; i < SLICES; i++) {
-                begin(i), slice(i), end(i);
 #pragma unroll 1
-                for (int j = 1; j < spread; j++) begin(j), end(j);
-            }
+            for (int c = 0; c < PIECES; c++)  // one body for all: NVRTC takes a second, not nine
+#pragma unroll
+                for (int i = 0; i < PER; i++) {
+                    begin(c + i), slice(c, i), end(c + i);
+#pragma unroll 1
+                    for (int j = 1; j < spread; j++) begin(j), end(j);
+                }
             row = at.x + rank * BM + part * 64, column = at.y;
 #ifdef SLOPE
             if (thread == 0) {
@@ -204,6 +207,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
             if (column + thread * 2 < n) pair = *reinterpret_cast<const u32*>(bias + column + thread * 2);
             asm volatile("st.shared.b32 [%0], %1;" ::"r"(own_bias + thread * 4), "r"(pair) : "memory");
 #endif
+#pragma unroll 1
             for (int step = SLICES * spread; step < steps; step++) begin(step), end(step);
             wgmma_wait<0>();
             keep(d);
@@ -220,8 +224,10 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
                 z[g * 2 + 1] = pack(d[g * 4 + 2], d[g * 4 + 3]);
             }
         }
+#pragma unroll 1
+        for (int c = 0; c < PIECES; c++)
 #pragma unroll
-        for (int i = 0; i < SLICES; i++) slice(i);
+            for (int i = 0; i < PER; i++) slice(c, i);
         if (thread == 0) bulk_read();
     }
     __syncwarp();

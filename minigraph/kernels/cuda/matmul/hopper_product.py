@@ -24,8 +24,8 @@ THREADS = 384
 STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
 ALIGNED = 16  # bytes: of addresses and rows
 LEAST = 1 << 35  # multiply-adds from which it is tried, and comes first
-ERF = 8  # it is tried from an eighth on with gelu's erf form, for which the library needs a kernel besides
-ROUNDS = 3  # of tiles on all multiprocessors, from which it comes first with the erf form: 4 to 19 % faster then
+NARROW = 8  # with gelu it is tried from an eighth on
+ROUNDS = 3  # of tiles on all multiprocessors, from which it comes first with gelu: 4 to 19 % faster then
 SLICES, SPREAD = (16, 8), 3
 FILES = "matmul/hopper_product.cuh", "matmul/hopper_product.cu"
 
@@ -61,18 +61,17 @@ def offered(binder: Binder, product: Product) -> bool:
     around = product.epilogue
     suits = not around.add and around.sums is None and "relu" not in (around.activation, around.slope)
     hopper = binder.device.arch.startswith("sm_90")
-    least = LEAST // ERF if _gelu(product) == "gelu" else LEAST
+    least = LEAST // NARROW if _gelu(product) else LEAST
     return suits and hopper and product.a.dtype in (float16, bfloat16) and product.work >= least
 
 
 def preferred(binder: Binder, product: Product) -> bool:
-    """With gelu or its slope, where its tiles fill a GPU: with the tanh form, which the library has, once."""
+    """With gelu or its slope, where its tiles fill a GPU: once if the sum is long and the library has the form."""
     m, n, k = product.shape
-    rounds = blocks_for(m, TILE // 2) * blocks_for(n, TILE) / binder.device.multiprocessors
-    form = _gelu(product)
-    if form == "gelu":
-        return rounds >= ROUNDS
-    return form is not None and rounds >= 1 and product.work >= LEAST and k > STEP * (SLICES[0] - 1)
+    rounds, form = blocks_for(m, TILE // 2) * blocks_for(n, TILE) / binder.device.multiprocessors, _gelu(product)
+    if form is None or rounds >= ROUNDS:
+        return form is not None
+    return form != "gelu" and rounds >= 1 and product.work >= LEAST and k > STEP * (SLICES[0] - 1)
 
 
 def _gelu(product: Product) -> str | None:
@@ -138,7 +137,7 @@ def _source(product: Product, pipeline: TileLoop) -> str:
         **around.texts(),
     }  # fmt: skip
     instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns)
-    return hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
+    return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)
 
 
 def _map(buffer: Buffer, columns: int, rows: int, box: int) -> TensorMap:

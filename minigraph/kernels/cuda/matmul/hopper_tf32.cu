@@ -5,8 +5,8 @@
 //   B        stored [n, k]: from shared memory, rows permuted on their way so that a thread's 4 columns are neighbours.
 //            Stored [k, n]: 16 bytes of a thread are its 4 columns, as fragments in registers
 //   A        wgmma wants k contiguous. Stored [k, m]: three warps turn each box of 32 x 32 around where it lies
-//   SPLIT    blocks that share a sum; each writes its part of it, out[SPLIT, m, n], columns[SPLIT, n]
-//   memory   reads A once for each 256 columns, B once for each ROWS rows; writes out once, SPLIT times with its parts
+//   PARTS    gridDim.z blocks share a sum; each writes its part of it, out[gridDim.z, m, n], columns[gridDim.z, n]
+//   memory   reads A once for each 256 columns, B once for each ROWS rows; writes out once, or each of its parts
 //   HELD     ADD: + what out holds, or times SLOPE, an expression of X that aux holds: loaded into the stages that the
 //            last steps leave free, so that it is there when the sums are
 //   BIAS     + bias[n]                     RELU, MASK  max(., 0) and the bits of what is > 0, rows of `width` bytes
@@ -18,7 +18,7 @@ typedef float C;
 constexpr int BK = 32, WIDE = 256, ACROSS = ROWS / 8;  // steps of k; columns of a block; groups of 8 rows
 constexpr u32 B_BYTES = 128 * WIDE, HELD_BYTES = 128 * ROWS, STAGE = B_BYTES + HELD_BYTES;
 constexpr u32 FULL = STAGES * STAGE, TURNED = FULL + 8 * STAGES, EMPTY = TURNED + 8 * STAGES;  // barriers, after them
-static_assert(ROWS % 32 == 0 && ROWS <= 192 && STAGES >= 4 && !(COLUMNS && B_BY_K) && !(HELD && SPLIT > 1), "");
+static_assert(ROWS % 32 == 0 && ROWS <= 192 && STAGES >= 4 && !(COLUMNS && B_BY_K) && !(HELD && PARTS), "");
 
 // A stage, and the parity of its phase: how often the ring went around.
 struct Turn {
@@ -59,11 +59,15 @@ struct Transposer {
 // This block's steps of BK along k; the first parts have one more. Each role of warps asks for itself: what several
 // hold on to would be kept in memory, for the sake of those with few registers.
 struct Steps {
-    int part, begin, count;
+    int part = 0, begin = 0, count;
     __device__ __forceinline__ Steps(int inner) {
-        asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(part));
-        const int all = (inner + BK - 1) / BK;
-        begin = part * (all / SPLIT) + min(part, all % SPLIT), count = all / SPLIT + (part < all % SPLIT);
+        count = (inner + BK - 1) / BK;
+#if PARTS
+        int parts;
+        asm volatile("mov.u32 %0, %%ctaid.z;\n mov.u32 %1, %%nctaid.z;" : "=r"(part), "=r"(parts));
+        const int least = count / parts, more = count % parts;
+        begin = part * least + min(part, more), count = least + (part < more);
+#endif
     }
 };
 
@@ -347,11 +351,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) product(
     }
 }
 
-#if SPLIT > 1
+#if PARTS
 // out[size] and columns[n] are the sums of their parts, in one order; a thread takes 4 numbers.
 extern "C" __global__ void __launch_bounds__(256) join(
     const float* __restrict__ parts, const float* __restrict__ part_columns, float* out, float* columns, i64 size,
-    int n)
+    int n, int count)
 {
     i64 at = (i64(blockIdx.x) * 256 + threadIdx.x) * 4;
     const bool beside = COLUMNS && at >= size;
@@ -359,13 +363,18 @@ extern "C" __global__ void __launch_bounds__(256) join(
     const i64 pitch = beside ? n : size;
     if (at >= pitch) return;
     const float* const from = (beside ? part_columns : parts) + at;
-    Quad x[SPLIT];
+    Quad sum = load_unchanged(from);
+    for (int i = 1; i < count; i += 4) {
+        Quad x[4];
 #pragma unroll
-    for (int i = 0; i < SPLIT; i++) x[i] = load_unchanged(from + i * pitch);
+        for (int j = 0; j < 4; j++)
+            if (i + j < count) x[j] = load_unchanged(from + (i + j) * pitch);
 #pragma unroll
-    for (int i = 1; i < SPLIT; i++)
+        for (int j = 0; j < 4; j++)
+            if (i + j < count)
 #pragma unroll
-        for (int o = 0; o < 4; o++) x[0].v[o] += x[i].v[o];
-    *(Quad*)((beside ? columns : out) + at) = x[0];
+                for (int o = 0; o < 4; o++) sum.v[o] += x[j].v[o];
+    }
+    *(Quad*)((beside ? columns : out) + at) = sum;
 }
 #endif

@@ -6,9 +6,12 @@ contiguous in both operands, the input's gradient; this one has all of them.
 
 from __future__ import annotations
 
+import itertools
+from functools import lru_cache
 from typing import NamedTuple
 
-from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
+from minigraph.kernels.cuda.record.binder import Binder, Device, blocks_for, i32, i64
+from minigraph.kernels.cuda.record.compile import KEPT
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
 from minigraph.types import float32
 
@@ -50,20 +53,24 @@ def tiling_of(binder: Binder, shape: Shape, trans_a: bool, whole: bool, slope: b
     whole   sums are not shared by blocks
     slope   of what is read besides, where B is stored as it is: too few registers are left for the most rows
     """
-    m, n, k = shape
-    steps = blocks_for(k, STEP)
+    return _tiling_on(binder.device, shape, trans_a, whole, slope)
 
-    def microseconds(tiling: Tf32Tiling) -> float:
-        blocks = blocks_for(m, tiling.rows) * blocks_for(n, WIDE) * tiling.split
-        step = 0.35 + 0.0038 * tiling.rows if trans_a else 0.2 + 0.004 * tiling.rows
-        waves = blocks_for(blocks, binder.device.multiprocessors)
-        joined = 2 + tiling.split * m * n * 8e-7 if tiling.split > 1 else 0
-        return waves * (blocks_for(steps, tiling.split) * step + 3 + 0.025 * tiling.rows) + joined
+
+@lru_cache(maxsize=KEPT)
+def _tiling_on(device: Device, shape: Shape, trans_a: bool, whole: bool, slope: bool) -> Tf32Tiling:
+    m, n, k = shape
+    steps, across = blocks_for(k, STEP), blocks_for(n, WIDE)
+
+    def microseconds(way: tuple[int, int]) -> float:
+        rows, split = way
+        step = 0.35 + 0.0038 * rows if trans_a else 0.2 + 0.004 * rows
+        waves = blocks_for(-(-m // rows) * across * split, device.multiprocessors)
+        joined = 2 + split * m * n * 8e-7 if split > 1 else 0
+        return waves * (-(-steps // split) * step + 3 + 0.025 * rows) + joined
 
     parts = range(1, 2 if whole else min(MOST_PARTS, max(steps // LEAST_STEPS, 1)) + 1)
-    room = binder.device.shared - 1024
-    rows = ROWS[1:] if slope else ROWS
-    return min((Tf32Tiling(r, split, min(room // _stage(r), 5)) for r in rows for split in parts), key=microseconds)
+    rows, split = min(itertools.product(ROWS[1:] if slope else ROWS, parts), key=microseconds)
+    return Tf32Tiling(rows, split, min((device.shared - 1024) // _stage(rows), 5))
 
 
 def name(product: Product) -> str:
@@ -83,10 +90,10 @@ def preferred(binder: Binder, product: Product) -> bool:
     wave of blocks and faster in several: 115 against 132 us for 8192 x 3072 x 768.
     """
     m, n, _ = product.shape
-    rows = tiling_of(binder, product.shape, product.trans_a, True).rows
-    several = blocks_for(m, rows) * blocks_for(n, WIDE) > binder.device.multiprocessors
-    library_is_good = several and product.trans_b and not product.trans_a and product.epilogue.empty
-    return product.work >= FIRST and not library_is_good
+    if product.work < FIRST or product.trans_a or not (product.trans_b and product.epilogue.empty):
+        return product.work >= FIRST
+    rows = tiling_of(binder, product.shape, False, True).rows
+    return blocks_for(m, rows) * blocks_for(n, WIDE) <= binder.device.multiprocessors
 
 
 def refusal(product: Product) -> str | None:
@@ -132,7 +139,7 @@ def bind(binder: Binder, product: Product, tiling: Tf32Tiling | None = None) -> 
         elements = m * n + (n if sums is not None else 0)
         binder.launch_source(
             source, "join", blocks_for(elements, 4 * 256), 256, parts, part_sums or parts, out, sums or out,
-            i64(m * n), i32(n),
+            i64(m * n), i32(n), i32(tiling.split),
         )  # fmt: skip
 
 
@@ -143,14 +150,14 @@ def _source(product: Product, tiling: Tf32Tiling, gelu_slope: bool) -> str:
     registers = 240 if not trans_a else 224 if trans_b else 232  # threads of the three warpgroups have 504
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": tiling.rows,
-        "SPLIT": tiling.split, "STAGES": tiling.stages, "REGISTERS": registers,
+        "PARTS": int(tiling.split > 1), "STAGES": tiling.stages, "REGISTERS": registers,
         "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(around.add), "HELD": int(around.add or gelu_slope),
         "BIAS": int(around.bias is not None), "RELU": int(relu), "MASK": int(relu and around.mask is not None),
         "DRELU": int(around.slope == "relu"), "COLUMNS": int(around.sums is not None),
         "KEEP": int(around.gelu_input is not None and not gelu_slope), **around.texts(),
     }  # fmt: skip
     instruction = wgmma(tiling.rows, "tf32", a_in_registers=not trans_b)
-    return hopper_source([instruction], [(key, str(value)) for key, value in defines.items()], FILES)
+    return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)
 
 
 def _operand_maps(product: Product, tiling: Tf32Tiling) -> tuple[TensorMap, TensorMap]:

@@ -78,12 +78,21 @@ def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
 def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
     source = _waiting(source, arch)
+    key = _key(source, arch)
+    return _known(key) or _made(_writable(CACHE), key, source, arch)
+
+
+def _key(source: str, arch: str) -> str:
     _, major, minor = nvrtc().nvrtcVersion()
-    key = hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
+    return hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
+
+
+def _known(key: str) -> Cubin | None:
+    """What was compiled before."""
     cubin = _found(CACHE, key)
     if cubin is None and _own_folder.cache_info().currsize:  # the folder could not be written, or was full
         cubin = _found(Path(_own_folder().name), key)
-    return cubin or _made(_writable(CACHE), key, source, arch)
+    return cubin
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
@@ -135,10 +144,12 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="minigraph-")
 
 
-def compile_all(sources: Iterable[str], arch: str) -> None:
-    """Bring the cubins of several sources to the disk, several at a time."""
-    left = list(dict.fromkeys(sources))
+def compile_all(sources: Iterable[str], arch: str) -> int:
+    """Bring the cubins of several sources to the disk, several at a time; how many were not there."""
+    left = [s for s in dict.fromkeys(sources) if _known(_key(_waiting(s, arch), arch)) is None]
     count = len(left)
+    if not left:
+        return 0
 
     def compile_one(source: str) -> None:
         compile_source(source, arch)
@@ -150,6 +161,7 @@ def compile_all(sources: Iterable[str], arch: str) -> None:
     ):
         for _ in pool.map(compile_one, list(left)):
             pass
+    return count
 
 
 def ptx_of(source: str, arch: str = "sm_90a") -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from minigraph.kernels.cuda.record.bindings import driver
 from minigraph.kernels.cuda.record.buffer import Buffer, Words
-from minigraph.kernels.cuda.record.compile import read_source
+from minigraph.kernels.cuda.record.compile import KEPT, read_source
 from minigraph.types import bfloat16, float16, float32
 
 MAP_WORDS = 16
@@ -69,7 +70,8 @@ class TensorMap(Words):
         return np.array([int(w) for w in made.opaque], np.uint64)
 
 
-def hopper_source(instructions: Sequence[str], defines: Sequence[tuple[str, str]], files: Sequence[str]) -> str:
+@lru_cache(maxsize=KEPT)
+def hopper_source(instructions: tuple[str, ...], defines: tuple[tuple[str, str], ...], files: tuple[str, ...]) -> str:
     """prelude, hopper.cuh, wgmma instructions (each once), `#define`s, files."""
     head = "".join(f"#define {key} {value}\n" for key, value in defines)
     prelude, hopper = read_source("record/prelude.cuh"), read_source("tensor_cores/hopper.cuh")
@@ -77,6 +79,7 @@ def hopper_source(instructions: Sequence[str], defines: Sequence[tuple[str, str]
     return "".join([*texts, *map(read_source, files)])
 
 
+@lru_cache(maxsize=KEPT)
 def wgmma(
     n: int, dtype: str, a_in_registers: bool = False, b_by_rows: bool = False, a_by_columns: bool = False
 ) -> str:

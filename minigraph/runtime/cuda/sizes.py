@@ -1,0 +1,69 @@
+"""Sizes of feeds: what plans of one program for several of them share, and which others are likely to come.
+
+Kernels are made for sizes in a few forms: tiles, widths, how many blocks share a sum. A program whose feeds change
+their size meets these one by one, and whoever runs it waits for the compiler each time. So when a third size needs a
+kernel that was never compiled, those of sizes between the ones that came are compiled along, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minigraph.errors import MinigraphError
+from minigraph.kernels.cuda.record.moved import Earlier
+from minigraph.types import TensorType
+
+from .bind import BoundProgram
+
+ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
+PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
+
+Feeds = Mapping[str, TensorType]
+
+
+@dataclass
+class Siblings:
+    """What plans of one program that differ in the sizes of their feeds know of each other.
+
+    earlier   what operators recorded that are the same for all sizes
+    feeds     the types of each plan's feeds
+    """
+
+    earlier: Earlier = field(default_factory=dict)
+    feeds: list[Feeds] = field(default_factory=list)
+    looked_ahead: bool = False
+
+    def kernels_ahead(self, bind: Callable[[Feeds], BoundProgram]) -> list[tuple[str, str]]:
+        """(source, function) of the kernels of plans for likely sizes; none but once, and for ENOUGH sizes."""
+        if self.looked_ahead or len(self.feeds) < ENOUGH:
+            return []
+        self.looked_ahead, found = True, dict[tuple[str, str], None]()
+        for feeds in likely(self.feeds):
+            try:
+                binder = bind(feeds).binder
+            except MinigraphError:  # sizes that do not fit together
+                continue
+            found |= dict.fromkeys(kernel for _, call in binder.running() for kernel in call.kernels())
+        return list(found)
+
+
+def likely(seen: Sequence[Feeds]) -> list[Feeds]:
+    """Types of feeds whose sizes lie on a line through those of two plans, the least and the largest."""
+    nbytes = [sum(t.nbytes for t in feeds.values()) for feeds in seen]
+    least, largest = (seen[nbytes.index(choose(nbytes))] for choose in (min, max))
+    changes = [(a, b) for name, t in least.items() for a, b in zip(t.shape, largest[name].shape, strict=True) if a != b]
+    if not changes:
+        return []
+    first, last = changes[0]
+    sizes = {last * i // PARTS + odd for i in range(1, PARTS) for odd in (0, 1)}
+    sizes |= {many * last >> i for i in range(2, last.bit_length() + 2) for many in (2, 3)}
+
+    def at(size: int, a: int, b: int) -> int:
+        return a + (b - a) * (size - first) // (last - first)
+
+    return [
+        {name: TensorType(tuple(at(size, *pair) for pair in zip(t.shape, largest[name].shape, strict=True)), t.dtype)
+         for name, t in least.items()}
+        for size in sorted(sizes - {0})
+    ]  # fmt: skip

@@ -1,0 +1,90 @@
+"""GPU checks of data parallel: one GPU as a group of one rank, and where there are two GPUs both of them by NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import minigraph as mg
+from minigraph import cuda, static
+from minigraph.errors import PlaceError
+from tests.gpu.check import Check
+from tests.support.parallel_training import batch, net
+
+STEPS = 4
+REDUCE = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce}
+FLAGS: dict[str, dict[str, Any]] = {
+    "as it is": {"every": False},
+    "all rewrites": {"every": True},
+    "small buckets": {"every": True, "fuse_grad_size_in_MB": 0.3 / 1024},
+    "pieces": {"every": False, **REDUCE},
+    "pieces, all rewrites": {"every": True, **REDUCE},
+    "float32 on the way": {"every": True, "all_reduce_dtype": "float32"},
+}
+
+
+def trained(places: Any, every: bool = False, **flags: Any) -> dict[str, np.ndarray]:
+    """All that lasts after some steps at these places, equal on all ranks after each."""
+    main, startup, loss = net()
+    exe, scope = static.Executor(places[0]), static.Scope()
+    exe.run(startup, scope=scope)
+    strategy = static.BuildStrategy.all(**flags) if every else static.BuildStrategy(**flags)
+    program = static.CompiledProgram(main).with_data_parallel(loss.name, strategy, places=places)
+    name = main.all_parameters()[0].name
+    for step in range(STEPS):
+        (values,) = exe.run(program, batch(step), [name], scope=scope, return_merged=len(places) == 1)
+        for value in values[1:] if len(places) > 1 else ():
+            np.testing.assert_array_equal(value, values[0])
+    exe.close()
+    return main.state_dict(scope=scope)
+
+
+def _as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
+    wanted = trained([mg.CPUPlace()])
+    found = trained([mg.CUDAPlace(i) for i in range(ranks)], **flags)
+    tolerance = 1e-5 if "all_reduce_dtype" in flags else 1e-10
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def _a_failing_rank_is_named() -> None:
+    """A bad label on the last rank ends the step on all, and the next one runs."""
+    main, startup, loss = net()
+    exe, scope = static.Executor(mg.CUDAPlace(0)), static.Scope()
+    exe.run(startup, scope=scope)
+    program = static.CompiledProgram(main).with_data_parallel(loss.name, places=static.cuda_places([0, 1]))
+    feed = batch(0)
+    exe.run(program, feed, [loss], scope=scope)
+    bad = {**feed, "y": np.where(np.arange(8)[:, None] == 7, 99, feed["y"])}
+    said = "nothing: label 99 of 3 classes was taken"
+    try:
+        exe.run(program, bad, [loss], scope=scope)
+    except mg.errors.MinigraphError as problem:
+        said = str(problem)
+    assert "rank 1" in said, said
+    exe.run(program, feed, [loss], scope=scope)
+
+
+def _one_gpu_twice_is_refused() -> None:
+    main, _, loss = net()
+    try:
+        static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CUDAPlace(0), mg.CUDAPlace(0)])
+    except PlaceError:
+        return
+    raise AssertionError("GPU 0 was taken for two ranks")
+
+
+def checks() -> Iterator[Check]:
+    """Those of several ranks where there are so many GPUs."""
+    gpus = cuda.device_count()
+    for title, flags in FLAGS.items():
+        for ranks in (n for n in (1, 2) if n == 1 or n <= gpus):
+            name = f"parallel/{ranks} rank{'s' * (ranks > 1)}, {title}"
+            yield Check(name, lambda ranks=ranks, flags=flags: _as_one_rank(ranks, flags), alone=ranks > 1)
+    if gpus >= 4:
+        yield Check("parallel/4 ranks, pieces", lambda: _as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
+    if gpus >= 2:
+        yield Check("parallel/a rank that fails is named", _a_failing_rank_is_named, alone=True)
+    yield Check("parallel/one GPU twice is refused", _one_gpu_twice_is_refused)
