@@ -11,7 +11,7 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 from minigraph.types import float32, float64
 
-from .optimizer import Optimizer
+from .optimizer import Optimizer, new_states
 from .settings import below_one, check_number, flag, function, positive
 from .variable_betas import append_step, or_variable
 
@@ -58,7 +58,7 @@ class Adam(Optimizer):
         ratio = attrs.get("lr_ratio", 1.0)
         rate = lr if ratio == 1.0 else g.scale(lr, scale=ratio)
         decay = attrs["coeff"] if attrs.get("with_decay") else 0.0
-        append_step(g, param, grad, rate, self.new_states(param), numbers, decay)
+        append_step(g, param, grad, rate, new_states(self, param), numbers, decay)
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}
