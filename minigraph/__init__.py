@@ -146,10 +146,10 @@ if traceback_length() == "short":
 paddle_names.explain_missing(
     {
         "": sys.modules[__name__], "base": base, "base.framework": framework, "device": device,
-        "framework": framework, "io": io, "linalg": linalg, "metric": metric, "nn": nn, "nn.functional": nn.functional,
-        "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr": optimizer.lr,
-        "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
-        "static.nn": static.nn,
+        "framework": framework, "incubate": incubate, "io": io, "linalg": linalg, "metric": metric, "nn": nn,
+        "nn.functional": nn.functional, "nn.initializer": nn.initializer, "optimizer": optimizer, "optimizer.lr":
+        optimizer.lr, "reader": reader, "regularizer": regularizer, "static": static, "static.amp": static.amp,
+        "static.nn": static.nn, "tensor": tensor,
         "Variable": Variable, "Program": static.Program, "Block": static.Block, "Operator": static.Operator,
         "Executor": static.Executor, "BuildStrategy": static.BuildStrategy,
         "ExecutionStrategy": static.ExecutionStrategy, "Layer": nn.Layer,

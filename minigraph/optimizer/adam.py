@@ -11,7 +11,7 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 from minigraph.types import float32, float64
 
-from .optimizer import Optimizer
+from .optimizer import Optimizer, new_states
 from .settings import below_one, check_number, flag, function, positive
 from .variable_betas import append_step, or_variable
 
@@ -27,8 +27,8 @@ class Adam(Optimizer):
     with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t). weight_decay is added to the gradient (L2).
     amsgrad                 the largest v so far in place of v
     beta1, beta2, epsilon   also float Variables of one element
-    lazy_mode and use_multi_tensor are accepted as in Paddle: they concern sparse gradients and
-    launches on a GPU, and change no value.
+    lazy_mode and use_multi_tensor are accepted and change no value. Gradients are dense here: rows
+    that no id names move by their moments, which Paddle's lazy_mode prevents.
     """
 
     op_type = "adam"
@@ -58,7 +58,7 @@ class Adam(Optimizer):
         ratio = attrs.get("lr_ratio", 1.0)
         rate = lr if ratio == 1.0 else g.scale(lr, scale=ratio)
         decay = attrs["coeff"] if attrs.get("with_decay") else 0.0
-        append_step(g, param, grad, rate, self.new_states(param), numbers, decay)
+        append_step(g, param, grad, rate, new_states(self, param), numbers, decay)
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}

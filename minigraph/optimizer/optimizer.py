@@ -104,19 +104,9 @@ class Optimizer:
         """The states that the update of `param` has."""
         return self.states
 
-    def new_states(self, param: Parameter) -> dict[str, Any]:
-        """{slot: a new persistable variable} of what the update of `param` keeps."""
-        states = {s: self.state(param, name, self.initial) for s, name in self.wanted_states(param).items()}
-        number = tensor_type((1,), float64)
-        for slot, (name, beta) in self.powers.items():
-            first = self.of(param, beta)
-            first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
-            states[slot] = self.state(param, name, first, number)
-        return states
-
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
         """Append the operator that updates `param`."""
-        states = self.new_states(param)
+        states = new_states(self, param)
         if self.multi_precision and param.dtype in LOW_PRECISION:
             assert self._startup is not None
             states["MasterParam"] = master_weight(param, self._startup)
@@ -240,6 +230,11 @@ class Optimizer:
 
     # the learning rate
 
+    def _global_learning_rate(self, program: Program | None = None) -> Variable | None:
+        """The variable of the learning rate in a program, the default one for None; None before `minimize`."""
+        rate = self._rates.get((program if program is not None else default_main_program()).id)
+        return rate.variable if rate is not None else None
+
     def get_lr(self) -> float:
         """The learning rate of the next run."""
         return rate_of(self.learning_rate)
@@ -253,6 +248,17 @@ class Optimizer:
         self.learning_rate = check_number("learning_rate", value)
         for rate in self._rates.values():
             rate.set(self.learning_rate, scope if scope is not None else global_scope())
+
+
+def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
+    """{slot: a new persistable variable} of what the update of `param` keeps."""
+    wanted = optimizer.wanted_states(param).items()
+    states = {slot: optimizer.state(param, name, optimizer.initial) for slot, name in wanted}
+    for slot, (name, beta) in optimizer.powers.items():
+        first = optimizer.of(param, beta)
+        first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
+        states[slot] = optimizer.state(param, name, first, tensor_type((1,), float64))
+    return states
 
 
 def checked_rate(rate: Any) -> Any:

@@ -21,7 +21,7 @@ from minigraph.types import TensorType, normalize_shape, tensor_type
 
 from . import unique_name
 from .blocks.block_numbers import sub_programs
-from .changes import Ops, Vars, put_in_place
+from .changes import Ops, Vars
 from .copies import PartOfProgram
 from .default_dtype import default_dtype
 from .operator import Operator, Slots, describe_call
@@ -104,23 +104,6 @@ class Block(PartOfProgram):
             raise NAME(f"cannot rename {old}: variable {new} exists already", site=call_site())
         self.vars.rename(old, new)
         self.program.version += 1
-
-    def succeed(self, old: Variable, new: Variable) -> None:
-        """Let `old` be what `new` is, which is no more: the operators so far use what `old` was under another name."""
-        before = self.create_var(
-            unique_name.generate(f"{old.name}.before"), type=old.type, stop_gradient=old.stop_gradient,
-            is_data=old.is_data,
-        )  # fmt: skip
-        if old.is_data:  # what a block takes keeps its place
-            places = [before if v is old else v for v in self.vars.values() if v is not before]
-            dict.clear(self.vars)
-            dict.update(self.vars, {v.name: v for v in [*places, old]})
-            old.is_data = False
-        old.type, old.stop_gradient = new.type, new.stop_gradient
-        for op in self.ops:
-            put_in_place(op, old, before)
-            put_in_place(op, new, old)
-        del self.vars[new.name]
 
     @contextmanager
     def whole(self) -> Iterator[None]:

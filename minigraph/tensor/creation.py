@@ -111,8 +111,8 @@ def assign(x: Any, output: Variable | None = None) -> Variable:
     """A copy of x: a Variable, a number, or (nested lists as) a NumPy array of at most 4096 elements.
 
     output  write it there instead of to a new Variable
-    A number becomes an array of one element, as in Paddle; mg.to_tensor makes it 0-d. Python floats become the default
-    data type; arrays keep their own.
+    A number becomes an array of one element, as in Paddle; mg.to_tensor makes it 0-d.
+    Python floats become the default data type; arrays keep their own.
     """
     if not isinstance(x, Variable):
         if is_number(x) and (output is None or output.ndim > 0):

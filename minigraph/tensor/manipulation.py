@@ -6,7 +6,7 @@ from typing import Any
 
 from minigraph.program import Variable
 from minigraph.program.builder import whole
-from minigraph.program.known import known
+from minigraph.program.known import known, known_number
 
 from .arguments import emit, ints, variable, variables
 from .sized import expanded, reshaped, run_sizes
@@ -68,7 +68,7 @@ def stack(x: Any, axis: int = 0, name: str | None = None) -> Variable:
 
 def split(x: Variable, num_or_sections: Any, axis: int = 0, name: str | None = None) -> list[Variable]:
     """x cut along `axis` into so many equal pieces, or into a list of sizes, one of which may be -1."""
-    x, num_or_sections = variable(x, "split"), known(num_or_sections)
+    x, num_or_sections = variable(x, "split"), known_number(num_or_sections)
     if isinstance(num_or_sections, (list, tuple)):
         return emit("split", "split", x, sections=num_or_sections, axis=axis, name=name)
     return emit("split", "split", x, num=num_or_sections, axis=axis, name=name)

@@ -159,6 +159,9 @@ def _clip_between(x: Variable, low: Any, high: Any, name: str | None) -> Variabl
     g = builder_of(x)
     for choose, bound in ((maximum, low), (minimum, high)):
         if isinstance(bound, Variable):
+            if bound.type.size != 1:
+                raise ProgramError(f"a bound is {bound}, not one number", call="clip", site=call_site(),
+                                   hint="mg.maximum and mg.minimum take Variables of x's shape")  # fmt: skip
             bound = g.cast(g.reshape(bound, shape=[]), dtype=x.dtype)
             bound.stop_gradient = True
         if bound is not None:

@@ -117,7 +117,7 @@ def quantile(x: Variable, q: Any, axis: int | Sequence[int] | None = None, keepd
     The result is float64, NaN where an element is NaN. The size must be known.
     """
     x = variable(x, "quantile")
-    if isinstance(axis, (list, tuple)):
+    if axis is not None and not isinstance(axis, int):
         return _quantile_of_axes(x, q, sorted({normalize_axis(a, x.ndim) for a in axis}), keepdim)
     fractions = list(q) if isinstance(q, (list, tuple)) else [q]
     found = _quantiles(cast(x, float64), fractions, axis, keepdim, "quantile", None)

@@ -14,7 +14,7 @@ from typing import Any
 COMMA = ",\n"
 PAGE = Path(__file__).parents[2] / "minigraph" / "paddle_names" / "paddle_2_6_2.json"
 SAID = (
-    "", "amp", "device", "io", "linalg", "metric", "nn", "nn.functional", "nn.initializer", "optimizer",
+    "", "amp", "device", "incubate", "io", "linalg", "metric", "nn", "nn.functional", "nn.initializer", "optimizer",
     "optimizer.lr", "regularizer", "static", "static.nn", "utils", "utils.unique_name",
 )  # fmt: skip
 FOUND = ("base", "base.framework", "framework", "reader", "static.amp")
@@ -35,6 +35,7 @@ BESIDES = {
     "base": "backward core data_feeder dygraph executor framework initializer io layers reader unique_name",
     "nn": "clip functional initializer quant utils", "device": "cuda xpu", "framework": "core",
     "static": "Operator Parameter Scope amp io nn", "optimizer": "lr",
+    "tensor": "array_length array_read array_write create_array",
     "utils": "cpp_extension dlpack download unique_name",
     "BuildStrategy": "fuse_resunit",  # of 3.x
     "ExecutionStrategy": "use_cuda", "Variable": "grad pin_memory tolist",  # of tensors in dynamic mode
@@ -56,7 +57,7 @@ def is_of_paddle(value: Any) -> bool:
 
 def names(paddle: Any) -> dict[str, list[str]]:
     """{namespace: its public names in order}"""
-    found = {path: set(reached(paddle, path).__all__) for path in SAID}
+    found = {path: set(reached(paddle, path).__all__) for path in SAID} | {"tensor": set()}
     for path in FOUND:
         space = reached(paddle, path)
         found[path] = {n for n in dir(space) if not n.startswith("_") and is_of_paddle(getattr(space, n))}

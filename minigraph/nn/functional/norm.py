@@ -134,7 +134,7 @@ def group_norm(
     if groups is not None and (channels < 1 or groups < 1 or channels % groups):
         raise COUNT(f"axis 1 of {x} has no channels in {groups} groups", call=call, site=call_site())
     rows = x if groups is None else g.reshape(x, shape=(0, groups, -1))
-    y, _, _ = g.layer_norm(rows, begin_norm_axis=2, epsilon=epsilon)
+    y, _, _ = g.layer_norm(rows, begin_norm_axis=2, epsilon=epsilon, name=f"{prefix}.rows")
     if groups is not None:
         y = g.reshape(y, shape=(0, *x.shape[1:]))
     if weight is not None:

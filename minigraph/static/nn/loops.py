@@ -18,6 +18,7 @@ from minigraph.program import (
     unique_name,
 )
 from minigraph.program.blocks.subprogram import SubProgram
+from minigraph.program.blocks.succession import succeed
 from minigraph.program.builder import Builder, whole
 from minigraph.tensor.arguments import is_number
 from minigraph.tensor.creation import from_value
@@ -88,7 +89,7 @@ def _taken_over(block: Block, loop_vars: Sequence[Any], results: Sequence[Variab
         if own and v.persistable and not v.is_parameter:
             Builder(block).assign(result, out={"Out": v})
         elif own and not v.persistable and all(v is not other for other in found):
-            block.succeed(v, result)
+            succeed(v, result)
             result = v
         found.append(result)
     return found

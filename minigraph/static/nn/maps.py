@@ -28,8 +28,9 @@ def embedding(
     """
     x = variable(input, "embedding", "input")
     require(len(size) == 2, f"size must be [rows, width], is {size}", AttrError)
-    table = needed(create_parameter(unique_name.generate("embedding"), size, dtype, param_attr), "embedding")
-    return F.embedding(x, table, padding_idx)
+    layer = unique_name.generate("embedding")
+    table = needed(create_parameter(layer, size, dtype, param_attr), "embedding")
+    return F.embedding(x, table, padding_idx, name=layer)
 
 
 @whole
