@@ -46,11 +46,13 @@ class Adam(Optimizer):
             learning_rate, parameters, weight_decay, grad_clip, multi_precision, name,
             beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad, **hyper,
         )  # fmt: skip
+        numbers = [beta1, beta2, epsilon, *(n for group in self._groups.values() for n in group.values())]
+        self._varies = any(isinstance(n, Variable) for n in numbers)
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
-        numbers = {name: self.of(param, name) for name in BETAS}
-        if not any(isinstance(value, Variable) for value in numbers.values()):
+        if not self._varies:
             return super().append_update(g, param, grad, lr)
+        numbers = {name: self.of(param, name) for name in BETAS}
         plain = param.dtype in (float32, float64) and not self._flags and not self.of(param, "amsgrad")
         require(plain, "betas that are variables go with float32 and float64, without amsgrad and without loss scaling",
                 NOT_OFFERED, "betas that are numbers")  # fmt: skip

@@ -45,6 +45,7 @@ from .settings import (
 from .states import Rate, master_weight, persistable, rate_of
 from .variable_betas import FIRST_POWERS
 
+ONE_NUMBER = tensor_type((1,), float64)
 FLAGS = {"SkipUpdate": "found_inf", "GradScale": "grad_scale"}  # slot -> Paddle's name of what all updates share
 
 
@@ -257,7 +258,7 @@ def new_states(optimizer: Optimizer, param: Parameter) -> dict[str, Any]:
     for slot, (name, beta) in optimizer.powers.items():
         first = optimizer.of(param, beta)
         first = FIRST_POWERS[beta] if isinstance(first, Variable) else first
-        states[slot] = optimizer.state(param, name, first, tensor_type((1,), float64))
+        states[slot] = optimizer.state(param, name, first, ONE_NUMBER)
     return states
 
 

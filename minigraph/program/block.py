@@ -164,7 +164,8 @@ class Block(PartOfProgram):
                     if not isinstance(v, Variable) or v.block is not self:
                         variables[i] = _own(self, slot, v)
             bound, inferred = opdef.resolved(inputs, attrs)
-            _check_all_ranks_come(program, opdef)
+            if "collective" in opdef.traits:
+                _check_all_ranks_come(program, opdef)
         except MinigraphError as error:
             raise error.at(describe_call(type, inputs), site) from None
         op = Operator(
@@ -232,7 +233,7 @@ class Block(PartOfProgram):
 def _check_all_ranks_come(program: Program, opdef: Any) -> None:
     """No collective in a block of a branch or loop: what one rank decides to run, another may leave out."""
     require(
-        "collective" not in opdef.traits or not (program.parent is not None or program.is_closed),
+        program.parent is None and not program.is_closed,
         f"{opdef.type} stands in {program.name}, a block of a branch or loop: ranks that decide differently would wait"
         " for each other", ProgramError, "call it outside, on what the branch or loop returns",
     )  # fmt: skip

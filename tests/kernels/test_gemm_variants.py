@@ -120,7 +120,8 @@ def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
 @pytest.mark.parametrize(
     ("rows", "columns", "first"),
     [(1024, 512, ("product and kernel", "epilogue of the bias gradient")),
-     (65536, 512, ("epilogue of gelu's derivative", "product and column sum")),
+     (65536, 512, ("kernel for large products", "product and column sum")),
+     (20480, 512, ("epilogue of gelu's derivative", "product and column sum")),
      (256, 10, ("product and kernel", "kernel for 10 columns")),
      (256, 16, ("product and kernel", "epilogue of the bias gradient")),
      (4096, 10, ("product and kernel", "kernel for 10 columns"))],
@@ -135,7 +136,7 @@ def test_what_runs_without_a_measurement(rows, columns, first):
     attrs = OPS["fused_gemm_epilogue_grad"].bind_attrs({"activation_grad": "gelu_grad", "approximate": True})
     OPS["fused_gemm_epilogue_grad"].gpu_bind(binder, ins, outs, attrs)
     assert tuple(next(iter(c.variants)) for c in binder.calls) == first
-    assert [len(c.variants) for c in binder.calls] == [2, 2 + (columns <= 16)]
+    assert [len(c.variants) for c in binder.calls] == [2 + (rows > 20000), 2 + (columns <= 16)]
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, np.nan, -1.0, 2.0])

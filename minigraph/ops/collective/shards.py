@@ -13,7 +13,7 @@ from minigraph.kernels.pieces import piece, piece_size
 from minigraph.opdef import Arrays, op
 from minigraph.types import TensorType
 
-TRAITS = {"collective", "side_effect", "nondifferentiable"}
+TRAITS = {"collective", "side_effect"}
 CPU, GPU = "minigraph.kernels.cpu.collectives", "collective.shards"
 
 
@@ -53,7 +53,7 @@ def _(rng):
 def c_gather_shards(X: Arrays, Like: Arrays, *, nranks: int, out=None):
     """The arrays of which all ranks' X are the pieces, in the shapes of Like."""
     made = [np.tile(x, nranks)[: like.size].reshape(like.shape) for x, like in zip(X, Like, strict=True)]
-    if not out:
+    if not out or out[0] is None:
         return made
     for x, to in zip(made, out[0], strict=True):
         to[...] = x
@@ -63,7 +63,7 @@ def c_gather_shards(X: Arrays, Like: Arrays, *, nranks: int, out=None):
 @c_gather_shards.infer
 def _(X, Like, *, nranks):
     for i, (x, wanted) in enumerate(zip(X, _pieces(Like, nranks), strict=True)):
-        require(x == wanted, f"X[{i}] is {x}, a piece of Like[{i}] for nranks={nranks} is {wanted}")
+        require(wanted.accepts(x), f"X[{i}] is {x}, a piece of Like[{i}] for nranks={nranks} is {wanted}")
     return Like
 
 
@@ -77,8 +77,7 @@ def _pieces(X, nranks):
     require(nranks > 0, f"nranks is the number of ranks, 1 or more, not {nranks}", AttrError)
     for i, x in enumerate(X):
         require(x.is_float, f"X[{i}] must hold floats, holds {x}", DTypeError)
-        require(x.is_static, f"every size of X[{i}] must be known, it is {x}")
-    return [TensorType((piece_size(x.size, nranks),), x.dtype) for x in X]
+    return [TensorType((piece_size(x.size, nranks) if x.is_static else -1,), x.dtype) for x in X]
 
 
 def _some(rng):
