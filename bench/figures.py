@@ -27,8 +27,7 @@ HEADLINES = {  # title of a row -> what README calls it
     "MLP 4 x 4096, GELU(tanh), batch 8192, bfloat16, AdamW": "training step of an MLP 4 x 4096, batch 8192, bfloat16",
     "MultiFCLayer 768, 64 x 128, forward + backward, TF32":
         "Paddle's MultiFCLayer, 768 wide, 8,192 rows, both ways, TF32",
-    "layer norm, 1024-4096-1024, GELU(tanh), dropout .1, residual; 8 x 1024 rows, fwd + bwd, bfloat16":
-        "feed-forward block of a transformer, 8 x 1024 rows, both ways, bfloat16",
+    "GPT-2 124 M, batch 16 x 1024, bfloat16, AdamW": "training step of GPT-2, 124 million, 16 x 1024 words, bfloat16",
     "attention bfloat16 4x16x4096x128 causal, forward + backward":
         "causal attention, 4 x 16 heads of 128, length 4096, both ways, bfloat16",
     "V 128256, H 4096, 4096 rows": "last layer and its loss, 128,256 classes, 4,096 rows",
@@ -37,6 +36,7 @@ HEADLINES = {  # title of a row -> what README calls it
 }  # fmt: skip
 SECTIONS = {  # file of results -> heading
     "gpu_steps": "Whole steps on a GPU",
+    "gpu_gpt2": "GPT-2 in mixed precision, level O2",
     "gpu_attention": "Attention",
     "gpu_optimizers": "Parameter updates",
     "gpu_linear_cross_entropy": "The last layer and its loss",
@@ -44,6 +44,8 @@ SECTIONS = {  # file of results -> heading
     "mlp_cpu": "A step on a CPU",
     "optimizer_cpu": "Parameter updates on a CPU",
 }
+GPT2 = {"GPT-2 124 M, batch 16 x 1024, bfloat16, AdamW": {"ms": 25.0, "MiB": 4800.0, "MiB, recompute": 3000.0}}
+RECOMPUTE, FIRST_STEP = 1.25, 2.5  # of the step without it; seconds
 TUNED = ("autotuned", "tuned")
 SHARES = {"layer norm, 1024-4096": 0.85, "500 tensors": 0.7}  # of the best peer's time, by parts of titles
 
@@ -112,6 +114,26 @@ def steps() -> Iterator[Figure]:
             yield Figure(title, median(host["captured"]), None, *best_peer(host), HOST_US, "us", "gpu_steps.json")
 
 
+def gpt2() -> Iterator[Figure]:
+    """A step, also with recompute, and what it needs in memory beside what lasts; first steps in new processes."""
+    found, file = results("gpu_gpt2"), "gpu_gpt2.json"
+    for row in found.get("rows", ()):
+        asked = GPT2.get(row["title"], {})
+        for suffix in ("", ", recompute"):
+            arm, peer = f"minigraph{suffix}", best_peer(row["milliseconds"])
+            ours, load = median(row["milliseconds"][arm]), row["milliseconds_without_rest"]
+            wanted = asked.get(f"ms{suffix}", RECOMPUTE * median(row["milliseconds"]["minigraph"]))
+            tired = (median(load[arm]), best_peer(load)[0])
+            yield Figure(f"{row['title']}{suffix}", ours, None, *peer, wanted, "ms", file, tired)
+            mib = {name: peaks[1] for name, peaks in row["peak_mib"].items() if peaks[1] is not None}
+            title = f"{row['title']}{suffix}: peak of a step"
+            yield Figure(title, mib[arm], None, *best_peer(mib), asked.get(f"MiB{suffix}"), "MiB", file)
+    first = found.get("first_step_seconds", {})
+    if "minigraph" in first:
+        yield Figure("first step of a small GPT-2 in a new process, nothing compiled before", first["minigraph"], None,
+                     *best_peer(first), FIRST_STEP, "s", file)  # fmt: skip
+
+
 def attention() -> Iterator[Figure]:
     """Asked for: half the time of PyTorch's memory-efficient kernel in float32, cuDNN's time in 16 bits."""
     for row in results("gpu_attention").get("rows", ()):
@@ -134,6 +156,7 @@ def attention() -> Iterator[Figure]:
 
 def figures() -> Iterator[Figure]:
     yield from steps()
+    yield from gpt2()
     yield from attention()
     first = results("gpu_steps").get("first_step_seconds", {})
     for kind, asked in (("cold", 1.5), ("warm", 0.5)):
