@@ -7,7 +7,7 @@ kernel that was never compiled, those of sizes between the ones that came are co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,19 +26,26 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
-    feeds     the types of each plan's feeds
+    plans     how many there were
+    ends      the types of the feeds of two: the least and the largest
     """
 
     earlier: Earlier = field(default_factory=dict)
-    feeds: list[Feeds] = field(default_factory=list)
+    plans: int = 0
+    ends: tuple[Feeds, ...] = ()
     looked_ahead: bool = False
+
+    def met(self, feeds: Feeds) -> None:
+        """A plan was made for these feeds."""
+        known = sorted([*self.ends, dict(feeds)], key=lambda types: sum(t.nbytes for t in types.values()))
+        self.plans, self.ends = self.plans + 1, (known[0], known[-1])
 
     def kernels_ahead(self, bind: Callable[[Feeds], Any]) -> list[tuple[str, str]]:
         """(source, function) of the kernels of BoundPrograms for likely sizes; none but once, and for ENOUGH sizes."""
-        if self.looked_ahead or len(self.feeds) < ENOUGH:
+        if self.looked_ahead or self.plans < ENOUGH:
             return []
         self.looked_ahead, found = True, dict[tuple[str, str], None]()
-        for feeds in likely(self.feeds):
+        for feeds in likely(*self.ends):
             try:
                 binder = bind(feeds).binder
             except MinigraphError:  # sizes that do not fit together
@@ -47,10 +54,8 @@ class Siblings:
         return list(found)
 
 
-def likely(seen: Sequence[Feeds]) -> list[Feeds]:
-    """Types of feeds whose sizes lie on a line through those of two plans, the least and the largest."""
-    nbytes = [sum(t.nbytes for t in feeds.values()) for feeds in seen]
-    least, largest = (seen[nbytes.index(choose(nbytes))] for choose in (min, max))
+def likely(least: Feeds, largest: Feeds) -> list[Feeds]:
+    """Types of feeds whose sizes lie on a line through those of two plans."""
     changes = [(a, b) for name, t in least.items() for a, b in zip(t.shape, largest[name].shape, strict=True) if a != b]
     if not changes:
         return []

@@ -77,12 +77,15 @@ def feeds(**shapes):
 
 
 def test_likely_sizes_lie_on_a_line_through_those_that_came():
-    seen = [feeds(x=(4, 9, 3), y=(4, 8)), feeds(x=(4, 65, 3), y=(4, 64)), feeds(x=(4, 33, 3), y=(4, 32))]
-    found = likely(seen)
+    siblings = Siblings()
+    for n in (32, 8, 64, 16):
+        siblings.met(feeds(x=(4, n + 1, 3), y=(4, n)))
+    assert [f["y"].shape for f in siblings.ends] == [(4, 8), (4, 64)] and siblings.plans == 4
+    found = likely(*siblings.ends)
     assert all(f["x"].shape == (4, f["y"].shape[1] + 1, 3) and f["y"].dtype == int64 for f in found)
     lengths = {f["x"].shape[1] for f in found}
     assert {2, 4, 8, 16, 32} <= lengths and any(n % 2 for n in lengths) and max(lengths) <= 65
-    assert likely([feeds(x=(4, 3)), feeds(x=(4, 3))]) == []
+    assert likely(feeds(x=(4, 3)), feeds(x=(4, 3))) == []
 
 
 def test_kernels_are_made_ahead_once_and_not_before_the_third_size():
@@ -95,9 +98,9 @@ def test_kernels_are_made_ahead_once_and_not_before_the_third_size():
     siblings = Siblings()
     for n in (5, 8, 64):
         assert asked == []
-        siblings.feeds.append(feeds(x=(n, 3)))
+        siblings.met(feeds(x=(n, 3)))
         assert siblings.kernels_ahead(bind) == []
     assert len(asked) > 5
     count = len(asked)
-    siblings.feeds.append(feeds(x=(9, 3)))
+    siblings.met(feeds(x=(9, 3)))
     assert siblings.kernels_ahead(bind) == [] and len(asked) == count

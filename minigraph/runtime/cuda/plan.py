@@ -70,7 +70,7 @@ class CudaPlan:
                 options=options, settling=settling, tf32=tf32, earlier=self.siblings.earlier,
             )  # fmt: skip
             self.bound = self.bind_for(feeds, room=self.shared.room)
-            self.siblings.feeds.append(dict(feeds))
+            self.siblings.met(feeds)
             self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
