@@ -169,8 +169,9 @@ def _clip_between(x: Variable, low: Any, high: Any, name: str | None) -> Variabl
     return g.assign(x, name=output_prefix("clip", name))
 
 
-def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None) -> Variable:
-    return emit(call, f"reduce_{call}", variable(x, call), axis=ints(axis), keepdim=keepdim, name=name)
+def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None, **attrs: Any) -> Variable:
+    kind = f"reduce_{call.removeprefix('a')}"
+    return emit(call, kind, variable(x, call), axis=ints(axis), keepdim=keepdim, name=name, **attrs)
 
 
 @whole
@@ -191,13 +192,23 @@ def mean(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None 
 
 
 def max(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
-    """The largest element over `axis`, as sum. Equal largest elements share the gradient equally."""
-    return _reduce("max", x, axis, keepdim, name)
+    """The largest element over `axis`, as sum. Equal largest elements have all of the gradient each, as in Paddle."""
+    return _reduce("max", x, axis, keepdim, name, share=False)
 
 
 def min(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
+    """The smallest element over `axis`, as sum. Equal smallest elements have all of the gradient each."""
+    return _reduce("min", x, axis, keepdim, name, share=False)
+
+
+def amax(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
+    """The largest element over `axis`, as sum. Equal largest elements share the gradient equally."""
+    return _reduce("amax", x, axis, keepdim, name)
+
+
+def amin(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The smallest element over `axis`, as sum. Equal smallest elements share the gradient equally."""
-    return _reduce("min", x, axis, keepdim, name)
+    return _reduce("amin", x, axis, keepdim, name)
 
 
 @whole

@@ -14,7 +14,7 @@ from minigraph.types import FLOATS, bool_, normalize_axes
 from .arguments import as_type, emit, ints, output_prefix, variable
 from .functions import isclose, isnan
 from .logic import not_equal, where
-from .math import cast, max, mean, min, sum
+from .math import amax, amin, cast, max, mean, min, sum
 
 
 def _truth(x: Any, call: str) -> Variable:
@@ -32,9 +32,6 @@ def all(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None =
 def any(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """Whether an element over `axis` is neither 0 nor False, as bool."""
     return emit("any", "reduce_max", _truth(x, "any"), axis=ints(axis), keepdim=keepdim, name=name)
-
-
-amax, amin = max, min
 
 
 @whole

@@ -498,3 +498,16 @@ def test_variables_of_two_programs_do_not_mix() -> None:
     for build in mixtures:
         with pytest.raises(ProgramError, match="belongs to another program"):
             build()
+
+
+@pytest.mark.parametrize(("name", "share"), [("max", False), ("min", False), ("amax", True), ("amin", True)])
+def test_equal_extrema_have_the_gradients_of_paddle(name: str, share: bool) -> None:
+    """Seen with Paddle 2.6.2."""
+    program = mg.static.Program()
+    with mg.static.program_guard(program):
+        x = mg.static.data("x", [2, 3], "float64")
+        x.stop_gradient = False
+        (grad,) = mg.static.gradients([getattr(mg, name)(x, axis=1)], [x])
+    values = np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]) * (1 if "max" in name else -1)
+    (found,) = mg.static.Executor().run(program, feed={"x": values}, fetch_list=[grad])
+    np.testing.assert_array_equal(found, [[0.5, 0.5, 0], [1 / 3] * 3] if share else [[1, 1, 0], [1, 1, 1]])

@@ -45,12 +45,12 @@ def reduce_mean(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
 
 
 @form
-def reduce_max(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
+def reduce_max(g: Nodes, X: Value, *, axis: Axes, keepdim: bool, share: bool) -> Value:
     return _extremum(g, "ReduceMax", X, axis, keepdim)
 
 
 @form
-def reduce_min(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
+def reduce_min(g: Nodes, X: Value, *, axis: Axes, keepdim: bool, share: bool) -> Value:
     return _extremum(g, "ReduceMin", X, axis, keepdim)
 
 

@@ -206,20 +206,21 @@ def require_elements(X: TensorType, axes: tuple[int, ...]) -> None:
 def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
     """The operator and its grad operator, as reduce_max and reduce_max_grad."""
 
-    def extremum(X, *, axis: Ints | None = None, keepdim: bool = False, out=None):
+    def extremum(X, *, axis: Ints | None = None, keepdim: bool = False, share: bool = True, out=None):
         return ufunc.reduce(X, axis=axis, keepdims=keepdim, out=out[0] if out else None)
 
-    def extremum_grad(X, Out, Out_grad, *, axis: Ints | None = None, keepdim: bool = False):
+    def extremum_grad(X, Out, Out_grad, *, axis: Ints | None = None, keepdim: bool = False, share: bool = True):
         chosen = expanded(Out, X.shape, axis) == X
         number = np.sum(chosen, axis=axis, keepdims=True, dtype=X.dtype)
-        share = Out_grad.reshape(number.shape) / np.maximum(number, 1)
-        return masked(share, chosen)
+        grad = Out_grad.reshape(number.shape)
+        return masked(grad / np.maximum(number, 1) if share else grad, chosen)
 
     extremum.__name__, extremum_grad.__name__ = name, f"{name}_grad"
     extremum.__doc__ = (
-        f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused."
+        f"The {word} over `axis` (None: all axes, (): none), NaN where one of them is; of nothing it is refused. Where"
+        " several are equal they share the gradient, or each has all of it."
     )
-    extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out."
+    extremum_grad.__doc__ = "Out_grad, shared equally among the elements that are equal to Out, or all of it for each."
     forward = op(gpu="elementwise.reduce", rows=ROWS)(extremum)
     backward = op("X_grad", gpu="elementwise.reduce")(extremum_grad)
 
@@ -229,24 +230,28 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         r.once("Out", "result")
 
     @forward.infer
-    def _(X, *, axis, keepdim):
+    def _(X, *, axis, keepdim, share):
         require_elements(X, normalize_axes(axis, X.ndim))
         return reduced(X, axis, keepdim)
 
     @forward.grad
-    def _(g, X, Out, Out_grad, *, axis, keepdim):
-        return g.emit(f"{name}_grad", X, Out, Out_grad, axis=axis, keepdim=keepdim)
+    def _(g, X, Out, Out_grad, **attrs):
+        return g.emit(f"{name}_grad", X, Out, Out_grad, **attrs)
 
     @backward.grad
-    def _(g, X, Out, X_grad_grad, *, axis, keepdim):
-        share = g.emit(f"{name}_grad", X, Out, g.fill_any_like(Out, value=1.0), axis=axis, keepdim=keepdim)
-        return None, None, g.reduce_sum(g.elementwise_mul(X_grad_grad, share), axis=axis, keepdim=keepdim)
+    def _(g, X, Out, X_grad_grad, *, axis, keepdim, share):
+        ones = g.fill_any_like(Out, value=1.0)
+        parts = g.emit(f"{name}_grad", X, Out, ones, axis=axis, keepdim=keepdim, share=share)
+        return None, None, g.reduce_sum(g.elementwise_mul(X_grad_grad, parts), axis=axis, keepdim=keepdim)
 
     @backward.samples
     def _(rng):
         for (X,), attrs in _extremum_samples(rng):
             Out = forward(X, **attrs)
             yield (X, Out, draw(rng, np.shape(Out))), attrs
+        tied = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+        for share in (True, False):
+            yield (tied, forward(tied, axis=(1,)), draw(rng, (2,))), {"axis": (1,), "share": share}
 
     backward.infer(infer_first)
     return forward.samples(_extremum_samples)

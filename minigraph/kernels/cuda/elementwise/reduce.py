@@ -302,13 +302,16 @@ reduce_sum_grad, reduce_mean_grad = _spread("Out_grad"), _spread("Out_grad / cou
 
 
 def reduce_max_grad(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
-    """X_grad = Out_grad / (number of elements equal to Out) where X == Out, else 0."""
+    """X_grad = Out_grad where X == Out, else 0; divided by the number of elements that are, if they share it."""
     X, Out, Out_grad, X_grad = ins["X"], ins["Out"], ins["Out_grad"], outs["X_grad"]
     if X.size == 0:
         return
     axes = normalize_axes(attrs["axis"], X.ndim)
     kept = kept_shape(X.shape, axes)
     shapes = {"Out": kept, "Out_grad": kept, "number": kept}
+    if not attrs["share"]:
+        given, text = {"X": X, "Out": Out, "Out_grad": Out_grad}, {"X_grad": "X == Out ? Out_grad : C(0)"}
+        return bind_pointwise(binder, {"X_grad": X_grad}, given, text, shapes=shapes)
     chosen, number = binder.scratch(X.shape, bool_), binder.scratch(kept, int64)
     bind_pointwise(binder, {"chosen": chosen}, {"X": X, "Out": Out}, {"chosen": "X == Out"}, shapes=shapes)
     bind_reduce(binder, "SUM", chosen, axes, number)
