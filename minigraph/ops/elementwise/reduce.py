@@ -244,22 +244,22 @@ def _extremum(name: str, ufunc: np.ufunc, word: str) -> OpDef:
         parts = g.emit(f"{name}_grad", X, Out, ones, axis=axis, keepdim=keepdim, share=share)
         return None, None, g.reduce_sum(g.elementwise_mul(X_grad_grad, parts), axis=axis, keepdim=keepdim)
 
-    @backward.samples
-    def _(rng):
-        for (X,), attrs in _extremum_samples(rng):
-            Out = forward(X, **attrs)
-            yield (X, Out, draw(rng, np.shape(Out))), attrs
-        tied = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
-        for share in (True, False):
-            yield (tied, forward(tied, axis=(1,)), draw(rng, (2,))), {"axis": (1,), "share": share}
-
-    backward.infer(infer_first)
+    backward.infer(infer_first).samples(lambda rng: _extremum_grad_samples(rng, forward))
     return forward.samples(_extremum_samples)
 
 
 def _extremum_samples(rng):
     yield from _samples(rng)
     yield (rng.permutation(24).reshape(2, 3, 4).astype(float),), {"axis": (0, 2)}
+
+
+def _extremum_grad_samples(rng, forward):
+    for (X,), attrs in _extremum_samples(rng):
+        Out = forward(X, **attrs)
+        yield (X, Out, draw(rng, np.shape(Out))), attrs
+    tied = np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+    for share in (True, False):
+        yield (tied, forward(tied, axis=(1,)), draw(rng, (2,))), {"axis": (1,), "share": share}
 
 
 reduce_max = _extremum("reduce_max", np.maximum, "largest element")
