@@ -8,6 +8,7 @@ from minigraph.program.reductions import reduce_gradients
 
 ALSO = {  # what must be on as well for a flag to do something
     "fuse_activation_grad": {"fuse_gemm_epilogue": True},
+    "fuse_parallel_linears": {"fuse_gemm_epilogue": True},
     "recompute": {"recompute_segments": 2},
 }
 
@@ -65,6 +66,12 @@ def fuse_gemm_epilogue():
     hidden = F.gelu(mg.nn.Linear(64, 256)(x))
     out = mg.nn.Linear(256, 10)(hidden)
     return out, *mg.static.gradients([out], mg.static.default_main_program().all_parameters())
+
+
+def fuse_parallel_linears():
+    x = mg.static.data("x", [8, 256, 64])
+    q, k, v = (mg.reshape(mg.nn.Linear(64, 64)(x), [8, 256, 2, 32]) for _ in range(3))
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def fuse_grad_accumulation():

@@ -25,6 +25,7 @@ from minigraph.passes.foreach.fuse_foreach import fuse_foreach
 from minigraph.passes.fuse_activation_grad import fuse_activation_grad
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
+from minigraph.passes.fuse_parallel_linears import fuse_parallel_linears
 from minigraph.passes.last_layer.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from minigraph.passes.recompute import recompute
 from minigraph.passes.remove_redundant_cast import remove_redundant_cast
@@ -106,8 +107,18 @@ PASSES: tuple[PassRow, ...] = (
         },
     ),
     PassRow(
+        "fuse_parallel_linears", fuse_parallel_linears,
+        after={
+            "common_subexpression_elimination": "layers that compute the same become one",
+            "fuse_matmul_transpose": "weights that are transposed first are joined as they lie",
+            "fuse_linear_cross_entropy": "it looks for the product of the last layer",
+            "fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator",
+        },
+    ),
+    PassRow(
         "fuse_grad_accumulation", fuse_grad_accumulation,
         after={
+            "fuse_parallel_linears": "the gradients of their input would stand in a chain of additions",
             "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
             "fuse_gemm_epilogue": "a layer's gradients would not stand in one operator any more",
         },
@@ -208,6 +219,8 @@ class BuildStrategy(NotPickled):
                                       linear_cross_entropy_chunk_bytes of scores exist at a time, or scores of
                                       linear_cross_entropy_chunk_rows; give one or none
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_parallel_linears             linear layers of one input, such as Q, K and V, become one product with their
+                                      weights side by side, gradients included
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
@@ -265,6 +278,7 @@ class BuildStrategy(NotPickled):
     linear_cross_entropy_chunk_bytes: int | None = None
     linear_cross_entropy_chunk_rows: int | None = None
     fuse_gemm_epilogue: bool = False
+    fuse_parallel_linears: bool = False
     fuse_grad_accumulation: bool = False
     fuse_activation_grad: bool = False
     fuse_foreach: bool = False
