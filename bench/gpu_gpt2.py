@@ -53,6 +53,7 @@ def arms(name: str, peers: Sequence[str]) -> Iterator[Made]:
     yield "minigraph, recompute", lambda: Minigraph(own, 0.0, {"recompute": True})
     if "variants" in peers:
         yield "Q, K, V apart", lambda: Minigraph(own, 0.0, {"fuse_parallel_linears": False})
+        yield "norms computed again", lambda: Minigraph(own, 0.0, {"recompute_norms": True})
         yield "layers sum biases", lambda: LayersSum(own, 0.0, {})
     if "torch" in peers:
         for mode in ("compile", "reduce-overhead"):
@@ -238,7 +239,7 @@ def table(report: Mapping[str, Any]) -> str:
     """For each row: milliseconds, tokens, peak of each arm; then the classes of minigraph's step."""
     lines = [f"{report['title']}, {report['gpu']['name']}; median of {report['rounds']} turns"]
     for title, seconds in report["first_step_seconds"].items():
-        lines.append(f"first step, {title:48} {seconds if isinstance(seconds, str) else f'{seconds:.2f} s'}")
+        lines.append(f"first step, {title:20} {seconds if isinstance(seconds, str) else f'{seconds:.2f} s'}")
     for found in report["rows"]:
         lines.append(found["title"])
         for title, ms in found.get("milliseconds", {}).items():

@@ -94,6 +94,8 @@ REASONS = {
     "alone": r"^alone: ",
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
+    "backward does not read": r"^backward does not read",
+    "not kept": r"is not kept for backward$|is read between gradients$",
     "read as a whole": r"which would need a copy$",
 }
 OF_WRITTEN_UPDATES = {  # seldom in random programs, whose updates are built in; test_fuse_foreach.py has each

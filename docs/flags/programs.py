@@ -9,6 +9,7 @@ from minigraph.program.reductions import reduce_gradients
 ALSO = {  # what must be on as well for a flag to do something
     "fuse_activation_grad": {"fuse_gemm_epilogue": True},
     "fuse_parallel_linears": {"fuse_gemm_epilogue": True},
+    "recompute_norms": {"fuse_gemm_epilogue": True},
     "recompute": {"recompute_segments": 2},
 }
 
@@ -110,6 +111,13 @@ def foreach_optimizer_ops():
 def fuse_foreach():
     inputs = [mg.static.data(f"x{n}", [n]) for n in (3, 5, 7)]
     return [mg.tanh(x * 0.5) for x in inputs]
+
+
+def recompute_norms():
+    x = mg.static.data("x", [4, 8])
+    x.stop_gradient = False
+    out = mg.nn.Linear(8, 8)(F.layer_norm(mg.tanh(x), 8))
+    return mg.static.gradients([mg.sum(mg.tanh(out))], [x])
 
 
 def fuse_elementwise():

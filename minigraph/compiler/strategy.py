@@ -28,6 +28,7 @@ from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
 from minigraph.passes.fuse_parallel_linears import fuse_parallel_linears
 from minigraph.passes.last_layer.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from minigraph.passes.recompute import recompute
+from minigraph.passes.recompute_norms import recompute_norms
 from minigraph.passes.remove_redundant_cast import remove_redundant_cast
 from minigraph.passes.remove_redundant_transpose import remove_redundant_transpose
 from minigraph.passes.updates.foreach_optimizer_ops import foreach_optimizer_ops
@@ -156,8 +157,17 @@ PASSES: tuple[PassRow, ...] = (
         },
     ),
     PassRow(
+        "recompute_norms", recompute_norms, in_all=False,
+        after={
+            "common_subexpression_elimination": "it would take what is computed again for superfluous",
+            "fuse_gemm_epilogue": "a layer's gradient is one operator, which reads the norm's result once",
+            "fuse_parallel_linears": "the norm is computed once for all layers that read it",
+        },
+    ),
+    PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={
+            "recompute_norms": "a norm inside a fused operator is not found",
             "dead_code_elimination": "what nobody reads need not be written by a fused operator",
             "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
             "remove_redundant_cast": "inside a fused operator nobody finds the casts",
@@ -226,6 +236,7 @@ class BuildStrategy(NotPickled):
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_foreach                      operators that compute the same on many tensors become one operator on lists: an
                                       update that a user writes is one launch for all parameters
+    recompute_norms                   what layer_norm gives is computed again for backward instead of kept
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        all updates of type adamw are one operator
@@ -282,6 +293,7 @@ class BuildStrategy(NotPickled):
     fuse_grad_accumulation: bool = False
     fuse_activation_grad: bool = False
     fuse_foreach: bool = False
+    recompute_norms: bool = False
     fuse_elementwise: bool = False
     fuse_all_optimizer_ops: bool = False
     fuse_adamw: bool = False
