@@ -109,12 +109,7 @@ PASSES: tuple[PassRow, ...] = (
     ),
     PassRow(
         "fuse_parallel_linears", fuse_parallel_linears,
-        after={
-            "common_subexpression_elimination": "layers that compute the same become one",
-            "fuse_matmul_transpose": "weights that are transposed first are joined as they lie",
-            "fuse_linear_cross_entropy": "it looks for the product of the last layer",
-            "fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator",
-        },
+        after={"fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator"},
     ),
     PassRow(
         "fuse_grad_accumulation", fuse_grad_accumulation,
@@ -156,14 +151,7 @@ PASSES: tuple[PassRow, ...] = (
             "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
     ),
-    PassRow(
-        "recompute_norms", recompute_norms, in_all=False,
-        after={
-            "common_subexpression_elimination": "it would take what is computed again for superfluous",
-            "fuse_gemm_epilogue": "a layer's gradient is one operator, which reads the norm's result once",
-            "fuse_parallel_linears": "the norm is computed once for all layers that read it",
-        },
-    ),
+    PassRow("recompute_norms", recompute_norms, in_all=False),
     PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={
@@ -229,8 +217,7 @@ class BuildStrategy(NotPickled):
                                       linear_cross_entropy_chunk_bytes of scores exist at a time, or scores of
                                       linear_cross_entropy_chunk_rows; give one or none
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
-    fuse_parallel_linears             linear layers of one input, such as Q, K and V, become one product with their
-                                      weights side by side, gradients included
+    fuse_parallel_linears             linear layers of one input, such as Q, K and V, become one product
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
