@@ -257,9 +257,17 @@ def test_an_empty_sum_is_defined():
 def test_whole_buffers_are_copied_as_they_are():
     (call,) = calls(concat, {"X": [((2, 3), float32)]}, {"Out": ((2, 3), float32)}, {"axis": 1})
     assert isinstance(call, Copy)
-    first, second = calls(concat, {"X": [((2, 3), float32)] * 2}, {"Out": ((4, 3), float32)}, {"axis": 0})
+    n = movement.SMALL_PART // 4 + 4
+    first, second = calls(concat, {"X": [((n,), float32)] * 2}, {"Out": ((2 * n,), float32)}, {"axis": 0})
     assert isinstance(first, Copy) and isinstance(second, Copy)
-    assert (first.destination.offset, second.destination.offset) == (0, 24)
+    assert (first.destination.offset, second.destination.offset) == (0, 4 * n)
+
+
+def test_small_parts_are_one_launch():
+    (call,) = calls(concat, {"X": [((2, 3), float32)] * 2}, {"Out": ((4, 3), float32)}, {"axis": 0})
+    assert (call.function, call.grid) == ("parts", (1, 2, 1))
+    many = calls(concat, {"X": [((2, 3), float32)] * 10}, {"Out": ((2, 30), float32)}, {"axis": 1})
+    assert [call.grid for call in many] == [(1, movement.PARTS, 1), (1, 2, 1)]
 
 
 def test_a_view_of_the_same_memory_is_not_copied():
