@@ -87,6 +87,37 @@ def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir()), "nothing is left half written"
 
 
+def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
+    """The longest text first, each once; what is on the disk begins nothing."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "THREADS", 1)
+    goes_on, order = threading.Event(), list[int]()
+
+    def compiled(source: str, arch: str) -> Any:
+        goes_on.wait()
+        order.append(len(source))
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in (0, 2, 1)]
+    work.begin(sources[:1])
+    work.begin(sources)
+    assert not order  # nobody waits
+    goes_on.set()
+    assert work.end() == 3 and order == [len(SOURCE) + i for i in (0, 2, 1)]
+    work.begin(sources)
+    assert not work.begun and work.end() == 0
+
+    def fails(source: str, arch: str) -> Any:
+        raise RuntimeError("NVRTC cannot compile")
+
+    monkeypatch.setattr(compile, "_compiled", fails)
+    work.begin([*sources, "other"])
+    with pytest.raises(RuntimeError, match="NVRTC"):
+        work.end()
+    assert work.end() == 0
+
+
 def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compile, "CACHE", tmp_path)
     sources, waits = [f"{SOURCE} // {i}" for i in range(3)], threading.Event()
@@ -115,3 +146,41 @@ def test_without_a_home_nothing_is_kept(compiled, monkeypatch):
     monkeypatch.setattr(compile.Path, "home", unknown)
     monkeypatch.setattr(compile, "CACHE", compile._home() / ".cache")
     assert compile.compile_source(SOURCE).path.parent.name.startswith("minigraph-")
+
+
+@pytest.fixture
+def shipped(compiled, own_folder, monkeypatch, tmp_path):
+    """A folder of kernels that were compiled elsewhere; the cache of this machine is empty."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "there")
+    assert compile.ship([SOURCE], "sm_90a", tmp_path / compile.SHIPPED) == 1
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compile, "_shipped", cache(compile._shipped.__wrapped__))
+    compiled.clear()
+    return tmp_path / compile.SHIPPED
+
+
+def test_a_shipped_kernel_is_not_compiled(compiled, shipped, monkeypatch):
+    major = compile.nvrtc().nvrtcVersion()[1]
+    newer = type("Newer", (), {"nvrtcVersion": staticmethod(lambda: (0, major, 99))})
+    monkeypatch.setattr(compile, "nvrtc", lambda: newer)
+    found = compile.compile_source(SOURCE)
+    assert found.path.parent == shipped and found.waits_first and not compiled
+    assert compile.compile_all([SOURCE], "sm_90a") == 0 and not compile.CACHE.exists()
+
+
+def test_what_was_not_shipped_is_compiled(compiled, shipped, monkeypatch):
+    other = f"{SOURCE} // another"
+    assert compile.compile_source(other).path.parent == compile.CACHE
+    assert compile.compile_source(SOURCE, "sm_80").path.parent == compile.CACHE
+    assert len(compiled) == 2
+    major = compile.nvrtc().nvrtcVersion()[1]
+    own = compile.nvrtc()
+    monkeypatch.setattr(own, "nvrtcVersion", lambda: (0, major + 1, 0))
+    assert compile.compile_source(SOURCE).path.parent == compile.CACHE, "machine code of another major version of CUDA"
+
+
+def test_a_shipped_kernel_that_was_damaged_is_compiled(compiled, shipped):
+    (path,) = shipped.glob("*.cubin")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert compile.compile_source(SOURCE).path.parent == compile.CACHE and len(compiled) == 1

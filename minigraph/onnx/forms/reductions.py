@@ -33,6 +33,11 @@ def reduce_sum(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
 
 
 @form
+def column_sums(g: Nodes, X: Value) -> Value:
+    return summed(g, X, *range(len(X.shape) - 1))
+
+
+@form
 def reduce_prod(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
     return reduced(g, "ReduceProd", X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
 
