@@ -2,13 +2,15 @@
 
     python -m bench.busy_cpu                     writes bench/results/busy_cpu.json
     python -m bench.busy_cpu --old ../old-tree   with an arm that runs the package and the bench of another checkout
+    python -m bench.busy_cpu --only "mlp_cpu, [12] busy"     these rows; others in the file stay
 
 For each condition the arms are worker processes that take turns (harness.py): medians of interleaved turns, each behind
 a pause in which the threads of the arm before go to sleep, and behind a step that is not counted. `one` has
 OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1, `default` and `old` have neither. Quotas are those of a cgroup, of version
 2 or 1, that is made for each condition and removed after it; where this process may not make one, they are left out.
 Beside load a short step either keeps its core or loses it for a time slice: there the median jumps between two values,
-and the ratio of means says what all steps together take.
+and the ratio of means says what all steps together take: this is what is held against MOST. A mean of few steps says
+nothing there, so each row has its standard error, from the turns: those of one round stand beside each other.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import datetime
 import importlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -104,11 +107,21 @@ def measured(bench: str, arms: Mapping[str, tuple[int | None, Path]], rounds: in
     return times, versions
 
 
-def rows(arms: Mapping[str, tuple[int | None, Path]], rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each bench and condition."""
+def compared(one: list[float], default: list[float], steps: int) -> tuple[float, float]:
+    """The ratio of the means of all steps, and its standard error, from what whole turns took."""
+    ratio = statistics.mean(default) / statistics.mean(one)
+    turns = range(0, len(one), steps)
+    apart = [sum(default[i : i + steps]) - ratio * sum(one[i : i + steps]) for i in turns]
+    return ratio, statistics.stdev(apart) / len(apart) ** 0.5 / (statistics.mean(one) * steps)
+
+
+def rows(arms: Mapping[str, tuple[int | None, Path]], rounds: int, only: str) -> Iterator[dict[str, Any]]:
+    """A row for each bench and condition whose names `only` finds."""
     conditions = [(f"{n} busy processes", n, None) for n in BUSY] + [(f"quota {q:g}", 0, q) for q in QUOTAS]
     for bench in STEPS:
         for name, count, quota in conditions:
+            if not re.search(only, f"{bench}, {name}"):
+                continue
             with ExitStack() as stack:
                 try:
                     cgroup = stack.enter_context(limited(quota)) if quota is not None else None
@@ -119,18 +132,31 @@ def rows(arms: Mapping[str, tuple[int | None, Path]], rounds: int) -> Iterator[d
                 times, versions = measured(bench, arms, rounds, cgroup)
             medians = {arm: statistics.median(ms) for arm, ms in times.items()}
             ratio = medians["default"] / medians["one"]
-            means = statistics.mean(times["default"]) / statistics.mean(times["one"])
+            means, error = compared(times["one"], times["default"], STEPS[bench][1])
             shown = " ".join(f"{arm} {ms:9.3f} ms" for arm, ms in medians.items())
-            slow = "" if ratio <= MOST else "  TOO SLOW"
-            print(f"{bench:14} {name:18} {shown}  default / one {ratio:.2f}, of means {means:.2f}{slow}")
+            slow = "" if means <= MOST else "  TOO SLOW"
+            print(f"{bench:14} {name:18} {shown}  default / one {ratio:.2f}, of means {means:.2f} +- {error:.2f}{slow}")
             yield {"bench": bench, "condition": name, "ratio": round(ratio, 3), "ratio_of_means": round(means, 3),
-                   "versions": versions,
+                   "standard_error": round(error, 3), "versions": versions,
+                   "command": " ".join(["python -m bench.busy_cpu", *sys.argv[1:]]), "date": now(),
+                   "means": {arm: round(statistics.mean(ms), 4) for arm, ms in times.items()},
                    "milliseconds": {arm: summarized(ms) for arm, ms in times.items()}}  # fmt: skip
+
+
+def joined(kept: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the file with those that are new in their places."""
+    table = {(row["bench"], row["condition"]): row for row in (*kept, *found)}
+    return list(table.values())
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each arm")
+    parser.add_argument("--only", default="", help="a regular expression for rows")
     parser.add_argument("--old", type=Path, help="another checkout, as an arm")
     options = parser.parse_args()
     tree = Path(__file__).parent.parent
@@ -139,14 +165,14 @@ def main() -> None:
         arms["old"] = None, options.old.resolve()
     for bench in STEPS:
         importlib.import_module(f"bench.{bench}")
-    found = list(rows(arms, options.rounds))
+    load = os.getloadavg()
+    path = RESULTS / "busy_cpu.json"
+    found = list(rows(arms, options.rounds, options.only))
+    kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if options.only and path.exists() else []
     report = {
         "bench": "busy_cpu", "title": "Steps on a CPU beside busy processes and under quotas", "most": MOST,
-        "command": " ".join(["python -m bench.busy_cpu", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
-        "load_before": os.getloadavg(), "rows": found,
+        "machine": machine(), "load_before": load, "rows": joined(kept, found),
     }  # fmt: skip
-    path = RESULTS / "busy_cpu.json"
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")
 

@@ -14,6 +14,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import (
+    busy_cpu,
     gpu_gelu,
     gpu_linear_cross_entropy,
     gpu_optimizers,
@@ -185,3 +186,12 @@ def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch,
 def test_the_table_of_a_bench_shows_every_row_of_its_results(name, table):
     report = json.loads((harness.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     assert all(row["title"] in table(report) for row in report["rows"])
+
+
+def test_means_of_turns_have_an_error_and_rows_of_a_part_replace_their_own():
+    ratio, error = busy_cpu.compared([1.0, 3.0, 2.0, 2.0], [2.0, 6.0, 4.0, 4.0], 2)
+    assert (ratio, error) == (2.0, 0.0)
+    ratio, error = busy_cpu.compared([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0], 2)
+    assert (ratio, error) == (2.0, 1.0), "turns take 2 and 6, one thread 2: half of 4 apart, in turns of 2"
+    rows = [{"bench": "b", "condition": c, "ratio": r} for c, r in (("alone", 1), ("quota", 2), ("alone", 3))]
+    assert [row["ratio"] for row in busy_cpu.joined(rows[:2], rows[2:])] == [3, 2]
