@@ -11,7 +11,7 @@ from minigraph.types import FLOATS, bool_, float64, int32, uint8
 
 from ..model import CODES
 from ..nodes import Nodes, Term, fits_attribute
-from ..registry import form, no_counterpart, same
+from ..registry import form, forms, no_counterpart, same
 
 NEAR = 0.5  # |X| from which on exp(X) - 1 and log(1 + X) lose nothing
 
@@ -60,59 +60,9 @@ for _name, _standard in {
     _compared(_name, _standard)
 
 
-@form
-def not_equal(g: Nodes, X: Term, Y: Term, *, axis: int) -> Term:
-    return g.Not(g.Equal(X, placed(g, X, Y, axis)))
-
-
 def truth(g: Nodes, X: Term) -> Term:
     """X as bool: whether it is not zero."""
     return g.cast(X, bool_)
-
-
-@form
-def logical_and(g: Nodes, X: Term, Y: Term) -> Term:
-    return truth(g, X) & truth(g, Y)
-
-
-@form
-def logical_or(g: Nodes, X: Term, Y: Term) -> Term:
-    return truth(g, X) | truth(g, Y)
-
-
-@form
-def logical_xor(g: Nodes, X: Term, Y: Term) -> Term:
-    return g.Xor(truth(g, X), truth(g, Y))
-
-
-@form
-def logical_not(g: Nodes, X: Term) -> Term:
-    return g.Not(truth(g, X))
-
-
-@form
-def square(g: Nodes, X: Term) -> Term:
-    return X * X
-
-
-@form
-def rsqrt(g: Nodes, X: Term) -> Term:
-    return g.Reciprocal(g.Sqrt(X))
-
-
-@form
-def sign(g: Nodes, X: Term) -> Term:
-    return g.Sign(X)
-
-
-@form
-def floor(g: Nodes, X: Term) -> Term:
-    return g.Floor(X) if X.dtype in FLOATS else g.Identity(X)
-
-
-@form
-def ceil(g: Nodes, X: Term) -> Term:
-    return g.Ceil(X) if X.dtype in FLOATS else g.Identity(X)
 
 
 @form
@@ -135,26 +85,6 @@ def everywhere(g: Nodes, X: Term, value: Any, dtype: np.dtype) -> Term:
 
 
 @form
-def isnan(g: Nodes, X: Term) -> Term:
-    return g.IsNaN(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
-
-
-@form
-def isinf(g: Nodes, X: Term) -> Term:
-    return g.IsInf(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
-
-
-@form
-def isfinite(g: Nodes, X: Term) -> Term:
-    return g.Not(g.IsNaN(X) | g.IsInf(X)) if X.dtype in FLOATS else everywhere(g, X, True, bool_)
-
-
-@form
-def pow_(g: Nodes, X: Term, *, factor: float) -> Term:
-    return g.Pow(X, factor)
-
-
-@form
 def scale(g: Nodes, X: Term, *, scale: float, bias: float, bias_after_scale: bool) -> Term:
     if not bias:
         return X * scale
@@ -167,16 +97,6 @@ def scale(g: Nodes, X: Term, *, scale: float, bias: float, bias_after_scale: boo
 def clip(g: Nodes, X: Term, *, min: float | None, max: float | None) -> Term:
     low, high = (None if bound is None else g.like(X, bound) for bound in (min, max))
     return g.Clip(X, low, high)
-
-
-@form
-def hardtanh(g: Nodes, X: Term, *, min: float, max: float) -> Term:
-    return g.Clip(X, min, max)
-
-
-@form(exact=True)
-def cast(g: Nodes, X: Term, *, dtype: np.dtype) -> Term:
-    return g.Cast(X, to=CODES[dtype], dtype=dtype)
 
 
 @form
@@ -196,21 +116,6 @@ def log1p(g: Nodes, X: Term) -> Term:
 
 
 @form
-def log2(g: Nodes, X: Term) -> Term:
-    return g.Log(X) / math.log(2)
-
-
-@form
-def log10(g: Nodes, X: Term) -> Term:
-    return g.Log(X) / math.log(10)
-
-
-@form
-def leaky_relu(g: Nodes, X: Term, *, alpha: float) -> Term:
-    return g.LeakyRelu(X, alpha=alpha) if fits_attribute(X, alpha) else g.Where(X > 0, X, alpha * X)
-
-
-@form
 def gelu(g: Nodes, X: Term, *, approximate: bool) -> Term:
     if X.dtype == float64:  # runtimes have Gelu in float32, or its constants
         inner = g.Tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)) if approximate else g.Erf(X / math.sqrt(2))
@@ -219,21 +124,11 @@ def gelu(g: Nodes, X: Term, *, approximate: bool) -> Term:
 
 
 @form
-def silu(g: Nodes, X: Term) -> Term:
-    return X * g.Sigmoid(X)
-
-
-@form
 def elu(g: Nodes, X: Term, *, alpha: float, scale: float, input_scale: float) -> Term:
     if scale == input_scale == 1 and X.dtype != float64:
         return g.Elu(X, alpha=alpha)
     low = scale * alpha * expm1(g, input_scale * g.Min(X, 0))
     return g.Where(X > 0, scale * X, low)
-
-
-@form
-def softsign(g: Nodes, X: Term) -> Term:
-    return g.Softsign(X) if X.dtype != float64 else X / (1 + g.Abs(X))
 
 
 @form
@@ -263,29 +158,9 @@ def _not_nan(g: Nodes, X: Term, Y: Term, chosen: str) -> Term:
 
 
 @form
-def fmax(g: Nodes, X: Term, Y: Term) -> Term:
-    return _not_nan(g, X, Y, "Max")
-
-
-@form
-def fmin(g: Nodes, X: Term, Y: Term) -> Term:
-    return _not_nan(g, X, Y, "Min")
-
-
-@form
 def bce_loss(g: Nodes, X: Term, Label: Term) -> Term:
     low = g.like(X, -100)
     return (Label - 1) * g.Max(log1p(g, -X), low) - Label * g.Max(g.Log(X), low)
-
-
-@form
-def sigmoid_cross_entropy_with_logits(g: Nodes, X: Term, Label: Term) -> Term:
-    return g.Relu(X) - X * Label + log1p(g, g.Exp(-g.Abs(X)))
-
-
-@form(exact=True)
-def used_statistics(g: Nodes, Batch: Term, Running: Term, *, is_test: bool) -> Term:
-    return g.Identity(Running if is_test else Batch)
 
 
 @form
@@ -307,3 +182,37 @@ def uniform_random_like(
     if not is_test or test_value is None:
         raise no_counterpart("random numbers are drawn here", "export program.clone(for_test=True)")
     return everywhere(g, X, test_value, X.dtype)
+
+
+forms(
+    not_equal=lambda g, X, Y, *, axis: g.Not(g.Equal(X, placed(g, X, Y, axis))),
+    logical_and=lambda g, X, Y: truth(g, X) & truth(g, Y),
+    logical_or=lambda g, X, Y: truth(g, X) | truth(g, Y),
+    logical_xor=lambda g, X, Y: g.Xor(truth(g, X), truth(g, Y)),
+    logical_not=lambda g, X: g.Not(truth(g, X)),
+    sign=lambda g, X: g.Sign(X),
+    floor=lambda g, X: g.Floor(X) if X.dtype in FLOATS else g.Identity(X),
+    ceil=lambda g, X: g.Ceil(X) if X.dtype in FLOATS else g.Identity(X),
+    isnan=lambda g, X: g.IsNaN(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_),
+    isinf=lambda g, X: g.IsInf(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_),
+    isfinite=lambda g, X: g.Not(g.IsNaN(X) | g.IsInf(X)) if X.dtype in FLOATS else everywhere(g, X, True, bool_),
+    square=lambda g, X: X * X,
+    rsqrt=lambda g, X: g.Reciprocal(g.Sqrt(X)),
+    pow=lambda g, X, *, factor: g.Pow(X, factor),
+    log2=lambda g, X: g.Log(X) / math.log(2),
+    log10=lambda g, X: g.Log(X) / math.log(10),
+    fmax=lambda g, X, Y: _not_nan(g, X, Y, "Max"),
+    fmin=lambda g, X, Y: _not_nan(g, X, Y, "Min"),
+    hardtanh=lambda g, X, *, min, max: g.Clip(X, min, max),
+    silu=lambda g, X: X * g.Sigmoid(X),
+    softsign=lambda g, X: g.Softsign(X) if X.dtype != float64 else X / (1 + g.Abs(X)),
+    leaky_relu=lambda g, X, *, alpha: (
+        g.LeakyRelu(X, alpha=alpha) if fits_attribute(X, alpha) else g.Where(X > 0, X, alpha * X)
+    ),
+    sigmoid_cross_entropy_with_logits=lambda g, X, Label: g.Relu(X) - X * Label + log1p(g, g.Exp(-g.Abs(X))),
+)
+forms(
+    exact=True,
+    cast=lambda g, X, *, dtype: g.Cast(X, to=CODES[dtype], dtype=dtype),
+    used_statistics=lambda g, Batch, Running, *, is_test: g.Identity(Running if is_test else Batch),
+)

@@ -11,17 +11,12 @@ import numpy as np
 from minigraph.types import float64, int32, int64
 
 from ..nodes import Nodes, Term
-from ..registry import form, same
+from ..registry import form, forms, same
 from .elementwise import everywhere
 
 Ints = tuple[int, ...]
 
 same({"assign": "Identity"}, exact=True)
-
-
-@form(exact=True)
-def fill_constant(g: Nodes, *, shape: Ints, value: Any, dtype: np.dtype) -> Term:
-    return g.ConstantOfShape(g.ints(*shape), value=np.full(1, value, dtype), dtype=dtype)
 
 
 @form(exact=True)
@@ -31,21 +26,11 @@ def fill_any_like(g: Nodes, X: Term, *, value: Any, dtype: np.dtype | None) -> T
 
 
 @form
-def increment(g: Nodes, X: Term, *, step: float) -> Term:
-    return X + step
-
-
-@form
 def sum_(g: Nodes, X: Sequence[Term]) -> Term:
     total = g.Identity(X[0]) if len(X) == 1 else X[0]
     for x in X[1:]:
         total = total + x
     return total
-
-
-@form(exact=True)
-def assign_value(g: Nodes, *, values: tuple[Any, ...], shape: Ints, dtype: np.dtype) -> Term:
-    return g.const(np.array(values, dtype).reshape(shape), dtype)
 
 
 @form(exact=True)
@@ -66,11 +51,6 @@ def arange_like(g: Nodes, X: Term, *, axis: int, start: Any, step: Any, dtype: n
 
 
 @form(exact=True)
-def shape(g: Nodes, X: Term) -> Term:
-    return g.cast(g.Shape(X), int32)
-
-
-@form(exact=True)
 def slice_(
     g: Nodes, X: Term, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None, decrease_axes: Ints
 ) -> Term:
@@ -86,11 +66,6 @@ def index(g: Nodes, x: Term) -> Term:
 
 
 @form(exact=True)
-def gather(g: Nodes, X: Term, Index: Term, *, axis: int) -> Term:
-    return g.Gather(X, index(g, Index), axis=axis)
-
-
-@form(exact=True)
 def embedding(g: Nodes, Ids: Term, W: Term, *, padding_idx: int | None) -> Term:
     rows = g.Gather(W, index(g, Ids), axis=0)
     if padding_idx is None:
@@ -99,26 +74,6 @@ def embedding(g: Nodes, Ids: Term, W: Term, *, padding_idx: int | None) -> Term:
     is_padding = g.Unsqueeze(g.Equal(g.cast(Ids, int64), padding), g.ints(-1))
     rows = g.computed(rows)
     return g.Where(is_padding, g.like(rows, 0), rows)
-
-
-@form
-def tril_triu(g: Nodes, X: Term, *, diagonal: int, lower: bool) -> Term:
-    return g.Trilu(X, g.const(diagonal, int64), upper=int(not lower))
-
-
-@form(exact=True)
-def one_hot(g: Nodes, X: Term, *, depth: int, dtype: np.dtype) -> Term:
-    return g.cast(g.Equal(g.Unsqueeze(X, g.ints(-1)), np.arange(depth)), dtype)
-
-
-@form(exact=True)
-def concat(g: Nodes, X: Sequence[Term], *, axis: int) -> Term:
-    return g.Concat(*X, axis=axis)
-
-
-@form(exact=True)
-def coalesce(g: Nodes, X: Sequence[Term]) -> Term:
-    return g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0)
 
 
 @form(exact=True)
@@ -155,19 +110,9 @@ def reshape(g: Nodes, X: Term, *, shape: Ints) -> Term:
 
 
 @form(exact=True)
-def transpose(g: Nodes, X: Term, *, perm: Ints) -> Term:
-    return g.Transpose(X, perm=tuple(axis % X.ndim for axis in perm)) if perm else g.Identity(X)
-
-
-@form(exact=True)
 def squeeze(g: Nodes, X: Term, *, axes: Ints | None) -> Term:
     dropped = [axis for axis, size in enumerate(X.shape) if size == 1] if axes is None else axes
     return g.Squeeze(X, g.ints(*dropped)) if dropped else g.Identity(X)
-
-
-@form(exact=True)
-def unsqueeze(g: Nodes, X: Term, *, axes: Ints) -> Term:
-    return g.Unsqueeze(X, g.ints(*axes)) if axes else g.Identity(X)
 
 
 @form(exact=True)
@@ -180,11 +125,6 @@ def flatten(g: Nodes, X: Term, *, start_axis: int, stop_axis: int) -> Term:
         (g.size(X, axis) for axis in range(start)), [-1], (g.size(X, axis) for axis in range(stop + 1, X.ndim))
     )
     return g.reshape(X, list(sizes))
-
-
-@form
-def expand(g: Nodes, X: Term, *, shape: Ints) -> Term:
-    return g.Expand(X, g.ints(*(1 if size == -1 else size for size in shape)))
 
 
 @form
@@ -239,3 +179,24 @@ def last_writer(g: Nodes, X: Term, Index: Term) -> Term:
     nobody = g.ConstantOfShape(size, value=np.full(1, -1, np.int64), dtype=int64)
     places = g.Range(g.const(0, int64), g.Size(flat), g.const(1, int64))
     return g.ScatterElements(nobody, from_front(g, flat, size), places, axis=0, reduction="max")
+
+
+forms(
+    increment=lambda g, X, *, step: X + step,
+    tril_triu=lambda g, X, *, diagonal, lower: g.Trilu(X, g.const(diagonal, int64), upper=int(not lower)),
+    expand=lambda g, X, *, shape: g.Expand(X, g.ints(*(1 if size == -1 else size for size in shape))),
+)
+forms(
+    exact=True,
+    fill_constant=lambda g, *, shape, value, dtype: (
+        g.ConstantOfShape(g.ints(*shape), value=np.full(1, value, dtype), dtype=dtype)
+    ),
+    assign_value=lambda g, *, values, shape, dtype: g.const(np.array(values, dtype).reshape(shape), dtype),
+    shape=lambda g, X: g.cast(g.Shape(X), int32),
+    gather=lambda g, X, Index, *, axis: g.Gather(X, index(g, Index), axis=axis),
+    one_hot=lambda g, X, *, depth, dtype: g.cast(g.Equal(g.Unsqueeze(X, g.ints(-1)), np.arange(depth)), dtype),
+    concat=lambda g, X, *, axis: g.Concat(*X, axis=axis),
+    coalesce=lambda g, X: g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0),
+    transpose=lambda g, X, *, perm: g.Transpose(X, perm=tuple(a % X.ndim for a in perm)) if perm else g.Identity(X),
+    unsqueeze=lambda g, X, *, axes: g.Unsqueeze(X, g.ints(*axes)) if axes else g.Identity(X),
+)

@@ -9,7 +9,7 @@ import numpy as np
 from minigraph.types import FLOATS, bool_, int32, int64
 
 from ..nodes import Nodes, Term
-from ..registry import form
+from ..registry import form, forms
 
 Axes = tuple[int, ...] | None
 
@@ -28,45 +28,15 @@ def summed(g: Nodes, x: Term, *axes: int, keepdim: bool = False) -> Term:
 
 
 @form
-def reduce_sum(g: Nodes, X: Term, *, axis: Axes, keepdim: bool) -> Term:
-    return reduced(g, "ReduceSum", X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
-
-
-@form
-def reduce_prod(g: Nodes, X: Term, *, axis: Axes, keepdim: bool) -> Term:
-    return reduced(g, "ReduceProd", X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
-
-
-@form
 def reduce_mean(g: Nodes, X: Term, *, axis: Axes, keepdim: bool) -> Term:
     if 0 in (X.shape if axis is None else [X.shape[a] for a in axis]):
         return reduced(g, "ReduceSum", X, axis, keepdim) / 0.0  # of nothing it is NaN
     return reduced(g, "ReduceMean", X, axis, keepdim)
 
 
-@form
-def reduce_max(g: Nodes, X: Term, *, axis: Axes, keepdim: bool, share: bool) -> Term:
-    return _extremum(g, "ReduceMax", X, axis, keepdim)
-
-
-@form
-def reduce_min(g: Nodes, X: Term, *, axis: Axes, keepdim: bool, share: bool) -> Term:
-    return _extremum(g, "ReduceMin", X, axis, keepdim)
-
-
 def _extremum(g: Nodes, standard: str, X: Term, axis: Axes, keepdim: bool) -> Term:
     narrow = X.dtype == bool_ or X.dtype.itemsize == 2
     return g.cast(reduced(g, standard, g.cast(X, int32) if narrow else X, axis, keepdim), X.dtype)
-
-
-@form
-def arg_max(g: Nodes, X: Term, *, axis: int | None, keepdim: bool, dtype: np.dtype) -> Term:
-    return _position(g, "ArgMax", X, axis, keepdim, dtype)
-
-
-@form
-def arg_min(g: Nodes, X: Term, *, axis: int | None, keepdim: bool, dtype: np.dtype) -> Term:
-    return _position(g, "ArgMin", X, axis, keepdim, dtype)
 
 
 def _position(g: Nodes, standard: str, X: Term, axis: int | None, keepdim: bool, dtype: np.dtype) -> Term:
@@ -98,3 +68,17 @@ def p_norm(g: Nodes, X: Term, *, porder: float) -> Term:
 @form
 def squared_l2_norm(g: Nodes, X: Term) -> Term:
     return reduced(g, "ReduceSum", X * X, None, False)
+
+
+def _total(g: Nodes, standard: str, X: Term, axis: Axes, keepdim: bool) -> Term:
+    return reduced(g, standard, X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
+
+
+forms(
+    reduce_sum=lambda g, X, *, axis, keepdim: _total(g, "ReduceSum", X, axis, keepdim),
+    reduce_prod=lambda g, X, *, axis, keepdim: _total(g, "ReduceProd", X, axis, keepdim),
+    reduce_max=lambda g, X, *, axis, keepdim, share: _extremum(g, "ReduceMax", X, axis, keepdim),
+    reduce_min=lambda g, X, *, axis, keepdim, share: _extremum(g, "ReduceMin", X, axis, keepdim),
+    arg_max=lambda g, X, *, axis, keepdim, dtype: _position(g, "ArgMax", X, axis, keepdim, dtype),
+    arg_min=lambda g, X, *, axis, keepdim, dtype: _position(g, "ArgMin", X, axis, keepdim, dtype),
+)

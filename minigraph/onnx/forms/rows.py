@@ -7,17 +7,12 @@ from typing import Any
 from minigraph.types import FLOATS, INTS, bool_, int32, int64
 
 from ..nodes import Nodes, Term, fits_attribute
-from ..registry import form
+from ..registry import form, forms
 
-
-@form
-def softmax(g: Nodes, X: Term, *, axis: int) -> Term:
-    return g.Softmax(X, axis=axis)
-
-
-@form
-def log_softmax(g: Nodes, X: Term, *, axis: int) -> Term:
-    return g.LogSoftmax(X, axis=axis)
+forms(
+    softmax=lambda g, X, *, axis: g.Softmax(X, axis=axis),
+    log_softmax=lambda g, X, *, axis: g.LogSoftmax(X, axis=axis),
+)
 
 
 @form
