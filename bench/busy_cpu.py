@@ -14,9 +14,7 @@ and the ratio of means says what all steps together take.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import json
 import os
 import statistics
 import subprocess
@@ -27,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .harness import RESULTS, WARM_UP, Worker, machine, summarized
+from .harness import WARM_UP, Worker, machine, now, summarized, write_report
 
 STEPS = {"mlp_cpu": ("minigraph fused", 4), "optimizer_cpu": ("fused", 40)}  # the arm of another bench; steps of a turn
 BUSY, QUOTAS = (0, 1, 2, 4), (0.5, 1.0, 2.0)
@@ -143,12 +141,10 @@ def main() -> None:
     report = {
         "bench": "busy_cpu", "title": "Steps on a CPU beside busy processes and under quotas", "most": MOST,
         "command": " ".join(["python -m bench.busy_cpu", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "load_before": os.getloadavg(), "rows": found,
     }  # fmt: skip
-    path = RESULTS / "busy_cpu.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    print(f"written to {write_report(report)}")
 
 
 if __name__ == "__main__":

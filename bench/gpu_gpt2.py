@@ -10,8 +10,6 @@ processes with empty caches; after each row minigraph's profile by class.
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import signal
 import subprocess
@@ -30,7 +28,7 @@ from .gpt2_profile import ceilings, profiled
 from .gpu_steps_arms import Arm, Jax, Minigraph, Torch, timed
 from .gpu_steps_run import _agree, release
 from .gpu_timing import Gpu
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, now, summarized, versions, write_report
 from .turns import in_turns, without_rest
 
 ARM, WHOLE = 75.0, 440.0  # seconds
@@ -85,14 +83,10 @@ class GptBench:
         gpu, end = Gpu(), time.perf_counter() + WHOLE
         report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
+            "date": now(), "gpu": gpu.facts(),
             "versions": versions(), "rounds": rounds, "first_step_seconds": {}, "rows": [],
         }  # fmt: skip
-        path = RESULTS / f"{self.name}.json"
-
-        def keep() -> None:
-            RESULTS.mkdir(exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        keep = partial(write_report, report)
 
         wanted = [name for name in SIZES if only in name]
         if not only or only == "first":
@@ -105,16 +99,15 @@ class GptBench:
             keep()
             release()
         report["versions"] = versions()
-        keep()
         print(table(report))
-        print(f"written to {path}")
+        print(f"written to {keep()}")
 
 
 BENCH = GptBench()
 
 
 def measured(
-    found: dict[str, Any], name: str, peers: Sequence[str], rounds: int, gpu: Any, end: float, keep: Callable[[], None]
+    found: dict[str, Any], name: str, peers: Sequence[str], rounds: int, gpu: Any, end: float, keep: Callable[[], Any]
 ) -> None:  # fmt: skip
     """Fill in one row: losses, times, tokens, peaks, the profile."""
     network, made = SIZES[name][1], dict[str, Arm]()

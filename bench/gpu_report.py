@@ -6,12 +6,12 @@ date, and `again` says what such runs were.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .harness import RESULTS, versions
+from . import harness
+from .harness import now, versions, write_report
 
 NAMES = ("title", "job", "training")  # what tells rows apart
 Row = dict[str, Any]
@@ -20,7 +20,7 @@ Task = tuple[Row, Callable[[], Row]]  # what names a row where it cannot be meas
 
 def report_of(bench: Any, gpu: Any, command: str, rounds: int, only: str = "") -> dict[str, Any]:
     """What every report says besides its rows, which are none yet; of a run of some rows the report as it was."""
-    run = {"command": command, "date": _now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds}
+    run = {"command": command, "date": now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds}
     before = _read(bench.name) if only else {}
     if before.get("gpu", {}).get("name") == run["gpu"]["name"]:
         return before | {"again": [*before.get("again", []), run]}
@@ -30,14 +30,14 @@ def report_of(bench: Any, gpu: Any, command: str, rounds: int, only: str = "") -
 def measure(report: dict[str, Any], tasks: Iterable[Task], gpu: Any, torch: Any) -> None:
     """Add the rows; each is written when it is there, since a run may be cut off."""
     for named, task in tasks:
-        start = _now()
+        start = now()
         try:
             row = task()
         except Exception as problem:  # one row must not cost the others; it stands in the table
             row = {**named, "failed": f"{type(problem).__name__}: {problem}"[:400]}
         _put(report["rows"], row | {"date": start})
         gpu.release(torch)
-        _write(report)
+        write_report(report)
 
 
 def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **facts: Any) -> None:
@@ -45,7 +45,7 @@ def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **fac
     run = report["again"][-1] if "again" in report else report
     run["versions"] = versions()  # arms import packages
     report |= {name: fact for name, fact in facts.items() if fact or name not in report}
-    path = _write(report)
+    path = write_report(report)
     print(table(report))
     print(f"written to {path}")
 
@@ -57,17 +57,7 @@ def _put(rows: list[Row], row: Row) -> None:
     rows[place : place + 1] = [row]
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
 
 def _read(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
+    path = harness.RESULTS / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def _write(report: Mapping[str, Any]) -> Any:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{report['bench']}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return path

@@ -153,18 +153,29 @@ def compare(
         "bench": bench.name,
         "title": bench.title,
         "command": command,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "machine": machine(),
         "threads": threads,
         "versions": installed,
         "checked": checks,
         "milliseconds": {name: summarized([s * 1e3 for s in seconds]) for name, seconds in times.items()},
     }
-    path = RESULTS / f"{file or bench.name}.json"
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = write_report(report, file)
     print(table(report))
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def now() -> str:
+    """The date of a report."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write_report(report: Mapping[str, Any], name: str = "") -> Path:
+    """Write a report to bench/results, under the name of its bench or another one; where it lies."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name or report['bench']}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return path
 
 
 def summarized(milliseconds: Sequence[float]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_an_arm_without_a_kernel_takes_what_would_run_without_it():
 
 
 def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     written = []
 
     def release(torch):
@@ -155,7 +155,7 @@ def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(mo
 
 
 def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
 
     def run(card, only, **rows):
         gpu = SimpleNamespace(facts=lambda: {"name": card}, release=lambda torch: None)
