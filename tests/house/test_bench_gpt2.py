@@ -11,7 +11,6 @@ import pytest
 
 import minigraph as mg
 from bench import gpt2, gpt2_profile, gpu_gpt2, gpu_gpt2_loss, harness
-from minigraph import cuda
 from minigraph.kernels.cuda.record.binder import Device
 from tests.support import gpu_stub
 
@@ -40,8 +39,6 @@ def broken(*_, **__):
 
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
     monkeypatch.setattr(gpu_gpt2, "Gpu", Card)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu_gpt2, "SIZES", {"tiny": ("a tiny one", TINY)})
@@ -51,7 +48,7 @@ def stub(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_gpt2, "TURN_MS", 0.1)
     monkeypatch.setattr("bench.turns.REST", 0.0)
     monkeypatch.setattr("bench.turns.LONG", 0.0)
-    made = gpu_stub.install()
+    made = gpu_stub.installed(monkeypatch)
     monkeypatch.setattr(made, "device", Device(multiprocessors=1, arch="sm_80"))  # no tensor maps of a driver
     yield made
     mg.set_default_dtype("float32")
