@@ -165,7 +165,7 @@ def is_same(a: OpState | None, b: OpState | None) -> bool:
 
 
 def states_of(ops: Sequence[Operator]) -> dict[int, OpState]:
-    """{key: state} of a program's operators, as a RecordedGraph of them counts."""
+    """{key: state} of a program's operators; keys are those that a RecordedGraph of the program gives."""
     keys = {id(op): key for key, op in enumerate(ops)}
 
     def values(slots: Mapping[str, Sequence[Variable]]) -> Slots:

@@ -44,7 +44,7 @@ class Term:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes, -1 where free; of an operator's input."""
-        assert self.type is not None, f"nobody knows the shape of {self.name}"
+        assert self.type is not None, f"the shape of {self.name} is not known"
         return self.type.shape
 
     def __add__(self, other: Any) -> Term:
@@ -97,7 +97,7 @@ class Nodes:
     """The nodes of one operator, in order.
 
     constants  of them those that hold numbers, by name
-    types      of the operator's outputs by slot;  wanted: those of them that somebody reads
+    types      of the operator's outputs by slot;  wanted: the slots that are read
     """
 
     def __init__(self) -> None:

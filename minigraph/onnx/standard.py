@@ -301,7 +301,7 @@ def needed(loader: Any, node: Node, position: int) -> np.ndarray:
 
 
 def ints(loader: Any, node: Node, position: int) -> tuple[int, ...]:
-    """Likewise whole numbers."""
+    """An input that must be there, and a constant list of whole numbers."""
     array = needed(loader, node, position)
     require(array.dtype.kind == "i" and array.ndim == 1, f"input {position} must be a list of ints", ProgramError)
     return tuple(map(int, array))

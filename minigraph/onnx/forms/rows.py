@@ -63,5 +63,5 @@ def row_max(g: Nodes, x: Term, axis: int) -> Term:
 
 
 def row_sum(g: Nodes, x: Term, axis: int) -> Term:
-    """Likewise the sum."""
+    """The sum along an axis, which stays with size 1."""
     return g.ReduceSum(x, g.ints(axis), keepdims=1)

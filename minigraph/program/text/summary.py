@@ -29,7 +29,7 @@ class SummaryRow:
     parameters  elements of Parameters that no operator before has read
     flops       of a call: products exactly, 2 for a product and a sum; other operators one for each element of their
                 largest float slot; None where a size is unknown
-    nbytes      read and written; None likewise
+    nbytes      read and written; None where a size is unknown
     """
 
     op: Operator

@@ -12,7 +12,7 @@ from .product import GELU, Product, gelu_text, slope_text
 
 
 def before_activation(product: Product) -> Buffer:
-    """Where the value goes of which the activation is computed."""
+    """Where the input of the activation goes: into `kept` where that takes it, else into the result."""
     around = product.epilogue
     return around.kept if around.activation in GELU and around.kept is not None else product.out
 
