@@ -185,3 +185,11 @@ def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch,
 def test_the_table_of_a_bench_shows_every_row_of_its_results(name, table):
     report = json.loads((harness.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     assert all(row["title"] in table(report) for row in report["rows"])
+
+
+def test_a_report_has_a_line_for_each_fact():
+    times = {"median": 0.5, "raw": [1e-07, None, *range(90)]}
+    report = {"title": "[\n 1]", "milliseconds": {"ours": times, "not": {}}, "machine": {"cpu": "x", "cores": 2}}
+    text = harness.in_lines(report)
+    assert json.loads(text) == report
+    assert '\n "machine": {"cpu": "x", "cores": 2}\n}' in text and text.count("\n") == 10
