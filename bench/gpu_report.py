@@ -35,7 +35,7 @@ def measure(report: dict[str, Any], tasks: Iterable[Task], gpu: Any, torch: Any)
             row = task()
         except Exception as problem:  # one row must not cost the others; it stands in the table
             row = {**named, "failed": f"{type(problem).__name__}: {problem}"[:400]}
-        _put(report["rows"], row | {"date": start})
+        put(report["rows"], row | {"date": start})
         gpu.release(torch)
         write_report(report)
 
@@ -50,12 +50,11 @@ def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **fac
     print(f"written to {path}")
 
 
-def _put(rows: list[Row], row: Row) -> None:
-    """In place of the row of the same name, else at the end."""
+def put(rows: list[Row], row: Row) -> None:
+    """Add a row: in place of the row of the same name, else at the end."""
     named = [tuple(r.get(key) for key in NAMES) for r in (*rows, row)]
     place = named.index(named[-1])
     rows[place : place + 1] = [row]
-
 
 
 def _read(name: str) -> dict[str, Any]:
