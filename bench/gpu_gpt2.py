@@ -1,6 +1,7 @@
 """GPT-2's training step on a GPU, 124 and 355 million parameters, against PyTorch's compiler and JAX.
 
     python -m bench gpu_gpt2 --peers torch,jax [--only gpt2_124m]
+    python -m bench gpu_gpt2 --peers variants --only gpt2_124m     what single rewrites give
 
 bfloat16, AdamW, random words, no dropout; arms as in gpu_steps: they agree in three losses, then take turns. An arm
 that takes more than `ARM` seconds until it is checked is given up, and so is what would begin after `WHOLE` seconds;
@@ -22,6 +23,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from minigraph.passes.elementwise import bias_sums
 
 from .gpt2 import Network, row
 from .gpt2_profile import ceilings, profiled
@@ -48,11 +51,35 @@ def arms(name: str, peers: Sequence[str]) -> Iterator[Made]:
     own, other = row(name, title, network), row(name, title, network, packed=True)
     yield "minigraph", lambda: Minigraph(own, 0.0, {})
     yield "minigraph, recompute", lambda: Minigraph(own, 0.0, {"recompute": True})
+    if "variants" in peers:
+        yield "Q, K, V apart", lambda: Minigraph(own, 0.0, {"fuse_parallel_linears": False})
+        yield "norms computed again", lambda: Minigraph(own, 0.0, {"recompute_norms": True})
+        yield "layers sum biases", lambda: LayersSum(own, 0.0, {})
     if "torch" in peers:
         for mode in ("compile", "reduce-overhead"):
             yield f"torch {mode}", lambda mode=mode: Torch(other, 0.0, mode, masters=True)
     if "jax" in peers:
         yield "jax", lambda: Jax(replace(other, dtype="bfloat16"), 0.0, masters=True)
+
+
+class LayersSum(Minigraph):
+    """minigraph, but no kernel on rows sums the gradient of a bias along."""
+
+    def step(self) -> None:  # type: ignore[override]
+        with self._apart():
+            super().step()
+
+    def result(self) -> list[float]:
+        with self._apart():
+            return super().result()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        before, bias_sums.MOST = bias_sums.MOST, 0
+        try:
+            yield
+        finally:
+            bias_sums.MOST = before
 
 
 @contextmanager
@@ -74,7 +101,7 @@ def limited(seconds: float) -> Iterator[None]:
 class GptBench:
     """What `python -m bench gpu_gpt2` runs."""
 
-    name, title, peers = "gpu_gpt2", "GPT-2's training step, ms", ("torch", "jax")
+    name, title, peers = "gpu_gpt2", "GPT-2's training step, ms", ("variants", "torch", "jax")
 
     def missing(self) -> str | None:
         """Why this cannot run here."""
@@ -161,9 +188,10 @@ given = replace(given, dtype={dtype!r})
 given.parameters()
 start = time.perf_counter()
 arm = {arm}(given, 0.0, {options})
+made = time.perf_counter() - start
 arm.step()
 arm.wait()
-print("SECONDS", time.perf_counter() - start)
+print("SECONDS", time.perf_counter() - start, made)
 """
 
 
@@ -191,6 +219,8 @@ def first_steps(peers: Sequence[str], sizes: tuple[int, ...] = (12, 768, 12, 16)
                 continue
             line = next((x for x in done.stdout.splitlines() if x.startswith("SECONDS")), None)
             yield title, float(line.split()[1]) if line else done.stderr[-300:]
+            if line:
+                yield f"{title}, of them until it has weights", float(line.split()[2])
 
 
 def table(report: Mapping[str, Any]) -> str:

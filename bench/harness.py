@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = {"compile": "torch", "torch-compile": "torch", "liger": "torch"}  # of peers that are called otherwise
+PACKAGES = {  # of peers that are called otherwise
+    "compile": "torch", "torch-compile": "torch", "liger": "torch", "variants": "minigraph",
+}  # fmt: skip
 SHORT = 100  # characters of a line of a report
 WARM_UP = 5  # steps of each arm before the first timed one
 

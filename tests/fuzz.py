@@ -92,6 +92,11 @@ REASONS = {
     "W rank": r"W must be 2-D",
     "no product to add": r"over a batch that was broadcast|X and Y must have rank 2",
     "alone": r"^alone: ",
+    "few rows": r"rows for certain, fewer than",
+    "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
+    "backward does not read": r"^backward does not read",
+    "not kept": r"is not kept for backward$|is read between gradients$",
+    "read as a whole": r"which would need a copy$",
 }
 OF_WRITTEN_UPDATES = {  # seldom in random programs, whose updates are built in; test_fuse_foreach.py has each
     "written twice": r"is written twice$",

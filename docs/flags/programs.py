@@ -8,6 +8,8 @@ from minigraph.program.reductions import reduce_gradients
 
 ALSO = {  # what must be on as well for a flag to do something
     "fuse_activation_grad": {"fuse_gemm_epilogue": True},
+    "fuse_parallel_linears": {"fuse_gemm_epilogue": True},
+    "recompute_norms": {"fuse_gemm_epilogue": True},
     "recompute": {"recompute_segments": 2},
 }
 
@@ -67,6 +69,12 @@ def fuse_gemm_epilogue():
     return out, *mg.static.gradients([out], mg.static.default_main_program().all_parameters())
 
 
+def fuse_parallel_linears():
+    x = mg.static.data("x", [8, 256, 64])
+    q, k, v = (mg.reshape(mg.nn.Linear(64, 64)(x), [8, 256, 2, 32]) for _ in range(3))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 def fuse_grad_accumulation():
     x = mg.static.data("x", [32, 64])
     w = mg.static.create_parameter([64, 64], "float32", name="w")
@@ -103,6 +111,14 @@ def foreach_optimizer_ops():
 def fuse_foreach():
     inputs = [mg.static.data(f"x{n}", [n]) for n in (3, 5, 7)]
     return [mg.tanh(x * 0.5) for x in inputs]
+
+
+def recompute_norms():
+    x = mg.static.data("x", [4, 8])
+    x.stop_gradient = False
+    layer = mg.nn.Linear(8, 8)
+    out = layer(F.layer_norm(mg.tanh(x), 8))
+    return mg.static.gradients([mg.sum(out)], [x, layer.weight])
 
 
 def fuse_elementwise():

@@ -25,8 +25,10 @@ from minigraph.passes.foreach.fuse_foreach import fuse_foreach
 from minigraph.passes.fuse_activation_grad import fuse_activation_grad
 from minigraph.passes.fuse_gemm_epilogue import fuse_gemm_epilogue
 from minigraph.passes.fuse_matmul_transpose import fuse_matmul_transpose
+from minigraph.passes.fuse_parallel_linears import fuse_parallel_linears
 from minigraph.passes.last_layer.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from minigraph.passes.recompute import recompute
+from minigraph.passes.recompute_norms import recompute_norms
 from minigraph.passes.remove_redundant_cast import remove_redundant_cast
 from minigraph.passes.remove_redundant_transpose import remove_redundant_transpose
 from minigraph.passes.updates.foreach_optimizer_ops import foreach_optimizer_ops
@@ -106,8 +108,13 @@ PASSES: tuple[PassRow, ...] = (
         },
     ),
     PassRow(
+        "fuse_parallel_linears", fuse_parallel_linears,
+        after={"fuse_gemm_epilogue": "a layer is one operator, whose gradient is one operator"},
+    ),
+    PassRow(
         "fuse_grad_accumulation", fuse_grad_accumulation,
         after={
+            "fuse_parallel_linears": "the gradients of their input would stand in a chain of additions",
             "fuse_linear_cross_entropy": "the products of the last layer's gradients would be gone",
             "fuse_gemm_epilogue": "a layer's gradients would not stand in one operator any more",
         },
@@ -144,9 +151,11 @@ PASSES: tuple[PassRow, ...] = (
             "foreach_optimizer_ops": "clipping and weight decay are operations on the whole list there",
         },
     ),
+    PassRow("recompute_norms", recompute_norms, in_all=False),
     PassRow(
         "fuse_elementwise", fuse_elementwise,
         after={
+            "recompute_norms": "a norm inside a fused operator is not found",
             "dead_code_elimination": "what nobody reads need not be written by a fused operator",
             "common_subexpression_elimination": "inside a fused operator nobody finds what is computed twice",
             "remove_redundant_cast": "inside a fused operator nobody finds the casts",
@@ -208,11 +217,13 @@ class BuildStrategy(NotPickled):
                                       linear_cross_entropy_chunk_bytes of scores exist at a time, or scores of
                                       linear_cross_entropy_chunk_rows; give one or none
     fuse_gemm_epilogue                bias and relu/gelu become part of matrix products, gradients included
+    fuse_parallel_linears             linear layers of one input, such as Q, K and V, become one product
     fuse_grad_accumulation            gradients are added to others by the products that compute them; those of
                                       slices that fill an array are joined
     fuse_activation_grad              relu's gradient becomes part of the product before it that has no bias
     fuse_foreach                      operators that compute the same on many tensors become one operator on lists: an
                                       update that a user writes is one launch for all parameters
+    recompute_norms                   what layer_norm gives is computed again for backward instead of kept
     fuse_elementwise                  chains of elementwise operators, around normalisations too, become one kernel
     fuse_all_optimizer_ops            the update of all parameters, clipping and weight decay included, is one operator
     fuse_adamw                        all updates of type adamw are one operator
@@ -265,9 +276,11 @@ class BuildStrategy(NotPickled):
     linear_cross_entropy_chunk_bytes: int | None = None
     linear_cross_entropy_chunk_rows: int | None = None
     fuse_gemm_epilogue: bool = False
+    fuse_parallel_linears: bool = False
     fuse_grad_accumulation: bool = False
     fuse_activation_grad: bool = False
     fuse_foreach: bool = False
+    recompute_norms: bool = False
     fuse_elementwise: bool = False
     fuse_all_optimizer_ops: bool = False
     fuse_adamw: bool = False

@@ -81,6 +81,9 @@ def _(rng):
         "t0, y0, y1 = layer_norm_grad(X=x0, Mean=x1, Variance=x2, Y_grad=x3, Scale=x4, Bias=s0)",
         "y2 = elementwise_add(X=t0, Y=x3)",
     ]}  # fmt: skip
+    yield ([x, n, y],), {"body": [
+        "t0, t1, t2 = layer_norm(X=x0, Scale=x1)", "y0 = elementwise_add(X=t0, Y=x2)", "y1 = column_sums(X=y0)",
+    ]}  # fmt: skip
     yield ([draw(rng, (2, 1, 3)), draw(rng, (4, 3))],), {"body": [
         "t0 = elementwise_sub(X=x0, Y=x1)", "y0 = square(X=t0)", "y1 = cast(X=x1) {dtype=int32}",
     ]}  # fmt: skip

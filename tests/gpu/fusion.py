@@ -20,6 +20,7 @@ from minigraph.types import as_dtype, float64
 from tests.gpu.check import Check, GpuExecutor, each
 from tests.support.loss_programs import KINDS, cross_entropy_step, random_loss
 from tests.support.random_chains import Chain, random_chain
+from tests.support.residual_blocks import residual_blocks
 
 SHAPES = ((37, 1024), (3, 11, 768), (700, 48), (5, 4096), (2, 9, 50), (1, 300))
 SEEDS = 12
@@ -39,6 +40,10 @@ def checks() -> Iterator[Check]:
         for dtype in UNIT:
             yield Check(f"fusion/{dtype}/{name}", partial(_rounded, dtype, shape))
     yield Check("fusion/rounding/layer_norm", _many_rows)
+    for dtype in ("float64", *UNIT):
+        for before in (True, False):
+            name = f"fusion/blocks/{'norm before' if before else 'norm behind'}/{dtype}"
+            yield Check(name, partial(_blocks, dtype, before), product=True)
     for kind in LOSSES:
         for dtype in ("float64", *UNIT):
             yield Check(f"fusion/loss/{kind}/{dtype}", partial(_loss, kind, dtype), sanitize=dtype == "float32")
@@ -120,6 +125,17 @@ def _no_worse(chain: Any, exact: Any, dtype: str, strategy: BuildStrategy, fresh
         )
         found.append((float(mean[0]), float(mean[1])))
     return found
+
+
+def _blocks(dtype: str, before: bool) -> None:
+    """Q, K and V as one product, gradients of biases by kernels on rows, and all else that a transformer has."""
+    chain, exact = (residual_blocks(d, before=before) for d in (dtype, "float64"))
+    body = [op.attrs.get("body", ()) for op in CompiledProgram(chain.program, EVERY).program_for(chain.fetches).ops]
+    assert sum("column_sums" in line for lines in body for line in lines) == 4
+    if dtype == "float64":
+        _agrees(chain, EVERY)
+    else:
+        _no_worse(chain, exact, dtype, EVERY)
 
 
 def _many_rows() -> None:

@@ -87,6 +87,37 @@ def test_on_a_full_disk_kernels_go_with_the_process(compiled, monkeypatch, tmp_p
     assert not list(tmp_path.iterdir()), "nothing is left half written"
 
 
+def test_kernels_are_compiled_while_the_caller_goes_on(monkeypatch, tmp_path):
+    """The longest text first, each once; what is on the disk begins nothing."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path)
+    monkeypatch.setattr(compile, "THREADS", 1)
+    goes_on, order = threading.Event(), list[int]()
+
+    def compiled(source: str, arch: str) -> Any:
+        goes_on.wait()
+        order.append(len(source))
+        return b"code", "", ""
+
+    monkeypatch.setattr(compile, "_compiled", compiled)
+    work, sources = compile.SideBySide("sm_80"), [SOURCE + " " * i for i in (0, 2, 1)]
+    work.begin(sources[:1])
+    work.begin(sources)
+    assert not order  # nobody waits
+    goes_on.set()
+    assert work.end() == 3 and order == [len(SOURCE) + i for i in (0, 2, 1)]
+    work.begin(sources)
+    assert not work.begun and work.end() == 0
+
+    def fails(source: str, arch: str) -> Any:
+        raise RuntimeError("NVRTC cannot compile")
+
+    monkeypatch.setattr(compile, "_compiled", fails)
+    work.begin([*sources, "other"])
+    with pytest.raises(RuntimeError, match="NVRTC"):
+        work.end()
+    assert work.end() == 0
+
+
 def test_what_takes_long_is_told_once_and_the_rest_is_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compile, "CACHE", tmp_path)
     sources, waits = [f"{SOURCE} // {i}" for i in range(3)], threading.Event()

@@ -175,6 +175,10 @@ class StubRuntime:
         every = Settling(lambda calls, note: settled(calls, chosen, every=True))
         return every if self.variant else settling(chosen)
 
+    def compiling(self, settling: Settling) -> Settling:
+        """Nothing is compiled."""
+        return settling
+
     def runnable(self, binder: Binder, tf32: bool) -> list[RunnableCall]:
         binder.write_tables(self)
         launcher, made = self.launcher(self, binder.counter, self.variant), list[RunnableCall]()

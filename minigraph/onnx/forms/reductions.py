@@ -75,6 +75,7 @@ def _total(g: Nodes, standard: str, X: Term, axis: Axes, keepdim: bool) -> Term:
 
 
 forms(
+    column_sums=lambda g, X: summed(g, X, *range(len(X.shape) - 1)),
     reduce_sum=lambda g, X, *, axis, keepdim: _total(g, "ReduceSum", X, axis, keepdim),
     reduce_prod=lambda g, X, *, axis, keepdim: _total(g, "ReduceProd", X, axis, keepdim),
     reduce_max=lambda g, X, *, axis, keepdim, share: _extremum(g, "ReduceMax", X, axis, keepdim),

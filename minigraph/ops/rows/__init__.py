@@ -1,3 +1,3 @@
-"""Operators on rows: softmax, losses and norms."""
+"""Operators on rows: softmax, losses, norms and sums over rows."""
 
-from . import linear_cross_entropy, loss, norm, scan, softmax, sort  # noqa: F401
+from . import column_sums, linear_cross_entropy, loss, norm, scan, softmax, sort  # noqa: F401

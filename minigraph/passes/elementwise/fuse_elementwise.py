@@ -11,8 +11,9 @@ Before that, operators that only copy a value disappear: the gradients of an add
 a product with 1, as at the end of a loss, is its other factor. An operator of which others read only the shape goes
 too, where an input has the same shape: the square in a mean square whose value is not wanted.
 
-split_reductions.py splits sums of everything in two, so that the first can join. loss_groups.py brings a loss and its
-gradient together although other operators stand between them.
+split_reductions.py splits sums of everything in two, so that the first can join. bias_sums.py takes the gradient of a
+bias out of its layer's, so that it can join. loss_groups.py brings a loss and its gradient together although other
+operators stand between them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from minigraph.passes.engine.redirect import read_instead, take_out, take_out_un
 from minigraph.passes.engine.rule import Refused, refuse_unless
 from minigraph.types import bfloat16, float16
 
+from .bias_sums import bias_sums, give_back
 from .groups import FusionGroup, SameShapes, is_candidate, joined, neighbours, span, start_group
 from .loss_groups import loss_groups
 from .split_reductions import join_alone, split_reductions, spread_gradients
@@ -49,6 +51,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
         if op in graph:
             _drop_copies(graph, op, shapes, report)
     split, spread = split_reductions(graph, report.name), spread_gradients(graph, report.name)
+    sums = bias_sums(graph, report.name)
     for group in _groups(graph, report):
         if len(group.ops) > 1:
             try:
@@ -56,6 +59,7 @@ def fuse_elementwise(graph: Graph, report: PassReport) -> int:
             except Refused as no:
                 report.refuse("Group", group.ops[-1].label(), str(no), group.ops[-1].site)
     join_alone(graph, split)
+    give_back(graph, sums)
     for one in spread:
         one.undo_alone()
     return len(report.applied)

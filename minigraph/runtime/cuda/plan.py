@@ -62,7 +62,7 @@ class CudaPlan:
     ) -> None:  # fmt: skip
         self.runtime, self.tf32, self.options = runtime, tf32, options
         with runtime.turn:  # autotune measures alone
-            settling = runtime.settling(tf32, options.autotune)
+            settling = runtime.compiling(runtime.settling(tf32, options.autotune))
             self.shared = shared or SharedMemory()
             self.siblings = self.shared.siblings(program, (prune, seed, options, tf32))
             self.bind_for = partial(

@@ -7,7 +7,7 @@ from typing import Any
 
 import cupy
 
-from minigraph.kernels.cuda.record.compile import compile_all, compile_source
+from minigraph.kernels.cuda.record.compile import SideBySide, compile_source
 
 STATIC_SHARED = 40 * 1024  # bytes; more must be asked for, what a kernel declares included
 
@@ -23,13 +23,17 @@ class Modules:
         self.arch = arch
         self.waiting: set[int] = set()
         self.compiled = 0
+        self._work = SideBySide(arch)
         self._functions: dict[tuple[str, str], Any] = {}
+
+    def begin(self, kernels: Iterable[tuple[str, str]]) -> None:
+        """Begin to compile those (source, name) that are not loaded; `compile` waits for them."""
+        self._work.begin([source for source, name in kernels if (source, name) not in self._functions])
 
     def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
         """Compile those (source, name) that are not loaded, side by side."""
-        new = [source for source, name in kernels if (source, name) not in self._functions]
-        if new:
-            self.compiled += compile_all(new, self.arch)
+        self.begin(kernels)
+        self.compiled += self._work.end()
 
     def function(self, source: str, name: str, shared: int = 0, together: bool = False) -> Any:
         """A kernel, compiled and loaded once; it may have `shared` bytes of shared memory.

@@ -58,6 +58,16 @@ class Runtime(Memory):
 
         return Settling(settle)
 
+    def compiling(self, settling: Settling) -> Settling:
+        """The same, but the kernels of calls that will run begin to be compiled while others are recorded."""
+
+        def settle(calls: Sequence[Call], note: Note) -> list[Call]:
+            made = settling.settle(calls, note)
+            self.modules.begin(kernel for call in made for kernel in call.kernels())
+            return made
+
+        return Settling(settle, settling.sure)
+
     @property
     def compiled(self) -> int:
         """How many kernels had to be compiled until now."""

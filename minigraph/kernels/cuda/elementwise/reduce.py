@@ -252,6 +252,11 @@ def bind_column_sum(binder: Binder, x: Buffer, out: Buffer) -> None:
     bind_sum_to(binder, x, out, (x.shape[-1],))
 
 
+def column_sums(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
+    """Out[n] = the sum of X[..., n]."""
+    bind_column_sum(binder, ins["X"], outs["Out"])
+
+
 def _reduction(kind: str, mean: bool = False) -> Bind:
     def bind(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], attrs: Mapping[str, Any]) -> None:
         X = ins["X"]

@@ -23,7 +23,7 @@ from .row_members import add_rows
 FEW_LANES, MOST_LANES = 64, 512  # threads that share a row where a warp cannot take it
 MOST_ALONE = 8  # packs of a thread where a warp takes a row
 REGISTERS = 128  # of a thread, 4 bytes each, in blocks of 512 threads
-RESERVED = 40  # of these, for addresses and statistics
+RESERVED = 38  # of these, for addresses and statistics
 THREADS, SUM_THREADS = 128, 256  # of a block at least; of one that sums over rows
 RESIDENT = ((1024, 64), (768, 84), (512, 128))  # threads of a multiprocessor, and registers that each then has
 BESIDE, BESIDE_DRAWS, BESIDE_DOUBLES = 20, 28, 64  # registers beside those of values

@@ -7,7 +7,7 @@ there are along each, and how far a step leads in the source and in the destinat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minigraph.kernels.cuda.elementwise.pointwise import PACK_BYTES, bind_pointwise
@@ -24,6 +24,8 @@ WORDS_PER_BLOCK = 1024
 TILES = {1: (128, 128), 2: (128, 128), 4: (64, 64), 8: (32, 32), 16: (32, 32)}  # words across and down, by bytes of one
 ODD_TILES = {2: (256, 64), 4: (64, 64)}  # where rows of odd pitch begin as in the source, which pays for these words
 SECTOR_BYTES = 32
+PARTS = 8  # that a launch of parts.cu takes
+SMALL_PART = 8 << 20  # bytes of an array up to which several are copied by one launch
 SHORT = 32  # an axis below this length would leave most of a tile empty
 
 Slots = Mapping[str, Any]
@@ -184,8 +186,35 @@ def tile_bytes(word: int, aligned: bool, odd: bool = False) -> int:
     return (rows * lines + (0 if odd else rows // pack)) * PACK_BYTES
 
 
+class Move(NamedTuple):
+    """A copy between two arrays that lie in one piece, from their elements `to` and `start` on."""
+
+    destination: Buffer
+    source: Buffer
+    axes: list[Axis]
+    to: int
+    start: int
+
+
 def bring(binder: Binder, out: Buffer, shown: Buffer) -> None:
     """out = `shown`, element by element in C order; nothing to do where both are the same memory."""
+    bring_all(binder, [(out, shown)])
+
+
+def bring_all(binder: Binder, pairs: Iterable[tuple[Buffer, Buffer]]) -> None:
+    """`bring` each pair (out, shown); small ones that are rows of one number are one launch."""
+    moves = [move for pair in pairs if (move := _move(*pair)) is not None]
+    together = [move for move in moves if _is_small(move)]
+    if len(together) > 1 and len({_rows(move)[0] for move in together}) == 1:
+        moves = [move for move in moves if not _is_small(move)]
+        for i in range(0, len(together), PARTS):
+            _bind_parts(binder, together[i : i + PARTS])
+    for destination, source, axes, to, start in moves:
+        bind_copy(binder, destination, source, axes, to=to, start=start)
+
+
+def _move(out: Buffer, shown: Buffer) -> Move | None:
+    """What brings `shown` to `out`, None where it is there."""
     source, target = reshaped(shown, out.shape), out
     if source is None:
         source, target = shown, reshaped(out, shown.shape)
@@ -193,9 +222,41 @@ def bring(binder: Binder, out: Buffer, shown: Buffer) -> None:
     assert target is not None
     axes = [Axis(*steps) for steps in zip(source.shape, source.strides, target.strides, strict=True)]
     if place(source) == place(target) and all(a.source == a.destination for a in axes if a.extent > 1):
-        return
+        return None
     (target, to), (source, start) = _around(target), _around(source)
-    bind_copy(binder, target, source, axes, to=to, start=start)
+    return None if any(a.extent == 0 for a in axes) else Move(target, source, merged(axes), to, start)
+
+
+def _is_small(move: Move) -> bool:
+    """Whether a launch of its own would take longer to begin than to copy, and it copies rows in one piece."""
+    small = math.prod(a.extent for a in move.axes) * move.source.dtype.itemsize <= SMALL_PART
+    return small and len(move.axes) <= 2 and move.axes[-1][1:] == (1, 1)
+
+
+def _rows(move: Move) -> tuple[int, Axis]:
+    """(number of rows, a row with the steps from one to the next) of a small move."""
+    *outer, last = move.axes
+    return (outer[0].extent, Axis(last.extent, *outer[0][1:])) if outer else (1, Axis(last.extent, 0, 0))
+
+
+def _bind_parts(binder: Binder, moves: Sequence[Move]) -> None:
+    """At most PARTS small moves as one launch, the parts side by side in its grid."""
+    size = moves[0].source.dtype.itemsize
+    word = min(
+        word_bytes(size, m.axes, (m.to, m.start), min(m.source.alignment, m.destination.alignment)) for m in moves
+    )
+    n, count = word // size, _rows(moves[0])[0]
+    rows = [Axis(*(k // n for k in _rows(m)[1])) for m in moves]
+    longest, padding = max(row.extent for row in rows), PARTS - len(moves)
+    starts = [(m.source, m.start // n, m.destination, m.to // n) for m in moves]
+    columns = [list(column) + [column[-1]] * padding for column in zip(*starts, strict=True)]
+    places = [[*column, *[0] * padding] for column in zip(*rows, strict=True)]
+    sources, first, destinations, to = columns
+    numbers = (i64(k) for column in (first, to, *places) for k in column)
+    binder.launch(
+        "movement/parts.cu", "parts", (blocks_for(count * longest, WORDS_PER_BLOCK), len(moves)), 256,
+        *sources, *destinations, *numbers, i64(count), defines={"W": WORDS[word]},
+    )  # fmt: skip
 
 
 def _around(buffer: Buffer) -> tuple[Buffer, int]:
@@ -216,15 +277,13 @@ def place(buffer: Buffer) -> tuple[Buffer, int] | int:
 def bind_shown(shows: Shows, binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Outputs hold what the operator shows of its input."""
     parts = next(iter(outs.values()))
-    for out, shown in zip(parts if isinstance(parts, list) else [parts], shows(ins, outs, attrs), strict=True):
-        if out is not None:
-            bring(binder, out, shown)
+    pairs = zip(parts if isinstance(parts, list) else [parts], shows(ins, outs, attrs), strict=True)
+    bring_all(binder, [(out, shown) for out, shown in pairs if out is not None])
 
 
 def bind_joined(joins: Shows, binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
-    """Inputs become parts of Out; one copy for each."""
-    for part, x in zip(joins(ins, outs, attrs), ins["X"], strict=True):
-        bring(binder, part, x)
+    """Inputs become parts of Out."""
+    bring_all(binder, zip(joins(ins, outs, attrs), ins["X"], strict=True))
 
 
 def slice_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:

@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ def _home() -> Path:
 
 CACHE = _home() / ".cache" / "minigraph" / "kernels"
 SHIPPED = "minigraph_kernels"
-THREADS = 8  # that compile at the same time
+THREADS = 16  # that compile at the same time: a step has tens of texts, of which the longest takes a second
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
 WAIT = ' asm volatile("griddepcontrol.wait;" : : : "memory");'
@@ -169,24 +169,51 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="minigraph-")
 
 
+class SideBySide:
+    """Brings cubins of sources to the disk in threads of its own, while the caller goes on.
+
+    begun  {source: what says that it was compiled} of those that were not there;  there: the other sources
+    """
+
+    def __init__(self, arch: str) -> None:
+        self.arch, self.begun = arch, dict[str, Future[None]]()
+        self.there: set[str] = set()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def begin(self, sources: Iterable[str]) -> None:
+        """Compile what is not on the disk, the longest first: it takes longest."""
+        for source in sorted({*sources} - self.there - self.begun.keys(), key=len, reverse=True):
+            if _known(_waiting(source, self.arch), self.arch) is not None:
+                self.there.add(source)
+            else:
+                self._pool = self._pool or ThreadPoolExecutor(THREADS)
+                self.begun[source] = self._pool.submit(self._compile, source)
+
+    def end(self) -> int:
+        """Wait for all that has begun, and let the threads go; how many were not there."""
+        begun, pool = self.begun, self._pool
+        self.begun, self.there, self._pool = {}, set(), None
+        if pool is None:
+            return 0
+
+        def said() -> str:
+            left = sum(not one.done() for one in begun.values())
+            return f"compiling {left} of {len(begun)} kernels for {self.arch}; once, they stay in {CACHE}"
+
+        with pool, told(said):
+            for one in begun.values():
+                one.result()
+        return len(begun)
+
+    def _compile(self, source: str) -> None:
+        compile_source(source, self.arch)
+
+
 def compile_all(sources: Iterable[str], arch: str) -> int:
     """Bring the cubins of several sources to the disk, several at a time; how many were not there."""
-    left = [s for s in dict.fromkeys(sources) if _known(_waiting(s, arch), arch) is None]
-    count = len(left)
-    if not left:
-        return 0
-
-    def compile_one(source: str) -> None:
-        compile_source(source, arch)
-        left.remove(source)
-
-    with (
-        told(lambda: f"compiling {len(left)} of {count} kernels for {arch}; once, they stay in {CACHE}"),
-        ThreadPoolExecutor(max_workers=min(THREADS, max(count, 1))) as pool,
-    ):
-        for _ in pool.map(compile_one, list(left)):
-            pass
-    return count
+    work = SideBySide(arch)
+    work.begin(sources)
+    return work.end()
 
 
 def ptx_of(source: str, arch: str = "sm_90a") -> str:
