@@ -16,7 +16,6 @@ nothing there, so each row has its standard error, from the turns: those of one 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
 import json
 import os
@@ -30,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .harness import RESULTS, WARM_UP, Worker, machine, summarized
+from .harness import RESULTS, WARM_UP, Worker, machine, now, summarized, write_report
 
 STEPS = {"mlp_cpu": ("minigraph fused", 4), "optimizer_cpu": ("fused", 40)}  # the arm of another bench; steps of a turn
 BUSY, QUOTAS = (0, 1, 2, 4), (0.5, 1.0, 2.0)
@@ -149,10 +148,6 @@ def joined(kept: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict
     return list(table.values())
 
 
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12, help="turns of each arm")
@@ -173,8 +168,7 @@ def main() -> None:
         "bench": "busy_cpu", "title": "Steps on a CPU beside busy processes and under quotas", "most": MOST,
         "machine": machine(), "load_before": load, "rows": joined(kept, found),
     }  # fmt: skip
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    print(f"written to {write_report(report)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ GPU) beside that of a process that ran the largest size alone.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import resource
 import statistics
@@ -28,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import RESULTS, machine, not_installed, versions
+from .harness import machine, not_installed, now, versions, write_report
 
 STEPS, SIZES = 500, 50
 LARGEST = {"mlp": 256, "block": 1024}
@@ -205,14 +204,14 @@ def main() -> None:
             found[arm].append(ask(arm, STEPS))
     rows = {arm: {key: statistics.median(run[key] for run in runs) for key in ("first_s", "all_s", "new_ms", "old_ms",
                   "mib")} | {"mib_largest_alone": alone[arm]} for arm, runs in found.items()}  # fmt: skip
-    path = RESULTS / f"changing_shapes_{options.place}_{options.model}.json"
     report = {
-        "bench": path.stem, "command": f"python -m bench.changing_shapes {' '.join(sys.argv[1:])}",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "bench": f"changing_shapes_{options.place}_{options.model}",
+        "command": f"python -m bench.changing_shapes {' '.join(sys.argv[1:])}",
+        "date": now(), "machine": machine(),
         "versions": {k: v for runs in found.values() for k, v in runs[0]["versions"].items()},
         "rows": rows, "runs": found,
     }  # fmt: skip
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
     for arm, row in rows.items():
         print(f"{arm:10} {row}")
 

@@ -11,7 +11,6 @@ SHA-256 of as many bytes takes, in the processor's cache; `write alone` a plain 
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .harness import RESULTS, machine
+from .harness import machine, now, write_report
 
 CHILD = Path(__file__).with_name("checkpoint_child.py")
 SIZE, PIECE = 480 << 20, 1 << 20  # bytes of the state; of what fits into a cache
@@ -109,11 +108,10 @@ def main() -> None:
     report = {
         "bench": "checkpoint", "title": f"save and load of 30 float32 tensors, {SIZE >> 20} MiB",
         "command": " ".join(["python -m bench.checkpoint", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": versions, "load_before": load_before, "results": results,
     }  # fmt: skip
-    path = RESULTS / "checkpoint.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = write_report(report)
     for arm, parts in results.items():
         for part, columns in parts.items():
             shown = "  ".join(f"{name} {column['median']:8.2f}" for name, column in columns.items())

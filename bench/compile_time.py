@@ -14,10 +14,8 @@ parameters is built by `minimize`, passes all passes and gets its Plan: asked 1.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import importlib
-import json
 import shlex
 import sys
 import time
@@ -32,7 +30,7 @@ from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.cuda.plan import CudaPlan
 from minigraph.types import TensorType
 
-from .harness import RESULTS, machine, versions
+from .harness import machine, now, versions, write_report
 
 SIZES = (1000, 10_000, 50_000)
 ASKED = {1000: 0.06, 10_000: 0.8, 50_000: 4.5}
@@ -206,12 +204,11 @@ def main() -> int:
     print("AdamW built: " + "  ".join(f"{k} {v}" for k, v in whole.items()))
     report = {
         "bench": "compile_time", "command": f"python -m bench.compile_time {shlex.join(sys.argv[1:])}".strip(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "gpu": gpu_name(), "versions": versions(), "rows": rows, "updates": built,
         "optimizer": whole,
     }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{options.file}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report, options.file)
     return 0
 
 

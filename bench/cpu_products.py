@@ -11,9 +11,7 @@ results are compared with float64 first.
 from __future__ import annotations
 
 import ctypes
-import datetime
 import importlib.metadata
-import json
 import statistics
 import sys
 import time
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from .harness import RESULTS, machine
+from .harness import machine, now, write_report
 
 PRODUCTS = {  # rows, summed, columns, and whether the first or the second operand is a transposed array
     "x W1": (256, 784, 1024, False, False), "h W2": (256, 1024, 1024, False, False),
@@ -148,13 +146,11 @@ def main() -> None:
     report = {
         "bench": "cpu_products", "title": "The large products of the MLP's step, float32, by several libraries",
         "command": "python -m bench.cpu_products", "machine": machine(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "versions": versions(found),
         "gflop": gflop, "sums": sums, "rows": rows,
     }  # fmt: skip
-    path = RESULTS / "cpu_products.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    print(f"written to {write_report(report)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ losses over all ranks must agree in three steps. NVLink multicast stays off in e
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import statistics
@@ -27,7 +26,7 @@ from .gpt2 import Network, row
 from .gpu_steps import MLP, Row, linears, mlp_batch, mlp_jax, mlp_static, mlp_torch
 from .gpu_steps_run import ROWS, release
 from .gpu_timing import Gpu
-from .harness import RESULTS, no_gpu, versions
+from .harness import no_gpu, now, versions, write_report
 
 TURN_MS, LEAST, WARM_UP = 300.0, 5, 6
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -123,11 +122,9 @@ class DataParallelBench:
         gpu, gpus = Gpu(), device_count()
         report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command, "gpus": gpus,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "rows": [],
+            "date": now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds, "rows": [],
         }  # fmt: skip
         release()
-        path = RESULTS / f"{self.name}.json"
         for name, each in rows().items():
             if only not in name:
                 continue
@@ -136,7 +133,7 @@ class DataParallelBench:
                 "name": name, "title": each.title, "asked_efficiency": ASKED.get(name), "arms": found,
                 "disagreement": disagreement(each, found, gpus), "efficiency": efficiencies(found, gpus),
             })  # fmt: skip
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            path = write_report(report)
             print(line(report["rows"][-1]))
         print(f"written to {path}")
 

@@ -29,11 +29,11 @@ from minigraph.passes.elementwise import bias_sums
 from .gpt2 import Network, row
 from .gpt2_profile import ceilings, profiled
 from .gpu_report import end as close
-from .gpu_report import now, put, report_of, write
+from .gpu_report import put, report_of
 from .gpu_steps_arms import Arm, Jax, Minigraph, Torch, timed
 from .gpu_steps_run import _agree, release
 from .gpu_timing import Gpu
-from .harness import no_gpu, summarized
+from .harness import no_gpu, now, summarized, write_report
 from .turns import in_turns, without_rest
 
 ARM, WHOLE = 110.0, 440.0  # seconds
@@ -111,7 +111,7 @@ class GptBench:
         """Measure, print, write bench/results/gpu_gpt2.json after each part."""
         gpu, end = Gpu(), time.perf_counter() + WHOLE
         report: dict[str, Any] = {"first_step_seconds": {}} | report_of(self, gpu, command, rounds, only)
-        keep = partial(write, report)
+        keep = partial(write_report, report)
         if not only or only == "first":
             for title, seconds in first_steps(peers):
                 report["first_step_seconds"][title] = seconds

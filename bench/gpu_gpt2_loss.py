@@ -9,8 +9,6 @@ of 20 losses.
 
 from __future__ import annotations
 
-import datetime
-import json
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ from .gpu_gpt2 import limited
 from .gpu_steps_arms import Arm, Minigraph, Torch
 from .gpu_steps_run import release
 from .gpu_timing import Gpu
-from .harness import RESULTS, no_gpu, versions
+from .harness import no_gpu, now, versions, write_report
 
 NETWORK = Network(12, 768, 12, 16)
 STEPS, MEAN, RATE = 300, 20, 3e-4
@@ -98,7 +96,7 @@ class LossBench:
         curves: dict[str, list[float]] = {}
         report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": Gpu().facts(),
+            "date": now(), "gpu": Gpu().facts(),
             "versions": versions(), "rate": RATE, "losses": curves, "failed": {}, "seconds": {},
         }  # fmt: skip
         rate, gpu_steps_arms.RATE = gpu_steps_arms.RATE, RATE
@@ -112,9 +110,7 @@ class LossBench:
                     report["failed"][title] = f"{type(problem).__name__}: {problem}"[:400]
                 report["seconds"][title] = round(time.perf_counter() - start, 2)
                 report["differences"] = verdict(curves)
-                RESULTS.mkdir(exist_ok=True)
-                path = RESULTS / f"{self.name}.json"
-                path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                write_report(report)
                 release()
         finally:
             gpu_steps_arms.RATE = rate

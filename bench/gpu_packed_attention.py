@@ -13,9 +13,7 @@ arms are compared first.
 
 from __future__ import annotations
 
-import datetime
 import importlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +31,7 @@ from minigraph.runtime.cuda import strided
 from minigraph.types import as_dtype
 
 from .gpu_attention import NEAR
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, now, summarized, versions, write_report
 from .turns import in_turns
 
 B, S, H, D = 8, 1024, 12, 64
@@ -202,13 +200,10 @@ class GpuPackedAttention:
         gpu = importlib.import_module("cupy").cuda.runtime.getDeviceProperties(0)["name"].decode()
         report = {
             "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": {"name": gpu},
+            "date": now(), "gpu": {"name": gpu},
             "versions": versions(), "rounds": rounds, "rows": rows,
         }  # fmt: skip
-        path = RESULTS / f"{self.name}.json"
-        RESULTS.mkdir(exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {path}")
+        print(f"written to {write_report(report)}")
 
 
 BENCH = GpuPackedAttention()

@@ -6,12 +6,12 @@ date, and `again` says what such runs were.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .harness import RESULTS, versions
+from . import harness
+from .harness import now, versions, write_report
 
 NAMES = ("title", "job", "training")  # what tells rows apart
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ def measure(report: dict[str, Any], tasks: Iterable[Task], gpu: Any, torch: Any)
             row = {**named, "failed": f"{type(problem).__name__}: {problem}"[:400]}
         put(report["rows"], row | {"date": start})
         gpu.release(torch)
-        write(report)
+        write_report(report)
 
 
 def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **facts: Any) -> None:
@@ -45,7 +45,7 @@ def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **fac
     run = report["again"][-1] if "again" in report else report
     run["versions"] = versions()  # arms import packages
     report |= {name: fact for name, fact in facts.items() if fact or name not in report}
-    path = write(report)
+    path = write_report(report)
     print(table(report))
     print(f"written to {path}")
 
@@ -57,18 +57,6 @@ def put(rows: list[Row], row: Row) -> None:
     rows[place : place + 1] = [row]
 
 
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
 def _read(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
+    path = harness.RESULTS / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def write(report: Mapping[str, Any]) -> Any:
-    """Write bench/results/<its bench>.json, and give the path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{report['bench']}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return path

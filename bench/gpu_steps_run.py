@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import compileall
-import datetime
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from typing import Any
 from .gpu_steps import ROWS, Row
 from .gpu_steps_arms import Arm, Minigraph, arms, host_time, timed
 from .gpu_timing import Gpu
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, now, summarized, versions, write_report
 from .turns import in_turns, without_rest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # three frameworks share the card
@@ -49,24 +47,19 @@ class GpuSteps:
         wanted = tuple(only.split(",")) if only else ("",)
         report: dict[str, Any] = {
             "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": Gpu().facts(),
+            "date": now(), "gpu": Gpu().facts(),
             "versions": versions(), "rounds": rounds, "rows": [], "first_step_seconds": {},
         }  # fmt: skip
-        path = RESULTS / f"{self.name}.json"
-
-        def keep() -> None:  # minutes go by: what is measured stays, whatever ends the next row
-            RESULTS.mkdir(exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
         for row in self.rows:
             if row.name.startswith(wanted):
                 report["rows"].append(measured(row, list(peers), rounds))
-                keep()
+                write_report(report)  # minutes go by: what is measured stays, whatever ends the next row
         if self.cold and ("cold".startswith(wanted) or not only):
             report["first_step_seconds"] = cold_steps(list(peers))
-            keep()
+            write_report(report)
         print(table(report))
-        print(f"written to {path}")
+        print(f"written to {write_report(report)}")
 
 
 BENCH = GpuSteps("gpu_steps", "Whole steps, ms; minigraph captured first", ROWS, cold=True)

@@ -19,18 +19,23 @@ Shape = tuple[int, int, int]
 Arrays = Mapping[str, Any]
 
 
-def forward(shape: Shape) -> Case:
-    """relu(X @ W + b) and its mask."""
+def forward(shape: Shape, activation: str = "relu") -> Case:
+    """relu(X @ W + b) and its mask, or the sum alone with "none"."""
     m, k, n = shape
 
     def op(g: Any, v: Vars) -> Sequence[Any]:
-        return list(g.fused_gemm_epilogue(v["x"], v["w"], v["b"], activation="relu", needs=["ReserveSpace"]))
+        needs = ["ReserveSpace"] if activation == "relu" else ()
+        outputs = g.fused_gemm_epilogue(v["x"], v["w"], v["b"], activation=activation, needs=needs)
+        return [v for v in outputs if v is not None]
+
+    def exact(cupy: Any, a: Arrays) -> Sequence[Any]:
+        z = a["x"] @ a["w"] + a["b"]
+        return [cupy.maximum(z, 0) if activation == "relu" else z]
 
     def torch(torch: Any, t: Vars) -> Callable[[], Any]:
         return lambda: torch.relu(torch.addmm(t["b"], t["x"], t["w"]))
 
     inputs = {"x": Input((m, k), "float32"), "w": Input((k, n), "float32", scale=k**-0.5), "b": Input((n,), "float32")}
-    exact = lambda cupy, a: [cupy.maximum(a["x"] @ a["w"] + a["b"], 0)]  # noqa: E731
     return _case("forward, relu with mask", shape, inputs, op, lambda g, v: [g.matmul(v["x"], v["w"])], exact, torch)
 
 

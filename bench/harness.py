@@ -29,6 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = {  # of peers that are called otherwise
     "compile": "torch", "torch-compile": "torch", "liger": "torch", "variants": "minigraph",
 }  # fmt: skip
+SHORT = 100  # characters of a line of a report
 WARM_UP = 5  # steps of each arm before the first timed one
 
 
@@ -155,18 +156,42 @@ def compare(
         "bench": bench.name,
         "title": bench.title,
         "command": command,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "machine": machine(),
         "threads": threads,
         "versions": installed,
         "checked": checks,
         "milliseconds": {name: summarized([s * 1e3 for s in seconds]) for name, seconds in times.items()},
     }
-    path = RESULTS / f"{file or bench.name}.json"
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = write_report(report, file)
     print(table(report))
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def now() -> str:
+    """The date of a report."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write_report(report: Mapping[str, Any], name: str = "") -> Path:
+    """Write a report to bench/results, under the name of its bench or another one; where it lies."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name or report['bench']}.json"
+    path.write_text(in_lines(report) + "\n", encoding="utf-8")
+    return path
+
+
+def in_lines(fact: Any, margin: str = "") -> str:
+    """A report as JSON: what holds no lists and dicts is in one line if it is short, or if it is all numbers."""
+    parts = list(fact.values()) if isinstance(fact, Mapping) else fact if isinstance(fact, (list, tuple)) else []
+    flat = json.dumps(fact)
+    innermost = not any(isinstance(part, (Mapping, list, tuple)) for part in parts)
+    if innermost and (len(flat) <= SHORT or not any(isinstance(part, str) for part in parts)):
+        return flat
+    names = [f"{json.dumps(name)}: " for name in fact] if isinstance(fact, Mapping) else [""] * len(parts)
+    inner = f",\n{margin} ".join(n + in_lines(part, f"{margin} ") for n, part in zip(names, parts, strict=True))
+    first, last = "{}" if isinstance(fact, Mapping) else "[]"
+    return f"{first}\n{margin} {inner}\n{margin}{last}"
 
 
 def summarized(milliseconds: Sequence[float]) -> dict[str, Any]:

@@ -10,9 +10,7 @@ meets the first saves in an empty folder.
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
-import json
 import os
 import random
 import signal
@@ -28,7 +26,7 @@ import numpy as np
 import minigraph as mg
 from minigraph import static
 
-from .harness import RESULTS, machine, versions
+from .harness import machine, now, versions, write_report
 
 LONGEST = 0.1  # seconds until a kill: a few steps and saves
 FILES = ["net.manifest", "net.pdmodel", "net.pdopt", "net.pdparams"]
@@ -92,7 +90,7 @@ def train_for_ever(training: Training, path: str, report: int) -> None:
     while True:
         training.step()
         training.save(path)
-        os.write(report, training.steps.to_bytes(8, "little"))
+        os.write_report(report, training.steps.to_bytes(8, "little"))
 
 
 def killed(training: Training, path: str, seconds: float) -> int | None:
@@ -154,10 +152,10 @@ def main() -> None:
     report: dict[str, Any] = {
         "bench": "kills", "title": "SIGKILLs of a training that saves after each step", "kills": options.times,
         "lost": 0, "seen": dict(seen), "command": " ".join(["python -m bench.kills", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": versions(), "load_before": os.getloadavg(),
     }  # fmt: skip
-    (RESULTS / "kills.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
     print(f"{options.times} kills, 0 states lost: {dict(seen)}")
 
 

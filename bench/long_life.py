@@ -9,7 +9,6 @@ without. MiB of resident memory are noted at ten places on the way; flat is the 
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import importlib
 import json
@@ -18,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .harness import RESULTS, machine, versions
+from .harness import RESULTS, machine, now, versions, write_report
 
 ARMS = ("shared", "shared fused", "fresh", "fresh fused")
 IMPORT = "import time; t = time.perf_counter(); import minigraph; print(time.perf_counter() - t)"
@@ -82,14 +81,14 @@ def main() -> None:
     seconds = sorted(float(said(sys.executable, "-c", IMPORT)) for _ in range(9))
     report = {
         "bench": "long_life", "title": title,
-        "command": command, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command, "date": now(),
         "machine": machine(), "versions": versions(), "MiB": memory,
         "import_seconds": {"median": seconds[4], "raw": seconds},
     }  # fmt: skip
     for arm, found in memory.items():
         print(f"{arm:14} " + " ".join(f"{m:7.1f}" for m in found))
     print(f"import minigraph: {seconds[4]:.3f} s")
-    FILE.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
 
 
 if __name__ == "__main__":

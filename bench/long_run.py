@@ -10,8 +10,6 @@ time that the process computed, which a busy machine does not change. Flat is th
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import tempfile
 import time
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import RESULTS, machine, versions
+from .harness import machine, now, versions, write_report
 from .long_life import resident
 
 LARGEST, TIMED = 256, 50
@@ -102,12 +100,11 @@ def main() -> None:
     report = {
         "bench": "long_run", "title": f"{asked.minutes} minutes of training with changing shapes, errors and saves",
         "command": f"python -m bench.long_run --minutes {asked.minutes} --place {asked.place}",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": versions(), "minutes": found,
         "last_third_to_middle": {what: change(found, what) for what in ("mib", "ms", "own_ms")},
     }  # fmt: skip
-    path = RESULTS / f"long_run_{asked.place}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path = write_report(report, f"long_run_{asked.place}")
     print(report["last_third_to_middle"], f"written to {path}")
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import datetime
 import doctest
 import importlib
 import importlib.util
@@ -38,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import RESULTS, machine
+from .harness import machine, now, write_report
 
 SECONDS = 20  # for one run of a program
 NEAR = {"float16": 5e-3, "float32": 2e-5, "float64": 2e-6}  # Paddle keeps attributes in float32
@@ -323,12 +322,12 @@ def main() -> None:
         return
     report = {
         "bench": "paddle_programs", "command": "python -m bench.paddle_programs",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": {"paddle": paddle.__version__, "minigraph": own.__version__, "numpy": np.__version__},
         "counts": dict(counted), "left out": dict(left),
         "causes": dict(Counter(cause(f["difference"]) for f in failures).most_common()), "failures": failures,
     }  # fmt: skip
-    (RESULTS / "paddle_programs.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
 
 
 if __name__ == "__main__":

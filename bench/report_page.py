@@ -9,9 +9,7 @@ with the history of their rewrites, asked: 10 % more at most. The arms take turn
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
 import re
 import shutil
 import statistics
@@ -25,7 +23,7 @@ from typing import Any
 import minigraph as mg
 
 from .compile_time import ROWS, WIDTH, network
-from .harness import RESULTS, machine, versions
+from .harness import machine, now, versions, write_report
 
 SIZES = (1000, 10_000)
 TURNS = 11
@@ -95,11 +93,10 @@ def main() -> int:
         print("  ".join(f"{k} {v}" for k, v in row.items()))
     report = {
         "bench": "report_page", "command": "python -m bench.report_page", "browser": browser,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": versions(), "rows": rows,
     }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "report_page.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
     return 0
 
 

@@ -41,6 +41,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def in_float64() -> None:
+    """Layers and data are float64 by default."""
+    set_default_dtype("float64")
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20221)
 

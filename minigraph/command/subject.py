@@ -175,7 +175,7 @@ def _of_file(path: Path, options: Namespace) -> Subject:
 
 
 def _of_program(program: Program, scope: Scope, options: Namespace) -> Subject:
-    """A program that nobody runs: fed made-up numbers, and its ends are fetched."""
+    """A program out of a file: it is fed made-up numbers, and its last values are fetched."""
     rng = np.random.default_rng(0)
     shapes = _shapes(options.shape, program)
     feed = {

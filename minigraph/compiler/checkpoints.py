@@ -50,7 +50,7 @@ def recompute_between(program: Program, checkpoints: Any) -> PassReport:
 
 
 def checkpoint_names(program: Program, checkpoints: Any) -> Sequence[str]:
-    """The names of checkpoints, which must be a list of Variables of `program` or of names of them."""
+    """The names of checkpoints, which must be a list of Variables of `program`, or of their names."""
     is_list = isinstance(checkpoints, (list, tuple))
     require(is_list, f"checkpoints is a list of variables, not {shortened(repr(checkpoints))}", ProgramError)
     names = []

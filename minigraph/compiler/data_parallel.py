@@ -20,9 +20,9 @@ from .strategy import BuildStrategy
 class DataParallel:
     """Ranks that share a batch.
 
-    loss_name   whose gradient is divided by the number of ranks
-    places      of this process, one for each of its ranks where it has several
-    ranks       all of them: those of this process, or one in each process of a group
+    loss_name   the loss, whose gradient is divided by the number of ranks
+    places      the places of this process if it has several ranks, one for each; else empty
+    ranks       how many there are: in this process, or one in each process of a group
     scale       what the loss's gradient begins with, see reduce_gradients
     shares      whether each rank has a piece of the optimizer's states: reduce_strategy Reduce
     """

@@ -9,14 +9,14 @@ from minigraph.errors import AttrError, nearest, require
 from minigraph.errors.kinds import UNKNOWN_ATTR
 
 
-class Choice(Enum):
+class PaddleEnum(Enum):
     """Base of Paddle's enumerations, which are numbers, too."""
 
     def __int__(self) -> int:
         return self.value
 
 
-class ReduceStrategy(Choice):
+class ReduceStrategy(PaddleEnum):
     """How gradients of several devices meet. There is one here: all are the same."""
 
     AllReduce = 0
@@ -24,7 +24,7 @@ class ReduceStrategy(Choice):
     _NoReduce = 2
 
 
-class GradientScaleStrategy(Choice):
+class GradientScaleStrategy(PaddleEnum):
     """What a loss's gradient is divided by: the number of devices, one here, or nothing."""
 
     CoeffNumDevice = 0

@@ -1,7 +1,7 @@
 """Adjacency: nodes and edges as a networkx graph, whose dictionaries are read and written directly.
 
-networkx's own views and functions take several times longer. Nobody outside this file and
-`graph.py` changes them.
+networkx's own views and functions take several times longer. Only this file and
+`graph.py` change these dictionaries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Single(dict[Position, Edges]):
 class Adjacency:
     """Nodes with edges in both directions.
 
-    nx          a networkx.MultiDiGraph of them, for its algorithms
+    nx          a networkx.MultiDiGraph of the nodes, for its algorithms
     pred, succ  its dictionaries {node: {neighbour: {(slot, position): {}}}}. All nodes and edges share one empty
                 dictionary of attributes, and single edges of one position theirs
     """

@@ -24,7 +24,7 @@ from minigraph.types import TensorType
 from .graph import Graph, OpNode, Rank, VarNode
 
 
-class Value(NamedTuple):
+class NamedValue(NamedTuple):
     """A variable as an operator names it."""
 
     name: str
@@ -35,7 +35,7 @@ class Value(NamedTuple):
         return f"{self.name}: {self.type}"
 
 
-Slots = dict[str, tuple[Value, ...]]
+Slots = dict[str, tuple[NamedValue, ...]]
 
 
 class OpState(NamedTuple):
@@ -165,11 +165,11 @@ def is_same(a: OpState | None, b: OpState | None) -> bool:
 
 
 def states_of(ops: Sequence[Operator]) -> dict[int, OpState]:
-    """{key: state} of a program's operators, as a RecordedGraph of them counts."""
+    """{key: state} of a program's operators; keys are those that a RecordedGraph of the program gives."""
     keys = {id(op): key for key, op in enumerate(ops)}
 
     def values(slots: Mapping[str, Sequence[Variable]]) -> Slots:
-        return {slot: tuple(Value(v.name, v.type, v.persistable) for v in vs) for slot, vs in slots.items()}
+        return {slot: tuple(NamedValue(v.name, v.type, v.persistable) for v in vs) for slot, vs in slots.items()}
 
     return {
         key: OpState(
@@ -180,11 +180,11 @@ def states_of(ops: Sequence[Operator]) -> dict[int, OpState]:
     }  # fmt: skip
 
 
-class _Values(dict[VarNode, Value]):
+class _Values(dict[VarNode, NamedValue]):
     """{variable of the graph: as operators name it}, made when it is first asked for."""
 
-    def __missing__(self, v: VarNode) -> Value:
-        value = self[v] = Value(v.name, v.type, v.persistable)
+    def __missing__(self, v: VarNode) -> NamedValue:
+        value = self[v] = NamedValue(v.name, v.type, v.persistable)
         return value
 
 
@@ -201,12 +201,12 @@ def program_of(states: Mapping[int, OpState], source: Program) -> Program:
         if v.persistable or v.is_data or used.get(v.name) == v.type
     }  # fmt: skip
 
-    def variable(v: Value) -> Variable:
+    def variable(v: NamedValue) -> Variable:
         if v.name not in variables:
             variables[v.name] = Variable(block, v.name, v.type)
         return variables[v.name]
 
-    def named(slots: Mapping[str, Sequence[Value]]) -> dict[str, list[Variable]]:
+    def named(slots: Mapping[str, Sequence[NamedValue]]) -> dict[str, list[Variable]]:
         return {slot: list(map(variable, vs)) for slot, vs in slots.items()}
 
     operators: dict[int | None, Operator] = {}

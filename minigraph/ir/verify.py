@@ -43,7 +43,7 @@ def _verify_var(graph: Graph, v: VarNode, after: str) -> None:
     if len(writers) > 1:
         raise VerifyError(f"after {after}: {v.name} has {len(writers)} writers: {list(writers)}")
     if not writers and not v.given and (v.read_by or v.pinned):
-        raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but nobody writes it")
+        raise VerifyError(f"after {after}: {v!r} is {v.pinned or 'read'} but no operator writes it")
     if graph.pred.get(v) is not writers or graph.succ.get(v) is not v.read_by:
         raise VerifyError(f"after {after}: {v!r} has edges of its own")
     if v.version:

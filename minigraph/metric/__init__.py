@@ -2,11 +2,4 @@
 
 from .metrics import Accuracy, Auc, Metric, Precision, Recall, accuracy
 
-__all__ = [
-    "Accuracy",
-    "Auc",
-    "Metric",
-    "Precision",
-    "Recall",
-    "accuracy",
-]
+__all__ = ["Accuracy", "Auc", "Metric", "Precision", "Recall", "accuracy"]

@@ -29,12 +29,12 @@ def cond(w: Writer, op: Operator) -> None:
 
 
 def call(w: Writer, op: Operator) -> None:
-    """The operators of the block where it stands."""
+    """The operators of its block stand in its place."""
     _pass_on(w, op, w.block(op.attrs["block"], _read(w, op, "Input")))
 
 
 def pylayer(w: Writer, op: Operator) -> None:
-    """Likewise those of forward_block."""
+    """The operators of forward_block stand in its place."""
     _pass_on(w, op, w.block(op.attrs["forward_block"], _read(w, op, "X", "Input")))
 
 

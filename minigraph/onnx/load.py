@@ -21,7 +21,7 @@ from minigraph.types import FLOATS, TensorType
 from . import attributes, composed
 from .model import DOMAIN, Function, Model, Node
 from .operators import write_operator
-from .standard import READ, Call
+from .standard import READ, OperatorCall
 
 assert composed  # it adds to READ
 
@@ -99,9 +99,9 @@ class Loader:
             _by_slot(opdef, slots, names)
             for slots, names in ((function.inputs, node.inputs), (function.outputs, node.outputs))
         )
-        self.emit(Call(opdef.type, inputs, outputs, attributes.from_onnx(opdef, node.attrs)), function)
+        self.emit(OperatorCall(opdef.type, inputs, outputs, attributes.from_onnx(opdef, node.attrs)), function)
 
-    def emit(self, call: Call, function: Function | None = None) -> None:
+    def emit(self, call: OperatorCall, function: Function | None = None) -> None:
         """Append an operator whose outputs get these names; `function` is what it must be written as."""
         block = self.program.block0
         inputs = {slot: [self.variable(name) for name in names] for slot, names in call.inputs.items()}

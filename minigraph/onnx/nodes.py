@@ -1,9 +1,9 @@
 """Nodes: what the form of an operator writes itself with.
 
     g.Tanh(X)                   a node of a standard operator
-    0.5 * X * (1 + g.Tanh(X))   arithmetic on Values writes nodes, too; numbers become constants of X's type
+    0.5 * X * (1 + g.Tanh(X))   arithmetic on Terms writes nodes, too; numbers become constants of X's type
 
-A Value knows its data type, so that numbers beside it get the same one. Ranks and sizes are known of an operator's
+A Term knows its data type, so that numbers beside it get the same one. Ranks and sizes are known of an operator's
 inputs alone.
 """
 
@@ -26,8 +26,8 @@ PLACES = frozenset({"Shape", "Size", "ArgMax", "ArgMin"})  # which give int64; o
 TYPED_BY = {"Where": 1}  # the input that has it, where it is not the first
 
 
-class Value:
-    """A value between nodes.
+class Term:
+    """A value between nodes, with which the form of an operator is written.
 
     type   known of an operator's inputs; of others the data type alone
     """
@@ -44,52 +44,52 @@ class Value:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes, -1 where free; of an operator's input."""
-        assert self.type is not None, f"nobody knows the shape of {self.name}"
+        assert self.type is not None, f"the shape of {self.name} is not known"
         return self.type.shape
 
-    def __add__(self, other: Any) -> Value:
+    def __add__(self, other: Any) -> Term:
         return self.g.Add(self, other)
 
-    def __radd__(self, other: Any) -> Value:
+    def __radd__(self, other: Any) -> Term:
         return self.g.Add(self.g.like(self, other), self)
 
-    def __sub__(self, other: Any) -> Value:
+    def __sub__(self, other: Any) -> Term:
         return self.g.Sub(self, other)
 
-    def __rsub__(self, other: Any) -> Value:
+    def __rsub__(self, other: Any) -> Term:
         return self.g.Sub(self.g.like(self, other), self)
 
-    def __mul__(self, other: Any) -> Value:
+    def __mul__(self, other: Any) -> Term:
         return self.g.Mul(self, other)
 
-    def __rmul__(self, other: Any) -> Value:
+    def __rmul__(self, other: Any) -> Term:
         return self.g.Mul(self.g.like(self, other), self)
 
-    def __truediv__(self, other: Any) -> Value:
+    def __truediv__(self, other: Any) -> Term:
         return self.g.Div(self, other)
 
-    def __rtruediv__(self, other: Any) -> Value:
+    def __rtruediv__(self, other: Any) -> Term:
         return self.g.Div(self.g.like(self, other), self)
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> Term:
         return self.g.Neg(self)
 
-    def __lt__(self, other: Any) -> Value:
+    def __lt__(self, other: Any) -> Term:
         return self.g.Less(self, other)
 
-    def __le__(self, other: Any) -> Value:
+    def __le__(self, other: Any) -> Term:
         return self.g.LessOrEqual(self, other)
 
-    def __gt__(self, other: Any) -> Value:
+    def __gt__(self, other: Any) -> Term:
         return self.g.Greater(self, other)
 
-    def __ge__(self, other: Any) -> Value:
+    def __ge__(self, other: Any) -> Term:
         return self.g.GreaterOrEqual(self, other)
 
-    def __and__(self, other: Value) -> Value:
+    def __and__(self, other: Term) -> Term:
         return self.g.And(self, other)
 
-    def __or__(self, other: Value) -> Value:
+    def __or__(self, other: Term) -> Term:
         return self.g.Or(self, other)
 
 
@@ -97,7 +97,7 @@ class Nodes:
     """The nodes of one operator, in order.
 
     constants  of them those that hold numbers, by name
-    types      of the operator's outputs by slot;  wanted: those of them that somebody reads
+    types      of the operator's outputs by slot;  wanted: the slots that are read
     """
 
     def __init__(self) -> None:
@@ -113,13 +113,13 @@ class Nodes:
         return partial(self.node, op_type)
 
     def node(self, op_type: str, *inputs: Any, outputs: int = 1, dtype: Any = None, **attrs: Any) -> Any:
-        """A node of a standard operator; its Value, or a tuple of these.
+        """A node of a standard operator; its Term, or a tuple of these.
 
-        inputs  Values, None for an absent one, numbers and arrays, which get the type of the first Value
+        inputs  Terms, None for an absent one, numbers and arrays, which get the type of the first Term
         dtype   of the result, where neither the operator nor an input says it
         """
-        first = next((x for x in inputs if isinstance(x, Value)), None)
-        values = [x if x is None or isinstance(x, Value) else self.like(first, x) for x in inputs]
+        first = next((x for x in inputs if isinstance(x, Term)), None)
+        values = [x if x is None or isinstance(x, Term) else self.like(first, x) for x in inputs]
         names = tuple("" if x is None else x.name for x in values)
         while names and not names[-1]:
             names = names[:-1]
@@ -127,28 +127,28 @@ class Nodes:
             typing = values[TYPED_BY.get(op_type, 0)] if values else None
             own = float32 if typing is None else typing.dtype
             dtype = bool_ if op_type in BOOLS else int64 if op_type in PLACES else own
-        made = [Value(self, self._name(), dtype) for _ in range(outputs)]
+        made = [Term(self, self._name(), dtype) for _ in range(outputs)]
         self.nodes.append(Node(op_type, names, tuple(v.name for v in made), attrs))
         return made[0] if outputs == 1 else tuple(made)
 
-    def const(self, value: Any, dtype: Any) -> Value:
+    def const(self, value: Any, dtype: Any) -> Term:
         """A constant of a data type."""
         array = np.asarray(value).astype(as_dtype(dtype))
-        made = Value(self, self._name(), dtype, TensorType(array.shape, array.dtype))
+        made = Term(self, self._name(), dtype, TensorType(array.shape, array.dtype))
         self.constants[made.name] = array
         self.nodes.append(Node("Constant", (), (made.name,), {"value": array}))
         return made
 
-    def like(self, x: Value | None, number: Any) -> Value:
+    def like(self, x: Term | None, number: Any) -> Term:
         """A number in the type of a value."""
-        assert x is not None, "an input of a node must be a Value"
+        assert x is not None, "an input of a node must be a Term"
         return self.const(number, x.dtype)
 
-    def ints(self, *values: int) -> Value:
+    def ints(self, *values: int) -> Term:
         """Sizes, axes or places: int64 [n]."""
         return self.const(np.array(values, np.int64), int64)
 
-    def cast(self, x: Value, dtype: Any) -> Value:
+    def cast(self, x: Term, dtype: Any) -> Term:
         """x in another data type; itself where it has it."""
         dtype = as_dtype(dtype)
         if x.dtype == dtype:
@@ -157,20 +157,20 @@ class Nodes:
         made.type = x.type.with_dtype(dtype) if x.type is not None else None
         return made
 
-    def computed(self, x: Value) -> Value:
+    def computed(self, x: Term) -> Term:
         """x in the type that it is computed in: 16-bit floats are storage."""
         return self.cast(x, float32) if x.dtype in (float16, bfloat16) else x
 
-    def size(self, x: Value, axis: int) -> Value:
+    def size(self, x: Term, axis: int) -> Term:
         """The size of an axis, int64 [1]."""
         known = x.shape[axis]
         return self.ints(known) if known >= 0 else self.Gather(self.Shape(x), self.ints(axis % x.ndim))
 
-    def sizes(self, x: Value) -> Value:
+    def sizes(self, x: Term) -> Term:
         """All of them, int64 [rank]."""
         return self.ints(*x.shape) if -1 not in x.shape else self.Shape(x)
 
-    def reshape(self, x: Value, shape: Sequence[int | Value]) -> Value:
+    def reshape(self, x: Term, shape: Sequence[int | Term]) -> Term:
         """x in another shape: ints, one of them -1, and Values with one size each."""
         if all(isinstance(size, int) for size in shape):
             empty = {"allowzero": 1} if 0 in shape and 0 in x.shape else {}
@@ -197,6 +197,6 @@ def _read(node: Node) -> Iterator[str]:
     return (name for name in node.inputs if name)
 
 
-def fits_attribute(x: Value, *numbers: float) -> bool:
+def fits_attribute(x: Term, *numbers: float) -> bool:
     """Whether attributes of ONNX, which are float32, are exact enough for values of x's type."""
     return x.dtype != float64 or all(float(np.float32(n)) == n for n in numbers)

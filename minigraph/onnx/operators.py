@@ -11,7 +11,7 @@ from minigraph.opdef import OpDef
 from minigraph.types import TensorType, bfloat16, float16
 
 from .model import Node
-from .nodes import Nodes, Value
+from .nodes import Nodes, Term
 from .registry import EXACT, FORMS, NO_FORM, no_counterpart
 
 Types = Mapping[str, Sequence[TensorType]]
@@ -66,7 +66,7 @@ def _write(opdef: OpDef, inputs: Types, attrs: Mapping[str, Any], outputs: Types
     g = Nodes()
     names = slot_names(opdef, inputs)
     values = {
-        slot: [Value(g, name, t.dtype, t) for name, t in zip(names[slot], inputs[slot], strict=True)] for slot in names
+        slot: [Term(g, name, t.dtype, t) for name, t in zip(names[slot], inputs[slot], strict=True)] for slot in names
     }
     results = write_member(g, opdef, values, attrs, frozenset(outputs), lifted)
     renamed: dict[str, str] = {}
@@ -95,9 +95,9 @@ def _write(opdef: OpDef, inputs: Types, attrs: Mapping[str, Any], outputs: Types
 
 
 def write_member(
-    g: Nodes, opdef: OpDef, inputs: Mapping[str, Sequence[Value]], attrs: Mapping[str, Any], wanted: frozenset[str],
+    g: Nodes, opdef: OpDef, inputs: Mapping[str, Sequence[Term]], attrs: Mapping[str, Any], wanted: frozenset[str],
     lifted: bool = True,
-) -> dict[str, list[Value]]:  # fmt: skip
+) -> dict[str, list[Term]]:  # fmt: skip
     """{output slot: Values} of an operator among the nodes of `g`.
 
     lifted  compute 16-bit floats in float32; a cast to 16 bits rounds all the same
@@ -116,7 +116,7 @@ def write_member(
     g.types, g.wanted = types, wanted
     results = _called(FORMS[opdef.type], g, args, attrs)
     g.types, g.wanted = saved
-    made: dict[str, list[Value]] = {}
+    made: dict[str, list[Term]] = {}
     for slot, result in zip(opdef.outputs, results, strict=True):
         if slot.name in wanted:
             made[slot.name] = list(result) if slot.variadic else [result]

@@ -33,6 +33,13 @@ def form(function: Callable[..., Any] | None = None, *, exact: bool = False) -> 
     return define if function is None else define(function)
 
 
+def forms(exact: bool = False, **written: Callable[..., Any]) -> None:
+    """Take functions of one line as the forms of the operators of these names."""
+    for name, function in written.items():
+        function.__name__ = name
+        form(function, exact=exact)
+
+
 def same(names: dict[str, str], exact: bool = False) -> None:
     """Operators that ONNX has under another name."""
     for name, standard in names.items():

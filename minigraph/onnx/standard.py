@@ -17,7 +17,7 @@ from .model import CODES, Node
 from .registry import SAME
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """An operator by names of values."""
 
     type: str
@@ -31,7 +31,7 @@ def decimal(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-Reader = Callable[[Any, Node], Iterator[Call]]
+Reader = Callable[[Any, Node], Iterator[OperatorCall]]
 READ: dict[str, Reader] = {}
 DTYPES: Mapping[int, DType] = {code: dtype for dtype, code in CODES.items()}
 
@@ -46,14 +46,14 @@ def reads(*types: str) -> Callable[[Reader], Reader]:
     return define
 
 
-def one(op_type: str, node: Node, *slots: str, **attrs: Any) -> Call:
+def one(op_type: str, node: Node, *slots: str, **attrs: Any) -> OperatorCall:
     """An operator that takes the node's inputs in these slots."""
     inputs = {slot: [name] for slot, name in zip(slots, node.inputs, strict=False) if name}
-    return Call(op_type, inputs, {"Out": node.outputs[:1]}, attrs)
+    return OperatorCall(op_type, inputs, {"Out": node.outputs[:1]}, attrs)
 
 
 def _same(standard: str, op_type: str, *slots: str) -> None:
-    def read(loader: Any, node: Node) -> Iterator[Call]:
+    def read(loader: Any, node: Node) -> Iterator[OperatorCall]:
         require(len(node.inputs) == len(slots), f"it has {len(node.inputs)} inputs, not {len(slots)}", ProgramError)
         yield one(op_type, node, *slots)
 
@@ -77,7 +77,7 @@ for _standard, _op in {
 
 
 @reads("Add", "Mul", "Pow")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     """With a number on the right side it is `scale` or `pow`, else of two values."""
     require(len(node.inputs) == 2, f"it has {len(node.inputs)} inputs, not 2", ProgramError)
     number = loader.arrays.get(node.inputs[1])
@@ -90,7 +90,7 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("Max", "Min", "Sum")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     """Of any number of values, two at a time."""
     op_type = {"Max": "elementwise_max", "Min": "elementwise_min", "Sum": "elementwise_add"}[node.type]
     total = node.inputs[0]
@@ -98,60 +98,60 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
         yield one("assign", node, "X")
     for i, name in enumerate(node.inputs[1:], 2):
         made = node.outputs[0] if i == len(node.inputs) else loader.fresh(node.outputs[0])
-        yield Call(op_type, {"X": [total], "Y": [name]}, {"Out": [made]})
+        yield OperatorCall(op_type, {"X": [total], "Y": [name]}, {"Out": [made]})
         total = made
 
 
 @reads("IsInf")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     both = node.attrs.get("detect_negative", 1) == node.attrs.get("detect_positive", 1) == 1
     require(both, "of one sign only", ProgramError)
     yield one("isinf", node, "X")
 
 
 @reads("Mod")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     require(not node.attrs.get("fmod", 0), "with fmod=1", ProgramError)
     yield one("elementwise_mod", node, "X", "Y")
 
 
 @reads("LeakyRelu")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     yield one("leaky_relu", node, "X", alpha=decimal(node.attrs.get("alpha", 0.01)))
 
 
 @reads("Elu")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     yield one("elu", node, "X", alpha=decimal(node.attrs.get("alpha", 1.0)))
 
 
 @reads("Gelu")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     yield one("gelu", node, "X", approximate=node.attrs.get("approximate", "none") == "tanh")
 
 
 @reads("Softmax", "LogSoftmax")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     op_type = "softmax" if node.type == "Softmax" else "log_softmax"
     yield one(op_type, node, "X", axis=node.attrs.get("axis", -1))
 
 
 @reads("Clip")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     low, high = (loader.constant(node, i) for i in (1, 2))
     bounds = {n: bound.item() for n, bound in (("min", low), ("max", high)) if bound is not None}
     yield one("clip", node, "X", **bounds)
 
 
 @reads("Cast")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     code = node.attrs.get("to")
     require(code in DTYPES, f"to data type {code}", ProgramError)
     yield one("cast", node, "X", dtype=DTYPES[code])  # pyright: ignore[reportArgumentType]
 
 
 @reads("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     given = loader.constant(node, 1)
     axes = node.attrs.get("axes") if given is None else tuple(map(int, given))
     if not axes:
@@ -163,7 +163,7 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("ArgMax", "ArgMin")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     require(not node.attrs.get("select_last_index", 0), "that takes the last of equal ones", ProgramError)
     op_type = "arg_max" if node.type == "ArgMax" else "arg_min"
     axis, keepdim = node.attrs.get("axis", 0), bool(node.attrs.get("keepdims", 1))
@@ -171,13 +171,13 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("CumSum")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     flags = {name: bool(node.attrs.get(name, 0)) for name in ("exclusive", "reverse")}
     yield one("cumsum", node, "X", axis=int(needed(loader, node, 1).item()), **flags)
 
 
 @reads("Reshape")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     shape = ints(loader, node, 1)
     if node.attrs.get("allowzero", 0) and 0 in shape:  # a 0 is a size there; here it copies one, and -1 may come to 0
         require(sorted(shape)[0] == 0 < sorted((*shape, 1))[1], "to several sizes of 0", ProgramError)
@@ -186,7 +186,7 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("Flatten")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     axis, rank = node.attrs.get("axis", 1), loader.type_of(node.inputs[0]).ndim
     axis = axis % rank if axis < 0 else axis
     require(axis in (0, 1) or axis == rank - 1, f"at axis {axis} of {rank}", ProgramError)
@@ -195,19 +195,19 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("Transpose")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     rank = loader.type_of(node.inputs[0]).ndim
     yield one("transpose", node, "X", perm=node.attrs.get("perm", tuple(reversed(range(rank)))))
 
 
 @reads("Squeeze", "Unsqueeze")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     axes = loader.constant(node, 1)
     yield one(node.type.lower(), node, "X", axes=None if axes is None else tuple(map(int, axes)))
 
 
 @reads("Expand")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     shape, own = ints(loader, node, 1), loader.type_of(node.inputs[0]).shape
     behind = own[len(own) - len(shape) :] if len(shape) <= len(own) else own
     missing = len(shape) - len(behind)
@@ -216,24 +216,24 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("Tile")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     yield one("tile", node, "X", repeat_times=ints(loader, node, 1))
 
 
 @reads("Concat")
-def _(loader: Any, node: Node) -> Iterator[Call]:
-    yield Call("concat", {"X": node.inputs}, {"Out": node.outputs}, {"axis": node.attrs.get("axis", 0)})
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
+    yield OperatorCall("concat", {"X": node.inputs}, {"Out": node.outputs}, {"axis": node.attrs.get("axis", 0)})
 
 
 @reads("Split")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     sizes, axis = loader.constant(node, 1), node.attrs.get("axis", 0)
     how = {"num": len(node.outputs)} if sizes is None else {"sections": tuple(map(int, sizes))}
-    yield Call("split", {"X": node.inputs[:1]}, {"Out": node.outputs}, {"axis": axis, **how})
+    yield OperatorCall("split", {"X": node.inputs[:1]}, {"Out": node.outputs}, {"axis": axis, **how})
 
 
 @reads("Slice")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     starts, ends = ints(loader, node, 1), ints(loader, node, 2)
     axes, steps = (loader.constant(node, i) for i in (3, 4))
     attrs = {"starts": starts, "ends": ends, "axes": range(len(starts)) if axes is None else map(int, axes)}
@@ -242,23 +242,23 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("TopK")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     axis, attrs = node.attrs.get("axis", -1), node.attrs
     size, wanted = loader.type_of(node.inputs[0]).shape[axis], int(needed(loader, node, 1).item())
     require(size == wanted and attrs.get("sorted", 1) == 1, f"of {wanted} elements of {size}", ProgramError)
     places = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else loader.fresh(node.outputs[0])
     values = node.outputs[0] or loader.fresh(places)
     how = {"axis": axis, "descending": bool(attrs.get("largest", 1))}
-    yield Call("argsort", {"X": node.inputs[:1]}, {"Out": [values], "Indices": [places]}, how)
+    yield OperatorCall("argsort", {"X": node.inputs[:1]}, {"Out": [values], "Indices": [places]}, how)
 
 
 @reads("Gather")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     yield one("gather", node, "X", "Index", axis=node.attrs.get("axis", 0))
 
 
 @reads("Trilu")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     diagonal = loader.constant(node, 1)
     yield one(
         "tril_triu", node, "X", diagonal=0 if diagonal is None else int(diagonal.item()),
@@ -267,7 +267,7 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("Pad")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     amounts, value, axes = ints(loader, node, 1), loader.constant(node, 2), loader.constant(node, 3)
     require(node.attrs.get("mode", "constant") == "constant" and axes is None, "of another mode", ProgramError)
     half = len(amounts) // 2
@@ -276,14 +276,14 @@ def _(loader: Any, node: Node) -> Iterator[Call]:
 
 
 @reads("ConstantOfShape")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     value = node.attrs.get("value", np.zeros(1, float32))
     attrs = {"shape": ints(loader, node, 0), "value": value.item(), "dtype": value.dtype}
-    yield Call("fill_constant", {}, {"Out": node.outputs}, attrs)
+    yield OperatorCall("fill_constant", {}, {"Out": node.outputs}, attrs)
 
 
 @reads("LayerNormalization")
-def _(loader: Any, node: Node) -> Iterator[Call]:
+def _(loader: Any, node: Node) -> Iterator[OperatorCall]:
     require(len([name for name in node.outputs if name]) == 1, "whose statistics are read", ProgramError)
     rank = loader.type_of(node.inputs[0]).ndim
     axis = node.attrs.get("axis", -1) % rank
@@ -301,7 +301,7 @@ def needed(loader: Any, node: Node, position: int) -> np.ndarray:
 
 
 def ints(loader: Any, node: Node, position: int) -> tuple[int, ...]:
-    """Likewise whole numbers."""
+    """An input that must be there, and a constant list of whole numbers."""
     array = needed(loader, node, position)
     require(array.dtype.kind == "i" and array.ndim == 1, f"input {position} must be a list of ints", ProgramError)
     return tuple(map(int, array))

@@ -43,7 +43,7 @@ TRAITS = {
     "optimizer": "updates parameters, which have no slope; dropped by clone(for_test=True)",
     "layerwise": "updates an element by norms of its whole parameter, so no rank can update a piece alone",
     "collective": "all ranks of a group run it together, in the same order",
-    "side_effect": "must run although nobody reads its outputs",
+    "side_effect": "must run even if none of its outputs is read",
     "reports": "may refuse values when it runs: a bad index, a label that is no class, output that cannot be written",
     "infinite": "an infinity in an optional output is a value of its own, no overflow",
     "loss": "has an output Loss with an element for each row, and a grad operator that reads Loss_grad",
@@ -94,7 +94,7 @@ class OpDef(Signature):
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
-        self._resolved: dict[Any, tuple[Any, ...]] = {}  # likewise `resolved`
+        self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
         self.infer_function: Callable[..., Any] | None = None
         self.grad_function: Callable[..., Any] | None = None
         self.samples_function: Callable[..., Any] | None = None
@@ -302,7 +302,7 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
     shows            what its outputs show of the memory of the first input whose values are read: a function of
                      kernels/cuda/record/views.py from inputs, outputs and attributes to a Buffer for each output. On a
                      CPU the reference gives a view
-    joins            likewise where each of its inputs lies in its output
+    joins            a function of kernels/cuda/record/views.py to the Buffer of its output in which each input lies
     rows             how it works on rows, where it does (Rows)
     blocks           {attribute that is a block: list slots that the block takes, one behind the other}
     """

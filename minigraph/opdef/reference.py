@@ -21,7 +21,7 @@ def run_reference(
     """{output slot: arrays} of the reference; slots that it leaves out are absent.
 
     inputs  {slot: arrays}; 16-bit floats are storage, they are computed as float32
-    wanted  the output slots that somebody reads
+    wanted  the output slots that are read
     rng     seed, operator's number and step of random numbers
     lifted  let all floats be float64, those that attributes name too
     """

@@ -2,7 +2,7 @@
 
 Some keyword-only names are no attributes. A function that lists such a name is given its value:
     out    tuple with an array or None for each output slot, to be written in place
-    needs  frozenset of the output slots that somebody reads
+    needs  frozenset of the output slots that are read
     rng    (seed, operator's number, step) for counter-based random numbers
     lifted whether every float is computed in float64, as validation does
 """

@@ -30,7 +30,7 @@ COLUMNS = 2048  # of the narrowest weight: above, each product fills a GPU by it
 PLAIN = {"trans_x": False, "activation": "none", "out_dtype": None, "activation_grad": "none"}
 
 
-class Slots(NamedTuple):
+class GradSlots(NamedTuple):
     """Slots of the gradient of a linear layer: of the result, and of X, weight and bias."""
 
     out: str
@@ -40,8 +40,8 @@ class Slots(NamedTuple):
 
 
 GRADIENTS = {
-    "fused_gemm_epilogue": Slots("DOut", "DX", "DY", "DBias"),
-    "matmul": Slots("Out_grad", "X_grad", "Y_grad", None),
+    "fused_gemm_epilogue": GradSlots("DOut", "DX", "DY", "DBias"),
+    "matmul": GradSlots("Out_grad", "X_grad", "Y_grad", None),
 }
 
 

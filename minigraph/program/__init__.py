@@ -19,19 +19,6 @@ from .program import (
 )
 
 __all__ = [
-    "GRAD_SUFFIX",
-    "ROLES",
-    "Block",
-    "Operator",
-    "Parameter",
-    "Program",
-    "Slots",
-    "Variable",
-    "as_seed",
-    "copy_var",
-    "default_main_program",
-    "default_startup_program",
-    "describe_call",
-    "name_scope",
-    "program_guard",
-]
+    "GRAD_SUFFIX", "ROLES", "Block", "Operator", "Parameter", "Program", "Slots", "Variable", "as_seed", "copy_var",
+    "default_main_program", "default_startup_program", "describe_call", "name_scope", "program_guard",
+]  # fmt: skip

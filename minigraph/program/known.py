@@ -32,7 +32,7 @@ class Size(NamedTuple):
         return self.variable is x and self.axis == axis
 
 
-class Product(NamedTuple):
+class SizeProduct(NamedTuple):
     """A product of sizes that only a run knows, and numbers."""
 
     factors: tuple[Any, ...]
@@ -40,9 +40,9 @@ class Product(NamedTuple):
 
 def _times(a: Any, b: Any) -> Any:
     """The product of two numbers, Sizes or Products."""
-    if not isinstance(a, (Size, Product)) and not isinstance(b, (Size, Product)):
+    if not isinstance(a, (Size, SizeProduct)) and not isinstance(b, (Size, SizeProduct)):
         return a * b
-    return Product(tuple(f for e in (a, b) for f in (e.factors if isinstance(e, Product) else (e,))))
+    return SizeProduct(tuple(f for e in (a, b) for f in (e.factors if isinstance(e, SizeProduct) else (e,))))
 
 
 def _products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
         entries = value if isinstance(value, list) else [value]
         if op_type == "reshape" and name == "shape":
             found[name] = _new_shape(inputs["X"][0], entries)
-        elif (size := next((e for e in entries if isinstance(e, (Size, Product))), None)) is not None:
+        elif (size := next((e for e in entries if isinstance(e, (Size, SizeProduct))), None)) is not None:
             of = isinstance(size, Size)
             fact = f"the size of axis {size.axis} of {size.variable}" if of else "a product of sizes"
             raise RUN_TIME(
@@ -98,16 +98,16 @@ def with_known(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]
 def with_own_sizes(x: Variable, sizes: list[Any]) -> list[Any]:
     """A shape for reshape: 0 copies a size of x in its place, -1 is a product that all of x has room for."""
     named = [0 if isinstance(s, Size) and s.is_of(x, i) else s for i, s in enumerate(sizes)]
-    products = [s for s in named if isinstance(s, Product)]
+    products = [s for s in named if isinstance(s, SizeProduct)]
     fits = len(products) == 1 and _whole(x, [s for s in named if s is not products[0]], products[0])
-    return [-1 if fits and isinstance(s, Product) else s for s in named]
+    return [-1 if fits and isinstance(s, SizeProduct) else s for s in named]
 
 
-def _whole(x: Variable, others: list[Any], product: Product) -> bool:
+def _whole(x: Variable, others: list[Any], product: SizeProduct) -> bool:
     """Whether a product and the other sizes of a shape are all sizes of x, each once."""
     sizes = [Size(x, i) if s == 0 else s for i, s in enumerate(others)] + list(product.factors)
     axes = [s.axis for s in sizes if isinstance(s, Size) and s.variable is x]
-    numbers = [s for s in sizes if not isinstance(s, (Size, Product))]
+    numbers = [s for s in sizes if not isinstance(s, (Size, SizeProduct))]
     unknown = [i for i, size in enumerate(x.shape) if size == -1]
     return (
         len(axes) + len(numbers) == len(sizes) and sorted(axes) == unknown
@@ -118,13 +118,13 @@ def _whole(x: Variable, others: list[Any], product: Product) -> bool:
 def _new_shape(x: Variable, sizes: list[Any]) -> list[Any]:
     """A shape for reshape: 0 copies a size of x in its place, one other unknown size may be -1."""
     named = with_own_sizes(x, sizes)
-    left = [s for s in named if isinstance(s, (Size, Product))]
+    left = [s for s in named if isinstance(s, (Size, SizeProduct))]
     if len(left) + named.count(-1) > 1:
         raise RUN_TIME(
             f"two sizes of the new shape of {x} are known only at run time", site=call_site(),
             hint="a size of x in its own place is 0, one other size may be -1",
         )  # fmt: skip
-    if any(isinstance(s, Product) for s in left):
+    if any(isinstance(s, SizeProduct) for s in left):
         raise RUN_TIME(
             f"a size of the new shape is a product that is not what is left of {x}", site=call_site(),
             hint="-1 in its place takes what is left",
@@ -211,7 +211,7 @@ def _value(v: Variable, end: int | None = None) -> np.ndarray:
 def _plain(values: np.ndarray, op_type: str) -> np.ndarray:
     """An array of objects that are all numbers, as numbers."""
     if values.dtype == object:
-        if any(isinstance(e, (Size, Product)) for e in values.reshape(-1)):
+        if any(isinstance(e, (Size, SizeProduct)) for e in values.reshape(-1)):
             raise _Unknown(f"{op_type} computes it from a size that only a run knows")
         return values.astype(np.int64)
     return values

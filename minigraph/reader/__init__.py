@@ -13,13 +13,5 @@ from .decorator import (
 )
 
 __all__ = [
-    "ComposeNotAligned",
-    "buffered",
-    "cache",
-    "chain",
-    "compose",
-    "firstn",
-    "map_readers",
-    "shuffle",
-    "xmap_readers",
-]
+    "ComposeNotAligned", "buffered", "cache", "chain", "compose", "firstn", "map_readers", "shuffle", "xmap_readers",
+]  # fmt: skip

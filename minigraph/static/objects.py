@@ -26,7 +26,7 @@ DEEPEST = 64
 
 
 def save(obj: Any, path: Any, protocol: int = 4, **configs: Any) -> None:
-    """Write `obj` to the file at `path`, which holds what it held or all of it, whenever a crash comes.
+    """Write `obj` to the file at `path`. After a crash the file has its old content or all of the new one.
 
     obj       dicts with names as keys, lists, tuples, arrays, numbers, texts, None; or a Program
     protocol  Paddle's pickle version, says nothing here, as configs

@@ -19,7 +19,7 @@ from .math import matmul, multiply, sum
 Label = Hashable  # a letter, or the number of an axis of `...` counted from the last one
 
 
-class Part(NamedTuple):
+class Labelled(NamedTuple):
     """A Variable whose axes have labels, each another one."""
 
     value: Variable
@@ -28,17 +28,17 @@ class Part(NamedTuple):
     def size(self, label: Label) -> int:
         return self.value.shape[self.labels.index(label)]
 
-    def ordered(self, labels: Sequence[Label]) -> Part:
+    def ordered(self, labels: Sequence[Label]) -> Labelled:
         """With its axes in the order of the labels."""
         order = [self.labels.index(label) for label in labels]
         value = self.value if order == [*range(len(order))] else transpose(self.value, order)
-        return Part(value, tuple(labels))
+        return Labelled(value, tuple(labels))
 
-    def summed(self, kept: Collection[Label]) -> Part:
+    def summed(self, kept: Collection[Label]) -> Labelled:
         """Summed over the labels that nobody needs."""
         axes = [axis for axis, label in enumerate(self.labels) if label not in kept]
         value = sum(self.value, axes) if axes else self.value
-        return Part(value, tuple(label for label in self.labels if label in kept))
+        return Labelled(value, tuple(label for label in self.labels if label in kept))
 
 
 @whole
@@ -77,7 +77,7 @@ def _labels(equation: str, term: str, count: int, dots: Sequence[int] | None = N
     return (*before, *(range(-count, 0) if dots is None else dots), *after)
 
 
-def _labelled(equation: str, term: str, v: Variable) -> Part:
+def _labelled(equation: str, term: str, v: Variable) -> Labelled:
     """The operand of a term; of a letter that stands twice the diagonal."""
     letters = len(term.replace("...", ""))
     fits = letters <= v.ndim if "..." in term else letters == v.ndim
@@ -90,10 +90,10 @@ def _labelled(equation: str, term: str, v: Variable) -> Part:
         require(v.shape[first] == v.shape[second], f"{equation!r}: sizes of {twice!r} differ in {v}", ShapeError)
         v = diagonal(v, 0, first, second)
         labels = (*(label for axis, label in enumerate(labels) if axis not in (first, second)), twice)
-    return Part(v, labels)
+    return Labelled(v, labels)
 
 
-def _contracted(parts: list[Part], out: tuple[Label, ...], call: str, name: str | None) -> Variable:
+def _contracted(parts: list[Labelled], out: tuple[Label, ...], call: str, name: str | None) -> Variable:
     """The product of all parts, summed over all labels but `out`."""
     parts = _without_ones(parts, call)
     given, done = parts[0].value, parts[0]
@@ -104,14 +104,14 @@ def _contracted(parts: list[Part], out: tuple[Label, ...], call: str, name: str 
     done = done.summed(out)
     missing = [label for label in out if label not in done.labels]  # of size 1 in every part
     if missing:
-        done = Part(unsqueeze(done.value, [*range(len(missing))]), (*missing, *done.labels))
+        done = Labelled(unsqueeze(done.value, [*range(len(missing))]), (*missing, *done.labels))
     result = done.ordered(out).value
     g = builder_of(result)
     same = len(parts) == 1 and result is given
     return g.assign(result, name=output_prefix(call, name)) if same or name else result
 
 
-def _without_ones(parts: list[Part], call: str) -> list[Part]:
+def _without_ones(parts: list[Labelled], call: str) -> list[Labelled]:
     """The parts without axes of size 1, along which they broadcast; other sizes of one label must agree."""
     kept = []
     for part in parts:
@@ -120,11 +120,11 @@ def _without_ones(parts: list[Part], call: str) -> list[Part]:
             require(len(sizes) < 2, f"{call}: axis {label!r} has the sizes {sorted(sizes)}", INNER)
         axes = [axis for axis, size in enumerate(part.value.shape) if size == 1]
         value = squeeze(part.value, axes) if axes else part.value
-        kept.append(Part(value, tuple(label for axis, label in enumerate(part.labels) if axis not in axes)))
+        kept.append(Labelled(value, tuple(label for axis, label in enumerate(part.labels) if axis not in axes)))
     return kept
 
 
-def _product(x: Part, y: Part, needed: Collection[Label], out: Sequence[Label]) -> Part:
+def _product(x: Labelled, y: Labelled, needed: Collection[Label], out: Sequence[Label]) -> Labelled:
     """x * y, summed over the labels of both that nobody needs."""
     both = [label for label in x.labels if label in y.labels]
     batch = [label for label in both if label in needed]
@@ -134,13 +134,13 @@ def _product(x: Part, y: Part, needed: Collection[Label], out: Sequence[Label]) 
         x, y, rows, columns = y, x, columns, rows
     if not batch and len(inner) == len(columns) == 1 and x.labels[-1:] == (*inner,):  # rows may be any axes
         right, trans_y = _matrix(y, batch, columns, inner)
-        return Part(matmul(x.value, right, transpose_y=not trans_y), (*rows, *columns))
+        return Labelled(matmul(x.value, right, transpose_y=not trans_y), (*rows, *columns))
     unknown = [[p.size(label) for label in group].count(-1) for p, group in ((x, rows), (y, columns))]
     hard = max(unknown) > 1 or (unknown == [1, 1] and len(rows) > 1)  # a shape has one size to find
     if not inner or hard:
         every = [*batch, *rows, *columns, *inner]
         wide = multiply(_beside(x, every), _beside(y, every))
-        return Part(wide, tuple(every)).summed([*batch, *rows, *columns])
+        return Labelled(wide, tuple(every)).summed([*batch, *rows, *columns])
     left, trans_x = _matrix(x, batch, rows, inner)
     right, trans_y = _matrix(y, batch, columns, inner)
     value = matmul(left, right, trans_x, not trans_y)
@@ -149,17 +149,17 @@ def _product(x: Part, y: Part, needed: Collection[Label], out: Sequence[Label]) 
         same = len(batch) + (len(rows) == 1)  # axes that stay where they are
         copied = [0] * same + sizes[same - len(batch) :]
         value = reshape(value, copied)
-    return Part(value, (*batch, *rows, *columns))
+    return Labelled(value, (*batch, *rows, *columns))
 
 
-def _beside(part: Part, labels: Sequence[Label]) -> Variable:
+def _beside(part: Labelled, labels: Sequence[Label]) -> Variable:
     """The part with an axis for each label, of size 1 where it has none."""
     own = part.ordered([label for label in labels if label in part.labels])
     absent = [place for place, label in enumerate(labels) if label not in part.labels]
     return unsqueeze(own.value, absent) if absent else own.value
 
 
-def _matrix(part: Part, batch: list[Label], outer: list[Label], inner: list[Label]) -> tuple[Variable, bool]:
+def _matrix(part: Labelled, batch: list[Label], outer: list[Label], inner: list[Label]) -> tuple[Variable, bool]:
     """Matrices [batch, outer, inner] as one axis each, or the other way round where that is how it lies: True."""
     turned = (*batch, *inner, *outer) == part.labels and bool(outer)
     groups = (inner, outer) if turned else (outer, inner)
@@ -196,7 +196,7 @@ def tensordot(x: Variable, y: Variable, axes: Any = 2, name: str | None = None) 
     for a, b in zip(of_x, of_y, strict=True):
         right[b] = left[a]
     out = [label for label in (*left, *right) if (label in left) != (label in right)]
-    return _contracted([Part(x, tuple(left)), Part(y, tuple(right))], tuple(out), "tensordot", name)
+    return _contracted([Labelled(x, tuple(left)), Labelled(y, tuple(right))], tuple(out), "tensordot", name)
 
 
 __all__ = ["einsum", "tensordot"]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.compiler.report import page
 from minigraph.compiler.report.timeline import timeline
 from minigraph.compiler.validate import made_up_values
@@ -320,9 +319,7 @@ def on_a_gpu(monkeypatch, tmp_path):
     """(Profiler, path of the report) of a step whose graph has two streams, on the stub of a GPU."""
     if gpu_stub.cuda_host.COMPILER is None:
         pytest.skip("kernels on a CPU need g++")
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    gpu_stub.install()
+    gpu_stub.installed(monkeypatch)
     case = Case()
     made, exe, scope = case.compiled(), mg.static.Executor(mg.CUDAPlace(0)), case.scope()
     trace(case, made, exe, scope, 2)

@@ -12,7 +12,6 @@ tests/gpu/test_gpu.py runs the same checks under pytest.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import importlib
 import importlib.metadata
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import minigraph
+from bench.harness import in_lines, now
 from minigraph import cuda
 from tests.gpu import attention as gpu_attention
 from tests.gpu import capture as gpu_capture
@@ -281,13 +281,12 @@ def write(out: Path, name: str, report: dict[str, Any], log: str) -> None:
     print(log)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.txt").write_text(log + "\n", encoding="utf-8")
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / f"{name}.json").write_text(in_lines(report) + "\n", encoding="utf-8")
     print(f"written to {out / name}.json and .txt")
 
 
 def header(command: str) -> dict[str, Any]:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"command": command, "date": now, "environment": environment()}
+    return {"command": command, "date": now(), "environment": environment()}
 
 
 def run_suite(checks: list[Check], options: argparse.Namespace, command: str) -> int:

@@ -103,6 +103,7 @@ FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}
 READS_ENVIRONMENT = {"runtime/flags.py", "kernels/cores.py", "distributed/environment.py"}
 # Rooms and files of Paddle that scripts import by name: `from paddle.utils import unique_name`.
 PADDLES_NAMES = {"utils/__init__.py"}
+TWO_IN_PADDLE = {"Bilinear", "DataLoader"}  # a layer and an initializer; io's and base.io's
 FORBIDDEN_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "core", "misc", "tools"})
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -284,6 +285,11 @@ def test_classes_functions_and_folders_are_short():
     folders = Counter(path.parent for path in SOURCES)
     assert {short(folder): files for folder, files in folders.items() if files > MOST_FILES} == {}
     assert {path.name for path in FILES if path.parent == PACKAGE} == LOOSE
+
+
+def test_a_class_name_has_one_meaning():
+    names = Counter(node.name for path in FILES for node in nodes(path) if isinstance(node, ast.ClassDef))
+    assert {name for name, times in names.items() if times > 1} == TWO_IN_PADDLE
 
 
 def test_the_check_for_lengths_can_fail():

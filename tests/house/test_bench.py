@@ -134,7 +134,7 @@ def test_an_arm_without_a_kernel_takes_what_would_run_without_it():
 
 
 def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     written = []
 
     def release(torch):
@@ -156,7 +156,7 @@ def test_a_row_that_fails_costs_no_other_and_each_is_written_when_it_is_there(mo
 
 
 def test_a_run_of_some_rows_takes_their_place_on_the_same_card_only(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_report, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
 
     def run(card, only, **rows):
         gpu = SimpleNamespace(facts=lambda: {"name": card}, release=lambda torch: None)
@@ -195,3 +195,11 @@ def test_means_of_turns_have_an_error_and_rows_of_a_part_replace_their_own():
     assert (ratio, error) == (2.0, 1.0), "turns take 2 and 6, one thread 2: half of 4 apart, in turns of 2"
     rows = [{"bench": "b", "condition": c, "ratio": r} for c, r in (("alone", 1), ("quota", 2), ("alone", 3))]
     assert [row["ratio"] for row in busy_cpu.joined(rows[:2], rows[2:])] == [3, 2]
+
+
+def test_a_report_has_a_line_for_each_fact():
+    times = {"median": 0.5, "raw": [1e-07, None, *range(90)]}
+    report = {"title": "[\n 1]", "milliseconds": {"ours": times, "not": {}}, "machine": {"cpu": "x", "cores": 2}}
+    text = harness.in_lines(report)
+    assert json.loads(text) == report
+    assert '\n "machine": {"cpu": "x", "cores": 2}\n}' in text and text.count("\n") == 10

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from bench import gpt2, gpt2_profile, gpu_gpt2, gpu_gpt2_loss
-from minigraph import cuda
+from bench import gpt2, gpt2_profile, gpu_gpt2, gpu_gpt2_loss, harness
 from minigraph.kernels.cuda.record.binder import Device
 from tests.support import gpu_stub
 
@@ -40,10 +39,8 @@ def broken(*_, **__):
 
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
     monkeypatch.setattr(gpu_gpt2, "Gpu", Card)
-    monkeypatch.setattr("bench.gpu_report.RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu_gpt2, "SIZES", {"tiny": ("a tiny one", TINY)})
     monkeypatch.setattr(gpu_gpt2, "ceilings", lambda arm, gpu: gpt2_profile.ceilings(arm, gpu, n=256))
     monkeypatch.setattr(gpu_gpt2, "first_steps", lambda peers: [("minigraph", 1.5), ("jax", "no such module")])
@@ -51,7 +48,7 @@ def stub(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_gpt2, "TURN_MS", 0.1)
     monkeypatch.setattr("bench.turns.REST", 0.0)
     monkeypatch.setattr("bench.turns.LONG", 0.0)
-    made = gpu_stub.install()
+    made = gpu_stub.installed(monkeypatch)
     monkeypatch.setattr(made, "device", Device(multiprocessors=1, arch="sm_80"))  # no tensor maps of a driver
     yield made
     mg.set_default_dtype("float32")
@@ -78,8 +75,9 @@ def test_the_command_from_its_first_line_to_its_last(stub, tmp_path, capsys):
 
 def test_the_loss_in_16_bits_stays_near_that_in_float32(stub, monkeypatch, tmp_path):
     network = gpt2.Network(1, 16, 2, 2, block=8, words=256)
-    for name, value in {"NETWORK": network, "STEPS": 4, "MEAN": 2, "RESULTS": tmp_path, "Gpu": Card}.items():
+    for name, value in {"NETWORK": network, "STEPS": 4, "MEAN": 2, "Gpu": Card}.items():
         monkeypatch.setattr(gpu_gpt2_loss, name, value)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
     gpu_gpt2_loss.BENCH.run([], 1, "python -m bench gpu_gpt2_loss")
     report = json.loads((tmp_path / "gpu_gpt2_loss.json").read_text())
     assert report["failed"] == {}

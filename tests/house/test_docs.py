@@ -39,6 +39,20 @@ def test_readme_is_two_screens():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
 
+def test_architecture_names_every_room_and_no_file_that_is_not_there():
+    """On one screen."""
+    text, package = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), ROOT / "minigraph"
+    first = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
+    named = {word.rstrip("/").split("/")[0] for word in re.findall(r"`([^`]+)`", first)}
+    rooms = {path.stem for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert rooms <= named
+    paths = re.findall(r"`((?:\w+/)+\w+\.\w+)`", text)
+    assert len(paths) > 25
+    tops = (ROOT, package, package / "kernels/cuda")
+    assert [path for path in paths if not any((top / path).exists() for top in tops)] == []
+    assert len(text.splitlines()) <= 80
+
+
 def words_of_drawing(dot: str) -> Counter[str]:
     return Counter(word for label in re.findall(r'label="(.*?)"', dot) for word in label.split(r"\n"))
 

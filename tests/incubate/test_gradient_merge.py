@@ -13,18 +13,13 @@ from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 OPTIMIZERS = {
     "sgd": lambda: mg.optimizer.SGD(0.1, weight_decay=0.01),
     "adamw": lambda: mg.optimizer.AdamW(1e-2, grad_clip=mg.nn.ClipGradByGlobalNorm(0.05)),
     "momentum": lambda: mg.optimizer.Momentum(0.1, grad_clip=mg.nn.ClipGradByNorm(0.02)),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    mg.set_default_dtype("float64")
-    yield
-    mg.set_default_dtype("float32")
 
 
 def network(optimizer, dtype="float64"):

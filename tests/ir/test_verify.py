@@ -117,13 +117,13 @@ def link_to_what_is_gone(g: Graph) -> None:
 
 
 BROKEN: list[tuple[Callable[[Graph], None], str]] = [
-    (producer_gone, "is read but nobody writes it"),
-    (fetched_value_gone, "is fetched but nobody writes it"),
+    (producer_gone, "is read but no operator writes it"),
+    (fetched_value_gone, "is fetched but no operator writes it"),
     (two_writers, "has 2 writers"),
     (reads_before_it_is_written, "is computed later|is read before by"),
     (reads_after_the_update, "counter is updated in place before"),
     (edge_without_slot, "edges and input slots differ"),
-    (write_edge_without_slot, "edges and output slots differ|has 0 writers|nobody writes"),
+    (write_edge_without_slot, "edges and output slots differ|has 0 writers|no operator writes"),
     (versions_in_the_wrong_order, "is written before its earlier version"),
     (slot_that_is_none, "input slot of reduce_mean 'Wrong' does not exist"),
     (missing_slot, "input Y is missing"),

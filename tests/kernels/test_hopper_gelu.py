@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minigraph.kernels.cuda.matmul.product import gelu_text, slope_text
+from minigraph.kernels.cuda.matmul.product import activation_text, slope_text
 from minigraph.kernels.cuda.record.compile import read_source
 from minigraph.opdef import OPS
 from minigraph.types import float32
@@ -28,7 +28,7 @@ NUMBERS = np.concatenate([np.linspace(-40, 40, 1 << 14), FAR, -FAR])
 
 def computed(x, form, slope):
     """What the kernel's functions give for pairs of neighbours."""
-    text = {"SLOPE": f"({slope_text(form)})"} if slope else {"GELU": f"({gelu_text(form)})"}
+    text = {"SLOPE": f"({slope_text(form)})"} if slope else {"GELU": f"({activation_text(form)})"}
     defines = {"T": "bf16", "PTX_T": '"bf16"', "TANH": int(form == "gelu_tanh"), **text}
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     call = "float a = p, b = q; slopes(a, b, p, q)" if slope else "activate(p, q)"

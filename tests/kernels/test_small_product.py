@@ -88,7 +88,7 @@ def test_sums_of_columns(of_a, tiling, rng):
 @runs
 @pytest.mark.parametrize("tiling", TILINGS[:2], ids=str)
 def test_expressions_of_the_result_and_of_what_was_kept(tiling, rng, monkeypatch):
-    monkeypatch.setattr(products, "gelu_text", lambda activation: "X * C(2) + C(1)")
+    monkeypatch.setattr(products, "activation_text", lambda activation: "X * C(2) + C(1)")
     monkeypatch.setattr(products, "slope_text", lambda activation: "X * X")
     shape = 68, 84, 72
     A, B, _, made = product(shape, False, False, tiling, rng, (), ["kept"], activation="gelu")

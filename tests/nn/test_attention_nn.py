@@ -19,14 +19,9 @@ from minigraph.program.text.dump import dump
 from minigraph.runtime.executor import Executor
 from minigraph.static import BuildStrategy, CompiledProgram
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 F = mg.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    mg.set_default_dtype("float64")
-    yield
-    mg.set_default_dtype("float32")
 
 
 def ran(build: Any, feed: dict[str, np.ndarray], startup_seed: int = 2, train: bool = False) -> list[np.ndarray]:

@@ -22,15 +22,12 @@ from minigraph.errors import (
 from minigraph.nn import functional as F
 from minigraph.nn import initializer
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 X = np.array([[0.5, -1.5, 2.0], [3.0, 0.25, -0.75], [-0.1, 0.0, 0.9], [1.0, 2.0, -2.0]])
 SOFT = np.array([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.0, 0.6, 0.4], [0.1, 0.1, 0.8]])
 LABEL = np.array([2, 0, 1, 1])
 WEIGHT = np.array([0.5, 2.0, 1.5])
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> None:
-    mg.set_default_dtype("float64")
 
 
 def run(build: Callable[..., Any], *arrays: np.ndarray, known: bool = True) -> Any:

@@ -24,12 +24,7 @@ from tests.support.transformer_model import (
     losses,
 )
 
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    mg.set_default_dtype("float64")
-    yield
-    mg.set_default_dtype("float32")
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 @pytest.mark.parametrize("normalize_before", [True, False])

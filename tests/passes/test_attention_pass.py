@@ -256,7 +256,7 @@ def heads_come_before_batches(patch):
 
 def order_is_ignored(patch):
     patch.setattr(Graph, "order_problem", lambda self, rank, reads: None)
-    patch.setattr(engine._Rewrite, "_place", lambda self: self.old[0].rank)
+    patch.setattr(engine._Replacement, "_place", lambda self: self.old[0].rank)
 
 
 PLANTED = [

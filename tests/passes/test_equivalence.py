@@ -257,9 +257,9 @@ def needed_gradient_of_x_is_forgotten(patch):
         return grad
 
     _gradient(patch, change)
-    patch.setattr(engine._Rewrite, "_check_results", lambda self, new, old: None)
+    patch.setattr(engine._Replacement, "_check_results", lambda self, new, old: None)
     _inner_without(patch, "gives no gradient of")
-    original = engine._Rewrite._differentiate
+    original = engine._Replacement._differentiate
 
     def lenient(self, g, emitted, incoming, outgoing):
         for v in [v for v in outgoing if v in {x for op in emitted for x in op.inputs["X"]}]:
@@ -267,7 +267,7 @@ def needed_gradient_of_x_is_forgotten(patch):
                 del outgoing[v]
         return original(self, g, emitted, incoming, outgoing)
 
-    patch.setattr(engine._Rewrite, "_differentiate", lenient)
+    patch.setattr(engine._Replacement, "_differentiate", lenient)
 
 
 def gradient_of_an_inner_value_is_taken_for_that_of_the_result(patch):

@@ -28,9 +28,7 @@ def place(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A place; that of the GPU is the stub."""
     if request.param == "CPU":
         return mg.CPUPlace()
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(mg.cuda, name, getattr(mg.cuda, name))  # put back afterwards
-    gpu_stub.install()
+    gpu_stub.installed(monkeypatch)
     return mg.CUDAPlace(0)
 
 

@@ -23,16 +23,7 @@ from minigraph.runtime.executor import Executor
 from tests.gpu.capture import COLUMNS, Case, same, trace
 from tests.support import gpu_stub
 
-pytestmark = pytest.mark.skipif(
-    gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++"
-)
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    return gpu_stub.install()
+pytestmark = pytest.mark.usefixtures("stub")
 
 
 def gpu() -> Executor:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.errors import AttrError, KernelError, NonFiniteError
 from minigraph.program import Program, program_guard
 from minigraph.program.scope import Scope
@@ -32,13 +31,6 @@ ON_STUB = "relu", "layer_norm", "reshape", "transpose", "concat", "softmax", "me
 @pytest.fixture(autouse=True)
 def flags_as_they_were(monkeypatch):
     monkeypatch.setattr(flags, "values", flags.values)
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    return gpu_stub.install()
 
 
 FIRST = 3  # samples of an operator

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.opdef import OPS, OpDef
@@ -16,17 +15,9 @@ from minigraph.runtime.cuda.order import dependencies
 from minigraph.types import TensorType
 from tests.gpu import faults as gpu_faults
 from tests.gpu.faults import LEVELS, OPTIMIZERS, Net
-from tests.support import gpu_stub
 from tests.support.grades import shortened
 
-pytestmark = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    return gpu_stub.install()
+pytestmark = pytest.mark.usefixtures("stub")
 
 
 OTHERS = "/for-loop", "/foreach_optimizer_ops"  # of one optimizer; make test-gpu runs them of all

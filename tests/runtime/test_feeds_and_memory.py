@@ -78,13 +78,6 @@ class Elsewhere:
         raise TypeError("implicit conversion to a NumPy array is not allowed")
 
 
-@pytest.fixture
-def stub(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(f"minigraph.cuda.{name}", getattr(mg.cuda, name))
-    return gpu_stub.install()
-
-
 def doubled() -> tuple[static.Program, Any]:
     main = static.Program()
     with static.program_guard(main, static.Program()):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.compiler import CompiledProgram
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.kernels.cuda.fused import fused
@@ -19,18 +18,10 @@ from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType
-from tests.support import gpu_stub
 from tests.support.random_chains import random_chain
 
-pytestmark = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+pytestmark = pytest.mark.usefixtures("stub")
 SHAPE = (6, 20)
-
-
-@pytest.fixture(autouse=True)
-def stub(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    return gpu_stub.install()
 
 
 def types_of(feeds):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call, Primitives, Run, every_call, facts
@@ -69,9 +68,6 @@ def all_reduce(binder: Binder, ins: Any, outs: Any, attrs: Any) -> None:
 @pytest.fixture
 def stub(monkeypatch):
     """A GPU, and an operator whose GPU form records the new kind."""
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-
     @op(traits=frozenset())
     def all_reduce_of_this_test(X, *, chosen: bool = False):
         """The sum over the ranks."""
@@ -79,7 +75,7 @@ def stub(monkeypatch):
 
     monkeypatch.setitem(OPS["all_reduce_of_this_test"].__dict__, "gpu_bind", all_reduce)
     bound_by_itself.clear()
-    yield gpu_stub.install()
+    yield gpu_stub.installed(monkeypatch)
     del OPS["all_reduce_of_this_test"]
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import minigraph as mg
-from minigraph import cuda
 from minigraph.kernels.cuda.movement.movement import place
 from minigraph.kernels.cuda.record.buffer import Buffer, in_one_piece, rows_apart
 from minigraph.kernels.cuda.record.call import every_call
@@ -24,7 +23,6 @@ from minigraph.runtime.executor import Executor
 from minigraph.runtime.options import RunOptions
 from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import TensorType, as_dtype, float32
-from tests.support import gpu_stub
 from tests.support.strided_programs import SPELLINGS, packed, strided_program
 
 SEEDS = range(60)
@@ -315,15 +313,6 @@ def test_gradients_whose_place_is_unfit_are_joined_by_copies():
 
 
 # what comes out
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    if gpu_stub.cuda_host.COMPILER is None:
-        pytest.skip("kernels on a CPU need g++")
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
-    return gpu_stub.install()
 
 
 def scope_of(case) -> Scope:

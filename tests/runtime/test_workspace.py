@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from minigraph import cuda
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.calls import Choice, Copy, Gemm
@@ -148,14 +147,12 @@ def test_scratch_of_variants_that_do_not_run_has_no_memory():
 
 
 def test_a_report_has_the_workspaces_of_the_gpu_that_is_there(monkeypatch):
-    for name in ("why_not", "device_count", "runtime", "device_array"):
-        monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
     program, types = product_of_rows()
 
     def planned(place):
         return memory_report(program, types, (), place, DEFAULT).planned
 
     without = planned(CUDAPlace(0))
-    gpu_stub.install()
+    gpu_stub.installed(monkeypatch)
     assert without - planned(CUDAPlace(0)) == 32 * MIB - 256
     assert planned(CUDAPlace(1)) == without, "there is one GPU"

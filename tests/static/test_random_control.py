@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import minigraph as mg
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.ir.diff import first_difference
 from minigraph.ir.text import parse
@@ -17,14 +16,11 @@ from tests.gpu.control import CHUNK, PROGRAMS
 from tests.support.grades import graded
 from tests.support.random_control import random_control
 
+pytestmark = pytest.mark.usefixtures("in_float64")
+
 SEEDS = 60
 NUDGES = 3
 TOLERANCE = 1e-10
-
-
-@pytest.fixture(autouse=True)
-def in_float64():
-    mg.set_default_dtype("float64")
 
 
 @pytest.mark.parametrize("first", graded(range(0, SEEDS, 10), now=lambda first: first in (0, 40)))

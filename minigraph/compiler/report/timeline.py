@@ -14,7 +14,7 @@ from minigraph.runtime.profiling import TimedCall, TimedRun
 
 
 def timeline(program: Program, runs: Sequence[TimedRun]) -> dict[str, Any] | None:
-    """The last run of a program, of all compilations of it the one that is shown; None where it did not run.
+    """The last run of `program`, else of another compilation of it; None where none of these ran.
 
     calls  [operator, kernel or "", role, stream, seconds to its begin, seconds, grid, block, tiles], in the order in
            which they were launched

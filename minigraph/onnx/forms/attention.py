@@ -9,14 +9,14 @@ import numpy as np
 
 from minigraph.types import int64
 
-from ..nodes import Nodes, Value
+from ..nodes import Nodes, Term
 from ..registry import form, no_counterpart
 from .rows import row_max, row_sum
 
 HIDDEN_WHOLE = -1e3  # a masked_score from which on LogSumExp of a row that is masked throughout is +inf
 
 
-def _unpacked(CuSeqlensQ: Value | None, Blocks: Value | None, dropout: float, is_test: bool) -> None:
+def _unpacked(CuSeqlensQ: Term | None, Blocks: Term | None, dropout: float, is_test: bool) -> None:
     if CuSeqlensQ is not None:
         raise no_counterpart("packed sequences (CuSeqlensQ)", "export the program for a padded batch")
     if Blocks is not None:
@@ -26,8 +26,8 @@ def _unpacked(CuSeqlensQ: Value | None, Blocks: Value | None, dropout: float, is
 
 
 def seen_positions(
-    g: Nodes, queries: Value, keys: Value, causal: bool, bottom_right: bool, window: tuple[int, ...] | None
-) -> Value | None:
+    g: Nodes, queries: Term, keys: Term, causal: bool, bottom_right: bool, window: tuple[int, ...] | None
+) -> Term | None:
     """bool [queries, keys], None where all is seen; the sizes are int64 [1]."""
     if not causal and window is None:
         return None
@@ -42,14 +42,14 @@ def seen_positions(
     return seen
 
 
-def heads_first(g: Nodes, x: Value, layout: str) -> Value:
+def heads_first(g: Nodes, x: Term, layout: str) -> Term:
     """[B, H, S, D] of an array in `layout`; one head where there is no axis of heads."""
     if x.ndim == 3:
         return g.Unsqueeze(x, g.ints(1))
     return g.Transpose(x, perm=(0, 2, 1, 3)) if layout == "bshd" else x
 
 
-def repeated(g: Nodes, x: Value, own: Value, like: Value, layout: str) -> Value:
+def repeated(g: Nodes, x: Term, own: Term, like: Term, layout: str) -> Term:
     """The heads of K or V, each as often as query heads read it; `own` is x in its layout, `like` is Q in its."""
     axis = 2 if layout == "bshd" else 1
     if own.ndim == 3 or (own.shape[axis] == like.shape[axis] != -1):
@@ -61,16 +61,16 @@ def repeated(g: Nodes, x: Value, own: Value, like: Value, layout: str) -> Value:
     return g.Reshape(wide, g.Concat(batch, heads * groups, rest, axis=0))
 
 
-def scores_first(g: Nodes, x: Value, rank: int) -> Value:
+def scores_first(g: Nodes, x: Term, rank: int) -> Term:
     """Bias or Mask beside scores [B, H, Sq, Sk], where those of Q may be [B, Sq, Sk]."""
     return g.Unsqueeze(x, g.ints(1)) if rank == 3 == x.ndim else x
 
 
 @form
 def memory_efficient_attention(
-    g: Nodes, Q: Value, K: Value, V: Value, Bias: Value | None = None, Mask: Value | None = None,
-    CuSeqlensQ: Value | None = None, CuSeqlensK: Value | None = None, Key: Value | None = None,
-    Blocks: Value | None = None, *, layout: str, scale: float | None, causal: bool, bottom_right: bool,
+    g: Nodes, Q: Term, K: Term, V: Term, Bias: Term | None = None, Mask: Term | None = None,
+    CuSeqlensQ: Term | None = None, CuSeqlensK: Term | None = None, Key: Term | None = None,
+    Blocks: Term | None = None, *, layout: str, scale: float | None, causal: bool, bottom_right: bool,
     window: tuple[int, ...] | None, masked_score: float, dropout: float, is_test: bool, deterministic: bool,
     block_size: int | None,
 ) -> Any:  # fmt: skip
@@ -91,13 +91,13 @@ def memory_efficient_attention(
     return (g.Transpose(out, perm=(0, 2, 1, 3)) if layout == "bshd" else out), log_sum
 
 
-def _factor(g: Nodes, Q: Value, scale: float | None) -> float | Value:
+def _factor(g: Nodes, Q: Term, scale: float | None) -> float | Term:
     if scale is not None or Q.shape[-1] > 0:
         return 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     return 1 / g.Sqrt(g.cast(g.size(Q, -1), Q.dtype))
 
 
-def _weighted(g: Nodes, scores: Value, v: Value, is_finite: bool, masked_score: float) -> tuple[Value, Value]:
+def _weighted(g: Nodes, scores: Term, v: Term, is_finite: bool, masked_score: float) -> tuple[Term, Term]:
     """softmax(scores) v, zeros for a query that sees no key, and the logarithms of its sums."""
     top = row_max(g, scores, -1)
     top = g.Where(g.Equal(top, -math.inf), g.like(top, 0), top)  # -inf - -inf is no number
@@ -112,8 +112,8 @@ def _weighted(g: Nodes, scores: Value, v: Value, is_finite: bool, masked_score: 
 
 @form(exact=True)
 def attention_sight(
-    g: Nodes, Q: Value, K: Value, CuSeqlensQ: Value | None = None, CuSeqlensK: Value | None = None,
-    Key: Value | None = None, Blocks: Value | None = None, *, layout: str, causal: bool, bottom_right: bool,
+    g: Nodes, Q: Term, K: Term, CuSeqlensQ: Term | None = None, CuSeqlensK: Term | None = None,
+    Key: Term | None = None, Blocks: Term | None = None, *, layout: str, causal: bool, bottom_right: bool,
     window: tuple[int, ...] | None, dropout: float, is_test: bool, block_size: int | None,
 ) -> Any:  # fmt: skip
     _unpacked(CuSeqlensQ, Blocks, dropout, is_test)

@@ -10,8 +10,8 @@ import numpy as np
 from minigraph.types import FLOATS, bool_, float64, int32, uint8
 
 from ..model import CODES
-from ..nodes import Nodes, Value, fits_attribute
-from ..registry import form, no_counterpart, same
+from ..nodes import Nodes, Term, fits_attribute
+from ..registry import form, forms, no_counterpart, same
 
 NEAR = 0.5  # |X| from which on exp(X) - 1 and log(1 + X) lose nothing
 
@@ -24,14 +24,14 @@ same({
 
 
 def _binary(name: str, standard: str) -> None:
-    def write(g: Nodes, X: Value, Y: Value, *, axis: int = -1) -> Value:
+    def write(g: Nodes, X: Term, Y: Term, *, axis: int = -1) -> Term:
         return g.node(standard, X, placed(g, X, Y, axis))
 
     write.__name__ = name
     form(write)
 
 
-def placed(g: Nodes, X: Value, Y: Value, axis: int) -> Value:
+def placed(g: Nodes, X: Term, Y: Term, axis: int) -> Term:
     """Y with axes of size 1 behind it, so that its first axis meets axis `axis` of X."""
     if axis == -1 or Y.ndim >= X.ndim or X.ndim == axis + Y.ndim:
         return Y
@@ -46,7 +46,7 @@ for _name, _standard in {
 
 
 def _compared(name: str, standard: str) -> None:
-    def write(g: Nodes, X: Value, Y: Value, *, axis: int = -1) -> Value:
+    def write(g: Nodes, X: Term, Y: Term, *, axis: int = -1) -> Term:
         x, y = ((g.cast(v, int32) if v.dtype == bool_ else v) for v in (X, placed(g, X, Y, axis)))
         return g.node(standard, x, y)
 
@@ -60,68 +60,18 @@ for _name, _standard in {
     _compared(_name, _standard)
 
 
-@form
-def not_equal(g: Nodes, X: Value, Y: Value, *, axis: int) -> Value:
-    return g.Not(g.Equal(X, placed(g, X, Y, axis)))
-
-
-def truth(g: Nodes, X: Value) -> Value:
+def truth(g: Nodes, X: Term) -> Term:
     """X as bool: whether it is not zero."""
     return g.cast(X, bool_)
 
 
 @form
-def logical_and(g: Nodes, X: Value, Y: Value) -> Value:
-    return truth(g, X) & truth(g, Y)
-
-
-@form
-def logical_or(g: Nodes, X: Value, Y: Value) -> Value:
-    return truth(g, X) | truth(g, Y)
-
-
-@form
-def logical_xor(g: Nodes, X: Value, Y: Value) -> Value:
-    return g.Xor(truth(g, X), truth(g, Y))
-
-
-@form
-def logical_not(g: Nodes, X: Value) -> Value:
-    return g.Not(truth(g, X))
-
-
-@form
-def square(g: Nodes, X: Value) -> Value:
-    return X * X
-
-
-@form
-def rsqrt(g: Nodes, X: Value) -> Value:
-    return g.Reciprocal(g.Sqrt(X))
-
-
-@form
-def sign(g: Nodes, X: Value) -> Value:
-    return g.Sign(X)
-
-
-@form
-def floor(g: Nodes, X: Value) -> Value:
-    return g.Floor(X) if X.dtype in FLOATS else g.Identity(X)
-
-
-@form
-def ceil(g: Nodes, X: Value) -> Value:
-    return g.Ceil(X) if X.dtype in FLOATS else g.Identity(X)
-
-
-@form
-def trunc(g: Nodes, X: Value) -> Value:
+def trunc(g: Nodes, X: Term) -> Term:
     return g.Where(X < 0, g.Ceil(X), g.Floor(X)) if X.dtype in FLOATS else g.Identity(X)
 
 
 @form
-def round_(g: Nodes, X: Value) -> Value:
+def round_(g: Nodes, X: Term) -> Term:
     """Halves go away from zero; ONNX's Round takes them to even numbers."""
     if X.dtype not in FLOATS:
         return g.Identity(X)
@@ -129,33 +79,13 @@ def round_(g: Nodes, X: Value) -> Value:
     return whole + g.Where(g.Abs(X - whole) >= 0.5, g.Sign(X), g.like(X, 0))
 
 
-def everywhere(g: Nodes, X: Value, value: Any, dtype: np.dtype) -> Value:
+def everywhere(g: Nodes, X: Term, value: Any, dtype: np.dtype) -> Term:
     """One number in X's shape."""
     return g.ConstantOfShape(g.Shape(X), value=np.full(1, value, dtype), dtype=dtype)
 
 
 @form
-def isnan(g: Nodes, X: Value) -> Value:
-    return g.IsNaN(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
-
-
-@form
-def isinf(g: Nodes, X: Value) -> Value:
-    return g.IsInf(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_)
-
-
-@form
-def isfinite(g: Nodes, X: Value) -> Value:
-    return g.Not(g.IsNaN(X) | g.IsInf(X)) if X.dtype in FLOATS else everywhere(g, X, True, bool_)
-
-
-@form
-def pow_(g: Nodes, X: Value, *, factor: float) -> Value:
-    return g.Pow(X, factor)
-
-
-@form
-def scale(g: Nodes, X: Value, *, scale: float, bias: float, bias_after_scale: bool) -> Value:
+def scale(g: Nodes, X: Term, *, scale: float, bias: float, bias_after_scale: bool) -> Term:
     if not bias:
         return X * scale
     if scale == 1:
@@ -164,23 +94,13 @@ def scale(g: Nodes, X: Value, *, scale: float, bias: float, bias_after_scale: bo
 
 
 @form
-def clip(g: Nodes, X: Value, *, min: float | None, max: float | None) -> Value:
+def clip(g: Nodes, X: Term, *, min: float | None, max: float | None) -> Term:
     low, high = (None if bound is None else g.like(X, bound) for bound in (min, max))
     return g.Clip(X, low, high)
 
 
 @form
-def hardtanh(g: Nodes, X: Value, *, min: float, max: float) -> Value:
-    return g.Clip(X, min, max)
-
-
-@form(exact=True)
-def cast(g: Nodes, X: Value, *, dtype: np.dtype) -> Value:
-    return g.Cast(X, to=CODES[dtype], dtype=dtype)
-
-
-@form
-def expm1(g: Nodes, X: Value) -> Value:
+def expm1(g: Nodes, X: Term) -> Term:
     """exp(X) - 1; near 0 after Kahan: (u - 1) X / log(u), in which the errors of u = exp(X) cancel."""
     u = g.Exp(X)
     inner = g.Where(g.Equal(u, 1), X, (u - 1) * X / g.Log(g.Where(g.Equal(u, 1), g.like(X, 2), u)))
@@ -188,7 +108,7 @@ def expm1(g: Nodes, X: Value) -> Value:
 
 
 @form
-def log1p(g: Nodes, X: Value) -> Value:
+def log1p(g: Nodes, X: Term) -> Term:
     """log(1 + X); near 0 after Kahan: log(u) X / (u - 1) with u = 1 + X."""
     u = 1 + X
     inner = g.Where(g.Equal(u, 1), X, g.Log(u) * X / g.Where(g.Equal(u, 1), g.like(X, 1), u - 1))
@@ -196,22 +116,7 @@ def log1p(g: Nodes, X: Value) -> Value:
 
 
 @form
-def log2(g: Nodes, X: Value) -> Value:
-    return g.Log(X) / math.log(2)
-
-
-@form
-def log10(g: Nodes, X: Value) -> Value:
-    return g.Log(X) / math.log(10)
-
-
-@form
-def leaky_relu(g: Nodes, X: Value, *, alpha: float) -> Value:
-    return g.LeakyRelu(X, alpha=alpha) if fits_attribute(X, alpha) else g.Where(X > 0, X, alpha * X)
-
-
-@form
-def gelu(g: Nodes, X: Value, *, approximate: bool) -> Value:
+def gelu(g: Nodes, X: Term, *, approximate: bool) -> Term:
     if X.dtype == float64:  # runtimes have Gelu in float32, or its constants
         inner = g.Tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)) if approximate else g.Erf(X / math.sqrt(2))
         return 0.5 * X * (1 + inner)
@@ -219,12 +124,7 @@ def gelu(g: Nodes, X: Value, *, approximate: bool) -> Value:
 
 
 @form
-def silu(g: Nodes, X: Value) -> Value:
-    return X * g.Sigmoid(X)
-
-
-@form
-def elu(g: Nodes, X: Value, *, alpha: float, scale: float, input_scale: float) -> Value:
+def elu(g: Nodes, X: Term, *, alpha: float, scale: float, input_scale: float) -> Term:
     if scale == input_scale == 1 and X.dtype != float64:
         return g.Elu(X, alpha=alpha)
     low = scale * alpha * expm1(g, input_scale * g.Min(X, 0))
@@ -232,12 +132,7 @@ def elu(g: Nodes, X: Value, *, alpha: float, scale: float, input_scale: float) -
 
 
 @form
-def softsign(g: Nodes, X: Value) -> Value:
-    return g.Softsign(X) if X.dtype != float64 else X / (1 + g.Abs(X))
-
-
-@form
-def softplus(g: Nodes, X: Value, *, beta: float, threshold: float | None) -> Value:
+def softplus(g: Nodes, X: Term, *, beta: float, threshold: float | None) -> Term:
     if X.dtype != float64 and beta == 1 and threshold is None:
         return g.Softplus(X)
     z = X * beta
@@ -246,7 +141,7 @@ def softplus(g: Nodes, X: Value, *, beta: float, threshold: float | None) -> Val
 
 
 @form
-def atan2(g: Nodes, X: Value, Y: Value) -> Value:
+def atan2(g: Nodes, X: Term, Y: Term) -> Term:
     """The angle of the point with ordinate X and abscissa Y; 1 / X tells the sign of a zero."""
     half = g.Where((X < 0) | (1 / X < 0), g.like(X, -math.pi), g.like(X, math.pi))
     behind = (Y < 0) | (1 / Y < 0)
@@ -256,45 +151,25 @@ def atan2(g: Nodes, X: Value, Y: Value) -> Value:
     return g.Where(g.Equal(X, 0), on_axis, turned)
 
 
-def _not_nan(g: Nodes, X: Value, Y: Value, chosen: str) -> Value:
+def _not_nan(g: Nodes, X: Term, Y: Term, chosen: str) -> Term:
     if X.dtype not in FLOATS:
         return g.node(chosen, X, Y)
     return g.Where(g.IsNaN(X), Y, g.Where(g.IsNaN(Y), X, g.node(chosen, X, Y)))
 
 
 @form
-def fmax(g: Nodes, X: Value, Y: Value) -> Value:
-    return _not_nan(g, X, Y, "Max")
-
-
-@form
-def fmin(g: Nodes, X: Value, Y: Value) -> Value:
-    return _not_nan(g, X, Y, "Min")
-
-
-@form
-def bce_loss(g: Nodes, X: Value, Label: Value) -> Value:
+def bce_loss(g: Nodes, X: Term, Label: Term) -> Term:
     low = g.like(X, -100)
     return (Label - 1) * g.Max(log1p(g, -X), low) - Label * g.Max(g.Log(X), low)
 
 
 @form
-def sigmoid_cross_entropy_with_logits(g: Nodes, X: Value, Label: Value) -> Value:
-    return g.Relu(X) - X * Label + log1p(g, g.Exp(-g.Abs(X)))
-
-
-@form(exact=True)
-def used_statistics(g: Nodes, Batch: Value, Running: Value, *, is_test: bool) -> Value:
-    return g.Identity(Running if is_test else Batch)
-
-
-@form
-def running_average(g: Nodes, Batch: Value, Running: Value, *, momentum: float, is_test: bool) -> Value:
+def running_average(g: Nodes, Batch: Term, Running: Term, *, momentum: float, is_test: bool) -> Term:
     return g.Identity(Running) if is_test else momentum * Running + (1 - momentum) * Batch
 
 
 @form
-def dropout(g: Nodes, X: Value, *, p: float, mode: str, is_test: bool, seed: int) -> Any:
+def dropout(g: Nodes, X: Term, *, p: float, mode: str, is_test: bool, seed: int) -> Any:
     if not is_test:
         raise no_counterpart("dropout draws random numbers here", "export program.clone(for_test=True)")
     return (X * (1 - p) if mode == "downscale_in_infer" else g.Identity(X)), everywhere(g, X, 1, uint8)
@@ -302,8 +177,42 @@ def dropout(g: Nodes, X: Value, *, p: float, mode: str, is_test: bool, seed: int
 
 @form
 def uniform_random_like(
-    g: Nodes, X: Value, *, min: float, max: float, test_value: float | None, is_test: bool, seed: int
-) -> Value:
+    g: Nodes, X: Term, *, min: float, max: float, test_value: float | None, is_test: bool, seed: int
+) -> Term:
     if not is_test or test_value is None:
         raise no_counterpart("random numbers are drawn here", "export program.clone(for_test=True)")
     return everywhere(g, X, test_value, X.dtype)
+
+
+forms(
+    not_equal=lambda g, X, Y, *, axis: g.Not(g.Equal(X, placed(g, X, Y, axis))),
+    logical_and=lambda g, X, Y: truth(g, X) & truth(g, Y),
+    logical_or=lambda g, X, Y: truth(g, X) | truth(g, Y),
+    logical_xor=lambda g, X, Y: g.Xor(truth(g, X), truth(g, Y)),
+    logical_not=lambda g, X: g.Not(truth(g, X)),
+    sign=lambda g, X: g.Sign(X),
+    floor=lambda g, X: g.Floor(X) if X.dtype in FLOATS else g.Identity(X),
+    ceil=lambda g, X: g.Ceil(X) if X.dtype in FLOATS else g.Identity(X),
+    isnan=lambda g, X: g.IsNaN(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_),
+    isinf=lambda g, X: g.IsInf(X) if X.dtype in FLOATS else everywhere(g, X, False, bool_),
+    isfinite=lambda g, X: g.Not(g.IsNaN(X) | g.IsInf(X)) if X.dtype in FLOATS else everywhere(g, X, True, bool_),
+    square=lambda g, X: X * X,
+    rsqrt=lambda g, X: g.Reciprocal(g.Sqrt(X)),
+    pow=lambda g, X, *, factor: g.Pow(X, factor),
+    log2=lambda g, X: g.Log(X) / math.log(2),
+    log10=lambda g, X: g.Log(X) / math.log(10),
+    fmax=lambda g, X, Y: _not_nan(g, X, Y, "Max"),
+    fmin=lambda g, X, Y: _not_nan(g, X, Y, "Min"),
+    hardtanh=lambda g, X, *, min, max: g.Clip(X, min, max),
+    silu=lambda g, X: X * g.Sigmoid(X),
+    softsign=lambda g, X: g.Softsign(X) if X.dtype != float64 else X / (1 + g.Abs(X)),
+    leaky_relu=lambda g, X, *, alpha: (
+        g.LeakyRelu(X, alpha=alpha) if fits_attribute(X, alpha) else g.Where(X > 0, X, alpha * X)
+    ),
+    sigmoid_cross_entropy_with_logits=lambda g, X, Label: g.Relu(X) - X * Label + log1p(g, g.Exp(-g.Abs(X))),
+)
+forms(
+    exact=True,
+    cast=lambda g, X, *, dtype: g.Cast(X, to=CODES[dtype], dtype=dtype),
+    used_statistics=lambda g, Batch, Running, *, is_test: g.Identity(Running if is_test else Batch),
+)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from minigraph.opdef.body import output_names, parse_body
 
-from ..nodes import Nodes, Value
+from ..nodes import Nodes, Term
 from ..operators import write_member
 from ..registry import form
 from .reductions import p_norm, squared_l2_norm
 
 
-def body_results(g: Nodes, body: Sequence[str], env: dict[str, Value]) -> list[Value]:
+def body_results(g: Nodes, body: Sequence[str], env: dict[str, Term]) -> list[Term]:
     """y0, y1, ... of a body for these x0, x1, ..."""
     members = parse_body(tuple(body))
     for m in members:
@@ -25,15 +25,15 @@ def body_results(g: Nodes, body: Sequence[str], env: dict[str, Value]) -> list[V
 
 @form
 def fused_elementwise(
-    g: Nodes, X: Sequence[Value], Like: Sequence[Value] = (), *, body: tuple[str, ...]
-) -> list[Value]:
+    g: Nodes, X: Sequence[Term], Like: Sequence[Term] = (), *, body: tuple[str, ...]
+) -> list[Term]:
     return body_results(g, body, {f"x{i}": x for i, x in enumerate(X)} | {f"s{i}": s for i, s in enumerate(Like)})
 
 
 @form
 def foreach_elementwise(
-    g: Nodes, X: Sequence[Value], Shared: Sequence[Value] = (), *, body: tuple[str, ...], count: int
-) -> list[Value]:
+    g: Nodes, X: Sequence[Term], Shared: Sequence[Term] = (), *, body: tuple[str, ...], count: int
+) -> list[Term]:
     rows = [
         body_results(g, body, {f"x{j}": x for j, x in enumerate([*X[i::count], *Shared])}) for i in range(count)
     ]
@@ -41,12 +41,12 @@ def foreach_elementwise(
 
 
 @form
-def foreach_p_norm(g: Nodes, X: Sequence[Value], *, porder: float) -> list[Value]:
+def foreach_p_norm(g: Nodes, X: Sequence[Term], *, porder: float) -> list[Term]:
     return [p_norm(g, x, porder=porder) for x in X]
 
 
 @form
-def foreach_squared_l2_norm(g: Nodes, X: Sequence[Value]) -> Value:
+def foreach_squared_l2_norm(g: Nodes, X: Sequence[Term]) -> Term:
     total = squared_l2_norm(g, X[0])
     for x in X[1:]:
         total = total + squared_l2_norm(g, x)

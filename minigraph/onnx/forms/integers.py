@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from minigraph.types import FLOATS, bool_
 
-from ..nodes import Nodes, Value
+from ..nodes import Nodes, Term
 from ..registry import form
 
 
 @form
-def elementwise_mod(g: Nodes, X: Value, Y: Value) -> Value:
+def elementwise_mod(g: Nodes, X: Term, Y: Term) -> Term:
     """What floor division leaves: with the sign of Y. Of floats ONNX has that with the sign of X alone."""
     if X.dtype not in FLOATS:
         return g.Mod(X, Y)
@@ -18,7 +18,7 @@ def elementwise_mod(g: Nodes, X: Value, Y: Value) -> Value:
 
 
 @form
-def floor_divide(g: Nodes, X: Value, Y: Value) -> Value:
+def floor_divide(g: Nodes, X: Term, Y: Term) -> Term:
     if X.dtype not in FLOATS:
         return (X - g.Mod(X, Y)) / Y
     rest = g.Mod(X, Y, fmod=1)
@@ -29,13 +29,13 @@ def floor_divide(g: Nodes, X: Value, Y: Value) -> Value:
     return g.Where(g.Equal(Y, 0), X / Y, whole)
 
 
-def _turned(g: Nodes, rest: Value, Y: Value) -> Value:
+def _turned(g: Nodes, rest: Term, Y: Term) -> Term:
     """Whether a remainder is not 0 and has another sign than the divisor."""
     return g.Xor(rest < 0, Y < 0) & g.Not(g.Equal(rest, 0))
 
 
 def _bitwise(name: str, of_bools: str, of_ints: str) -> None:
-    def write(g: Nodes, *inputs: Value) -> Value:
+    def write(g: Nodes, *inputs: Term) -> Term:
         return g.node(of_bools if inputs[0].dtype == bool_ else of_ints, *inputs)
 
     write.__name__ = name

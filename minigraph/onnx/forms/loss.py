@@ -6,13 +6,13 @@ from typing import Any
 
 from minigraph.types import int64
 
-from ..nodes import Nodes, Value
+from ..nodes import Nodes, Term
 from ..registry import form, no_counterpart
 from .products import turned
 from .rows import row_max, row_sum
 
 
-def own_class(g: Nodes, scores: Value, Label: Value, rank: int, axis: int, ignore_index: int) -> tuple[Value, Value]:
+def own_class(g: Nodes, scores: Term, Label: Term, rank: int, axis: int, ignore_index: int) -> tuple[Term, Term]:
     """The score of each row's class, with size 1 at `axis`, and which rows are not ignored."""
     numbers = g.cast(Label, int64)
     numbers = numbers if Label.ndim == rank else g.Unsqueeze(numbers, g.ints(axis))
@@ -22,7 +22,7 @@ def own_class(g: Nodes, scores: Value, Label: Value, rank: int, axis: int, ignor
 
 @form
 def softmax_with_cross_entropy(
-    g: Nodes, Logits: Value, Label: Value, *, soft_label: bool, ignore_index: int, axis: int
+    g: Nodes, Logits: Term, Label: Term, *, soft_label: bool, ignore_index: int, axis: int
 ) -> Any:
     axis = axis % Logits.ndim
     shifted = Logits - row_max(g, Logits, axis)
@@ -40,8 +40,8 @@ def softmax_with_cross_entropy(
 
 @form
 def fused_linear_cross_entropy(
-    g: Nodes, X: Value, W: Value, Label: Value, Bias: Value | None = None, DLoss: Value | None = None,
-    DSquare: Value | None = None, *, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
+    g: Nodes, X: Term, W: Term, Label: Term, Bias: Term | None = None, DLoss: Term | None = None,
+    DSquare: Term | None = None, *, trans_w: bool, ignore_index: int, label_smoothing: float, z_loss: float,
     softcap: float | None, token_scaling: bool, **chunks: Any,
 ) -> Any:  # fmt: skip
     """With all scores at once; the gradients, which a pass lets it compute besides, belong to training."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from minigraph.types import float64, int32, int64
 
-from ..nodes import Nodes, Value
-from ..registry import form, same
+from ..nodes import Nodes, Term
+from ..registry import form, forms, same
 from .elementwise import everywhere
 
 Ints = tuple[int, ...]
@@ -20,23 +20,13 @@ same({"assign": "Identity"}, exact=True)
 
 
 @form(exact=True)
-def fill_constant(g: Nodes, *, shape: Ints, value: Any, dtype: np.dtype) -> Value:
-    return g.ConstantOfShape(g.ints(*shape), value=np.full(1, value, dtype), dtype=dtype)
-
-
-@form(exact=True)
-def fill_any_like(g: Nodes, X: Value, *, value: Any, dtype: np.dtype | None) -> Value:
+def fill_any_like(g: Nodes, X: Term, *, value: Any, dtype: np.dtype | None) -> Term:
     dtype = dtype or g.types["Out"][0].dtype
     return everywhere(g, X, value, dtype)
 
 
 @form
-def increment(g: Nodes, X: Value, *, step: float) -> Value:
-    return X + step
-
-
-@form
-def sum_(g: Nodes, X: Sequence[Value]) -> Value:
+def sum_(g: Nodes, X: Sequence[Term]) -> Term:
     total = g.Identity(X[0]) if len(X) == 1 else X[0]
     for x in X[1:]:
         total = total + x
@@ -44,18 +34,13 @@ def sum_(g: Nodes, X: Sequence[Value]) -> Value:
 
 
 @form(exact=True)
-def assign_value(g: Nodes, *, values: tuple[Any, ...], shape: Ints, dtype: np.dtype) -> Value:
-    return g.const(np.array(values, dtype).reshape(shape), dtype)
-
-
-@form(exact=True)
-def arange(g: Nodes, *, start: Any, end: Any, step: Any, dtype: np.dtype) -> Value:
+def arange(g: Nodes, *, start: Any, end: Any, step: Any, dtype: np.dtype) -> Term:
     (length,) = g.types["Out"][0].shape
     return g.const(start + step * np.arange(length), dtype)
 
 
 @form(exact=True)
-def arange_like(g: Nodes, X: Value, *, axis: int, start: Any, step: Any, dtype: np.dtype) -> Value:
+def arange_like(g: Nodes, X: Term, *, axis: int, start: Any, step: Any, dtype: np.dtype) -> Term:
     (length,) = g.types["Out"][0].shape
     if length >= 0:
         return g.const(start + step * np.arange(length), dtype)
@@ -66,32 +51,22 @@ def arange_like(g: Nodes, X: Value, *, axis: int, start: Any, step: Any, dtype: 
 
 
 @form(exact=True)
-def shape(g: Nodes, X: Value) -> Value:
-    return g.cast(g.Shape(X), int32)
-
-
-@form(exact=True)
 def slice_(
-    g: Nodes, X: Value, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None, decrease_axes: Ints
-) -> Value:
+    g: Nodes, X: Term, *, axes: Ints, starts: Ints, ends: Ints, steps: Ints | None, decrease_axes: Ints
+) -> Term:
     if not axes:
         return g.Identity(X)
     part = g.Slice(X, g.ints(*starts), g.ints(*ends), g.ints(*axes), g.ints(*steps) if steps else None)
     return g.Squeeze(part, g.ints(*decrease_axes)) if decrease_axes else part
 
 
-def index(g: Nodes, x: Value) -> Value:
+def index(g: Nodes, x: Term) -> Term:
     """Integers in a type that ONNX takes for places."""
     return x if x.dtype in (int32, int64) else g.cast(x, int64)
 
 
 @form(exact=True)
-def gather(g: Nodes, X: Value, Index: Value, *, axis: int) -> Value:
-    return g.Gather(X, index(g, Index), axis=axis)
-
-
-@form(exact=True)
-def embedding(g: Nodes, Ids: Value, W: Value, *, padding_idx: int | None) -> Value:
+def embedding(g: Nodes, Ids: Term, W: Term, *, padding_idx: int | None) -> Term:
     rows = g.Gather(W, index(g, Ids), axis=0)
     if padding_idx is None:
         return rows
@@ -101,34 +76,14 @@ def embedding(g: Nodes, Ids: Value, W: Value, *, padding_idx: int | None) -> Val
     return g.Where(is_padding, g.like(rows, 0), rows)
 
 
-@form
-def tril_triu(g: Nodes, X: Value, *, diagonal: int, lower: bool) -> Value:
-    return g.Trilu(X, g.const(diagonal, int64), upper=int(not lower))
-
-
 @form(exact=True)
-def one_hot(g: Nodes, X: Value, *, depth: int, dtype: np.dtype) -> Value:
-    return g.cast(g.Equal(g.Unsqueeze(X, g.ints(-1)), np.arange(depth)), dtype)
-
-
-@form(exact=True)
-def concat(g: Nodes, X: Sequence[Value], *, axis: int) -> Value:
-    return g.Concat(*X, axis=axis)
-
-
-@form(exact=True)
-def coalesce(g: Nodes, X: Sequence[Value]) -> Value:
-    return g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0)
-
-
-@form(exact=True)
-def stack(g: Nodes, X: Sequence[Value], *, axis: int) -> Value:
+def stack(g: Nodes, X: Sequence[Term], *, axis: int) -> Term:
     place = axis % (X[0].ndim + 1)
     return g.Concat(*(g.Unsqueeze(x, g.ints(place)) for x in X), axis=place)
 
 
 @form(exact=True)
-def split(g: Nodes, X: Value, *, sections: Ints | None, num: int | None, axis: int) -> list[Value]:
+def split(g: Nodes, X: Term, *, sections: Ints | None, num: int | None, axis: int) -> list[Term]:
     count, sizes = len(g.types["Out"]), [t.shape[axis] for t in g.types["Out"]]
     if -1 not in sizes:
         pieces = g.Split(X, g.ints(*sizes), axis=axis, outputs=count)
@@ -142,36 +97,26 @@ def split(g: Nodes, X: Value, *, sections: Ints | None, num: int | None, axis: i
 
 
 @form
-def pad(g: Nodes, X: Value, *, paddings: Ints, value: Any) -> Value:
+def pad(g: Nodes, X: Term, *, paddings: Ints, value: Any) -> Term:
     if not paddings:
         return g.Identity(X)
     return g.Pad(X, g.ints(*paddings[::2], *paddings[1::2]), g.like(X, value))
 
 
 @form(exact=True)
-def reshape(g: Nodes, X: Value, *, shape: Ints) -> Value:
+def reshape(g: Nodes, X: Term, *, shape: Ints) -> Term:
     made = g.types["Out"][0]
     return g.reshape(X, made.shape if made.is_static else shape)
 
 
 @form(exact=True)
-def transpose(g: Nodes, X: Value, *, perm: Ints) -> Value:
-    return g.Transpose(X, perm=tuple(axis % X.ndim for axis in perm)) if perm else g.Identity(X)
-
-
-@form(exact=True)
-def squeeze(g: Nodes, X: Value, *, axes: Ints | None) -> Value:
+def squeeze(g: Nodes, X: Term, *, axes: Ints | None) -> Term:
     dropped = [axis for axis, size in enumerate(X.shape) if size == 1] if axes is None else axes
     return g.Squeeze(X, g.ints(*dropped)) if dropped else g.Identity(X)
 
 
 @form(exact=True)
-def unsqueeze(g: Nodes, X: Value, *, axes: Ints) -> Value:
-    return g.Unsqueeze(X, g.ints(*axes)) if axes else g.Identity(X)
-
-
-@form(exact=True)
-def flatten(g: Nodes, X: Value, *, start_axis: int, stop_axis: int) -> Value:
+def flatten(g: Nodes, X: Term, *, start_axis: int, stop_axis: int) -> Term:
     made = g.types["Out"][0].shape
     if list(made).count(-1) <= 1:
         return g.reshape(X, made)
@@ -183,24 +128,19 @@ def flatten(g: Nodes, X: Value, *, start_axis: int, stop_axis: int) -> Value:
 
 
 @form
-def expand(g: Nodes, X: Value, *, shape: Ints) -> Value:
-    return g.Expand(X, g.ints(*(1 if size == -1 else size for size in shape)))
-
-
-@form
-def tile(g: Nodes, X: Value, *, repeat_times: Ints) -> Value:
+def tile(g: Nodes, X: Term, *, repeat_times: Ints) -> Term:
     missing = len(repeat_times) - X.ndim
     x = g.Unsqueeze(X, g.ints(*range(missing))) if missing > 0 else X
     return g.Tile(x, g.ints(*(1,) * -missing, *repeat_times)) if repeat_times else g.Identity(X)
 
 
-def from_front(g: Nodes, at: Value, size: Value) -> Value:
+def from_front(g: Nodes, at: Term, size: Term) -> Term:
     """Places of which negative ones count from the back."""
     return g.Where(at < 0, at + size, at)
 
 
 @form(exact=True)
-def flat_index(g: Nodes, X: Value, Index: Value) -> Value:
+def flat_index(g: Nodes, X: Term, Index: Term) -> Term:
     coordinates, total, step = g.cast(Index, int64), None, g.const(1, int64)
     for axis in reversed(range(Index.shape[-1])):
         size = g.Squeeze(g.size(X, axis), g.ints(0))
@@ -211,13 +151,13 @@ def flat_index(g: Nodes, X: Value, Index: Value) -> Value:
     return total
 
 
-def summed_away(g: Nodes, x: Value) -> Value:
+def summed_away(g: Nodes, x: Term) -> Term:
     """Zeros without the last axis."""
     return g.ReduceSum(x, g.ints(-1), keepdims=0)
 
 
 @form(exact=True)
-def flat_index_along(g: Nodes, X: Value, Index: Value, *, axis: int) -> Value:
+def flat_index_along(g: Nodes, X: Term, Index: Term, *, axis: int) -> Term:
     total, step = None, g.const(1, int64)
     for other in reversed(range(X.ndim)):
         size = g.Squeeze(g.size(X, other), g.ints(0))
@@ -234,8 +174,29 @@ def flat_index_along(g: Nodes, X: Value, Index: Value, *, axis: int) -> Value:
 
 
 @form(exact=True)
-def last_writer(g: Nodes, X: Value, Index: Value) -> Value:
+def last_writer(g: Nodes, X: Term, Index: Term) -> Term:
     size, flat = g.size(X, 0), g.reshape(g.cast(Index, int64), [-1])
     nobody = g.ConstantOfShape(size, value=np.full(1, -1, np.int64), dtype=int64)
     places = g.Range(g.const(0, int64), g.Size(flat), g.const(1, int64))
     return g.ScatterElements(nobody, from_front(g, flat, size), places, axis=0, reduction="max")
+
+
+forms(
+    increment=lambda g, X, *, step: X + step,
+    tril_triu=lambda g, X, *, diagonal, lower: g.Trilu(X, g.const(diagonal, int64), upper=int(not lower)),
+    expand=lambda g, X, *, shape: g.Expand(X, g.ints(*(1 if size == -1 else size for size in shape))),
+)
+forms(
+    exact=True,
+    fill_constant=lambda g, *, shape, value, dtype: (
+        g.ConstantOfShape(g.ints(*shape), value=np.full(1, value, dtype), dtype=dtype)
+    ),
+    assign_value=lambda g, *, values, shape, dtype: g.const(np.array(values, dtype).reshape(shape), dtype),
+    shape=lambda g, X: g.cast(g.Shape(X), int32),
+    gather=lambda g, X, Index, *, axis: g.Gather(X, index(g, Index), axis=axis),
+    one_hot=lambda g, X, *, depth, dtype: g.cast(g.Equal(g.Unsqueeze(X, g.ints(-1)), np.arange(depth)), dtype),
+    concat=lambda g, X, *, axis: g.Concat(*X, axis=axis),
+    coalesce=lambda g, X: g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0),
+    transpose=lambda g, X, *, perm: g.Transpose(X, perm=tuple(a % X.ndim for a in perm)) if perm else g.Identity(X),
+    unsqueeze=lambda g, X, *, axes: g.Unsqueeze(X, g.ints(*axes)) if axes else g.Identity(X),
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..nodes import Nodes, Value
+from ..nodes import Nodes, Term
 from ..registry import form, no_counterpart, same
 from .elementwise import gelu
 from .reductions import summed
@@ -14,7 +14,7 @@ from .reductions import summed
 same({"determinant": "Det"})
 
 
-def turned(g: Nodes, x: Value, is_turned: bool) -> Value:
+def turned(g: Nodes, x: Term, is_turned: bool) -> Term:
     """x with its last two axes swapped."""
     if not is_turned or x.ndim < 2:
         return x
@@ -22,13 +22,13 @@ def turned(g: Nodes, x: Value, is_turned: bool) -> Value:
 
 
 @form
-def matmul(g: Nodes, X: Value, Y: Value, *, trans_x: bool, trans_y: bool, out_dtype: np.dtype | None) -> Value:
+def matmul(g: Nodes, X: Term, Y: Term, *, trans_x: bool, trans_y: bool, out_dtype: np.dtype | None) -> Term:
     wide = X.dtype if out_dtype is None else out_dtype
     return g.MatMul(turned(g, g.cast(X, wide), trans_x), turned(g, g.cast(Y, wide), trans_y))
 
 
 @form
-def matmul_accumulate(g: Nodes, X: Value, Y: Value, Acc: Value, *, trans_x: bool, trans_y: bool) -> Value:
+def matmul_accumulate(g: Nodes, X: Term, Y: Term, Acc: Term, *, trans_x: bool, trans_y: bool) -> Term:
     product = g.MatMul(turned(g, X, trans_x), turned(g, Y, trans_y))
     batch = X.ndim - 2 if Acc.ndim == 2 else 0
     return Acc + (summed(g, product, *range(batch)) if batch else product)
@@ -36,7 +36,7 @@ def matmul_accumulate(g: Nodes, X: Value, Y: Value, Acc: Value, *, trans_x: bool
 
 @form
 def fused_gemm_epilogue(
-    g: Nodes, X: Value, Y: Value, Bias: Value, *, trans_x: bool, trans_y: bool, activation: str, approximate: bool
+    g: Nodes, X: Term, Y: Term, Bias: Term, *, trans_x: bool, trans_y: bool, activation: str, approximate: bool
 ) -> Any:
     if "ReserveSpace" in g.wanted and activation != "gelu":
         raise no_counterpart(f"ReserveSpace of {activation} is a mask of bits", "export program.clone(for_test=True)")

@@ -8,13 +8,13 @@ import numpy as np
 
 from minigraph.types import FLOATS, bool_, int32, int64
 
-from ..nodes import Nodes, Value
-from ..registry import form
+from ..nodes import Nodes, Term
+from ..registry import form, forms
 
 Axes = tuple[int, ...] | None
 
 
-def reduced(g: Nodes, standard: str, x: Value, axes: Axes, keepdim: bool) -> Value:
+def reduced(g: Nodes, standard: str, x: Term, axes: Axes, keepdim: bool) -> Term:
     """Over `axes`: None for all, () for none."""
     if axes == ():
         return g.Identity(x)
@@ -22,59 +22,24 @@ def reduced(g: Nodes, standard: str, x: Value, axes: Axes, keepdim: bool) -> Val
     return g.node(standard, x, places, keepdims=int(keepdim))
 
 
-def summed(g: Nodes, x: Value, *axes: int, keepdim: bool = False) -> Value:
+def summed(g: Nodes, x: Term, *axes: int, keepdim: bool = False) -> Term:
     """The sum over these axes."""
     return reduced(g, "ReduceSum", x, axes, keepdim)
 
 
 @form
-def reduce_sum(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
-    return reduced(g, "ReduceSum", X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
-
-
-@form
-def column_sums(g: Nodes, X: Value) -> Value:
-    return summed(g, X, *range(len(X.shape) - 1))
-
-
-@form
-def reduce_prod(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
-    return reduced(g, "ReduceProd", X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
-
-
-@form
-def reduce_mean(g: Nodes, X: Value, *, axis: Axes, keepdim: bool) -> Value:
+def reduce_mean(g: Nodes, X: Term, *, axis: Axes, keepdim: bool) -> Term:
     if 0 in (X.shape if axis is None else [X.shape[a] for a in axis]):
         return reduced(g, "ReduceSum", X, axis, keepdim) / 0.0  # of nothing it is NaN
     return reduced(g, "ReduceMean", X, axis, keepdim)
 
 
-@form
-def reduce_max(g: Nodes, X: Value, *, axis: Axes, keepdim: bool, share: bool) -> Value:
-    return _extremum(g, "ReduceMax", X, axis, keepdim)
-
-
-@form
-def reduce_min(g: Nodes, X: Value, *, axis: Axes, keepdim: bool, share: bool) -> Value:
-    return _extremum(g, "ReduceMin", X, axis, keepdim)
-
-
-def _extremum(g: Nodes, standard: str, X: Value, axis: Axes, keepdim: bool) -> Value:
+def _extremum(g: Nodes, standard: str, X: Term, axis: Axes, keepdim: bool) -> Term:
     narrow = X.dtype == bool_ or X.dtype.itemsize == 2
     return g.cast(reduced(g, standard, g.cast(X, int32) if narrow else X, axis, keepdim), X.dtype)
 
 
-@form
-def arg_max(g: Nodes, X: Value, *, axis: int | None, keepdim: bool, dtype: np.dtype) -> Value:
-    return _position(g, "ArgMax", X, axis, keepdim, dtype)
-
-
-@form
-def arg_min(g: Nodes, X: Value, *, axis: int | None, keepdim: bool, dtype: np.dtype) -> Value:
-    return _position(g, "ArgMin", X, axis, keepdim, dtype)
-
-
-def _position(g: Nodes, standard: str, X: Value, axis: int | None, keepdim: bool, dtype: np.dtype) -> Value:
+def _position(g: Nodes, standard: str, X: Term, axis: int | None, keepdim: bool, dtype: np.dtype) -> Term:
     narrow = X.dtype == bool_ or X.dtype in (np.int16, np.int64)
     x = g.cast(X, int32 if X.dtype != np.int64 else int64) if narrow else X
     if axis is None:
@@ -86,14 +51,14 @@ def _position(g: Nodes, standard: str, X: Value, axis: int | None, keepdim: bool
 
 
 @form
-def cumsum(g: Nodes, X: Value, *, axis: int | None, exclusive: bool, reverse: bool) -> Value:
+def cumsum(g: Nodes, X: Term, *, axis: int | None, exclusive: bool, reverse: bool) -> Term:
     terms = g.reshape(X, [-1]) if axis is None else X
     flags: dict[str, Any] = {name: 1 for name, on in (("exclusive", exclusive), ("reverse", reverse)) if on}
     return g.CumSum(terms, g.const(axis or 0, int64), **flags)
 
 
 @form
-def p_norm(g: Nodes, X: Value, *, porder: float) -> Value:
+def p_norm(g: Nodes, X: Term, *, porder: float) -> Term:
     size = g.Abs(X)
     if porder == np.inf:
         return g.Max(reduced(g, "ReduceMax", size, None, False), 0)  # 0 where X has no elements
@@ -101,5 +66,20 @@ def p_norm(g: Nodes, X: Value, *, porder: float) -> Value:
 
 
 @form
-def squared_l2_norm(g: Nodes, X: Value) -> Value:
+def squared_l2_norm(g: Nodes, X: Term) -> Term:
     return reduced(g, "ReduceSum", X * X, None, False)
+
+
+def _total(g: Nodes, standard: str, X: Term, axis: Axes, keepdim: bool) -> Term:
+    return reduced(g, standard, X if X.dtype in FLOATS else g.cast(X, int64), axis, keepdim)
+
+
+forms(
+    column_sums=lambda g, X: summed(g, X, *range(len(X.shape) - 1)),
+    reduce_sum=lambda g, X, *, axis, keepdim: _total(g, "ReduceSum", X, axis, keepdim),
+    reduce_prod=lambda g, X, *, axis, keepdim: _total(g, "ReduceProd", X, axis, keepdim),
+    reduce_max=lambda g, X, *, axis, keepdim, share: _extremum(g, "ReduceMax", X, axis, keepdim),
+    reduce_min=lambda g, X, *, axis, keepdim, share: _extremum(g, "ReduceMin", X, axis, keepdim),
+    arg_max=lambda g, X, *, axis, keepdim, dtype: _position(g, "ArgMax", X, axis, keepdim, dtype),
+    arg_min=lambda g, X, *, axis, keepdim, dtype: _position(g, "ArgMin", X, axis, keepdim, dtype),
+)

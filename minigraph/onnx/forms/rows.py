@@ -6,23 +6,18 @@ from typing import Any
 
 from minigraph.types import FLOATS, INTS, bool_, int32, int64
 
-from ..nodes import Nodes, Value, fits_attribute
-from ..registry import form
+from ..nodes import Nodes, Term, fits_attribute
+from ..registry import form, forms
 
-
-@form
-def softmax(g: Nodes, X: Value, *, axis: int) -> Value:
-    return g.Softmax(X, axis=axis)
-
-
-@form
-def log_softmax(g: Nodes, X: Value, *, axis: int) -> Value:
-    return g.LogSoftmax(X, axis=axis)
+forms(
+    softmax=lambda g, X, *, axis: g.Softmax(X, axis=axis),
+    log_softmax=lambda g, X, *, axis: g.LogSoftmax(X, axis=axis),
+)
 
 
 @form
 def layer_norm(
-    g: Nodes, X: Value, Scale: Value | None = None, Bias: Value | None = None, *, begin_norm_axis: int, epsilon: float
+    g: Nodes, X: Term, Scale: Term | None = None, Bias: Term | None = None, *, begin_norm_axis: int, epsilon: float
 ) -> Any:
     """One standard operator where Scale has its shape; it gives other statistics than Variance."""
     first = begin_norm_axis % X.ndim
@@ -42,7 +37,7 @@ def layer_norm(
 
 
 @form
-def argsort(g: Nodes, X: Value, *, axis: int, descending: bool) -> Any:
+def argsort(g: Nodes, X: Term, *, axis: int, descending: bool) -> Any:
     """TopK of all elements; of equal ones it takes the first one first, as a stable sort does."""
     narrow = X.dtype in INTS and X.dtype not in (int32, int64)
     x = g.cast(X, int32) if narrow or X.dtype == bool_ else X
@@ -52,7 +47,7 @@ def argsort(g: Nodes, X: Value, *, axis: int, descending: bool) -> Any:
 
 
 @form
-def searchsorted(g: Nodes, Sorted: Value, X: Value, *, right: bool) -> Value:
+def searchsorted(g: Nodes, Sorted: Term, X: Term, *, right: bool) -> Term:
     """Counted, not searched: each X is compared with each element of its row."""
     row = Sorted if Sorted.ndim == 1 else g.Unsqueeze(Sorted, g.ints(-2))
     x = g.Unsqueeze(X, g.ints(-1))
@@ -62,11 +57,11 @@ def searchsorted(g: Nodes, Sorted: Value, X: Value, *, right: bool) -> Value:
     return g.ReduceSum(g.cast(before, int64), g.ints(-1), keepdims=0)
 
 
-def row_max(g: Nodes, x: Value, axis: int) -> Value:
+def row_max(g: Nodes, x: Term, axis: int) -> Term:
     """The largest element along an axis, which stays with size 1."""
     return g.ReduceMax(x, g.ints(axis), keepdims=1)
 
 
-def row_sum(g: Nodes, x: Value, axis: int) -> Value:
-    """Likewise the sum."""
+def row_sum(g: Nodes, x: Term, axis: int) -> Term:
+    """The sum along an axis, which stays with size 1."""
     return g.ReduceSum(x, g.ints(axis), keepdims=1)

@@ -38,7 +38,7 @@ def infer_binary(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
 
 
 def infer_arithmetic(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
-    """Likewise for numbers: truth values are no operands of arithmetic."""
+    """The broadcast type of two numbers: truth values are no operands of arithmetic."""
     require(X.dtype != bool_, "X is bool", DTypeError, "cast it, or use a logical operator")
     return infer_binary(X, Y, axis=axis)
 
@@ -95,7 +95,7 @@ def operands(rng):
 
 
 def operands_with_grad(rng):
-    """Likewise with a gradient of the output."""
+    """Samples of all ways to broadcast, with a gradient of the output."""
     for (X, Y), attrs in operands(rng):
         yield (X, Y, draw(rng, np.broadcast_shapes(X.shape, align(Y, X.ndim, attrs["axis"]).shape))), attrs
 

@@ -28,9 +28,7 @@ def elu(X, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0):
     return np.where(X > 0, c(scale) * X, low)
 
 
-@elu.infer
-def _(X, *, alpha, scale, input_scale):
-    return infer_float(X)
+elu.infer(infer_float)
 
 
 @elu.grad

@@ -64,6 +64,12 @@ def _(rng):
     yield (), {"shape": (0, 2), "seed": 7}
 
 
+def _infer_normal(*, shape, mean, std, dtype, seed):
+    require_finite(mean=mean, std=std)
+    require(std >= 0, f"std must not be negative, is {std}", AttrError)
+    return infer_random(shape, dtype, seed)
+
+
 @op(traits={"random", "nondifferentiable"}, gpu="elementwise.random")
 def gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, dtype: DTypeAttr = float32, seed: int = 0, rng=(0, 0, 0)
@@ -72,11 +78,7 @@ def gaussian_random(
     return philox.normal(keyed(rng, seed), shape, mean, std, computed(dtype)).astype(dtype, copy=False)
 
 
-@gaussian_random.infer
-def _(*, shape, mean, std, dtype, seed):
-    require_finite(mean=mean, std=std)
-    require(std >= 0, f"std must not be negative, is {std}", AttrError)
-    return infer_random(shape, dtype, seed)
+gaussian_random.infer(_infer_normal)
 
 
 @gaussian_random.samples
@@ -94,11 +96,7 @@ def truncated_gaussian_random(
     return philox.truncated_normal(keyed(rng, seed), shape, mean, std, computed(dtype)).astype(dtype, copy=False)
 
 
-@truncated_gaussian_random.infer
-def _(*, shape, mean, std, dtype, seed):
-    require_finite(mean=mean, std=std)
-    require(std >= 0, f"std must not be negative, is {std}", AttrError)
-    return infer_random(shape, dtype, seed)
+truncated_gaussian_random.infer(_infer_normal)
 
 
 @truncated_gaussian_random.samples

@@ -356,11 +356,6 @@ def cumsum_grad(X, Out_grad, *, axis: int | None = None, exclusive: bool = False
     return _running_sum(Out_grad, axis or 0, exclusive, not reverse).reshape(X.shape)
 
 
-@cumsum_grad.infer
-def _(X, Out_grad, *, axis, exclusive, reverse):
-    return X
-
-
 @cumsum_grad.grad
 def _(g, X_grad_grad, *, axis, exclusive, reverse):
     return None, g.cumsum(X_grad_grad, axis=axis, exclusive=exclusive, reverse=reverse)

@@ -6,6 +6,7 @@ which gives gradients of all orders.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from minigraph.types import INTS, TensorType, bool_, float16
 from .elementwise import destination, draw, masked
 
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))
+FLAT = "nondifferentiable"  # the slope is 0 wherever there is one, so no gradient flows through
 
 
 def infer_float(X: TensorType, **attrs: Any) -> TensorType:
@@ -52,27 +54,55 @@ def _signed_and_halves(rng):
 
 
 def function(
-    name: str, ufunc: np.ufunc, doc: str, samples=signed, infer=infer_float, traits=(), cuda: str | None = None
+    name: str, ufunc: np.ufunc, doc: str, grad: Callable[..., Any] | None = None, samples=signed, infer=infer_float,
+    cuda: str | None = None,
 ) -> OpDef:  # fmt: skip
-    """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given."""
+    """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given.
+
+    grad   its gradient, written with operators; None where the slope is 0 wherever there is one
+    """
 
     def apply(X, *, out=None):
         return ufunc(X, out=out[0] if out else None)
 
     apply.__name__, apply.__doc__ = name, doc
-    define = op(traits={"elementwise", *traits}, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")
-    return define(apply).infer(infer).samples(samples)
+    traits = {"elementwise"} if grad else {"elementwise", FLAT}
+    defined = op(traits=traits, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")(apply).infer(infer).samples(samples)
+    return defined.grad(grad) if grad else defined
 
 
-exp = function("exp", np.exp, "e^X")
-log = function("log", np.log, "The natural logarithm of X; NaN where X < 0.", _positive)
-log1p = function("log1p", np.log1p, "log(1 + X), accurate near 0.", _positive)
-sqrt = function("sqrt", np.sqrt, "The square root of X; NaN where X < 0.", _positive)
-square = function("square", np.square, "X * X", _signed_and_ints, infer_number, cuda="X * X")
-abs = function("abs", np.absolute, "|X|; its gradient at 0 is 0.", _signed_and_ints, infer_number)
-sin = function("sin", np.sin, "sin(X), X in radians.")
-cos = function("cos", np.cos, "cos(X), X in radians.")
-reciprocal = function("reciprocal", np.reciprocal, "1 / X", cuda="C(1) / X")
+exp = function("exp", np.exp, "e^X", lambda g, Out, Out_grad: g.elementwise_mul(Out_grad, Out))
+log = function(
+    "log", np.log, "The natural logarithm of X; NaN where X < 0.",
+    lambda g, X, Out_grad: g.elementwise_div(Out_grad, X), _positive,
+)  # fmt: skip
+log1p = function(
+    "log1p", np.log1p, "log(1 + X), accurate near 0.",
+    lambda g, X, Out_grad: g.elementwise_div(Out_grad, g.scale(X, bias=1.0)), _positive,
+)  # fmt: skip
+sqrt = function(
+    "sqrt", np.sqrt, "The square root of X; NaN where X < 0.",
+    lambda g, Out, Out_grad: g.scale(g.elementwise_div(Out_grad, Out), scale=0.5), _positive,
+)  # fmt: skip
+square = function(
+    "square", np.square, "X * X", lambda g, X, Out_grad: g.scale(g.elementwise_mul(Out_grad, X), scale=2.0),
+    _signed_and_ints, infer_number, "X * X",
+)  # fmt: skip
+abs = function(
+    "abs", np.absolute, "|X|; its gradient at 0 is 0.",
+    lambda g, X, Out_grad: g.elementwise_mul(Out_grad, g.sign(X)), _signed_and_ints, infer_number,
+)  # fmt: skip
+sin = function(
+    "sin", np.sin, "sin(X), X in radians.", lambda g, X, Out_grad: g.elementwise_mul(Out_grad, g.cos(X))
+)
+cos = function(
+    "cos", np.cos, "cos(X), X in radians.",
+    lambda g, X, Out_grad: g.scale(g.elementwise_mul(Out_grad, g.sin(X)), scale=-1.0),
+)  # fmt: skip
+reciprocal = function(
+    "reciprocal", np.reciprocal, "1 / X",
+    lambda g, Out, Out_grad: g.scale(g.elementwise_mul(Out_grad, g.square(Out)), scale=-1.0), cuda="C(1) / X",
+)  # fmt: skip
 
 
 @op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="rsqrt(X)")
@@ -84,15 +114,19 @@ def rsqrt(X, *, out=None):
 
 rsqrt.infer(infer_float).samples(_positive)
 
-# Their slope is 0 wherever they have one, so no gradient flows through them.
-FLAT = ("nondifferentiable",)
+
+@rsqrt.grad
+def _(g, Out, Out_grad):
+    return g.scale(g.elementwise_mul(Out_grad, g.pow(Out, factor=3.0)), scale=-0.5)
+
+
 SIGN = "X > C(0) ? C(1) : X < C(0) ? C(-1) : X == C(0) ? C(0) : X"
-sign = function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", _signed_and_ints, infer_number, FLAT, SIGN)
-floor = function("floor", np.floor, "The largest whole number <= X.", traits=FLAT)
-ceil = function("ceil", np.ceil, "The smallest whole number >= X.", traits=FLAT)
+sign = function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", None, _signed_and_ints, infer_number, SIGN)
+floor = function("floor", np.floor, "The largest whole number <= X.")
+ceil = function("ceil", np.ceil, "The smallest whole number >= X.")
 
 
-@op(traits={"elementwise", *FLAT}, inplace={"Out": "X"}, cuda="round(X)")
+@op(traits={"elementwise", FLAT}, inplace={"Out": "X"}, cuda="round(X)")
 def round(X, *, out=None):
     """The nearest whole number; halves go away from zero, as C's round and Paddle's."""
     whole = np.trunc(X)
@@ -101,56 +135,6 @@ def round(X, *, out=None):
 
 
 round.infer(infer_float).samples(_signed_and_halves)
-
-
-@exp.grad
-def _(g, Out, Out_grad):
-    return g.elementwise_mul(Out_grad, Out)
-
-
-@log.grad
-def _(g, X, Out_grad):
-    return g.elementwise_div(Out_grad, X)
-
-
-@log1p.grad
-def _(g, X, Out_grad):
-    return g.elementwise_div(Out_grad, g.scale(X, bias=1.0))
-
-
-@sqrt.grad
-def _(g, Out, Out_grad):
-    return g.scale(g.elementwise_div(Out_grad, Out), scale=0.5)
-
-
-@rsqrt.grad
-def _(g, Out, Out_grad):
-    return g.scale(g.elementwise_mul(Out_grad, g.pow(Out, factor=3.0)), scale=-0.5)
-
-
-@square.grad
-def _(g, X, Out_grad):
-    return g.scale(g.elementwise_mul(Out_grad, X), scale=2.0)
-
-
-@abs.grad
-def _(g, X, Out_grad):
-    return g.elementwise_mul(Out_grad, g.sign(X))
-
-
-@sin.grad
-def _(g, X, Out_grad):
-    return g.elementwise_mul(Out_grad, g.cos(X))
-
-
-@cos.grad
-def _(g, X, Out_grad):
-    return g.scale(g.elementwise_mul(Out_grad, g.sin(X)), scale=-1.0)
-
-
-@reciprocal.grad
-def _(g, Out, Out_grad):
-    return g.scale(g.elementwise_mul(Out_grad, g.square(Out)), scale=-1.0)
 
 
 def _test(name: str, ufunc: np.ufunc, doc: str, cuda: str) -> OpDef:

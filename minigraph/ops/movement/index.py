@@ -90,11 +90,6 @@ def slice_grad(
     return X_grad
 
 
-@slice_grad.infer
-def _(X, Out_grad, *, axes, starts, ends, steps, decrease_axes):
-    return X
-
-
 @slice_grad.grad
 def _(g, X_grad_grad, *, axes, starts, ends, steps, decrease_axes):
     return None, g.slice(
@@ -178,11 +173,6 @@ def gather_grad(X, Index, Out_grad, *, axis: int = 0):
     index = Index.reshape(-1).astype(np.intp)
     index[index < 0] += X.shape[axis]
     return np.ascontiguousarray(np.moveaxis(add_rows(index, picked, X.shape[axis]), 0, axis))
-
-
-@gather_grad.infer
-def _(X, Index, Out_grad, *, axis):
-    return X
 
 
 @gather_grad.grad

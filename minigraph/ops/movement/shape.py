@@ -284,11 +284,6 @@ def expand_grad(X, Out_grad):
     return Out_grad.copy() if Out_grad.shape == X.shape else sum_to(Out_grad, X.shape)
 
 
-@expand_grad.infer
-def _(X, Out_grad):
-    return X
-
-
 @expand_grad.grad
 def _(g, X_grad_grad, Out_grad):
     return None, g.elementwise_add(g.fill_any_like(Out_grad, value=0.0), X_grad_grad)
@@ -339,11 +334,6 @@ def tile_grad(X, Out_grad, *, repeat_times: Ints):
     sizes, times = tiled(X.shape, repeat_times)
     pairs = [n for pair in zip(times, sizes, strict=True) for n in pair]
     return Out_grad.reshape(pairs).sum(axis=tuple(range(0, len(pairs), 2))).reshape(X.shape)
-
-
-@tile_grad.infer
-def _(X, Out_grad, *, repeat_times):
-    return X
 
 
 @tile_grad.grad

@@ -28,7 +28,7 @@ def check_finite_and_unscale(X: Arrays, Scale, *, needs=frozenset({"Out"})):
 
     X      floats of any types
     Scale  one float, the loss scale
-    Out    the quotients where somebody reads them, of the types of X; where FoundInfinite holds they are of no use
+    Out    the quotients, if they are read, of the types of X; of no use where FoundInfinite holds
     """
     found = not all(np.isfinite(x).all() for x in X)
     scale = Scale.reshape(())

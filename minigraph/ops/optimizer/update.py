@@ -105,7 +105,7 @@ def _updated(
 def _all_updated(
     formula: Callable[..., Any], slots: Slots, inputs: tuple[Any, ...], attrs: dict[str, Any], coeff: float
 ) -> tuple[Any, ...]:
-    """Likewise for lists."""
+    """The results of a formula for each parameter of a list."""
     given = dict(zip(slots.inputs, inputs, strict=False))
     scale, results = given.pop("GradScale", None), []
     for i in range(len(given["Param"])):

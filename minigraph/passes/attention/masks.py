@@ -157,7 +157,7 @@ def _value(op: OpNode, v: VarNode) -> Value:
 
 
 def _spreads(source: VarNode, x: Value, result: VarNode) -> bool:
-    """Whether `x` says of `source` what is at its place in `result` too, to whose shape it broadcasts."""
+    """Whether `x`, which is said of `source`, still holds after `source` is broadcast to the shape of `result`."""
     if isinstance(x, StepFunction) and x.constant is not None:
         return True
     runs = (x.rows, x.columns) if isinstance(x, Index) else (1, 1)

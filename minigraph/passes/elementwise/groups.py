@@ -153,7 +153,7 @@ def _meet(a: FusionGroup, b: FusionGroup, both: FusionGroup) -> bool:
     """Whether forward and backward touch here, as at the loss, so that one kernel needs no more memory than two.
 
     What runs between writes less than is saved; and what others read before `b`, and would be free by then, is no
-    more than what `b` reads of `a`, which nobody has to keep until then.
+    more than what `b` reads of `a`, which need not be kept until then.
     """
     ops, written = next(a.ops[0].output_vars).graph.ops, 0
     at, end = bisect.bisect_right(ops, a.ops[-1].rank, key=_rank), b.ops[0].rank

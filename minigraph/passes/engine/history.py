@@ -28,7 +28,7 @@ PREPARATION = "Preparation"  # what a pass without a rewrite did to the graph
 
 
 @dataclass(frozen=True)
-class Step:
+class RewriteStep:
     """One rewrite.
 
     number   1 for the first of the compilation
@@ -95,7 +95,7 @@ class BlockHistory:
         states[self.key] = state._replace(attrs={**state.attrs, self.attr: self.history.at(number)})
 
 
-class History(Sequence[Step]):
+class History(Sequence[RewriteStep]):
     """The rewrites of one compilation, in order: those in blocks come first, as passes do them.
 
     source   the program before them;  ops: those of its operators that are compiled;  blocks: that they hold
@@ -119,7 +119,7 @@ class History(Sequence[Step]):
         return states_of(self._ops)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[RewriteStep]:
         states: dict[int, OpState | None] = dict(self.initial)
         steps = self._steps_in_blocks(states)
         for number, note in enumerate(self._notes, len(steps) + 1):
@@ -129,12 +129,12 @@ class History(Sequence[Step]):
             entry = note.entry
             what = f"{entry.new}   from {', '.join(entry.old)}" if entry.old else entry.new
             reason = entry.why or _sentence(note.apply)
-            steps.append(Step(number, note.flag, entry.rule, what, reason, entry.site, changes))
+            steps.append(RewriteStep(number, note.flag, entry.rule, what, reason, entry.site, changes))
         return steps
 
-    def _steps_in_blocks(self, states: dict[int, Any]) -> list[Step]:
+    def _steps_in_blocks(self, states: dict[int, Any]) -> list[RewriteStep]:
         """The rewrites of blocks; `states` gets what they make of the operators that hold these."""
-        steps: list[Step] = []
+        steps: list[RewriteStep] = []
         for block in self._blocks:
             for number, step in enumerate(block.history, 1):
                 old = states[block.key]
@@ -150,7 +150,7 @@ class History(Sequence[Step]):
     def __len__(self) -> int:
         return self._before + len(self._notes)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[RewriteStep]:
         return iter(self.steps)
 
     def __str__(self) -> str:

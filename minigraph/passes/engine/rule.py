@@ -135,7 +135,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
         refusals = []
         for match in matches:
             try:
-                report.apply(_Rewrite(graph, rule, match, report.name).run())
+                report.apply(_Replacement(graph, rule, match, report.name).run())
                 applied += 1
                 break
             except Refused as no:
@@ -145,7 +145,7 @@ def apply_rule(graph: Graph, rule: Rule, report: PassReport) -> int:
     return applied
 
 
-class _Rewrite:
+class _Replacement:
     """One match on its way to being replaced."""
 
     def __init__(self, graph: Graph, rule: Rule, match: Match, pass_name: str) -> None:

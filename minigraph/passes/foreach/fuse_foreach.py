@@ -34,7 +34,7 @@ MOST_MEMBERS, MOST_COLUMNS = 48, 24  # what a kernel keeps in registers, and add
 LAUNCH = 1 << 20  # bytes that move in the time of a launch: for less it pays to save one
 
 
-class Kind(NamedTuple):
+class ChainKind(NamedTuple):
     """What chains must have in common: the lines, data types, and which values are one number for a larger tensor."""
 
     lines: tuple[str, ...]
@@ -64,7 +64,7 @@ def _joins(op: OpNode) -> bool:
 def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
     """Put one operator in the place of each group of equal chains."""
     found = Chains(run)
-    groups: dict[tuple[int, Kind], list[Chain]] = {}
+    groups: dict[tuple[int, ChainKind], list[Chain]] = {}
     for level, chain in found.chains:
         try:
             signature = _checked(chain)
@@ -90,12 +90,12 @@ def _join(graph: Graph, run: Sequence[OpNode], report: PassReport) -> None:
             report.refuse(RULE, chains[0].ops[-1].label(), str(no), chains[0].ops[-1].site)
 
 
-def _checked(chain: Chain) -> Kind:
-    """The Kind of a chain that one kernel can compute; refuses others."""
+def _checked(chain: Chain) -> ChainKind:
+    """The ChainKind of a chain that one kernel can compute; refuses others."""
     if is_listed(chain.ops[0]):
         op = chain.ops[0]
         refuse_unless(op.inputs["X"][0].type.is_static, "a size of {} is unknown", op.inputs["X"][0].name)
-        return Kind((op.type, repr(op.attrs)), (op.inputs["X"][0].dtype.name,), ())
+        return ChainKind((op.type, repr(op.attrs)), (op.inputs["X"][0].dtype.name,), ())
     refuse_unless(len(chain.ops) <= MOST_MEMBERS, "{} operators meet, a kernel has at most {} members",
                   len(chain.ops), MOST_MEMBERS)  # fmt: skip
     reads, writes = chain.reads, chain.writes
@@ -111,7 +111,7 @@ def _checked(chain: Chain) -> Kind:
     lines = tuple(format_member(m) for m in _members(chain, names))
     types = tuple(v.dtype.name for v in names)
     numbers = tuple(v.type.size == 1 for v in reads) if chain.size != 1 else None
-    return Kind(lines, (*types, str(len(chain.updated))), numbers)
+    return ChainKind(lines, (*types, str(len(chain.updated))), numbers)
 
 
 def _leave_to_fuse_elementwise(chain: Chain) -> None:
@@ -123,7 +123,7 @@ def _leave_to_fuse_elementwise(chain: Chain) -> None:
                               chain.ops[0], op)  # fmt: skip
 
 
-def _place_numbers(groups: dict[tuple[int, Kind], list[Chain]]) -> None:
+def _place_numbers(groups: dict[tuple[int, ChainKind], list[Chain]]) -> None:
     """Tensors of one element join the largest group of their body."""
     for (level, signature), chains in list(groups.items()):
         if signature.numbers is None:
@@ -139,7 +139,7 @@ def _pays(chains: Sequence[Chain]) -> bool:
 
 
 def _tell_alone(
-    level: int, signature: Kind, chain: Chain, groups: dict[tuple[int, Kind], list[Chain]], report: PassReport
+    level: int, signature: ChainKind, chain: Chain, groups: dict[tuple[int, ChainKind], list[Chain]], report: PassReport
 ) -> None:  # fmt: skip
     """Report a chain that is nearly as others are, with the difference."""
     op = chain.ops[-1]

@@ -56,7 +56,7 @@ class MixedPrecision:
 
     def __call__(self, graph: Graph, report: PassReport) -> int:
         """Apply it; returns how many operators compute in 16 bits."""
-        pass_ = _Rewrite(self, graph, report)
+        pass_ = _Retyping(self, graph, report)
         pass_.decide()
         if self.level == "O2":
             pass_.narrow_parameters()
@@ -72,7 +72,7 @@ class MixedPrecision:
         return any(v.name in self.black_names for v in (*op.input_vars, *op.output_vars))
 
 
-class _Rewrite:
+class _Retyping:
     """One run of the pass on one graph.
 
     typed   types as the user wrote them

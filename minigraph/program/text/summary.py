@@ -22,14 +22,14 @@ UNITS = ("", " k", " M", " G", " T", " P")
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """One operator.
 
     output      the name of its first output, and type: of that; "" and None where it has none
     parameters  elements of Parameters that no operator before has read
     flops       of a call: products exactly, 2 for a product and a sum; other operators one for each element of their
                 largest float slot; None where a size is unknown
-    nbytes      read and written; None likewise
+    nbytes      read and written; None where a size is unknown
     """
 
     op: Operator
@@ -45,7 +45,7 @@ class Summary:
     """The rows of a program in order, and totals; print it, or let a notebook show it."""
 
     program: str
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
 
     @property
     def parameters(self) -> int:
@@ -137,17 +137,17 @@ def infer_outputs(op: Operator, types: dict[str, TensorType]) -> None:
                 types[v.name] = t
 
 
-def _row(op: Operator, types: Mapping[str, TensorType], read: set[str]) -> Row:
+def _row(op: Operator, types: Mapping[str, TensorType], read: set[str]) -> SummaryRow:
     """The row of an operator; `read` are the parameters that rows before have counted."""
     new = {v.name: v for v in op.input_vars if isinstance(v, Parameter) and v.name not in read}
     read.update(new)
     output = next(op.output_vars, None)
     name, type = (output.name, types[output.name]) if output is not None else ("", None)
-    return Row(op, name, type, sum(max(types[n].size, 0) for n in new), *cost_of(op, types))
+    return SummaryRow(op, name, type, sum(max(types[n].size, 0) for n in new), *cost_of(op, types))
 
 
 def cost_of(op: Operator, types: Mapping[str, TensorType]) -> tuple[int | None, int | None]:
-    """(FLOPs, bytes) of a call, see Row. Inputs without a type in `types` have their own, outputs are not computed."""
+    """(FLOPs, bytes) of a call as in SummaryRow. Inputs not in `types` have their own; no output is computed."""
     slots = {slot: [types.get(v.name, v.type) for v in vs] for slot, vs in op.inputs.items() if vs}
     shape_only = op.opdef.unread(op.outputs)
     touched = [t for slot, given in slots.items() if slot not in shape_only for t in given]

@@ -24,7 +24,7 @@ WHOLE = ""  # the title of a program that is not cut
 
 
 @dataclass(frozen=True)
-class Ahead:
+class OwnPlan:
     """What gets a plan of its own.
 
     title     `piece 0`, the name of a block, or WHOLE
@@ -41,7 +41,7 @@ class Ahead:
         return [name for name, t in self.feeds.items() if -1 in t.shape]
 
 
-def ahead(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str]) -> Iterator[Ahead]:
+def ahead(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str]) -> Iterator[OwnPlan]:
     """All parts in the order of the program, blocks where the operator stands that holds them."""
     titles: set[str] = set()
     for part in _parts(program, feeds, fetches, WHOLE):
@@ -53,15 +53,15 @@ def ahead(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[s
         yield part
 
 
-def _parts(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], title: str) -> Iterator[Ahead]:
+def _parts(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], title: str) -> Iterator[OwnPlan]:
     if not is_cut(program):
-        yield Ahead(title, program, feeds, fetches)
+        yield OwnPlan(title, program, feeds, fetches)
         return
     types = {name: v.type for name, v in program.vars.items()} | dict(feeds)
     for number, part in enumerate(cut(program, program.ops, fetches, feeds)):
         if part.piece.ops:
             given = {name: types[name] for name in part.reads}
-            yield Ahead(f"{title} piece {number}".strip(), part.piece, given, part.fetches)
+            yield OwnPlan(f"{title} piece {number}".strip(), part.piece, given, part.fetches)
         for op in part.piece.ops:
             infer_outputs(op, types)
         if part.control is not None:
@@ -69,7 +69,7 @@ def _parts(program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[
             _infer_control(part.control, types)
 
 
-def _blocks(op: Operator, types: Mapping[str, TensorType]) -> Iterator[Ahead]:
+def _blocks(op: Operator, types: Mapping[str, TensorType]) -> Iterator[OwnPlan]:
     """The parts of the blocks that an operator runs."""
     for name, slots in op.opdef.blocks.items():
         if op.type == "while_loop_grad" and name != "grad_block":

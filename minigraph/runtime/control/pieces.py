@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass
-class Part:
+class CutPiece:
     """A piece, and the operator behind it that the host decides; None behind the last one.
 
     reads    values that the piece takes from earlier parts or from feeds;  fetches: those that later ones need of it
@@ -47,16 +47,16 @@ def is_cut(program: Program) -> bool:
     return any("control" in op.opdef.traits for op in program.ops)
 
 
-def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: Collection[str]) -> list[Part]:
+def cut(program: Program, ops: Iterable[Operator], fetches: Sequence[str], fed: Collection[str]) -> list[CutPiece]:
     """The parts of a program for these fetches."""
-    parts, ahead = list[Part](), list[Operator]()
+    parts, ahead = list[CutPiece](), list[Operator]()
     for op in ops:
         if "control" in op.opdef.traits:
-            parts.append(Part(Piece(program, ahead), op))
+            parts.append(CutPiece(Piece(program, ahead), op))
             ahead = []
         else:
             ahead.append(op)
-    parts.append(Part(Piece(program, ahead), None))
+    parts.append(CutPiece(Piece(program, ahead), None))
     live = set(fetches)
     persistable = {name for name, v in program.vars.items() if v.persistable}
     for part in reversed(parts):
@@ -100,7 +100,7 @@ def _read_and_written(ops: Sequence[Operator]) -> tuple[set[str], set[str]]:
     return read, written
 
 
-def _check_feeds(program: Program, parts: Sequence[Part], fed: Collection[str]) -> None:
+def _check_feeds(program: Program, parts: Sequence[CutPiece], fed: Collection[str]) -> None:
     """A value that is fed for a computed variable must be read before it is overwritten."""
     waiting = {name for name in fed if not program.vars[name].is_data}
     for part in parts:

@@ -29,7 +29,7 @@ from minigraph.runtime.backend import Backend, RunnablePlan
 from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType
 
-from .pieces import Part, cut, is_cut, values_read
+from .pieces import CutPiece, cut, is_cut, values_read
 from .undo import Kept
 
 CUT = "the host decides here: one captured graph ends, another begins"
@@ -105,7 +105,7 @@ class ControlPlan:
             cuts = [(part.control, CUT) for part in self.parts if part.control is not None]
             self.program.notes = [*cuts, *(note for part in self.parts for note in part.piece.notes)]
 
-    def _run_piece(self, part: Part, env: dict[str, Any], scope: Scope, step: int, return_numpy: bool) -> list[Any]:
+    def _run_piece(self, part: CutPiece, env: dict[str, Any], scope: Scope, step: int, return_numpy: bool) -> list[Any]:
         """Run a piece; what later parts read comes into `env`, the last piece gives what is fetched."""
         last = part.control is None
         if not part.piece.ops and not part.fetches:

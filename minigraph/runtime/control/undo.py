@@ -7,7 +7,7 @@ from typing import Any
 
 from minigraph.program.scope import Scope
 
-from .pieces import Part
+from .pieces import CutPiece
 
 
 class Kept:
@@ -16,7 +16,7 @@ class Kept:
     What the last piece writes its own plan brings back (runtime/undo.py).
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[CutPiece]) -> None:
         early = (op for part in parts[:-1] for op in part.piece.ops)
         self.names = list(dict.fromkeys(v.name for op in early for v in op.output_vars if v.persistable))
 

@@ -8,11 +8,11 @@ from minigraph.kernels.cuda.elementwise.pointwise import bind_pointwise
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 
-from .product import GELU, Product, gelu_text, slope_text
+from .product import GELU, Product, activation_text, slope_text
 
 
 def before_activation(product: Product) -> Buffer:
-    """Where the value goes of which the activation is computed."""
+    """Where the input of the activation goes: into `kept` where that takes it, else into the result."""
     around = product.epilogue
     return around.kept if around.activation in GELU and around.kept is not None else product.out
 
@@ -25,7 +25,7 @@ def activate(binder: Binder, product: Product) -> None:
     elif around.activation == "relu":
         bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": "max_nan(X, C(0))"})
     elif around.activation in GELU:
-        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": gelu_text(around.activation)})
+        bind_pointwise(binder, {"Out": out}, {"X": z}, {"Out": activation_text(around.activation)})
 
 
 def apply_slope(binder: Binder, product: Product) -> None:

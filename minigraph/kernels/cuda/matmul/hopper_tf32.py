@@ -119,19 +119,19 @@ def bind(binder: Binder, product: Product, tiling: Tf32Tiling | None = None) -> 
     """Record the product with all of its epilogue; sums are those of B. `add` and a slope exclude each other."""
     m, n, k = product.shape
     out, around = product.out, product.epilogue
-    gelu_slope = around.slope != "none" and around.mask is None
+    slope_of_input = around.slope != "none" and around.mask is None
     whole = around.add or around.bias is not None or around.activation != "none" or around.slope != "none"
-    slope_from_registers = gelu_slope and not product.trans_b
+    slope_from_registers = slope_of_input and not product.trans_b
     tiling = tiling or tiling_of(binder, product.shape, product.trans_a, whole, slope_from_registers)
-    source = _source(product, tiling, gelu_slope)
-    held = out if around.add else around.kept if gelu_slope else None
+    source = _source(product, tiling, slope_of_input)
+    held = out if around.add else around.kept if slope_of_input else None
     beside = [] if held is None else [TensorMap(held, (n, m, 1, 1), (n, n, n), tiling.rows)]
     sums, mask = around.sums, around.mask
     parts = out if tiling.split == 1 else binder.scratch((tiling.split, m * n), out.dtype)
     part_sums = sums if tiling.split == 1 or sums is None else binder.scratch((tiling.split, n), out.dtype)
     binder.launch_source(
         source, "product", (blocks_for(n, WIDE), blocks_for(m, tiling.rows), tiling.split), THREADS,
-        *_operand_maps(product, tiling), *beside, parts, around.bias or parts, around.gelu_input or parts,
+        *_operand_maps(product, tiling), *beside, parts, around.bias or parts, around.activation_input or parts,
         mask or parts, part_sums or parts, i32(m), i32(n), i32(k), i64(mask.shape[-1] if mask is not None else 0),
         shared=tiling.shared,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def bind(binder: Binder, product: Product, tiling: Tf32Tiling | None = None) -> 
         )  # fmt: skip
 
 
-def _source(product: Product, tiling: Tf32Tiling, gelu_slope: bool) -> str:
+def _source(product: Product, tiling: Tf32Tiling, slope_of_input: bool) -> str:
     """The kernel's text for one tiling and epilogue."""
     around, trans_a, trans_b = product.epilogue, product.trans_a, product.trans_b
     relu = around.activation == "relu"
@@ -151,10 +151,10 @@ def _source(product: Product, tiling: Tf32Tiling, gelu_slope: bool) -> str:
     defines = {
         "A_BY_K": int(not trans_a), "B_BY_K": int(trans_b), "ROWS": tiling.rows,
         "PARTS": int(tiling.split > 1), "STAGES": tiling.stages, "REGISTERS": registers,
-        "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(around.add), "HELD": int(around.add or gelu_slope),
+        "LOADER_REGISTERS": 504 - 2 * registers, "ADD": int(around.add), "HELD": int(around.add or slope_of_input),
         "BIAS": int(around.bias is not None), "RELU": int(relu), "MASK": int(relu and around.mask is not None),
         "DRELU": int(around.slope == "relu"), "COLUMNS": int(around.sums is not None),
-        "KEEP": int(around.gelu_input is not None and not gelu_slope), **around.texts(),
+        "KEEP": int(around.activation_input is not None and not slope_of_input), **around.texts(),
     }  # fmt: skip
     instruction = wgmma(tiling.rows, "tf32", a_in_registers=not trans_b)
     return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)

@@ -41,21 +41,21 @@ class Epilogue:
         return self.kept if "relu" in (self.slope, self.activation) else None
 
     @property
-    def gelu_input(self) -> Buffer | None:
-        """What gelu was computed of, which is written or read."""
+    def activation_input(self) -> Buffer | None:
+        """What the activation was computed of, which is written or read; relu has its mask instead."""
         return self.kept if self.mask is None else None
 
     def texts(self) -> dict[str, str]:
         """C++ of gelu, or of its slope, as functions of X: {"GELU": ...} or {"SLOPE": ...}."""
         if self.activation in GELU:
-            return {"GELU": f"({gelu_text(self.activation)})"}
+            return {"GELU": f"({activation_text(self.activation)})"}
         return {"SLOPE": f"({slope_text(self.slope)})"} if self.slope in GELU else {}
 
 
 GELU = {"gelu": False, "gelu_tanh": True}  # the attribute `approximate` of each
 
 
-def gelu_text(activation: str) -> str:
+def activation_text(activation: str) -> str:
     """C++ of gelu at X, as its operator's block has it."""
     return get_op("gelu").cuda({"approximate": GELU[activation]})
 

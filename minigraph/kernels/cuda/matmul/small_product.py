@@ -102,7 +102,7 @@ def bind(binder: Binder, product: Product, tiling: SmallTiling | None = None) ->
         "SPLIT": tiling.split, "STAGES": tiling.stages, "WARPS_M": tiling.warps[0], "WARPS_N": tiling.warps[1],
         "BIAS": int(around.bias is not None), "RELU": int(relu), "MASK": int(relu and mask is not None),
         "DRELU": int(around.slope == "relu"), "COLUMNS": 0 if sums is None else 2 if around.sums_of_a else 1,
-        "KEEP": int(around.gelu_input is not None), **around.texts(),
+        "KEEP": int(around.activation_input is not None), **around.texts(),
     }  # fmt: skip
     head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     source = "".join([read_source("record/prelude.cuh"), head, *map(read_source, FILES)])
@@ -112,6 +112,7 @@ def bind(binder: Binder, product: Product, tiling: SmallTiling | None = None) ->
     summed = 0 if sums is None else tiling.rows if around.sums_of_a else tiling.columns
     binder.launch_source(
         source, "product", tiles_m * tiles_n * tiling.split, tiling.threads, product.a, product.b, out,
-        around.bias or product.a, around.gelu_input or out, mask or product.a, sums or out, i32(m), i32(n), i32(k),
+        around.bias or product.a, around.activation_input or out, mask or product.a, sums or out,
+        i32(m), i32(n), i32(k),
         i64(m if trans_a else k), i64(k if trans_b else n), i64(width), i32(tiles_m), shared=tiling.shared(summed),
     )  # fmt: skip

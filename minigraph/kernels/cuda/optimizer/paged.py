@@ -29,7 +29,7 @@ COME, UPDATE, GO = 1, 0, 2  # lanes
 Lists = dict[str, list[Buffer]]
 
 
-class Piece(NamedTuple):
+class TensorPart(NamedTuple):
     """Elements [start, stop) of a tensor, which lie from element `at` on in each column of a block."""
 
     tensor: int
@@ -60,14 +60,14 @@ def _is_large(binder: Binder, state: Buffer) -> bool:
     return id(state) in binder.outside and state.nbytes >= SMALL
 
 
-def end_of(piece: Piece) -> int:
+def end_of(piece: TensorPart) -> int:
     """The place behind a piece at which another one may begin."""
     return piece.at + -(-(piece.stop - piece.start) // ARENA_CHUNK) * ARENA_CHUNK
 
 
-def blocks_of(sizes: Sequence[int], most: int) -> list[list[Piece]]:
+def blocks_of(sizes: Sequence[int], most: int) -> list[list[TensorPart]]:
     """Pieces of tensors in order, `most` elements in each block; `most` and places are multiples of ARENA_CHUNK."""
-    blocks: list[list[Piece]] = []
+    blocks: list[list[TensorPart]] = []
     at = most
     for tensor, size in enumerate(sizes):
         start = 0
@@ -75,7 +75,7 @@ def blocks_of(sizes: Sequence[int], most: int) -> list[list[Piece]]:
             if at >= most:
                 blocks.append([])
                 at = 0
-            piece = Piece(tensor, start, min(size, start + most - at), at)
+            piece = TensorPart(tensor, start, min(size, start + most - at), at)
             blocks[-1].append(piece)
             start, at = piece.stop, end_of(piece)
     return blocks

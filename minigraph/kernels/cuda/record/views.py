@@ -66,17 +66,17 @@ def pieces(x: Buffer, sizes: Sequence[int], axis: int) -> list[Buffer]:
 
 
 def joined(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """Where in Out each of X belongs."""
+    """The place of each X in Out, one behind the other along an axis."""
     return pieces(outs["Out"], [x.shape[attrs["axis"]] for x in ins["X"]], attrs["axis"])
 
 
 def stacked(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """Likewise, along a new axis, of size 1 here."""
+    """The place of each X in Out, along a new axis in which it has size 1."""
     return pieces(outs["Out"], [1] * len(ins["X"]), attrs["axis"])
 
 
 def in_a_row(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """Where in the flat Out each of X belongs, in its own shape."""
+    """The place of each X in the flat Out, seen in the shape of X."""
     return _rows_of(outs["Out"], ins["X"])
 
 
@@ -94,7 +94,7 @@ def _rows_of(flat: Buffer, parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def turned_back(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """Where in Out the input of a transpose belongs."""
+    """Out with its axes turned back: the place of the input of a transpose."""
     out = outs["Out"]
     perm = [axis % out.ndim for axis in attrs["perm"]]
     places = [perm.index(axis) for axis in range(out.ndim)]
