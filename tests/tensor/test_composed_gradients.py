@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
 }
 
 OF_KNOWN_SIZES = {
-    "roll", "diagonal", "kron", "normal", "inner", "diagonal_scatter", "lstsq", "householder_product",
+    "diagonal", "kron", "inner", "diagonal_scatter", "lstsq", "householder_product",
 }  # fmt: skip
 
 

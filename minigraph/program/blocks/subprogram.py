@@ -8,6 +8,7 @@ Decision 054 says why a block is a program of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -106,15 +107,21 @@ class SubProgram(Program, InnerBlock):
         types   of what stands for them, where they are not those of `given`
         """
         sub = cls(name, parent)
-        sub._closed = False
         arguments = [sub.argument(v) for v in given]
         for v, t in zip(arguments, types, strict=False):
             v.type = t
+        with sub.being_built():
+            return sub, finish(sub, function(*arguments))
+
+    @contextmanager
+    def being_built(self) -> Iterator[None]:
+        """Operators that are appended inside belong to this block."""
+        self._closed = False
         try:
-            with opened.entered(sub):
-                return sub, finish(sub, function(*arguments))
+            with opened.entered(self):
+                yield
         finally:
-            sub._closed = True
+            self._closed = True
 
     def argument(self, v: Variable) -> Variable:
         """A new input of v's type, which is given a value by the operator in each round."""
