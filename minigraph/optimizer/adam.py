@@ -11,9 +11,9 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 from minigraph.types import float32, float64
 
+from .lazy_rows import named_rows
 from .optimizer import Optimizer, new_states
 from .settings import below_one, check_number, flag, function, positive
-from .lazy_rows import named_rows
 from .variable_betas import append_step, or_variable
 
 BETAS = {"beta1": below_one, "beta2": below_one, "epsilon": positive}

@@ -16,6 +16,7 @@ def named_rows(g: Builder, param: Parameter) -> Variable | None:
     named = None
     for op in forward:
         (ids,) = op.inputs["Ids"]
-        there = g.greater_equal(last := g.last_writer(param, g.reshape(ids, shape=[-1])), g.fill_any_like(last, value=0))
+        last = g.last_writer(param, g.reshape(ids, shape=[-1]))
+        there = g.greater_equal(last, g.fill_any_like(last, value=0))
         named = there if named is None else g.logical_or(named, there)
     return g.unsqueeze(named, axes=range(1, param.ndim)) if named is not None else None

@@ -1,4 +1,4 @@
-"""Adam whose betas or epsilon are Variables, or of some rows: its formula in plain operators, which end in a step of sgd.
+"""Adam whose betas or epsilon are Variables, or of some rows: its formula in plain operators, then a step of sgd.
 
 The operator `adam` has its betas as attributes, and updates all of a parameter. Betas are Variables where a program
 changes them, as a warm-up of beta1 does. What is computed is the same, with one operator for each step of the formula.

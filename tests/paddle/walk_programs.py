@@ -11,7 +11,7 @@ from tests.paddle.programs import run, started
 
 X, Y = np.array([1.0, 2.0, 3.0], "float32"), np.array([1.0, 3.0, 2.0], "float32")
 CUBE = np.sin(np.arange(36.0)).astype("float32").reshape(3, 3, 4)
-I, J = np.array([1, 0]), np.array([3, 1])
+FIRST, SECOND = np.array([1, 0]), np.array([3, 1])
 ZERO_D = np.float32(0.7).reshape(())
 
 
@@ -57,10 +57,11 @@ CASES = {
     **{name: Gradients(call, (X, Y)) for name, call in {
         "maximum": lambda p, x, y: p.maximum(x, y), "minimum": lambda p, x, y: p.minimum(x, y),
         "fmax": lambda p, x, y: p.fmax(x, y), "fmin": lambda p, x, y: p.fmin(x, y),
-        "clip": lambda p, x, y: p.clip(x, 1.0, 2.0) * y, "leaky_relu": lambda p, x, y: p.nn.functional.leaky_relu(x - 2) * y,
+        "clip": lambda p, x, y: p.clip(x, 1.0, 2.0) * y,
+        "leaky_relu": lambda p, x, y: p.nn.functional.leaky_relu(x - 2) * y,
         "softshrink": lambda p, x, y: p.nn.functional.softshrink(x, 2.0) * y,
     }.items()},
-    **{f"index {n}": Gradients(call, (CUBE, I, J)) for n, call in enumerate((
+    **{f"index {n}": Gradients(call, (CUBE, FIRST, SECOND)) for n, call in enumerate((
         lambda p, x, i, j: x[:, i, 0], lambda p, x, i, j: x[i, :, j], lambda p, x, i, j: x[:, i, j],
         lambda p, x, i, j: x[1:, i, j], lambda p, x, i, j: x[i, :, 0],
     ))},

@@ -508,3 +508,16 @@ def test_equal_extrema_have_the_gradients_of_paddle(name: str, share: bool) -> N
     values = np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]) * (1 if "max" in name else -1)
     (found,) = mg.static.Executor().run(program, feed={"x": values}, fetch_list=[grad])
     np.testing.assert_array_equal(found, [[0.5, 0.5, 0], [1 / 3] * 3] if share else [[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize("index", [
+    lambda i, j: (slice(None), i, 0), lambda i, j: (i, slice(None), j), lambda i, j: (0, slice(None), j),
+    lambda i, j: (None, slice(None), i, j), lambda i, j: (i, None, j), lambda i, j: (slice(None), i, None, j),
+    lambda i, j: (slice(1, None), i[:, None], j), lambda i, j: (Ellipsis, i, j), lambda i, j: (i, slice(1, None), None),
+])  # fmt: skip
+def test_arrays_beside_slices_are_numpys(index: Callable[..., Any]) -> None:
+    x, i, j = np.arange(36.0).reshape(3, 3, 4), np.array([1, 0]), np.array([-1, 2])
+    found = static.Executor().run(
+        feed={"x": x}, fetch_list=[static.data("x", [None, 3, 4], "float64")[index(mg.assign(i), mg.assign(j))]]
+    )[0]
+    np.testing.assert_array_equal(found, x[index(i, j)])

@@ -23,16 +23,18 @@ class LookAhead:
     """`minimize` as of the optimizer inside, then the steps of the slow weights.
 
     alpha  how far slow weights go, in [0, 1]
-    k      runs between two of their steps; the slow weights begin as the parameters are after the first run, as Paddle's
+    k      runs between two of their steps; slow weights begin as the parameters are after the first run, as in Paddle
     What is not here is looked for in the optimizer inside.
     """
 
     def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
         shown = shortened(repr(inner_optimizer))
-        require(rule_of(inner_optimizer) is not None, f"LookAhead is made of an optimizer, not of {shown}", ProgramError)
+        known = rule_of(inner_optimizer) is not None
+        require(known, f"LookAhead is made of an optimizer, not of {shown}", ProgramError)
         number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 <= alpha <= 1
         require(number, f"alpha must be a number in [0, 1], is {alpha!r}", AttrError)
-        require(isinstance(k, int) and not isinstance(k, bool) and k > 0, f"k must be a positive int, is {k!r}", AttrError)
+        fits = isinstance(k, int) and not isinstance(k, bool) and k > 0
+        require(fits, f"k must be a positive int, is {k!r}", AttrError)
         self.inner_optimizer, self._optimizer = inner_optimizer, inner_optimizer
         self.alpha, self.k, self.name = float(alpha), k, f"{name}_" if name else ""
 
@@ -48,8 +50,9 @@ class LookAhead:
             as_before_on_error(startup.global_block()),
         ):  # fmt: skip
             ops, pairs = self.inner_optimizer.minimize(loss, startup_program, parameters, no_grad_set)
+            trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
             with program.emitting("optimize"):
-                self._append(Builder(program.global_block()), startup.global_block(), [p for p, grad in pairs if grad is not None])
+                self._append(g, startup.global_block(), trained)
             return ops, pairs
 
     def _append(self, g: Builder, startup: Any, params: list[Any]) -> None:
