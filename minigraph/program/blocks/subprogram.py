@@ -110,18 +110,8 @@ class SubProgram(Program, InnerBlock):
         arguments = [sub.argument(v) for v in given]
         for v, t in zip(arguments, types, strict=False):
             v.type = t
-        with sub.being_built():
+        with being_built(sub):
             return sub, finish(sub, function(*arguments))
-
-    @contextmanager
-    def being_built(self) -> Iterator[None]:
-        """Operators that are appended inside belong to this block."""
-        self._closed = False
-        try:
-            with opened.entered(self):
-                yield
-        finally:
-            self._closed = True
 
     def argument(self, v: Variable) -> Variable:
         """A new input of v's type, which is given a value by the operator in each round."""
@@ -228,6 +218,17 @@ class SubProgram(Program, InnerBlock):
         needed = gradient_block(copy, wanted, outputs, summed)
         needed.parent = self.parent
         return needed
+
+
+@contextmanager
+def being_built(sub: SubProgram) -> Iterator[None]:
+    """Operators that are appended inside belong to `sub`."""
+    sub._closed = False
+    try:
+        with opened.entered(sub):
+            yield
+    finally:
+        sub._closed = True
 
 
 def _infer_again(op: Operator) -> None:

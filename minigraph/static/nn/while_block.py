@@ -9,7 +9,7 @@ from minigraph.errors import MinigraphError, call_site, require
 from minigraph.errors.kinds import BLOCKS
 from minigraph.opdef.inner import check_flag
 from minigraph.program import Variable, default_main_program, default_startup_program, unique_name
-from minigraph.program.blocks.subprogram import SubProgram
+from minigraph.program.blocks.subprogram import SubProgram, being_built
 from minigraph.tensor.arguments import variable
 
 from .loops import append_loop
@@ -43,7 +43,7 @@ class While:
         block = default_main_program().current_block()
         with default_main_program().global_block().whole(), default_startup_program().global_block().whole():
             rounds = SubProgram(f"{self.name}.body", block.program)
-            with rounds.being_built():
+            with being_built(rounds):
                 yield
             ends = any(v is self.cond for v in rounds.written())
             require(ends, f"the block of While does not write its condition {self.cond}: it would never end", BLOCKS,
