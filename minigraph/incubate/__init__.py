@@ -2,5 +2,6 @@
 
 from . import optimizer
 from .identity import identity_loss
+from .optimizer import LookAhead, ModelAverage
 
-__all__ = ["identity_loss", "optimizer"]
+__all__ = ["LookAhead", "ModelAverage", "identity_loss", "optimizer"]

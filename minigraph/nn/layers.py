@@ -39,6 +39,7 @@ class Embedding(Layer):
     """Rows of weight [num_embeddings, embedding_dim] at int positions.
 
     padding_idx  ids with this value give zeros and no gradient; negative ones count from the back
+    sparse       as of functional.embedding
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Embedding(Layer):
             padding_idx is None or -num_embeddings <= padding_idx < num_embeddings,
             f"padding_idx {padding_idx} is no row of {num_embeddings}", AttrError,
         )  # fmt: skip
-        self.padding_idx, self.name = padding_idx, name
+        self.padding_idx, self.sparse, self.name = padding_idx, sparse, name
         self.weight = self.create_parameter([num_embeddings, embedding_dim], attr=weight_attr)
         require(self.weight is not None, "Embedding needs a weight, weight_attr=False gives none", MISSING)
 
     def forward(self, x: Variable) -> Variable:
-        return F.embedding(x, self.weight, self.padding_idx, name=self.name)  # pyright: ignore[reportArgumentType]
+        assert self.weight is not None
+        return F.embedding(x, self.weight, self.padding_idx, self.sparse, name=self.name)
 
     def extra_repr(self) -> str:
         return f"{', '.join(map(str, self.weight.shape))}"  # pyright: ignore[reportOptionalMemberAccess]

@@ -11,6 +11,7 @@ from minigraph.program import Parameter, Variable
 from minigraph.program.builder import Builder
 from minigraph.types import float32, float64
 
+from .lazy_rows import named_rows
 from .optimizer import Optimizer, new_states
 from .settings import below_one, check_number, flag, function, positive
 from .variable_betas import append_step, or_variable
@@ -27,8 +28,9 @@ class Adam(Optimizer):
     with m' = m / (1 - beta1^t), v' = v / (1 - beta2^t). weight_decay is added to the gradient (L2).
     amsgrad                 the largest v so far in place of v
     beta1, beta2, epsilon   also float Variables of one element
-    lazy_mode and use_multi_tensor are accepted and change no value. Gradients are dense here: rows
-    that no id names move by their moments, which Paddle's lazy_mode prevents.
+    lazy_mode               rows of a table that no id of this run names stay, as do their moments; of tables that
+                            embedding(sparse=True) alone reads, others are updated whole
+    use_multi_tensor is accepted and changes no value.
     """
 
     op_type = "adam"
@@ -48,19 +50,22 @@ class Adam(Optimizer):
         )  # fmt: skip
         numbers = [beta1, beta2, epsilon, *(n for group in self._groups.values() for n in group.values())]
         self._varies = any(isinstance(n, Variable) for n in numbers)
+        self._lazy_mode = flag("lazy_mode", lazy_mode)
 
     def append_update(self, g: Builder, param: Parameter, grad: Variable, lr: Variable) -> None:
-        if not self._varies:
+        rows = named_rows(g, param) if self._lazy_mode else None
+        if not self._varies and rows is None:
             return super().append_update(g, param, grad, lr)
         numbers = {name: self.of(param, name) for name in BETAS}
         plain = param.dtype in (float32, float64) and not self._flags and not self.of(param, "amsgrad")
-        require(plain, "betas that are variables go with float32 and float64, without amsgrad and without loss scaling",
-                NOT_OFFERED, "betas that are numbers")  # fmt: skip
+        what = "betas that are variables go" if self._varies else "lazy_mode of a sparse table goes"
+        require(plain, f"{what} with float32 and float64, without amsgrad, loss scaling and merged gradients",
+                NOT_OFFERED, "betas that are numbers, lazy_mode=False")  # fmt: skip
         attrs = self.attrs(param)
         ratio = attrs.get("lr_ratio", 1.0)
         rate = lr if ratio == 1.0 else g.scale(lr, scale=ratio)
         decay = attrs["coeff"] if attrs.get("with_decay") else 0.0
-        append_step(g, param, grad, rate, new_states(self, param), numbers, decay)
+        append_step(g, param, grad, rate, new_states(self, param), numbers, decay, rows)
 
     def wanted_states(self, param: Parameter) -> Mapping[str, str]:
         return {s: n for s, n in self.states.items() if s != "Moment2Max" or self.of(param, "amsgrad")}

@@ -1,7 +1,7 @@
-"""Adam whose betas or epsilon are Variables: its formula in plain operators, which end in a step of sgd.
+"""Adam whose betas or epsilon are Variables, or of some rows: its formula in plain operators, then a step of sgd.
 
-The operator `adam` has its betas as attributes. These are Variables where a program changes them, as a warm-up of
-beta1 does. What is computed is the same, with one operator for each step of the formula.
+The operator `adam` has its betas as attributes, and updates all of a parameter. Betas are Variables where a program
+changes them, as a warm-up of beta1 does. What is computed is the same, with one operator for each step of the formula.
 """
 
 from __future__ import annotations
@@ -33,27 +33,33 @@ def or_variable(check: Check) -> Check:
 
 def append_step(
     g: Builder, param: Parameter, grad: Variable, lr: Variable, states: dict[str, Variable], numbers: dict[str, Any],
-    decay: float = 0.0,
+    decay: float = 0.0, rows: Variable | None = None,
 ) -> None:  # fmt: skip
     """The update of one parameter.
 
     states   of the slots Moment1, Moment2, Beta1Pow and Beta2Pow
     numbers  beta1, beta2 and epsilon, each a number or a Variable
     decay    the parameter is first multiplied by 1 - lr * decay
+    rows     bool, broadcasts to the parameter: where it is False nothing but the powers changes; None changes all
     """
     means = []
     for slot, beta, values in (("1", "beta1", grad), ("2", "beta2", g.elementwise_mul(grad, grad))):
         moment, power = states[f"Moment{slot}"], states[f"Beta{slot}Pow"]
         b = _number(g, numbers[beta], param)
         old, new = g.elementwise_mul(moment, b), g.elementwise_mul(values, _less(g, b))
-        g.elementwise_add(old, new, out={"Out": moment})
+        mean = g.elementwise_add(old, new)
+        if rows is not None:
+            mean = g.where(rows, mean, moment)
+        g.assign(mean, out={"Out": moment})
         share = g.cast(_less(g, g.reshape(power, shape=[])), dtype=param.dtype)
-        means.append(g.elementwise_div(moment, share))
+        means.append(g.elementwise_div(mean, share))
         g.elementwise_mul(power, g.cast(g.reshape(b, shape=[1]), dtype=float64), out={"Out": power})
     size = g.elementwise_add(g.sqrt(means[1]), _number(g, numbers["epsilon"], param))
     step = g.elementwise_div(means[0], size)
     if decay:
         step = g.elementwise_add(step, g.scale(param, scale=decay))
+    if rows is not None:
+        step = g.where(rows, step, g.fill_any_like(step, value=0))
     g.sgd(param, step, lr, out={"ParamOut": param}, needs=["MasterParamOut"])
 
 

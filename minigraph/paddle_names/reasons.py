@@ -58,9 +58,6 @@ FAMILIES = {
     "writes": Absence("it writes over its argument; values of a program are written once", "assign its result"),
     "inner": Absence("an inner part of Paddle", None),
     "precision": Absence("it casts values while they are computed", "static.amp.decorate(optimizer, level, dtype)"),
-    "average": Absence(
-        "averages of parameters over several steps are here in one form", "static.ExponentialMovingAverage(decay)",
-    ),
     "domain": Absence("a library of Paddle for one subject, not part of minigraph", "it runs before the feed"),
     "export": Absence("exchange with other formats is not here", "static.save_inference_model, or safetensors files"),
     "random state": Absence("random numbers are counted, not drawn from a state", "mg.seed(n), program.random_seed"),
@@ -99,8 +96,8 @@ ROWS = (
     ("utils", "domain", "cpp_extension download"),
     ("incubate", "sparse", "graph_*"),
     ("incubate", "later", "segment_*"),
-    ("incubate", "average", "LookAhead ModelAverage"),
     ("incubate", "inner", "*"),
+    ("tensor", "writes", "create_tensor"),
     ("tensor", "control flow", "*"),
     ("io", "distributed", "DistributedBatchSampler"),
     ("linalg", "complex", "eig eigvals"),
@@ -175,6 +172,7 @@ INSTEAD = {
     "distribution": "mg.randn, mg.uniform and formulas of elementwise operators",
     "CUDAPinnedPlace": "feeds reach the GPU through pinned memory anyway",
     "vision": "prepare images with another library, feed arrays",
+    "tensor.create_tensor": "the result of mg.assign, or static.create_global_var(shape, value, dtype)",
     "incubate.segment_sum": "mg.matmul(nn.functional.one_hot(segments, n), x, transpose_x=True)",
     "incubate.softmax_mask_fuse": "nn.functional.softmax(x + mask), which fuse_elementwise computes in one kernel",
     "base.dygraph": "static.data, nn and static.Executor",
@@ -219,6 +217,7 @@ INSTEAD = {
 }  # fmt: skip
 
 OWN_REASON = {  # instead of that of the family
+    "tensor.create_tensor": "it is a variable without a type, and all variables of a program have one",
     "nextafter": "it steps between patterns of bits, which no operator sees",
     "Variable.nextafter": "it steps between patterns of bits, which no operator sees",
     "poisson": "how many random numbers it draws depends on values, and random numbers are counted",

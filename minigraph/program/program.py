@@ -218,7 +218,7 @@ class Program(NotPickled):
 
     def state_dict(self, mode: str = "all", scope: Scope | None = None) -> dict[str, np.ndarray]:
         """Copies of the persistable values by name, those between two runs; mode is all, param (parameters) or opt (the
-        others)."""
+        others). `set` of a copy changes the value in the scope, too."""
         require(mode in ("all", "param", "opt"), f"mode {mode!r} is not all, param or opt", ProgramError)
         scope = scope if scope is not None else global_scope()
         chosen = [
@@ -226,7 +226,7 @@ class Program(NotPickled):
             if v.persistable and (mode == "all" or isinstance(v, Parameter) == (mode == "param"))
         ]  # fmt: skip
         with scope.lock:
-            return {name: scope.read(name) for name in chosen if scope.has(name)}
+            return {name: scope.state(name) for name in chosen if scope.has(name)}
 
     def set_state_dict(self, state_dict: Mapping[str, Any], scope: Scope | None = None) -> None:
         """Put values into the Scope; names, shapes and types must be those of persistable variables.

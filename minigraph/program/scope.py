@@ -6,12 +6,12 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from minigraph.errors import MinigraphError, ProgramError, ShapeError, require, shortened
-from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, UNKNOWN_NAME
+from minigraph.errors import MinigraphError, ProgramError, ShapeError, call_site, require, shortened
+from minigraph.errors.kinds import MIXED_TYPES, NAME, NO_NUMBERS, NOT_OFFERED, UNKNOWN_NAME
 from minigraph.types import NO_ARRAY, as_numpy, in_one_piece, why_no_array
 
 from .context import Guards
@@ -65,6 +65,20 @@ class ScopeTensor(NotPickled):
 
     def __repr__(self) -> str:
         return f"<ScopeTensor {self._name}: {self.shape()}>"
+
+
+class StateArray(np.ndarray):
+    """A value in a `state_dict`: a copy, whose `set` changes it and the value in the scope, as Paddle's does."""
+
+    _tensor: ScopeTensor | None = None  # None of what is computed from it
+
+    def set(self, array: Any, place: Any = None) -> None:
+        """As ScopeTensor.set."""
+        if self._tensor is None:
+            raise ProgramError("this array is computed from a state and stands in no scope",
+                               hint="program.set_state_dict(state_dict) puts values there")  # fmt: skip
+        self._tensor.set(array, place)
+        self[...] = np.asarray(self._tensor)
 
 
 class ScopeVariable(NotPickled):
@@ -270,6 +284,17 @@ class Scope(NotPickled):
                 array[...] = number
             else:
                 self.waiting[name] = number
+
+    def state(self, name: str) -> StateArray:
+        """A copy of a value, whose `set` writes to this scope."""
+        copy = self.read(name).view(StateArray)
+        copy._tensor = ScopeTensor(self, name)
+        return copy
+
+    def new_scope(self) -> NoReturn:
+        raise NOT_OFFERED("a Scope has no scopes inside", call="Scope.new_scope", site=call_site(),
+                          hint="static.Scope() is a new one; static.scope_guard(scope) or run(..., scope=scope) uses it"
+                          )  # fmt: skip
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """The variable called `name`, None where it has no value here."""

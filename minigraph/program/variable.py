@@ -214,6 +214,7 @@ class Parameter(Variable):
     optimize_attr  {"learning_rate": factor on the optimizer's rate}
     regularizer    beats the optimizer's own
     need_clip      False leaves it out of gradient clipping
+    sparse         embedding(sparse=True) reads it: Adam's lazy_mode looks at its rows
     """
 
     def __init__(
@@ -231,6 +232,7 @@ class Parameter(Variable):
         super().__init__(block, name, type, persistable=True, stop_gradient=not trainable, site=site)
         self.optimize_attr = {"learning_rate": learning_rate}
         self.regularizer, self.need_clip = regularizer, need_clip
+        self.sparse = False
 
     @property
     def trainable(self) -> bool:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from minigraph.errors import AttrError, require
 from minigraph.errors.kinds import NO_GRADIENT, NOT_OFFERED, ORDER
+from minigraph.optimizer.averages import Averages
 from minigraph.optimizer.states import persistable
 from minigraph.program import Parameter, Variable, default_main_program, default_startup_program
 from minigraph.program.builder import Builder
-from minigraph.program.scope import global_scope
+from minigraph.program.scope import Scope
 from minigraph.types import int64, tensor_type
 
 
-class ExponentialMovingAverage:
+class ExponentialMovingAverage(Averages):
     """average = decay * average + (1 - decay) * parameter, in each run, of all trainable parameters.
 
         optimizer.minimize(loss)
@@ -36,9 +35,9 @@ class ExponentialMovingAverage:
         require(fits, f"decay must be a number in [0, 1), is {decay!r}", AttrError)
         require(thres_steps is None, "thres_steps is not here yet", NOT_OFFERED, "a constant decay: thres_steps=None")
         self.decay, self.name = float(decay), f"{name}." if name else ""
+        super().__init__()
         self.averages: dict[Parameter, Variable] = {}
         self.runs: Variable | None = None
-        self._before: dict[str, np.ndarray] = {}
 
     def update(self) -> None:
         """Append to the default main program what averages its parameters; once."""
@@ -59,39 +58,15 @@ class ExponentialMovingAverage:
                 averages[p] = average
         self.averages, self.runs = averages, runs
 
-    @contextmanager
-    def apply(self, executor: Any, need_restore: bool = True) -> Iterator[None]:
-        """The parameters of the global scope are their averages inside the block.
-
-        need_restore  False leaves them so until `restore`
-        """
-        self._take()
-        try:
-            yield
-        finally:
-            if need_restore:
-                self.restore(executor)
-
-    def restore(self, executor: Any) -> None:
-        """The parameters are again what they were before `apply`."""
-        scope = global_scope()
-        with scope.replacing(self._before, "a restore of averages"):
-            for name, value in self._before.items():
-                scope.take(name, value)
-        self._before = {}
-
-    def _take(self) -> None:
-        scope = global_scope()
+    def means(self, scope: Scope) -> dict[str, np.ndarray]:
+        """The averages by the names of parameters; none before the first run."""
         require(self.runs is not None, "update was not called while the program was built", ORDER)
-        require(not self._before, "the averages are in place already", ORDER, "call restore first")
         assert self.runs is not None
-        with scope.lock:
-            before = {p.name: scope.read(p.name) for p in self.averages}
-            share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
-            averages = {p.name: scope.read(a.name) for p, a in self.averages.items()}
-        if share > 0:  # before the first run there is nothing to average
-            values = {name: (a / share).astype(a.dtype) for name, a in averages.items()}
-            with scope.replacing(values, "averages in place of parameters"):
-                for name, value in values.items():
-                    scope.take(name, value)
-        self._before = before
+        share = 1 - self.decay ** int(scope.read(self.runs.name)[0])
+        averages = {p.name: scope.read(a.name) for p, a in self.averages.items()}
+        return {name: (a / share).astype(a.dtype) for name, a in averages.items()} if share > 0 else {}
+
+    @property
+    def averaged(self) -> list[str]:
+        """The names of the parameters."""
+        return [p.name for p in self.averages]

@@ -4,7 +4,7 @@ A number or NumPy array that stands beside a Variable becomes a constant of the 
 Variable gives way only where the constant would lose something: an int Variable beside a float is
 cast to the default data type, a bool one beside an int to int64, both as in Paddle. Of two Variables
 an int beside a float is cast to the float's type (Paddle 2 casts the right one to the left one's),
-the smaller of two ints to the larger; two floats of different types are refused.
+the smaller of two ints or floats to the larger.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minigraph.errors.kinds import NAME, NO_NUMBERS
 from minigraph.program import Variable, unique_name
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
-from minigraph.types import FLOATS, INTS, bool_, int64
+from minigraph.types import FLOATS, INTS, bool_, float32, float64, int64
 
 FIRST, LAST = -(2**63), 2**63 - 1
 MAX_CONSTANT = 4096  # elements of an array that is written into the program as a constant
@@ -144,11 +144,30 @@ def operands(x: Any, y: Any, call: str) -> tuple[Variable, Variable]:
 
 
 def promoted(x: Variable, y: Variable) -> tuple[Variable, Variable]:
-    """Two Variables brought to one type, floats of different types left as they are."""
-    if x.dtype == y.dtype or (x.dtype in FLOATS and y.dtype in FLOATS):
+    """Two Variables brought to one type; of two 16-bit floats that is float32."""
+    if x.dtype == y.dtype:
         return x, y
-    wide = next((v.dtype for v in (x, y) if v.dtype in FLOATS), None) or np.promote_types(x.dtype, y.dtype)
+    floats = {v.dtype for v in (x, y)} & set(FLOATS)
+    if len(floats) == 2:
+        wide = float64 if float64 in floats else float32
+    else:
+        wide = next(iter(floats), None) or np.promote_types(x.dtype, y.dtype)
     return as_type(x, wide), as_type(y, wide)
+
+
+def scalars_as_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: of a 0-d Variable `function` computes what it does of a row of one element, without that axis."""
+
+    @wraps(function)
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Variable) or x.ndim > 0:
+            return function(x, *args, **kwargs)
+        g = builder_of(x)
+        made = function(g.reshape(x, shape=[1]), *args, **kwargs)
+        parts = [g.reshape(v, shape=[]) for v in (made if isinstance(made, tuple) else (made,))]
+        return tuple(parts) if isinstance(made, tuple) else parts[0]
+
+    return run
 
 
 def value_of(value: Any, call: str, argument: str) -> Number | np.ndarray:

@@ -12,7 +12,7 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of
 from minigraph.program.default_dtype import default_dtype
 from minigraph.program.known import Size, known
-from minigraph.types import as_dtype
+from minigraph.types import as_dtype, float64
 
 from .arguments import constant, describe, emit, is_number, output_prefix, plain, variable
 from .sized import full_of, run_sizes
@@ -112,8 +112,10 @@ def assign(x: Any, output: Variable | None = None) -> Variable:
 
     output  write it there instead of to a new Variable
     A number becomes an array of one element, as in Paddle; mg.to_tensor makes it 0-d.
-    Python floats become the default data type; arrays keep their own.
+    Floats of Python and of NumPy's float64 become the default data type, as in Paddle; other arrays keep their own.
     """
+    if output is None and isinstance(x, (np.ndarray, np.floating)) and x.dtype == float64:
+        x = x.astype(default_dtype())
     if not isinstance(x, Variable):
         if is_number(x) and (output is None or output.ndim > 0):
             x = x.reshape(1) if isinstance(x, np.generic) else [x]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from minigraph.errors import require
+from minigraph.errors.kinds import RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import whole
-from minigraph.program.known import known, known_number
+from minigraph.program.known import Size, known, known_number
 
 from .arguments import emit, ints, variable, variables
 from .sized import expanded, reshaped, run_sizes
@@ -85,8 +87,17 @@ def expand(x: Variable, shape: Any, name: str | None = None) -> Variable:
 
 
 def tile(x: Variable, repeat_times: Any, name: str | None = None) -> Variable:
-    """x laid side by side repeat_times[i] times along axis i."""
-    return emit("tile", "tile", variable(x, "tile"), repeat_times=repeat_times, name=name)
+    """x laid side by side repeat_times[i] times along axis i; along an axis of size 1 as often as a run's size says."""
+    x, sizes = variable(x, "tile"), run_sizes(repeat_times)
+    if sizes is None:
+        return emit("tile", "tile", x, repeat_times=repeat_times, name=name)
+    own = emit("tile", "tile", x, repeat_times=[1 if isinstance(s, Size) else s for s in sizes], name=name)
+    sizes = [1] * (own.ndim - len(sizes)) + sizes
+    for axis, size in enumerate(sizes):
+        fits = not isinstance(size, Size) or own.shape[axis] == 1
+        require(fits, f"axis {axis} of {own} would be repeated as often as only a run knows", RUN_TIME,
+                "an axis of size 1 can be: mg.unsqueeze, mg.tile and mg.reshape")  # fmt: skip
+    return expanded(own, [size if isinstance(size, Size) else -1 for size in sizes])
 
 
 def gather(x: Variable, index: Variable, axis: int | None = None, name: str | None = None) -> Variable:

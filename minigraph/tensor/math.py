@@ -20,6 +20,7 @@ from .arguments import (
     operands,
     output_prefix,
     plain,
+    scalars_as_rows,
     variable,
     widened,
 )
@@ -174,6 +175,7 @@ def _reduce(call: str, x: Any, axis: Any, keepdim: bool, name: str | None, **att
     return emit(call, kind, variable(x, call), axis=ints(axis), keepdim=keepdim, name=name, **attrs)
 
 
+@scalars_as_rows
 @whole
 def sum(x: Variable, axis: Any = None, dtype: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The sum over `axis`, an int or list of ints (None or empty: all axes).
@@ -186,31 +188,37 @@ def sum(x: Variable, axis: Any = None, dtype: Any = None, keepdim: bool = False,
     return _reduce("sum", x, axis, keepdim, name)
 
 
+@scalars_as_rows
 def mean(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The mean of floats over `axis`, as sum."""
     return _reduce("mean", x, axis, keepdim, name)
 
 
+@scalars_as_rows
 def max(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The largest element over `axis`, as sum. Equal largest elements have all of the gradient each, as in Paddle."""
     return _reduce("max", x, axis, keepdim, name, share=False)
 
 
+@scalars_as_rows
 def min(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The smallest element over `axis`, as sum. Equal smallest elements have all of the gradient each."""
     return _reduce("min", x, axis, keepdim, name, share=False)
 
 
+@scalars_as_rows
 def amax(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The largest element over `axis`, as sum. Equal largest elements share the gradient equally."""
     return _reduce("amax", x, axis, keepdim, name)
 
 
+@scalars_as_rows
 def amin(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """The smallest element over `axis`, as sum. Equal smallest elements share the gradient equally."""
     return _reduce("amin", x, axis, keepdim, name)
 
 
+@scalars_as_rows
 @whole
 def prod(x: Variable, axis: Any = None, keepdim: bool = False, dtype: Any = None, name: str | None = None) -> Variable:
     """The product over `axis`, types as in sum."""
@@ -226,9 +234,12 @@ def cumsum(x: Variable, axis: int | None = None, dtype: Any = None, name: str | 
     x = variable(x, "cumsum")
     if dtype is not None:
         x = cast(x, dtype)
+    if x.ndim == 0 and axis is not None:
+        return scalars_as_rows(cumsum)(x, axis, name=name)
     return emit("cumsum", "cumsum", x, axis=axis, name=name)
 
 
+@scalars_as_rows
 def argmax(
     x: Variable, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64", name: str | None = None
 ) -> Variable:
@@ -236,6 +247,7 @@ def argmax(
     return emit("argmax", "arg_max", variable(x, "argmax"), axis=axis, keepdim=keepdim, dtype=dtype, name=name)
 
 
+@scalars_as_rows
 def argmin(
     x: Variable, axis: int | None = None, keepdim: bool = False, dtype: Any = "int64", name: str | None = None
 ) -> Variable:

@@ -6,14 +6,15 @@ from typing import Any
 
 from minigraph.errors import AttrError, ShapeError, call_site, require
 from minigraph.errors.kinds import COUNT, RANK, RUN_TIME, UNKNOWN_SIZE
-from minigraph.program import Variable
+from minigraph.program import Variable, unique_name
 from minigraph.program.builder import builder_of, whole
-from minigraph.program.known import known
+from minigraph.program.known import known, values_of
 from minigraph.types import normalize_axes, normalize_axis
 
 from .arguments import emit, ints, output_prefix, variable, variables
 from .creation import assign, from_value
-from .manipulation import concat, flatten, reshape, squeeze, transpose
+from .functions import remainder
+from .manipulation import concat, expand, flatten, gather, reshape, squeeze, stack, transpose
 from .math import cast, matmul, prod
 
 
@@ -94,8 +95,11 @@ def rot90(x: Variable, k: int = 1, axes: Any = (0, 1), name: str | None = None) 
 
 @whole
 def roll(x: Variable, shifts: Any, axis: Any = None, name: str | None = None) -> Variable:
-    """x with its elements moved on by `shifts` along `axis`, and round its end; x is laid flat for None."""
-    x = variable(x, "roll")
+    """x with its elements moved on by `shifts` along `axis`, and round its end; x is laid flat for None.
+
+    shifts  also an int Variable, of one number for each axis
+    """
+    x, shifts = variable(x, "roll"), _shifts(shifts)
     if axis is None:
         total = ints(shifts) or (0,)
         require(len(total) == 1, "without axis there is one shift", AttrError)
@@ -104,11 +108,27 @@ def roll(x: Variable, shifts: Any, axis: Any = None, name: str | None = None) ->
     require(len(axes) == len(moves), f"{len(moves)} shifts for {len(axes)} axes", AttrError)
     out = x
     for a, shift in zip(axes, moves, strict=True):
-        require(x.shape[a] != -1, f"axis {a} of {x} is known only at run time", UNKNOWN_SIZE)
+        if isinstance(shift, Variable) or x.shape[a] == -1:
+            out = _rolled(out, shift, a)
+            continue
         at = -shift % max(x.shape[a], 1)
         if at:
             out = concat([slice(out, [a], [at], [x.shape[a]]), slice(out, [a], [0], [at])], axis=a)
     return builder_of(out).assign(out, name=output_prefix("roll", name))
+
+
+def _shifts(shifts: Any) -> Any:
+    """Numbers where they are known before a run, else a list of 0-d Variables."""
+    if not isinstance(shifts, Variable) or values_of(shifts) is not None:
+        return known(shifts)
+    return [squeeze(part) for part in unbind(flatten(shifts))]
+
+
+def _rolled(x: Variable, shift: Any, axis: int) -> Variable:
+    """x moved on along `axis`, where the size or the shift is known only at run time."""
+    g = builder_of(x)
+    places, size = g.arange_like(x, axis=axis), squeeze(g.slice(g.shape(x), axes=[0], starts=[axis], ends=[axis + 1]))
+    return gather(x, remainder(cast(places, "int64") - shift, cast(size, "int64")), axis)
 
 
 def t(input: Variable, name: str | None = None) -> Variable:
@@ -142,7 +162,7 @@ def unflatten(x: Variable, axis: int, shape: Any, name: str | None = None) -> Va
 @whole
 def broadcast_to(x: Variable, shape: Any, name: str | None = None) -> Variable:
     """x repeated along its axes of size 1 up to `shape`; -1 keeps a size."""
-    return emit("broadcast_to", "expand", variable(x, "broadcast_to"), shape=shape, name=name)
+    return expand(variable(x, "broadcast_to"), shape, name=name or unique_name.generate("broadcast_to"))
 
 
 @whole
@@ -219,8 +239,15 @@ def increment(x: Variable, value: float = 1.0, name: str | None = None) -> Varia
 
 
 def to_tensor(data: Any, dtype: Any = None, place: Any = None, stop_gradient: bool = True) -> Variable:
-    """A Variable that holds `data`: numbers, lists, a small NumPy array or a Variable, cast to `dtype`."""
-    out = assign(data) if isinstance(data, Variable) else from_value(data)
+    """A Variable that holds `data`: numbers, lists, a small NumPy array or a Variable, cast to `dtype`.
+
+    Lists may hold Variables of one shape beside numbers, which get the type of the first Variable.
+    """
+    first = next((v for v in data if isinstance(v, Variable)), None) if isinstance(data, (list, tuple)) else None
+    if first is not None:
+        out = stack([v if isinstance(v, Variable) else to_tensor(v, first.dtype) for v in data])
+    else:
+        out = assign(data) if isinstance(data, Variable) else from_value(data)
     out = out if dtype is None else cast(out, dtype)
     out.stop_gradient = stop_gradient
     return out

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minigraph.errors import DTypeError, ShapeError, call_site, require
-from minigraph.errors.kinds import UNKNOWN_SIZE
+from minigraph.errors import DTypeError, ShapeError, require
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
@@ -13,6 +12,7 @@ from minigraph.types import FLOATS, as_dtype, float64
 
 from .arguments import describe, is_number, output_prefix, plain, variable
 from .math import cast
+from .sized import full_of, run_sizes, shape_of
 
 
 def _dtype(dtype: Any) -> Any:
@@ -22,9 +22,21 @@ def _dtype(dtype: Any) -> Any:
 def uniform(
     shape: Any, dtype: Any = None, min: float = -1.0, max: float = 1.0, seed: int = 0, name: str | None = None
 ) -> Variable:  # fmt: skip
-    """Uniform numbers in [min, max); a `seed` other than 0 replaces the program's."""
+    """Uniform numbers in [min, max); a `seed` other than 0 replaces the program's.
+
+    shape  here and in the functions below its entries may be sizes of Variables that only a run knows
+    """
     prefix = output_prefix("uniform", name)
-    return builder_of().uniform_random(shape=shape, min=min, max=max, dtype=_dtype(dtype), seed=seed, name=prefix)
+    return _drawn("uniform_random", shape, _dtype(dtype), prefix, min=min, max=max, seed=seed)
+
+
+def _drawn(op_type: str, shape: Any, dtype: Any, prefix: str, **attrs: Any) -> Variable:
+    """Random numbers in a shape, in which sizes may stand that only a run knows."""
+    sizes = run_sizes(shape)
+    if sizes is None:
+        return builder_of().emit(op_type, shape=shape, dtype=dtype, name=prefix, **attrs)
+    like = full_of(sizes, 0, dtype)
+    return builder_of(like).emit(f"{op_type}_like", like, name=prefix, **attrs)
 
 
 def uniform_random_batch_size_like(
@@ -44,7 +56,7 @@ def rand(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
 
 def standard_normal(shape: Any, dtype: Any = None, name: str | None = None) -> Variable:
     """Normal numbers with mean 0 and standard deviation 1."""
-    return builder_of().gaussian_random(shape=shape, dtype=_dtype(dtype), name=output_prefix("gaussian", name))
+    return _drawn("gaussian_random", shape, _dtype(dtype), output_prefix("gaussian", name))
 
 
 randn = standard_normal
@@ -55,14 +67,10 @@ def normal(mean: Any = 0.0, std: Any = 1.0, shape: Any = None, name: str | None 
     """Normal numbers; `mean` or `std` may be a Variable, in whose shape they are then drawn."""
     given = next((v for v in (mean, std) if isinstance(v, Variable)), None)
     if given is None:
-        attrs = {"mean": float(mean), "std": float(std), "dtype": default_dtype()}
-        return builder_of().gaussian_random(
-            shape=() if shape is None else shape, **attrs, name=output_prefix("gaussian", name)
-        )
-    if -1 in given.shape:
-        raise UNKNOWN_SIZE(f"sizes of {given} must be known", call="normal", site=call_site())
+        prefix, shape = output_prefix("gaussian", name), () if shape is None else shape
+        return _drawn("gaussian_random", shape, default_dtype(), prefix, mean=float(mean), std=float(std))
     g = builder_of(given)
-    noise = g.gaussian_random(shape=given.shape, dtype=given.dtype)
+    noise = g.gaussian_random_like(given)
     return g.assign(noise * std + mean, name=output_prefix("normal", name))
 
 
@@ -73,8 +81,9 @@ def _whole_numbers(low: Any, high: Any, shape: Any, dtype: Any, call: str, name:
         require(fits, f"bounds must be ints, one is {describe(value)}", DTypeError)
     require(low < high, f"there is no int in [{low}, {high})", ShapeError)
     require(high - low <= 2**32, f"[{low}, {high}) has more than 2^32 ints", ShapeError)
-    g = builder_of()
-    drawn = g.floor(g.uniform_random(shape=shape, min=0.0, max=float(high - low), dtype=float64))
+    drawn = _drawn("uniform_random", shape, float64, output_prefix("uniform", None), min=0.0, max=float(high - low))
+    g = builder_of(drawn)
+    drawn = g.floor(drawn)
     ints = cast(drawn, "int64")
     return cast(g.scale(ints, bias=float(low)) if low else ints, dtype, name=output_prefix(call, name)[:-4])
 
@@ -94,19 +103,17 @@ def randint_like(
 ) -> Variable:  # fmt: skip
     """Ints as of randint in the shape and by default the type of x."""
     x = variable(x, "randint_like")
-    require(-1 not in x.shape, f"sizes of {x} must be known", UNKNOWN_SIZE)
     low, high = (0, low) if high is None else (low, high)
-    return _whole_numbers(low, high, x.shape, dtype or x.dtype, "randint_like", name)
+    return _whole_numbers(low, high, shape_of(x), dtype or x.dtype, "randint_like", name)
 
 
 @whole
 def bernoulli(x: Variable, name: str | None = None) -> Variable:
-    """1 with the probability x[...], else 0; the sizes of x must be known."""
+    """1 with the probability x[...], else 0."""
     x = variable(x, "bernoulli")
     require(x.dtype in FLOATS, f"probabilities are floats, x is {x}", DTypeError)
-    require(-1 not in x.shape, f"sizes of {x} must be known", UNKNOWN_SIZE)
     g = builder_of(x)
-    drawn = g.uniform_random(shape=x.shape, min=0.0, max=1.0, dtype=float64)
+    drawn = g.uniform_random_like(g.fill_any_like(x, value=0, dtype=float64), min=0.0, max=1.0)
     return g.cast(drawn < g.cast(x, dtype=float64), dtype=x.dtype, name=output_prefix("bernoulli", name))
 
 

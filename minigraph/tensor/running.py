@@ -10,12 +10,13 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, as_dtype, int32, int64, normalize_axis
 
-from .arguments import emit, output_prefix, variable
+from .arguments import emit, output_prefix, scalars_as_rows, variable
 from .manipulation import concat, expand, flatten
 from .math import cast, cumsum, sum
 from .pieces import flip, slice
 
 
+@scalars_as_rows
 @whole
 def cumprod(x: Variable, dim: int | None = None, dtype: Any = None, name: str | None = None) -> Variable:
     """Products of the elements up to each one along `dim`."""

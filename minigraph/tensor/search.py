@@ -13,7 +13,7 @@ from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known_number, values_of
 from minigraph.types import FLOATS, INTS, as_dtype, float32, float64, normalize_axes, normalize_axis
 
-from .arguments import as_type, emit, ints, output_prefix, variable
+from .arguments import as_type, emit, ints, output_prefix, scalars_as_rows, variable
 from .functions import floor, isnan, log
 from .indexing.picking import take_along_axis
 from .logic import greater_equal, less_equal, logical_and, where
@@ -25,16 +25,19 @@ from .pieces import slice
 from .statistics import any
 
 
+@scalars_as_rows
 def sort(x: Variable, axis: int = -1, descending: bool = False, name: str | None = None) -> Variable:
     """x with its elements along `axis` in order; NaN is the largest number."""
     return emit("sort", "argsort", variable(x, "sort"), axis=axis, descending=descending, name=name)[0]
 
 
+@scalars_as_rows
 def argsort(x: Variable, axis: int = -1, descending: bool = False, name: str | None = None) -> Variable:
     """Where the elements of sort(x) are in x, int64; equal ones keep their order."""
     return emit("argsort", "argsort", variable(x, "argsort"), axis=axis, descending=descending, name=name)[1]
 
 
+@scalars_as_rows
 @whole
 def topk(
     x: Variable, k: int, axis: int | None = None, largest: bool = True, sorted: bool = True, name: str | None = None
@@ -58,6 +61,7 @@ def _check_k(k: Any, x: Variable, axis: int) -> None:
             f"k {k} is not in [1, {x.shape[axis]}], the size of axis {axis}", AttrError)  # fmt: skip
 
 
+@scalars_as_rows
 @whole
 def kthvalue(
     x: Variable, k: int, axis: int | None = None, keepdim: bool = False, name: str | None = None
@@ -77,6 +81,7 @@ def _at(x: Variable, axis: int, place: int, keepdim: bool) -> Variable:
     return piece if keepdim else squeeze(piece, axis)
 
 
+@scalars_as_rows
 @whole
 def mode(
     x: Variable, axis: int = -1, keepdim: bool = False, name: str | None = None

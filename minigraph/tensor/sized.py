@@ -21,6 +21,15 @@ def run_sizes(shape: Any) -> list[Any] | None:
     return entries if isinstance(entries, list) and any(isinstance(e, Size) for e in entries) else None
 
 
+def shape_of(x: Variable) -> Any:
+    """The shape of x, with a variable in the place of each size that only a run knows."""
+    if -1 not in x.shape:
+        return x.shape
+    g = builder_of(x)
+    sizes = g.split(g.shape(x), num=x.ndim, axis=0) if x.ndim > 1 else [g.shape(x)]
+    return [s if n == -1 else n for s, n in zip(sizes, x.shape, strict=True)]
+
+
 def full_of(entries: list[Any], value: Any, dtype: Any) -> Variable:
     """An array of `value` with these sizes, ints and Sizes."""
     g: Builder = builder_of(*(e.variable for e in entries if isinstance(e, Size)))

@@ -11,7 +11,7 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.types import FLOATS, bool_, normalize_axes
 
-from .arguments import as_type, emit, ints, output_prefix, variable
+from .arguments import as_type, emit, ints, output_prefix, scalars_as_rows, variable
 from .functions import isclose, isnan
 from .logic import not_equal, where
 from .math import amax, amin, cast, max, mean, min, sum
@@ -22,12 +22,14 @@ def _truth(x: Any, call: str) -> Variable:
     return x if x.dtype == bool_ else as_type(x, bool_)
 
 
+@scalars_as_rows
 @whole
 def all(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """Whether no element over `axis` is 0 or False, as bool."""
     return emit("all", "reduce_min", _truth(x, "all"), axis=ints(axis), keepdim=keepdim, name=name)
 
 
+@scalars_as_rows
 @whole
 def any(x: Variable, axis: Any = None, keepdim: bool = False, name: str | None = None) -> Variable:
     """Whether an element over `axis` is neither 0 nor False, as bool."""

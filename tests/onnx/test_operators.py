@@ -53,8 +53,8 @@ NO_COUNTERPART = {
     **dict.fromkeys(["solve", "triangular_solve", "slogdeterminant", "cholesky", "lu", "pivots_to_matrix", "qr",
                      "eigh", "svd", "pinv"], MATRICES),
     **dict.fromkeys(["cumprod", "linear_recurrence", "logcumsumexp", "cummax", "cummin"], SCANS),
-    **dict.fromkeys(["uniform_random", "gaussian_random", "truncated_gaussian_random", "random_key"],
-                    "ONNX draws other random numbers"),
+    **dict.fromkeys(["uniform_random", "gaussian_random", "gaussian_random_like", "truncated_gaussian_random",
+                     "random_key"], "ONNX draws other random numbers"),
     **dict.fromkeys([n for n, o in OPS.items() if "collective" in o.traits], "a file is of one rank"),
     **dict.fromkeys(["py_func", "check_true", "print"], "the host does it"),
 }  # fmt: skip

@@ -69,8 +69,8 @@ def test_relu_grad_of_an_infinite_gradient_is_zero_where_relu_is():
 def test_ties():
     for op_type in ("elementwise_max", "elementwise_min"):
         x_grad, y_grad = gradients_of(op_type, [1.0, 2.0], [1.0, 2.0])
-        np.testing.assert_array_equal(x_grad, [1, 1])
-        np.testing.assert_array_equal(y_grad, [0, 0])
+        np.testing.assert_array_equal(x_grad, [0, 0])
+        np.testing.assert_array_equal(y_grad, [1, 1])
     for op_type in ("reduce_max", "reduce_min"):
         (grad,) = gradients_of(op_type, [[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]], axis=1)
         np.testing.assert_allclose(grad, np.full((2, 3), 1 / 3), rtol=1e-15)
@@ -78,7 +78,7 @@ def test_ties():
         np.testing.assert_array_equal(grad, np.ones((2, 3)))
     np.testing.assert_array_equal(gradients_of("relu", [0.0])[0], [0])
     np.testing.assert_array_equal(gradients_of("abs", [0.0])[0], [0])
-    np.testing.assert_array_equal(gradients_of("clip", [0.0, 1.0, 2.0], min=0.0, max=1.0)[0], [1, 1, 0])
+    np.testing.assert_array_equal(gradients_of("clip", [0.0, 0.5, 1.0, 2.0], min=0.0, max=1.0)[0], [0, 1, 0, 0])
 
 
 def test_pow_at_zero():

@@ -1,4 +1,4 @@
-"""ExponentialMovingAverage beside training."""
+"""Averages of parameters beside training."""
 
 from __future__ import annotations
 
@@ -29,4 +29,24 @@ def averages(paddle: Any) -> Any:
         pass
     found.append(np.array(w.get_value()))
     ema.restore(exe)
+    return [*found, np.array(w.get_value())]
+
+
+def model_average(paddle: Any) -> Any:
+    """A window of 2 to 4 updates that is full twice."""
+    x = paddle.static.data("x", [None, 2])
+    w = paddle.create_parameter([2, 1], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+    loss = paddle.mean(paddle.square(paddle.matmul(x, w)))
+    paddle.optimizer.SGD(0.1).minimize(loss)
+    average = paddle.incubate.ModelAverage(0.5, min_average_window=2, max_average_window=4)
+    exe, found = started(paddle), []
+    feed = {"x": np.array([[1, 2], [3, -4]], "float32")}
+    for _ in range(11):
+        exe.run(feed=feed, fetch_list=[loss])
+        with average.apply(exe):
+            found.append(np.array(w.get_value()))
+    with average.apply(exe, need_restore=False):
+        pass
+    found.append(np.array(w.get_value()))
+    average.restore(exe)
     return [*found, np.array(w.get_value())]

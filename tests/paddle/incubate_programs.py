@@ -47,3 +47,9 @@ def recomputed(paddle: Any) -> Any:
     optimizer._set_checkpoints([hidden])
     optimizer.minimize(loss)
     return curve(paddle, loss, 4)
+
+
+def look_ahead(paddle: Any) -> Any:
+    loss, _ = network(paddle)
+    paddle.incubate.LookAhead(paddle.optimizer.Momentum(0.3, 0.9), alpha=0.4, k=3).minimize(loss)
+    return curve(paddle, loss, 8)

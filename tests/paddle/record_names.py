@@ -35,7 +35,7 @@ BESIDES = {
     "base": "backward core data_feeder dygraph executor framework initializer io layers reader unique_name",
     "nn": "clip functional initializer quant utils", "device": "cuda xpu", "framework": "core",
     "static": "Operator Parameter Scope amp io nn", "optimizer": "lr",
-    "tensor": "array_length array_read array_write create_array",
+    "tensor": "array_length array_read array_write create_array create_tensor",
     "utils": "cpp_extension dlpack download unique_name",
     "BuildStrategy": "fuse_resunit",  # of 3.x
     "ExecutionStrategy": "use_cuda", "Variable": "grad pin_memory tolist",  # of tensors in dynamic mode

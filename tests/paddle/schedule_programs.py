@@ -23,7 +23,8 @@ def products(paddle: Any) -> Any:
 def one_cycle(paddle: Any) -> Any:
     cycle: Callable[..., Any] = paddle.optimizer.lr.OneCycleLR
     return [
-        rates(cycle(1.0, 12), 12), rates(cycle(0.5, 12, 10.0, 0.001, 0.4, "linear"), 12),
+        [*rates(one := cycle(1.0, 12), 12), one()], rates(cycle(0.5, 12, 10.0, 0.001, 0.4, "linear"), 11),
+        rates(line := cycle(0.5, 12, 10.0, 0.2, 0.4, "linear"), 12), line(),
         rates(cycle(1.0, 12, phase_pct=0.25, three_phase=True), 12), raised(lambda: rates(cycle(1.0, 4), 9)),
         raised(lambda: cycle(1.0, 12, phase_pct=0.6, three_phase=True)), raised(lambda: cycle(1.0, 12, phase_pct=2.0)),
         raised(lambda: cycle(1.0, 12, anneal_strategy="none")), raised(lambda: cycle(1.0, 0)),

@@ -74,3 +74,9 @@ def test_what_a_run_decides_is_refused(fact):
     with pytest.raises(MinigraphError) as caught:
         REFUSED[fact](x, n)
     assert fact in str(caught.value)
+
+
+def test_axes_of_other_sizes_are_not_repeated_by_a_size_of_a_run():
+    x = static.data("x", [None, 3])
+    with pytest.raises(MinigraphError, match="would be repeated as often as only a run knows"):
+        mg.tile(mg.ones([2, 3]), [mg.shape(x)[0], 1])

@@ -695,3 +695,15 @@ def test_a_branch_that_nobody_reads_is_dead_unless_it_acts():
     out = x + 1.0
     assert [op.type for op in compiled.program_for([out.name]).ops if "block" in str(op.attrs)] == ["cond"]
     assert any(b.ops and b.ops[0].type == "print" for b in compiled.after.blocks)
+
+
+def test_a_while_block_that_never_writes_its_condition_is_refused():
+    i = mg.zeros([1], "int64")
+    going = mg.less_than(i, mg.full([1], 3, "int64"))
+    before = len(mg.static.default_main_program().ops)
+    loop = mg.static.nn.control_flow.While(going)
+    with pytest.raises(ProgramError, match="does not write its condition"), loop.block():
+        mg.increment(i)
+    assert len(mg.static.default_main_program().ops) == before
+    with pytest.raises(MinigraphError, match="bool"):
+        mg.static.nn.control_flow.While(i)

@@ -1,5 +1,7 @@
 """Functions of networks: activations, affine maps, normalisation, distances, losses. Each file lists its names."""
 
+from minigraph.tensor.grids import diag_embed
+
 from . import (
     activation,
     binary_loss,
@@ -27,7 +29,7 @@ from .padding import *  # noqa: F403
 from .regression_loss import *  # noqa: F403
 
 __all__ = [
-    "alpha_dropout", "bilinear", "dropout", "dropout2d", "dropout3d", "embedding", "flash_attention",
+    "alpha_dropout", "bilinear", "diag_embed", "dropout", "dropout2d", "dropout3d", "embedding", "flash_attention",
     "fused_linear_cross_entropy",
     "hsigmoid_loss", "linear", "one_hot", "scaled_dot_product_attention", "sequence_mask",
 ]  # fmt: skip

@@ -8,8 +8,8 @@ from minigraph.errors import AttrError, call_site, require
 from minigraph.errors.kinds import COUNT, RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
-from minigraph.tensor import abs, cast, clip, max, reshape, split, tanh, where
-from minigraph.tensor.arguments import emit, output_prefix, variable
+from minigraph.tensor import abs, cast, max, reshape, sign, split, tanh, where
+from minigraph.tensor.arguments import emit, output_prefix, scalars_as_rows, variable
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 
@@ -110,7 +110,7 @@ def softshrink(x: Variable, threshold: float = 0.5, name: str | None = None) -> 
     """x moved by threshold towards 0, and 0 where |x| <= threshold."""
     require(threshold >= 0, f"threshold must not be negative, is {threshold}", AttrError)
     x = variable(x, "softshrink")
-    return x - clip(x, -threshold, threshold)
+    return sign(x) * relu(abs(x) - threshold)
 
 
 @whole
@@ -159,7 +159,7 @@ def prelu(x: Variable, weight: Variable, data_format: str = "NCHW", name: str | 
 def sloped(x: Variable, slope: Variable, prefix: str) -> Variable:
     """x where x > 0, else slope * x, where slope broadcasts; an infinite x has a finite gradient of the slope."""
     g = builder_of(x)
-    negative = g.elementwise_mul(g.clip(x, max=0.0), slope)
+    negative = g.elementwise_mul(where(x > 0, 0.0, x), slope)
     return g.elementwise_add(g.relu(x), negative, name=prefix)
 
 
@@ -222,6 +222,7 @@ def maxout(x: Variable, groups: int, axis: int = 1, name: str | None = None) -> 
     return max(reshape(x, sizes), axis=axis + 1)
 
 
+@scalars_as_rows
 @whole
 def softmax(x: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
     """exp(x) / sum(exp(x)) along `axis`; dtype: cast x first."""
@@ -229,6 +230,7 @@ def softmax(x: Variable, axis: int = -1, dtype: Any = None, name: str | None = N
     return emit("softmax", "softmax", x if dtype is None else cast(x, dtype), axis=axis, name=name)
 
 
+@scalars_as_rows
 @whole
 def log_softmax(x: Variable, axis: int = -1, dtype: Any = None, name: str | None = None) -> Variable:
     """log(softmax(x)) without the loss of a logarithm of small numbers; dtype: cast x first."""

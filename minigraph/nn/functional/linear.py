@@ -6,7 +6,7 @@ import numpy as np
 
 from minigraph.errors import call_site
 from minigraph.errors.kinds import RANK
-from minigraph.program import Variable
+from minigraph.program import Parameter, Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
 from minigraph.tensor.arguments import emit, output_prefix, variable
@@ -26,9 +26,11 @@ def embedding(
 ) -> Variable:
     """The rows of `weight` at the int positions x; rows at padding_idx are zero and have no gradient.
 
-    sparse is accepted; gradients are dense.
+    sparse  lets Adam with lazy_mode leave rows alone that no id names; gradients are dense
     """
     x, weight = variable(x, "embedding"), variable(weight, "embedding", "weight")
+    if sparse and isinstance(weight, Parameter):
+        weight.sparse = True
     return emit("embedding", "embedding", x, weight, padding_idx=padding_idx, name=name)
 
 

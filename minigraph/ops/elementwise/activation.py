@@ -71,7 +71,7 @@ def leaky_relu(X, *, alpha: float = 0.02, out=None):
 
 def _leaky_slope(X: np.ndarray, alpha: float) -> np.ndarray:
     slopes = np.array([alpha, 1], X.dtype)
-    return slopes[(X > 0).view(np.int8)]
+    return slopes[(X >= 0).view(np.int8)]
 
 
 @leaky_relu.grad
@@ -85,9 +85,9 @@ def _(rng):
         yield (draw(rng, shape),), {"alpha": 0.1}
 
 
-@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="X > C(0) ? Out_grad : alpha * Out_grad")
+@op("X_grad", traits={"elementwise"}, inplace={"X_grad": "Out_grad"}, cuda="X >= C(0) ? Out_grad : alpha * Out_grad")
 def leaky_relu_grad(X, Out_grad, *, alpha: float = 0.02, out=None):
-    """Out_grad where X > 0, else alpha * Out_grad."""
+    """Out_grad where X >= 0, else alpha * Out_grad."""
     return np.multiply(Out_grad, _leaky_slope(X, alpha), out=out[0] if out else None)
 
 

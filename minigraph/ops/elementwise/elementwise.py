@@ -317,15 +317,15 @@ def _(g, X, Y, Out_grad, *, axis):
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"},
-    cuda={"X_grad": "Y <= X ? Out_grad : C(0)", "Y_grad": "Y <= X ? C(0) : Out_grad"})  # fmt: skip
+    cuda={"X_grad": "Y < X ? Out_grad : C(0)", "Y_grad": "Y < X ? C(0) : Out_grad"})  # fmt: skip
 def elementwise_max_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
-    """Out_grad goes to X where X >= Y, else to Y: a tie belongs to X, as in Paddle."""
-    return _chosen(align(Y, X.ndim, axis) <= X, X, Y, Out_grad, axis, needs)
+    """Out_grad goes to X where X > Y, else to Y: a tie belongs to Y, as in Paddle."""
+    return _chosen(align(Y, X.ndim, axis) < X, X, Y, Out_grad, axis, needs)
 
 
 @elementwise_max_grad.grad
 def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
-    return None, None, _choose(g, g.greater_equal(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
+    return None, None, _choose(g, g.greater_than(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
 
 
 @op(traits={"elementwise", "commutative"}, inplace={"Out": "X"}, cuda="min_nan(X, Y)")
@@ -340,15 +340,15 @@ def _(g, X, Y, Out_grad, *, axis):
 
 
 @op("X_grad?, Y_grad?", traits={"pointwise"},
-    cuda={"X_grad": "Y >= X ? Out_grad : C(0)", "Y_grad": "Y >= X ? C(0) : Out_grad"})  # fmt: skip
+    cuda={"X_grad": "Y > X ? Out_grad : C(0)", "Y_grad": "Y > X ? C(0) : Out_grad"})  # fmt: skip
 def elementwise_min_grad(X, Y, Out_grad, *, axis: int = -1, needs=("X_grad", "Y_grad")):
-    """Out_grad goes to X where X <= Y, else to Y: a tie belongs to X, as in Paddle."""
-    return _chosen(align(Y, X.ndim, axis) >= X, X, Y, Out_grad, axis, needs)
+    """Out_grad goes to X where X < Y, else to Y: a tie belongs to Y, as in Paddle."""
+    return _chosen(align(Y, X.ndim, axis) > X, X, Y, Out_grad, axis, needs)
 
 
 @elementwise_min_grad.grad
 def _(g, X, Y, X_grad_grad=None, Y_grad_grad=None, *, axis):
-    return None, None, _choose(g, g.less_equal(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
+    return None, None, _choose(g, g.less_than(X, Y, axis=axis), X, Y, X_grad_grad, Y_grad_grad, axis)
 
 
 def _chosen(of_x: np.ndarray, X: np.ndarray, Y: np.ndarray, Out_grad: np.ndarray, axis: int, needs: Any) -> Any:

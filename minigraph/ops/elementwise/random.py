@@ -88,6 +88,28 @@ def _(rng):
     yield (), {"shape": (0, 2), "seed": 7}
 
 
+@op(traits={"random", "nondifferentiable"}, no_need_buffer={"X"}, gpu="elementwise.random")
+def gaussian_random_like(X, *, mean: float = 0.0, std: float = 1.0, seed: int = 0, rng=(0, 0, 0)):
+    """Normal numbers with the given mean and standard deviation in X's shape and type."""
+    return philox.normal(keyed(rng, seed), X.shape, mean, std, computed(X.dtype)).astype(X.dtype, copy=False)
+
+
+@gaussian_random_like.infer
+def _(X, *, mean, std, seed):
+    require_finite(mean=mean, std=std)
+    require(std >= 0, f"std must not be negative, is {std}", AttrError)
+    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
+    require(seed >= 0, f"a seed is not negative, got {seed}", AttrError)
+    return X
+
+
+@gaussian_random_like.samples
+def _(rng):
+    yield (rng.normal(size=(4, 3)),), {}
+    yield (rng.normal(size=()),), {"mean": 2.0, "std": 0.1, "seed": 7}
+    yield (np.zeros((0, 2)),), {}
+
+
 @op(traits={"random", "nondifferentiable"}, gpu="elementwise.random")
 def truncated_gaussian_random(
     *, shape: Ints, mean: float = 0.0, std: float = 1.0, dtype: DTypeAttr = float32, seed: int = 0, rng=(0, 0, 0)

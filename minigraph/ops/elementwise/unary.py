@@ -296,19 +296,19 @@ def _(rng):
 
 def _inside(attrs):
     """C++ of clip_grad."""
-    sides = [side for name, side in (("min", "X >= min"), ("max", "X <= max")) if attrs[name] is not None]
+    sides = [side for name, side in (("min", "X > min"), ("max", "X < max")) if attrs[name] is not None]
     return f"{' && '.join(sides)} ? Out_grad : C(0)" if sides else "Out_grad"
 
 
 @op("X_grad", traits={"elementwise"}, cuda=_inside)
 def clip_grad(X, Out_grad, *, min: float | None = None, max: float | None = None):
-    """Out_grad where min <= X <= max, else 0."""
+    """Out_grad where min < X < max, else 0: none at the bounds, as in Paddle."""
     low, high = _bounds(X, min, max)
     inside = np.ones(X.shape, bool)
     if low is not None:
-        inside &= low <= X
+        inside &= low < X
     if high is not None:
-        inside &= high >= X
+        inside &= high > X
     return masked(Out_grad, inside)
 
 

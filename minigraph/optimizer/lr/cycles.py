@@ -96,10 +96,10 @@ class OneCycleLR(LRScheduler):
         epoch = check("epoch", self.last_epoch, self.last_epoch <= self.total_steps, f"at most {self.total_steps}")
         pairs = list(zip(self.turns, self.turns[1:], strict=False))
         (begin, low), (end, high) = next((p for p in pairs if epoch <= p[1][0]), pairs[-1])
-        share = min((epoch - begin) / (end - begin), 1.0) if end != begin else 1.0  # Paddle's last step goes on beyond
+        share = (epoch - begin) / (end - begin) if end != begin else 1.0  # after the last epoch, as Paddle, beyond 1
         if self.anneal_strategy == "cos":
             return high + (low - high) * (1 + math.cos(math.pi * share)) / 2
-        return low + (high - low) * share
+        return max(low + (high - low) * share, 0.0)
 
 
 class CyclicLR(LRScheduler):

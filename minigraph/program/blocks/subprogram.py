@@ -8,6 +8,7 @@ Decision 054 says why a block is a program of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -106,15 +107,11 @@ class SubProgram(Program, InnerBlock):
         types   of what stands for them, where they are not those of `given`
         """
         sub = cls(name, parent)
-        sub._closed = False
         arguments = [sub.argument(v) for v in given]
         for v, t in zip(arguments, types, strict=False):
             v.type = t
-        try:
-            with opened.entered(sub):
-                return sub, finish(sub, function(*arguments))
-        finally:
-            sub._closed = True
+        with being_built(sub):
+            return sub, finish(sub, function(*arguments))
 
     def argument(self, v: Variable) -> Variable:
         """A new input of v's type, which is given a value by the operator in each round."""
@@ -221,6 +218,17 @@ class SubProgram(Program, InnerBlock):
         needed = gradient_block(copy, wanted, outputs, summed)
         needed.parent = self.parent
         return needed
+
+
+@contextmanager
+def being_built(sub: SubProgram) -> Iterator[None]:
+    """Operators that are appended inside belong to `sub`."""
+    sub._closed = False
+    try:
+        with opened.entered(sub):
+            yield
+    finally:
+        sub._closed = True
 
 
 def _infer_again(op: Operator) -> None:

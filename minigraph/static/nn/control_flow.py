@@ -1,4 +1,4 @@
-"""Paddle's module of control flow: what `static.nn` has of it, and `Assert`."""
+"""Paddle's module of control flow: what `static.nn` has of it, `Assert` and `While`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from minigraph.tensor.arguments import output_prefix, variable, variables
 
 from .branches import case, cond, switch_case
 from .loops import while_loop
+from .while_block import While
 
 
 def Assert(
@@ -28,4 +29,4 @@ def Assert(
     )
 
 
-__all__ = ["Assert", "case", "cond", "switch_case", "while_loop"]
+__all__ = ["Assert", "While", "case", "cond", "switch_case", "while_loop"]

@@ -59,6 +59,21 @@ def while_loop(
     )
     changed = test.written()
     require(not changed, f"cond writes {changed and changed[0]}, only body may", BLOCKS)
+    results = append_loop(base, block, (test, flag), (rounds, result), first)
+    made = packed(loop_vars, iter(_taken_over(block, leaves(loop_vars), results)))
+    return list(made)
+
+
+def append_loop(
+    base: str, block: Block, tested: tuple[SubProgram, Variable], repeated: tuple[SubProgram, list[Variable]],
+    first: list[Variable],
+) -> list[Variable]:  # fmt: skip
+    """Append the loop: results of the loop variables `first`; variables outside that the body writes are written.
+
+    tested    the block of the condition, and the flag that it computes
+    repeated  the block of the body, and what the loop variables become in it
+    """
+    (test, flag), (rounds, result) = tested, repeated
     written, arguments = rounds.written(), [*test.inputs[: len(first)], *rounds.inputs[: len(first)]]
     outside = hand_over(Builder(block), (test, rounds), arguments, written)
     test.fetched = (flag.name,)
@@ -74,8 +89,7 @@ def while_loop(
     )
     for v, new in zip(written, results[len(first) :], strict=True):
         Builder(block).assign(new, out={"Out": v})
-    made = packed(loop_vars, iter(_taken_over(block, leaves(loop_vars), results)))
-    return list(made)
+    return results[: len(first)]
 
 
 def _taken_over(block: Block, loop_vars: Sequence[Any], results: Sequence[Variable]) -> list[Variable]:

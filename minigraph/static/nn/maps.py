@@ -24,13 +24,13 @@ def embedding(
     """The rows of a new table of `size` [rows, width] at the int positions `input`, whose shape gets the width behind.
 
     padding_idx  ids with this value give zeros and no gradient; negative ones count from the back
-    is_sparse and is_distributed are accepted; gradients are dense.
+    is_sparse    as `sparse` of nn.functional.embedding; is_distributed says nothing
     """
     x = variable(input, "embedding", "input")
     require(len(size) == 2, f"size must be [rows, width], is {size}", AttrError)
     layer = unique_name.generate("embedding")
     table = needed(create_parameter(layer, size, dtype, param_attr), "embedding")
-    return F.embedding(x, table, padding_idx, name=layer)
+    return F.embedding(x, table, padding_idx, is_sparse, name=layer)
 
 
 @whole

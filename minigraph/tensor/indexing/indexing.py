@@ -4,7 +4,7 @@
     x[1:8:2], x[::-1]   bounds count from the back where negative, and are clamped
     x[..., None]        Ellipsis stands for the axes left over, None adds one of size 1
     x[i], x[:, i]       i an int Variable, array or list: gather along that axis
-    x[i, j], x[0, j]    several of the first axes: elements at coordinates, as gather_nd
+    x[i, j], x[0, :, j] elements at coordinates, as gather_nd
 
 A selection by truth values has a size that depends on values: mg.masked_select takes an upper bound. Variables are
 written once, so `x[...] = value` is refused, and static.setitem gives what x would be.
@@ -61,20 +61,34 @@ def getitem(x: Variable, index: Any) -> Variable:
 
 
 def _at_coordinates(x: Variable, items: list[Any]) -> Variable:
-    """x[i, j] of arrays and ints for the first axes, the others whole."""
-    count = sum(isinstance(i, (int, Variable)) for i in items)
-    first = items[:count]
-    fits = all(isinstance(i, (int, Variable)) for i in first) and all(map(_is_whole, items[count:]))
-    if not fits:
-        _refuse(x, "several indices are arrays or ints, and not those of the first axes alone",
-                "apply them one after the other: x[i][:, j]")  # fmt: skip
+    """x[i, :, j] of arrays and ints, elements at coordinates, beside slices.
+
+    The axes of the arrays stand where the first of them stood, or in front where a slice or None lies between them.
+    """
     g = builder_of(x)
-    arrays = [g.cast(i, dtype=int64) if isinstance(i, Variable) else constant(i, int64, x) for i in first]
-    return gather_nd(x, stack(broadcast_tensors(arrays), axis=-1))
+    axes = [item for item in items if item is not None]
+    part = getitem(x, tuple(slice(None) if isinstance(i, (int, Variable)) else i for i in axes))
+    at = [axis for axis, item in enumerate(axes) if isinstance(item, (int, Variable))]
+    rest = [axis for axis in range(x.ndim) if axis not in at]
+    part = part if at == [*range(len(at))] else g.transpose(part, perm=[*at, *rest])
+    arrays = [g.cast(i, dtype=int64) if isinstance(i, Variable) else constant(i, int64, x)
+              for i in axes if isinstance(i, (int, Variable))]  # fmt: skip
+    found = gather_nd(part, stack(broadcast_tensors(arrays), axis=-1))
+    places = [place for place, item in enumerate(items) if isinstance(item, (int, Variable))]
+    together = places == [*range(places[0], places[-1] + 1)]
+    wide = found.ndim - len(rest)
+    before = places[0] - items[: places[0]].count(None) if together else 0
+    if before:
+        order = [*range(wide, wide + before), *range(wide), *range(wide + before, found.ndim)]
+        found = g.transpose(found, perm=order)
+    added = _places_of_none(items, places[0] if together else 0, wide)
+    return g.unsqueeze(found, axes=added) if added else found
 
 
-def _is_whole(item: Any) -> bool:
-    return isinstance(item, slice) and item.start is None and item.stop is None and item.step is None
+def _places_of_none(items: list[Any], first: int, wide: int) -> list[int]:
+    """Where the result has axes of size 1, when `wide` axes of arrays stand before the item `first`."""
+    kept = [i for i, item in enumerate(items) if not isinstance(item, (int, Variable))]
+    return [place + (wide if i >= first else 0) for place, i in enumerate(kept) if items[i] is None]
 
 
 def _emit(

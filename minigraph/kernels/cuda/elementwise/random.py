@@ -57,6 +57,11 @@ def gaussian_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> No
     _fill(binder, "normal", outs["Out"], attrs, attrs["mean"], attrs["std"])
 
 
+def gaussian_random_like(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
+    """Normal numbers in X's shape."""
+    gaussian_random(binder, ins, outs, attrs)
+
+
 def truncated_gaussian_random(binder: Binder, ins: Slots, outs: Slots, attrs: Slots) -> None:
     """Normal numbers given that they lie within 2 std of the mean."""
     _fill(binder, "truncated", outs["Out"], attrs, attrs["mean"], attrs["std"], math.erf(math.sqrt(2)))

@@ -1,0 +1,77 @@
+"""LookAhead: an optimizer takes k steps, and then slow weights go a part of the way.
+
+    slow += alpha * (parameter - slow);  parameter = slow     in each k-th run
+
+Source: Zhang and others, Lookahead Optimizer, arXiv:1907.08610.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from minigraph.errors import AttrError, ProgramError, require, shortened
+from minigraph.optimizer.states import persistable
+from minigraph.optimizer.wrapped import rule_of
+from minigraph.program import Operator, Program, Variable, default_startup_program, program_guard
+from minigraph.program.blocks.restored import as_before_on_error
+from minigraph.program.builder import Builder, builder_of
+from minigraph.types import int64, tensor_type
+
+
+class LookAhead:
+    """`minimize` as of the optimizer inside, then the steps of the slow weights.
+
+    alpha  how far slow weights go, in [0, 1]
+    k      runs between two of their steps; slow weights begin as the parameters are after the first run, as in Paddle
+    What is not here is looked for in the optimizer inside.
+    """
+
+    def __init__(self, inner_optimizer: Any, alpha: float = 0.5, k: int = 5, name: str | None = None) -> None:
+        shown = shortened(repr(inner_optimizer))
+        known = rule_of(inner_optimizer) is not None
+        require(known, f"LookAhead is made of an optimizer, not of {shown}", ProgramError)
+        number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 0 <= alpha <= 1
+        require(number, f"alpha must be a number in [0, 1], is {alpha!r}", AttrError)
+        fits = isinstance(k, int) and not isinstance(k, bool) and k > 0
+        require(fits, f"k must be a positive int, is {k!r}", AttrError)
+        self.inner_optimizer, self._optimizer = inner_optimizer, inner_optimizer
+        self.alpha, self.k, self.name = float(alpha), k, f"{name}_" if name else ""
+
+    def minimize(
+        self, loss: Variable, startup_program: Program | None = None, parameters: Any = None,
+        no_grad_set: Iterable[Any] | None = None,
+    ) -> tuple[list[Operator], list[tuple[Any, Any]]]:  # fmt: skip
+        """Append backward, updates and slow weights: (update operators, [(parameter, gradient)])."""
+        program = builder_of(loss).block.program
+        startup = startup_program if startup_program is not None else default_startup_program()
+        with (
+            program_guard(program, startup), as_before_on_error(program.global_block()),
+            as_before_on_error(startup.global_block()),
+        ):  # fmt: skip
+            ops, pairs = self.inner_optimizer.minimize(loss, startup_program, parameters, no_grad_set)
+            trained, g = [p for p, grad in pairs if grad is not None], Builder(program.global_block())
+            with program.emitting("optimize"):
+                self._append(g, startup.global_block(), trained)
+            return ops, pairs
+
+    def _append(self, g: Builder, startup: Any, params: list[Any]) -> None:
+        step = persistable(g.block, startup, f"{self.name}lookahead_step", 0, tensor_type((), int64))[0]
+        one, k, none = (g.fill_constant(shape=(), value=n, dtype=int64) for n in (1, self.k, 0))
+        ran = g.elementwise_add(step, one)
+        first, meets = g.equal(ran, one), g.equal(g.elementwise_mod(ran, k), none)
+        for p in params:
+            kept = persistable(g.block, startup, f"{p.name}_{self.name}slow", 0.0, p.type)[0]
+            slow = g.where(first, p, kept)
+            moved = g.elementwise_add(g.scale(p, scale=self.alpha), g.scale(slow, scale=1 - self.alpha))
+            g.where(meets, moved, slow, out={"Out": kept})
+            g.where(meets, moved, p, out={"Out": p})
+        g.assign(ran, out={"Out": step})
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_optimizer":  # before __init__ has set it
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+
+__all__ = ["LookAhead"]

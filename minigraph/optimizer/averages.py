@@ -1,0 +1,59 @@
+"""What averages of parameters share: to stand in the place of the parameters for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import require
+from minigraph.errors.kinds import ORDER
+from minigraph.program.scope import Scope, global_scope
+
+
+class Averages:
+    """Base of classes whose `means(scope)` are to be used in the place of the parameters `averaged`."""
+
+    averaged: Any = ()
+
+    def __init__(self) -> None:
+        self._before: dict[str, np.ndarray] = {}
+
+    def means(self, scope: Scope) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    @contextmanager
+    def apply(self, executor: Any = None, need_restore: bool = True) -> Iterator[None]:
+        """The parameters of the global scope are their averages inside the block.
+
+        need_restore  False leaves them so until `restore`
+        """
+        self._take()
+        try:
+            yield
+        finally:
+            if need_restore:
+                self.restore(executor)
+
+    def restore(self, executor: Any = None) -> None:
+        """The parameters are again what they were before `apply`."""
+        _put(self._before, "a restore of averages")
+        self._before = {}
+
+    def _take(self) -> None:
+        scope = global_scope()
+        require(not self._before, "the averages are in place already", ORDER, "call restore first")
+        with scope.lock:
+            values = self.means(scope)
+            before = {name: scope.read(name) for name in self.averaged}
+        _put(values, "averages in place of parameters")
+        self._before = before
+
+
+def _put(values: dict[str, np.ndarray], what: str) -> None:
+    scope = global_scope()
+    with scope.replacing(values, what):
+        for name, value in values.items():
+            scope.take(name, value)
