@@ -7,13 +7,20 @@ kernel that was never compiled, those of sizes between the ones that came are co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
+from minigraph.program import Program
+from minigraph.program.prune import Prune
 from minigraph.types import TensorType
+
+from .cuda.layouts import Layout, Layouts
+from .resized import resized
+from .schedule import Schedule, Show
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -26,14 +33,31 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
+    layouts   where blocks of temporary memory lie in the largest of them
+    schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
     ends      the types of the feeds of two: the least and the largest
     """
 
     earlier: Earlier = field(default_factory=dict)
+    layouts: Layouts = field(default_factory=Layouts)
+    schedules: WeakValueDictionary[Any, Schedule] = field(default_factory=WeakValueDictionary)
     plans: int = 0
     ends: tuple[Feeds, ...] = ()
     looked_ahead: bool = False
+
+    def schedule(
+        self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool
+    ) -> Schedule:
+        """The Schedule of a program, which is that of these plans; all but fetches and feeds is the same for them."""
+        like = self.schedules.get((tuple(fetches), frozenset(feeds)))
+        made = resized(like, feeds, show) if like is not None else None
+        return made or Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
+
+    def keep(self, schedule: Schedule, layout: Layout) -> None:
+        """A plan has this Schedule and lies so."""
+        self.schedules[schedule.fetches, frozenset(schedule.feeds)] = schedule
+        self.layouts.keep(layout)
 
     def met(self, feeds: Feeds) -> None:
         """A plan was made for these feeds."""

@@ -11,10 +11,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
-from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
+from minigraph.runtime.memory import Life, apart, layout, rounded
 
-from .graph_streams import OnStream, assign_streams
 from .guards import guards
+from .layouts import Asked, Layout, Layouts
 from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
 from .recording import Recorded
 
@@ -23,16 +23,16 @@ class Placement(NamedTuple):
     """The order of the calls and the places of temporary values.
 
     order     positions of calls in the order in which they run
-    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena;
-              `live_bytes` at most at once
+    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena
     offsets   (buffer, offset) of the same; a run does not keep its content
+    layout    the Layout that says so, which may be that of a larger plan
     """
 
     order: list[int]
     blocks: list[tuple[Buffer, Life]]
-    live_bytes: int
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
+    layout: Layout
 
 
 class Units(NamedTuple):
@@ -95,43 +95,54 @@ def _read_only(recorded: Recorded, position: int) -> set[int]:
 
 
 def place(
-    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0
-) -> Placement:
+    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0,
+    layouts: Layouts | None = None,
+) -> Placement:  # fmt: skip
     """The order of calls, and offsets in the arena of all but the buffers with ids in `elsewhere`.
 
     absent   calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
     room     bytes that are there anyway: what fits into them as it was recorded needs no better order
+    layouts  of plans of the same program for other sizes: what fits into one of these lies there
     """
     units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
     own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
     fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
-    order = [i for i in range(len(units)) if i not in absent]
+    loose = _untouched(buffers, {*elsewhere, *map(id, own.values())})
+    asked = Asked(units, list(own), len(loose), given, kept, absent, reuse)
+    blocks = [*own.values(), *loose]
+    sizes = [b.nbytes for b in blocks]
+    there = layouts.fitting(asked, sizes) if layouts is not None else None
+    if there is None:
+        outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
+        there = _laid_out(asked, sizes, outside, room)
+    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(sizes, there.lives, strict=True)]
+    offsets = list(zip(blocks, there.offsets, strict=True))
+    end = max((at + rounded(b.nbytes) for b, at in offsets), default=0)
+    return Placement(there.order, list(zip(blocks, own_lives, strict=True)), offsets, end, there)
 
-    def placed(order: list[int]) -> Placement:
-        return _placed(order, _blocks(order, units, own, given, kept, reuse), buffers, elsewhere, room)
 
-    if reuse:
-        if room and (fits := placed(order)).arena_bytes <= room:
-            return fits
-        order = _frugal(order, units, {n: rounded(b.nbytes) for n, b in own.items()}, given, kept)
-    return placed(order)
+def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
+    """What no call touches, but for buffers with ids in `known`."""
+    return list({id(b): b for b in buffers if b.owner is None and id(b) not in known}.values())
 
 
-def _placed(
-    order: list[int], blocks: list[tuple[Buffer, Life]], buffers: Sequence[Buffer], elsewhere: Collection[int],
-    room: int,
-) -> Placement:  # fmt: skip
-    """The blocks laid out, and what no call touches."""
-    known = {id(b) for b, _ in blocks}
-    for b in buffers:  # what no call touches
-        if b.owner is None and id(b) not in elsewhere and id(b) not in known:
-            known.add(id(b))
-            blocks.append((b, Life(b.nbytes, -1, -1)))
-    offsets, nbytes = layout(apart([life for _, life in blocks]), room)
-    placed = [(b, offset) for (b, _), offset in zip(blocks, offsets, strict=True)]
-    return Placement(order, blocks, most_live([life for _, life in blocks]), placed, nbytes)
+def _laid_out(asked: Asked, sizes: Sequence[int], outside: Mapping[int, int], room: int) -> Layout:
+    """A Layout of its own for blocks of these sizes."""
+    own = dict(zip(asked.own, map(rounded, sizes), strict=False))
+    order = [i for i in range(len(asked.units)) if i not in asked.absent]
+
+    def placed(order: list[int]) -> tuple[Layout, int]:
+        lives = [Life(nbytes, *span) for nbytes, span in zip(sizes, _spans(order, asked), strict=True)]
+        offsets, nbytes = layout(apart(lives), room)
+        return Layout(asked, sizes, outside, order, lives, offsets), nbytes
+
+    if asked.reuse:
+        if room and (fits := placed(order))[1] <= room:
+            return fits[0]
+        order = _frugal(order, asked.units, own, asked.given, asked.kept)
+    return placed(order)[0]
 
 
 def _frugal(
@@ -146,25 +157,14 @@ def _frugal(
     return postponed if peak(postponed) < least else order
 
 
-def _blocks(
-    order: Sequence[int], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
-    kept: Collection[int], reuse: bool,
-) -> list[tuple[Buffer, Life]]:  # fmt: skip
-    """Each block with the calls in order during which it is needed, all of them without `reuse`.
+def _spans(order: Sequence[int], asked: Asked) -> list[tuple[int, int]]:
+    """The first and the last call in order during which each block is needed, all of them without `reuse`.
 
-    So are those that only calls outside of the order touch: some constants need room while they are computed.
+    So are those that only calls outside of the order touch: some constants need room while they are computed. What no
+    call touches needs none.
     """
-    end, touched_in = len(order), lives(order, units)
-    blocks = []
-    for n, b in own.items():
-        first, last = touched_in.get(n, (-1, end))
-        first, last = (-1 if n in given else first), (end if n in kept else last)
-        blocks.append((b, Life(b.nbytes, first, last) if reuse else Life(b.nbytes, -1, end)))
-    return blocks
-
-
-def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[OnStream]:
-    """The calls in order with their streams of the captured graph, and what they wait for."""
-    start = {id(b): offset for b, offset in offsets if b.nbytes}
-    places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in made.blocks.items() if id(b) in start}
-    return assign_streams(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})
+    end, touched_in, spans = len(order), lives(order, asked.units), []
+    for n in asked.own:
+        first, last = touched_in.get(n, (-1, end)) if asked.reuse else (-1, end)
+        spans.append((-1 if n in asked.given else first, end if n in asked.kept else last))
+    return spans + [(-1, -1)] * asked.loose

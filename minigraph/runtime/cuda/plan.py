@@ -67,10 +67,11 @@ class CudaPlan:
             self.siblings = self.shared.siblings(program, (prune, seed, options, tf32))
             self.bind_for = partial(
                 bind_program, program, fetches=tuple(fetches), prune=prune, device=runtime.device, seed=seed,
-                options=options, settling=settling, tf32=tf32, earlier=self.siblings.earlier,
+                options=options, settling=settling, tf32=tf32, siblings=self.siblings,
             )  # fmt: skip
             self.bound = self.bind_for(feeds, room=self.shared.room)
             self.siblings.met(feeds)
+            self.siblings.keep(self.bound.schedule, self.bound.layout)
             self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
