@@ -50,6 +50,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
+    touched_by, nothing = recorded.repeats.touched_by, frozenset[int]()
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
@@ -58,10 +59,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(b): b for b in map(owner, recorded.repeats.touched_by(call))}
-            if not tables.keys().isdisjoint(given):
+            given = {id(root): root for root in map(owner, touched_by(call))}
+            if tables and not tables.keys().isdisjoint(given):
                 given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-            reads, writes, after = set[int](), set[int](), frozenset[int]()
+            reads, writes, after = set[int](), set[int](), nothing
             if at in own:
                 after = reporters
                 waited.append(at)
@@ -76,8 +77,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 unchanged = read_only.union(map(id, call.reads))
             for key, b in given.items():
                 if key not in ignored:
-                    number = numbers.setdefault(key, len(numbers))
-                    blocks[number] = b
+                    number = numbers.get(key)
+                    if number is None:
+                        number = numbers[key] = len(numbers)
+                        blocks[number] = b
                     (reads if key in unchanged else writes).add(number)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
@@ -91,7 +94,8 @@ def _read_only(recorded: Recorded, position: int) -> set[int]:
     step = steps[position]
     read = {id(owner(buffers[i])) for i in step.read}
     read.add(id(recorded.binder.counter))
-    return read.difference([id(owner(buffers[i])) for i in step.written])
+    read.difference_update([id(owner(buffers[i])) for i in step.written])
+    return read
 
 
 def place(

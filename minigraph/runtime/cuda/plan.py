@@ -76,7 +76,7 @@ class CudaPlan:
             self.memory = PlanMemory(self.bound, runtime, self.shared)
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
-            counts_runs = any(b is counter for call in self.bound.binder.calls for b in call.buffers())
+            counts_runs = any(b is counter for b in self.bound.units.blocks.values())
             address, pinned = self.memory.staging.data.ptr, self.shared.pinned
             self.feeding = Feeding(self.bound, runtime, address, counts_runs, pinned)
             self.prepare_fetches()
