@@ -33,7 +33,7 @@ class Siblings:
     """What plans of one program that differ in the sizes of their feeds know of each other.
 
     earlier   what operators recorded that are the same for all sizes
-    layouts   where blocks of temporary memory lie in the largest of them
+    layouts   where blocks of temporary memory lie in the largest that are there
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
     ends      the types of the feeds of two: the least and the largest

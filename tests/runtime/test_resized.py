@@ -90,8 +90,7 @@ def stale_types(step, values, before):
 def test_types_of_sizes_before_are_seen(monkeypatch):
     monkeypatch.setattr(resized_module, "_again", stale_types)
     with pytest.raises((AssertionError, ShapeError)):
-        for seed in range(8):
-            check_plans(seed)
+        list(map(check_plans, range(8)))
 
 
 @pytest.mark.parametrize("forgotten", ["sizes", "calls"])
@@ -105,8 +104,7 @@ def test_a_layout_of_others_is_seen(monkeypatch, forgotten):
 
     monkeypatch.setattr("minigraph.runtime.cuda.layouts.Layout.holds", holds)
     with pytest.raises((Conflict, AssertionError, KeyError)):
-        for seed in range(40):
-            check_plans(seed)
+        list(map(check_plans, range(40)))
 
 
 @pytest.fixture

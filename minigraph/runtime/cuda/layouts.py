@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
+from weakref import ref
 
 from minigraph.runtime.memory import Life
 
@@ -65,9 +66,14 @@ class Layout:
 
 @dataclass
 class Layouts:
-    """Layouts of one program, the latest one last."""
+    """Layouts of plans of one program that are there, the latest one last."""
 
-    known: list[Layout] = field(default_factory=list)
+    _known: list[ref[Layout]] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[Layout]:
+        """Those of which a plan is left: memory for them is there."""
+        return [layout for one in self._known if (layout := one()) is not None]
 
     def fitting(self, asked: Asked, sizes: Sequence[int]) -> Layout | None:
         """One that holds blocks of these sizes."""
@@ -75,6 +81,7 @@ class Layouts:
 
     def keep(self, layout: Layout) -> None:
         """Remember a layout in the place of those that it stands for."""
-        if layout not in self.known:
-            left = [one for one in self.known if not layout.holds(one.asked, one.sizes)]
-            self.known = [*left, layout][-KEPT:]
+        known = self.known
+        if layout not in known:
+            left = [one for one in known if not layout.holds(one.asked, one.sizes)]
+            self._known = [ref(one) for one in (*left, layout)][-KEPT:]

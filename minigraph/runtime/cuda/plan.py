@@ -71,9 +71,9 @@ class CudaPlan:
             )  # fmt: skip
             self.bound = self.bind_for(feeds, room=self.shared.room)
             self.siblings.met(feeds)
-            self.siblings.keep(self.bound.schedule, self.bound.layout)
             self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
+            self.siblings.keep(self.schedule, self.bound.layout)  # there is room for it
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
             counts_runs = any(b is counter for b in self.bound.units.blocks.values())
