@@ -214,7 +214,9 @@ def test_what_was_brought_into_an_arena_later_is_taken_over_as_it_was_recorded()
     compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
     main = compiled.program_for((loss.name,))
     siblings = Siblings()
-    first, second = (bind_program(main, types, [loss.name], seed=3, options=options, siblings=siblings) for _ in range(2))
+    first, second = (
+        bind_program(main, types, [loss.name], seed=3, options=options, siblings=siblings) for _ in range(2)
+    )
     assert first.binder.arenas and facts(first) == facts(second)
     assert facts(second) == facts(bind_program(main, types, [loss.name], seed=3, options=options))
 
