@@ -157,8 +157,7 @@ class Schedule:
             indices = [current[n] if (n := v.name) in current else self._read(n) for v in variables]
             types[name] = given = [values[i].type for i in indices]
             if name in unread:
-                typed = typed or {}
-                typed[len(inputs)] = indices
+                typed = {**(typed or {}), len(inputs): indices}
                 inputs.append(given if variadic else given[0])
                 continue
             for i in indices:
