@@ -10,7 +10,7 @@ import pytest
 
 import minigraph as mg
 from minigraph.errors import ShapeError
-from minigraph.runtime import resized as resized_module
+from minigraph.runtime import sizes as sizes_module
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.schedule import Schedule
 from minigraph.runtime.sizes import Siblings
@@ -92,7 +92,7 @@ def stale_types(step, values, before):
 
 
 def test_types_of_sizes_before_are_seen(monkeypatch):
-    monkeypatch.setattr(resized_module, "_again", stale_types)
+    monkeypatch.setattr(sizes_module, "_again", stale_types)
     with pytest.raises((AssertionError, ShapeError)):
         list(map(check_plans, range(8)))
 
@@ -106,7 +106,7 @@ def test_a_layout_of_others_is_seen(monkeypatch, forgotten):
             return len(sizes) == len(self.sizes) and self.asked == asked
         return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
-    monkeypatch.setattr("minigraph.runtime.cuda.layouts.Layout.holds", holds)
+    monkeypatch.setattr("minigraph.runtime.cuda.placement.Layout.holds", holds)
     with pytest.raises((Conflict, AssertionError, KeyError)):
         list(map(check_plans, range(40)))
 

@@ -31,8 +31,7 @@ from .checks import Checks
 from .graph_streams import OnStream
 from .guards import check_guards, tell_guards
 from .joins import candidates, joins
-from .layouts import Layout
-from .placement import Units, place, units_of
+from .placement import Layout, Units, place, units_of
 from .recording import record
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
