@@ -47,6 +47,7 @@ def listed() -> None:
         for name, bench in BENCHES.items():
             print(f"{name:12} {bench.title}; peers: {', '.join(bench.peers)}")
         print("changing_shapes Training with feeds that change their shape: python -m bench.changing_shapes")
+        print("new_sizes      What a new size of the feeds costs the host: python -m bench.new_sizes")
         print("compile_time Passes and plans of 1,000 to 50,000 operators: python -m bench.compile_time")
         print("paddle_programs Programs of Paddle's documentation under both: python -m bench.paddle_programs")
         sys.stdout.flush()

@@ -60,12 +60,10 @@ def weights(model: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(rng.normal(size=s, scale=s[0] ** -0.5).astype(np.float32), np.zeros(s[1], np.float32)) for s in shapes]
 
 
-def minigraph_step(model: str, place: str, precise: bool = False) -> Step:
+def network(model: str) -> tuple[list[Any], Any]:
+    """(linear layers in the order of their use, loss) in the default program, which trains them."""
     import minigraph as mg
 
-    mg.enable_static()
-    if place == "gpu":
-        mg.set_float32_matmul_precision("highest" if precise else "high")
     layers = [mg.nn.Linear(*w.shape) for w, _ in weights(model)]
     if model == "mlp":
         x, y = mg.static.data("x", [None, 784]), mg.static.data("y", [None, 1], "int64")
@@ -83,6 +81,16 @@ def minigraph_step(model: str, place: str, precise: bool = False) -> Step:
         out = h + layers[3](mg.nn.functional.gelu(layers[2](norms[1](h)), approximate=True))
         loss = mg.mean(mg.square(out - y))
     mg.optimizer.AdamW(1e-3, weight_decay=0.01).minimize(loss)
+    return layers, loss
+
+
+def minigraph_step(model: str, place: str, precise: bool = False) -> Step:
+    import minigraph as mg
+
+    mg.enable_static()
+    if place == "gpu":
+        mg.set_float32_matmul_precision("highest" if precise else "high")
+    layers, loss = network(model)
     exe = mg.static.Executor(mg.CUDAPlace(0) if place == "gpu" else mg.CPUPlace())
     exe.run(mg.static.default_startup_program())
     for layer, pair in zip(layers, weights(model), strict=True):

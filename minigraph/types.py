@@ -110,6 +110,13 @@ class TensorType:
     def __hash__(self) -> int:
         return self._hash
 
+    def __eq__(self, other: object) -> bool:
+        if self is other:  # as most types that are compared: see `_kept`
+            return True
+        if not isinstance(other, TensorType):
+            return NotImplemented
+        return self.shape == other.shape and self.dtype == other.dtype
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -140,7 +147,7 @@ class TensorType:
 
     def accepts(self, other: TensorType) -> bool:
         """True where a value of type `other` may be put into a variable of this type."""
-        return self == other or (
+        return self is other or (
             self.dtype == other.dtype
             and self.ndim == other.ndim
             and all(a in (-1, b) or b == -1 for a, b in zip(self.shape, other.shape, strict=True))

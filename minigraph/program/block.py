@@ -222,7 +222,7 @@ class Block(PartOfProgram):
             raise ProgramError(f"output {slot} has {len(types)} values, not {len(variables)}")
         variables = [v if isinstance(v, Variable) and v.block is self else _own(self, slot, v) for v in variables]
         for v, t in zip(variables, types, strict=True):
-            if not v.type.accepts(t):
+            if v.type is not t and not v.type.accepts(t):
                 raise ShapeError(f"output {slot} is {t}, variable {v} does not fit")
         return variables
 

@@ -48,7 +48,8 @@ class Value:
 class Step:
     """One operator with its values: an index, a list of them, or None for each slot.
 
-    A slot whose values are not read (`OpDef.unread`) holds the TensorType instead of the index.
+    A slot whose values are not read (`OpDef.unread`) holds the TensorType instead of the index, which is in `typed`, by
+    the number of the slot.
     """
 
     op: Operator
@@ -60,6 +61,7 @@ class Step:
     stored: list[tuple[int, str]] = field(default_factory=list)  # persistables written: value, name
     freed: list[int] = field(default_factory=list)  # values nobody reads after this step
     shown: tuple[Counter[int], frozenset[int]] | None = None  # how many values that are read show each root; these
+    typed: dict[int, list[int]] | None = None
 
     @property
     def updates(self) -> list[tuple[int, int]]:
@@ -145,6 +147,7 @@ class Schedule:
         unread = opdef.unread([s.name for s in computed])
         inputs: list[Any] = []
         types: dict[str, list[TensorType]] = {}
+        typed: dict[int, list[int]] | None = None
         values, current, read = self.values, self.current, list[int]()
         for name, _, variadic in opdef.inputs:
             variables = op.inputs.get(name)
@@ -154,14 +157,15 @@ class Schedule:
             indices = [current[n] if (n := v.name) in current else self._read(n) for v in variables]
             types[name] = given = [values[i].type for i in indices]
             if name in unread:
+                typed = {**(typed or {}), len(inputs): indices}
                 inputs.append(given if variadic else given[0])
                 continue
             for i in indices:
                 values[i].last_use = position
             read += indices
             inputs.append(indices if variadic else indices[0])
-        inferred = _inferred(op, types)
-        step, seen = Step(op, inputs, [], read, []), {*read} if opdef.inplace else ()
+        inferred_types = inferred(op, types)
+        step, seen = Step(op, inputs, [], read, [], typed=typed), {*read} if opdef.inplace else ()
         for slot in opdef.outputs:
             if slot not in computed:
                 step.outputs.append(None)
@@ -170,10 +174,9 @@ class Schedule:
             source = opdef.inplace.get(slot.name)
             sources = op.inputs.get(source, ()) if source is not None else ()
             indices, in_place = [], []
-            for v, t in zip(op.outputs[slot.name], inferred[slot.name], strict=True):
-                if t is not v.type and not v.type.accepts(t):
-                    problem = ShapeError(f"{v.name} is {t} in this run, and declared {v.type}")
-                    raise problem.at(_describe(op, types), op.site)
+            for v, t in zip(op.outputs[slot.name], inferred_types[slot.name], strict=True):
+                if t is not v.type:
+                    check_accepted(op, v, t, types)
                 name, persistable = v.name, v.persistable
                 if name in self.feeds:
                     self._check_feed_is_used(op, v)
@@ -254,7 +257,14 @@ def shown_once(step: Step, values: Sequence[Value], i: int) -> bool:
     return roots[values[i].root] <= (i in read)
 
 
-def _inferred(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> dict[str, list[TensorType]]:
+def check_accepted(op: Operator, v: Variable, found: TensorType, types: Mapping[str, Sequence[TensorType]]) -> None:
+    """A variable takes what was inferred for it in this run."""
+    if not v.type.accepts(found):
+        problem = ShapeError(f"{v.name} is {found} in this run, and declared {v.type}")
+        raise problem.at(_describe(op, types), op.site)
+
+
+def inferred(op: Operator, types: Mapping[str, Sequence[TensorType]]) -> dict[str, list[TensorType]]:
     """The types of the outputs in this run."""
     try:
         return op.opdef.infer_types(types, op.attrs)

@@ -13,9 +13,10 @@ from minigraph.errors import ShapeError
 from minigraph.kernels.cuda.record.buffer import Buffer, Words, owner
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice, Launch
-from minigraph.kernels.cuda.record.moved import Earlier, Repeats
+from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
 from minigraph.runtime.options import DEFAULT
+from minigraph.runtime.sizes import Siblings
 from minigraph.types import TensorType
 from tests.support.grades import graded
 from tests.support.random_programs import random_program
@@ -163,7 +164,7 @@ def test_a_plan_takes_over_what_an_earlier_one_of_its_program_recorded(seed):
     if seed % 2:
         compiled = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
         program = compiled.program_for(tuple(case.fetches))
-    earlier: Earlier = {}
+    siblings = Siblings()
     for more in (0, 0, 2, 0, 1):
         types = {
             name: TensorType(
@@ -172,12 +173,12 @@ def test_a_plan_takes_over_what_an_earlier_one_of_its_program_recorded(seed):
             for name, a in case.feeds.items()
         }
         try:
-            one = bind_program(program, types, case.fetches, seed=3, earlier=earlier)
+            one = bind_program(program, types, case.fetches, seed=3, siblings=siblings)
         except ShapeError:
             assert more, "only other sizes may not suit a program that transposes its batch"
             continue
         assert facts(one) == facts(bound(program, types, case.fetches))
-    assert earlier
+    assert siblings.earlier
 
 
 @pytest.mark.parametrize("passes", [True, False])
@@ -194,12 +195,12 @@ def test_plans_for_other_sizes_bind_the_update_once(monkeypatch, passes, drop):
         compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
         main = compiled.program_for((loss.name,))
     counts = again(monkeypatch)
-    earlier: Earlier = {}
+    siblings = Siblings()
     sizes = (7, 3, 12, 0, 1, 3)
     for n in sizes:
         types = {"x": TensorType((n, 8), mg.types.float32), "y": TensorType((n, 1), mg.types.int64)}
         before = counts.copy()
-        one = bind_program(main, types, [loss.name], seed=3, earlier=earlier)
+        one = bind_program(main, types, [loss.name], seed=3, siblings=siblings)
         taken = counts - before
         assert taken["fused_adamw" if passes else "adamw"] == (0 if n == sizes[0] else 1 if passes else 4)
         assert facts(one) == facts(bound(main, types, [loss.name]))
@@ -212,8 +213,10 @@ def test_what_was_brought_into_an_arena_later_is_taken_over_as_it_was_recorded()
     options = DEFAULT._replace(multi_tensor="arena")
     compiled = mg.static.CompiledProgram(main, build_strategy=mg.static.BuildStrategy.all())
     main = compiled.program_for((loss.name,))
-    earlier: Earlier = {}
-    first, second = (bind_program(main, types, [loss.name], seed=3, options=options, earlier=earlier) for _ in range(2))
+    siblings = Siblings()
+    first, second = (
+        bind_program(main, types, [loss.name], seed=3, options=options, siblings=siblings) for _ in range(2)
+    )
     assert first.binder.arenas and facts(first) == facts(second)
     assert facts(second) == facts(bind_program(main, types, [loss.name], seed=3, options=options))
 

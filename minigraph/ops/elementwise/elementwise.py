@@ -26,13 +26,12 @@ def align(Y: np.ndarray, ndim: int, axis: int) -> np.ndarray:
 
 def infer_binary(X: TensorType, Y: TensorType, *, axis: int = -1) -> TensorType:
     """The broadcast type of two operands of one data type."""
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
+    if X.dtype != Y.dtype:
+        raise MIXED_TYPES(f"X is {X.dtype}, Y is {Y.dtype}", hint="cast one of them")
     y = Y.shape
     if axis != -1 and Y.ndim < X.ndim:
-        require(
-            0 <= axis <= X.ndim - Y.ndim,
-            f"axis {axis} does not place Y of rank {Y.ndim} inside X of rank {X.ndim}", AXIS,
-        )
+        if not 0 <= axis <= X.ndim - Y.ndim:
+            raise AXIS(f"axis {axis} does not place Y of rank {Y.ndim} inside X of rank {X.ndim}")
         y = y + (1,) * (X.ndim - axis - Y.ndim)
     return X.with_shape(broadcast_shapes(X.shape, y))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, DTypeError, require
+from minigraph.errors import AttrError, DTypeError, ShapeError, require
 from minigraph.errors.kinds import INNER, MIXED_TYPES, RANK
 from minigraph.opdef import op
 from minigraph.ops.elementwise.activation import gelu, gelu_slope, positive_part
@@ -97,14 +97,23 @@ def _(types, attrs):
     return 2 * Out.size * inner + Out.size * (1 + (attrs["activation"] != "none"))
 
 
+def _check_operands(X: TensorType, Y: TensorType) -> None:
+    """X has rows, Y is a matrix. Texts of errors are written where there is one: they take longer than the rest."""
+    if Y.ndim != 2:
+        raise RANK(f"Y must be 2-D, is {Y}")
+    if X.ndim < 2:
+        raise RANK(f"X must have rank 2 or more, is {X}")
+    if not X.is_float:
+        raise DTypeError(f"X must be a float, is {X.dtype}")
+
+
 @fused_gemm_epilogue.infer
 def _(X, Y, Bias, *, trans_x, trans_y, activation, approximate):
-    require(Y.ndim == 2, f"Y must be 2-D, is {Y}", RANK)
-    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}", RANK)
-    row = Bias.ndim == 1 or (Bias.ndim == 2 and Bias.shape[0] in (1, -1))
-    require(row, f"Bias must be [N] or [1, N], is {Bias}", RANK)
-    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    require(Bias.dtype == X.dtype, f"Bias is {Bias.dtype}, X is {X.dtype}", MIXED_TYPES)
+    _check_operands(X, Y)
+    if Bias.ndim != 1 and (Bias.ndim != 2 or Bias.shape[0] not in (1, -1)):
+        raise RANK(f"Bias must be [N] or [1, N], is {Bias}")
+    if Bias.dtype != X.dtype:
+        raise MIXED_TYPES(f"Bias is {Bias.dtype}, X is {X.dtype}")
     require(
         activation in ("none", "relu", "gelu"), f"activation {activation!r} is not none, relu or gelu", AttrError
     )
@@ -181,12 +190,12 @@ def _(types, attrs):
 
 @fused_gemm_epilogue_grad.infer
 def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximate):
-    require(Y.ndim == 2, f"Y must be 2-D, is {Y}", RANK)
-    require(X.ndim >= 2, f"X must have rank 2 or more, is {X}", RANK)
-    require(X.is_float, f"X must be a float, is {X.dtype}", DTypeError)
-    require(X.ndim == DOut.ndim, f"DOut and X must have one rank, are {DOut} and {X}", RANK)
+    _check_operands(X, Y)
+    if X.ndim != DOut.ndim:
+        raise RANK(f"DOut and X must have one rank, are {DOut} and {X}")
     out = _product_type(X, Y, trans_x, trans_y)
-    require(out.accepts(DOut) or DOut.accepts(out), f"DOut must be {out}, is {DOut}")
+    if not out.accepts(DOut) and not DOut.accepts(out):
+        raise ShapeError(f"DOut must be {out}, is {DOut}")
     known = ("none", "relu_grad", "gelu_grad")
     require(activation_grad in known, f"activation_grad {activation_grad!r} is not one of {known}", AttrError)
     if activation_grad == "none":
@@ -194,10 +203,8 @@ def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximat
     else:
         wanted = mask_type(X) if activation_grad == "relu_grad" else X
         require(ReserveSpace is not None, f"{activation_grad} needs ReserveSpace")
-        require(
-            wanted.accepts(ReserveSpace) or ReserveSpace.accepts(wanted),
-            f"ReserveSpace of {activation_grad} must be {wanted}, is {ReserveSpace}",
-        )
+        if not wanted.accepts(ReserveSpace) and not ReserveSpace.accepts(wanted):
+            raise ShapeError(f"ReserveSpace of {activation_grad} must be {wanted}, is {ReserveSpace}")
     return X, Y, TensorType((out.shape[-1],), X.dtype)
 
 

@@ -44,20 +44,21 @@ def matmul(X, Y, *, trans_x: bool = False, trans_y: bool = False, out_dtype: DTy
 @matmul.infer
 def _(X: TensorType, Y: TensorType, *, trans_x, trans_y, out_dtype=None):
     require(X.ndim >= 1 and Y.ndim >= 1, "a 0-d operand has no rows to multiply", RANK)
-    require(X.dtype == Y.dtype, f"X is {X.dtype}, Y is {Y.dtype}", MIXED_TYPES, "cast one of them")
-    require(
-        out_dtype is None or out_dtype == X.dtype or (out_dtype == float32 and X.dtype in FLOATS),
-        f"out_dtype is {out_dtype}, the product of {X.dtype} can be {X.dtype}"
-        + (" or float32" if X.dtype in FLOATS - {float32} else ""), MIXED_TYPES, "cast Out",
-    )  # fmt: skip
+    if X.dtype != Y.dtype:  # no `require`: to write its text takes longer than all the rest
+        raise MIXED_TYPES(f"X is {X.dtype}, Y is {Y.dtype}", hint="cast one of them")
+    if out_dtype is not None and out_dtype != X.dtype and (out_dtype != float32 or X.dtype not in FLOATS):
+        also = " or float32" if X.dtype in FLOATS - {float32} else ""
+        raise MIXED_TYPES(
+            f"out_dtype is {out_dtype}, the product of {X.dtype} can be {X.dtype}{also}", hint="cast Out"
+        )
     x, y = list(X.shape), list(Y.shape)
     x_axis = -2 if trans_x and X.ndim > 1 else -1
     y_axis = -1 if (trans_y and Y.ndim > 1) or Y.ndim == 1 else -2
-    require(
-        x[x_axis] == y[y_axis] or -1 in (x[x_axis], y[y_axis]),
-        f"inner sizes differ: X axis {x_axis} is {x[x_axis]}, Y axis {y_axis} is {y[y_axis]}", INNER,
-        hint="transpose Y" if Y.ndim > 1 and x[x_axis] == y[-3 - y_axis] else None,
-    )
+    if x[x_axis] != y[y_axis] and -1 not in (x[x_axis], y[y_axis]):
+        raise INNER(
+            f"inner sizes differ: X axis {x_axis} is {x[x_axis]}, Y axis {y_axis} is {y[y_axis]}",
+            hint="transpose Y" if Y.ndim > 1 and x[x_axis] == y[-3 - y_axis] else None,
+        )
     rows = [] if X.ndim == 1 else [x[-1] if trans_x else x[-2]]
     columns = [] if Y.ndim == 1 else [y[-2] if trans_y else y[-1]]
     batch = broadcast_shapes(tuple(x[:-2]), tuple(y[:-2]), last=-3)

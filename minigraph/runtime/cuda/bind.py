@@ -18,20 +18,20 @@ from dataclasses import dataclass
 
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.kernels.cuda.record.workspace import Settling
 from minigraph.program import Program
 from minigraph.program.prune import Prune
-from minigraph.runtime.memory import Life, in_a_row
+from minigraph.runtime.memory import Life, in_a_row, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.schedule import Schedule
+from minigraph.runtime.sizes import Siblings
 from minigraph.types import TensorType
 
 from .checks import Checks
 from .graph_streams import OnStream
 from .guards import check_guards, tell_guards
 from .joins import candidates, joins
-from .placement import Units, place, streams_of, units_of
+from .placement import Layout, Units, place, units_of
 from .recording import record
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
@@ -49,7 +49,7 @@ class BoundProgram:
     spans      for each step the range of its calls in `binder.calls`
     once       positions of calls that depend on shapes only: they run once, and `constants` holds what they write
     checks     kernels that look for NaN, and what their record says; None where nobody looks
-    order, blocks, live_bytes, offsets, arena_bytes   see `Placement`
+    order, blocks, offsets, arena_bytes, layout   see `Placement`
     """
 
     program: Program
@@ -67,13 +67,18 @@ class BoundProgram:
     checks: Checks | None
     order: list[int]
     blocks: list[tuple[Buffer, Life]]
-    live_bytes: int
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
+    layout: Layout
+
+    @property
+    def live_bytes(self) -> int:
+        """The most bytes of blocks that are needed at once."""
+        return most_live([life for _, life in self.blocks])
 
     def streams(self) -> list[OnStream]:
         """The calls in order with their streams of a CUDA graph."""
-        return streams_of(self.order, self.units, self.offsets)
+        return self.layout.streams
 
     @property
     def paged_bytes(self) -> int:
@@ -91,19 +96,20 @@ class BoundProgram:
 def bind_program(
     program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], prune: Prune = False,
     device: Device | None = None, seed: int = 0, options: RunOptions = DEFAULT,
-    settling: Settling = AS_RECORDED, tf32: bool = False, room: int = 0,
-    earlier: Earlier | None = None,
+    settling: Settling = AS_RECORDED, tf32: bool = False, room: int = 0, siblings: Siblings | None = None,
 ) -> BoundProgram:  # fmt: skip
     """Record the calls of a program for feeds of these types, and lay out its memory.
 
     device    the GPU, an H200 for None
     settling  which of the recorded calls of an operator will run: kernels/cuda/record/workspace.py
     room      bytes of the arena that is there: a plan that fits into it is laid out in less time
-    earlier   what operators recorded in plans of this program that differ in the types of their feeds only
+    siblings  what is known of plans of this program that differ in the sizes of their feeds, and in fetches, only
     """
     checking = options.check_nan_inf
-    views = show_changes_of_shape if checking else show
-    schedule = Schedule(program, feeds, fetches, prune, show=views, inplace=options.inplace)
+    siblings = siblings or Siblings()
+    schedule = siblings.schedule(
+        program, feeds, fetches, prune, show_changes_of_shape if checking else show, options.inplace
+    )
     binder = Binder(
         device or Device(), seed=seed, multi_tensor=options.multi_tensor, tf32=tf32, attention=options.attention,
         autotune=options.autotune, sure=settling.sure,
@@ -113,7 +119,7 @@ def bind_program(
     constant = constant_steps(schedule) if not checking else ()
     values = value_buffers(schedule, constant, options.inplace)
     binder.outside = frozenset(id(b) for b in values.outside.values())
-    recorded = record(schedule, binder, values, settling.settle, checks, earlier)
+    recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier)
     check_guards(recorded)
     tell_guards(recorded)
     # a kernel over lists may have taken what a step writes into an arena of its own: such a step runs each time
@@ -126,7 +132,7 @@ def bind_program(
     joined = joins(binder.calls, candidates(binder.calls, once), units.units)
     binder.joined, binder.gone = joined.launches, frozenset(joined.taken)
     elsewhere = {id(b) for b in values.outside.values()} | {id(b) for b, _ in (*staging.fields, *constants)}
-    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse, room)
+    placement = place(recorded, units, elsewhere, once | binder.gone, options.reuse, room, siblings.layouts)
     return BoundProgram(
         program, schedule, binder, values.buffers, values.outside, values.results, recorded.spans, once, constants,
         constant_bytes, staging, units, checks, *placement,

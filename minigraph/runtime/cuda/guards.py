@@ -28,8 +28,8 @@ def _common(one: range, other: range) -> range:
 
 def _looking(recorded: Recorded, positions: Iterable[int]) -> dict[int, Any]:
     """The launches that are given the record of faults."""
-    fault, calls = recorded.binder.fault, recorded.binder.calls
-    return {i: calls[i] for i in positions if calls[i].looks_at(fault)}
+    calls, looking = recorded.binder.calls, recorded.looking
+    return {i: calls[i] for i in positions if i in looking} if looking else {}
 
 
 def check_guards(recorded: Recorded) -> None:

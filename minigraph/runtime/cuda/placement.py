@@ -1,38 +1,112 @@
 """Placement: in which order recorded calls run, and where each block of temporary memory lies.
 
     calls -> units: what each reads and writes -> an order that needs little memory -> offsets in one arena
+
+A plan whose calls touch blocks as those of a larger plan do lies where that one lies, see Layout: each of its blocks
+fits into the place of its like. So it needs no search of its own, takes no more memory, and waits for no other calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import NamedTuple
+from weakref import ref
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
-from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
+from minigraph.runtime.memory import Life, apart, layout, rounded
 
 from .graph_streams import OnStream, assign_streams
 from .guards import guards
 from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
 from .recording import Recorded
 
+KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
+
+
+class Asked(NamedTuple):
+    """What a layout follows from besides sizes.
+
+    own           numbers of the blocks that lie in the arena;  loose: how many lie there that no call touches
+    given, kept   those that hold something before the first call, and after the last
+    absent        calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
+    """
+
+    units: Sequence[Unit]
+    own: Sequence[int]
+    loose: int
+    given: Collection[int]
+    kept: Collection[int]
+    absent: Collection[int]
+    reuse: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The order of calls, and the place of each block of the arena.
+
+    sizes     bytes of the blocks: first those of `asked.own`, then the loose ones; as `lives` and `offsets`
+    outside   bytes of the blocks that lie elsewhere, by number
+    """
+
+    asked: Asked
+    sizes: Sequence[int]
+    outside: Mapping[int, int]
+    order: list[int]
+    lives: list[Life]
+    offsets: list[int]
+
+    @cached_property
+    def streams(self) -> list[OnStream]:
+        """The calls in order with their streams of the captured graph, and what they wait for."""
+        own = dict(zip(self.asked.own, self.sizes, strict=False))
+        places = {n: (at, at + own[n]) for n, at in zip(self.asked.own, self.offsets, strict=False) if own[n]}
+        return assign_streams(self.order, self.asked.units, places, {**self.outside, **own})
+
+    def holds(self, asked: Asked, sizes: Sequence[int]) -> bool:
+        """Whether blocks of these sizes, which calls touch in the same way, fit into the places of these."""
+        return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes)) and self.asked == asked
+
+
+@dataclass
+class Layouts:
+    """Layouts of plans of one program that are there, the latest one last."""
+
+    _known: list[ref[Layout]] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[Layout]:
+        """Those of which a plan is left: memory for them is there."""
+        return [layout for one in self._known if (layout := one()) is not None]
+
+    def fitting(self, asked: Asked, sizes: Sequence[int]) -> Layout | None:
+        """One that holds blocks of these sizes."""
+        return next((one for one in reversed(self.known) if one.holds(asked, sizes)), None)
+
+    def keep(self, layout: Layout) -> None:
+        """Remember a layout in the place of those that it stands for."""
+        known = self.known
+        if layout not in known:
+            left = [one for one in known if not layout.holds(one.asked, one.sizes)]
+            self._known = [ref(one) for one in (*left, layout)][-KEPT:]
+
 
 class Placement(NamedTuple):
     """The order of the calls and the places of temporary values.
 
     order     positions of calls in the order in which they run
-    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena;
-              `live_bytes` at most at once
+    blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena
     offsets   (buffer, offset) of the same; a run does not keep its content
+    layout    the Layout that says so, which may be that of a larger plan
     """
 
     order: list[int]
     blocks: list[tuple[Buffer, Life]]
-    live_bytes: int
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
+    layout: Layout
 
 
 class Units(NamedTuple):
@@ -50,6 +124,7 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
+    touched_by, nothing = recorded.repeats.touched_by, frozenset[int]()
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
@@ -58,10 +133,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(b): b for b in map(owner, recorded.repeats.touched_by(call))}
-            if not tables.keys().isdisjoint(given):
+            given = {id(root): root for root in map(owner, touched_by(call))}
+            if tables and not tables.keys().isdisjoint(given):
                 given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
-            reads, writes, after = set[int](), set[int](), frozenset[int]()
+            reads, writes, after = set[int](), set[int](), nothing
             if at in own:
                 after = reporters
                 waited.append(at)
@@ -76,8 +151,10 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 unchanged = read_only.union(map(id, call.reads))
             for key, b in given.items():
                 if key not in ignored:
-                    number = numbers.setdefault(key, len(numbers))
-                    blocks[number] = b
+                    number = numbers.get(key)
+                    if number is None:
+                        number = numbers[key] = len(numbers)
+                        blocks[number] = b
                     (reads if key in unchanged else writes).add(number)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
@@ -91,47 +168,59 @@ def _read_only(recorded: Recorded, position: int) -> set[int]:
     step = steps[position]
     read = {id(owner(buffers[i])) for i in step.read}
     read.add(id(recorded.binder.counter))
-    return read.difference([id(owner(buffers[i])) for i in step.written])
+    read.difference_update([id(owner(buffers[i])) for i in step.written])
+    return read
 
 
 def place(
-    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0
-) -> Placement:
+    recorded: Recorded, made: Units, elsewhere: Collection[int], absent: Collection[int], reuse: bool, room: int = 0,
+    layouts: Layouts | None = None,
+) -> Placement:  # fmt: skip
     """The order of calls, and offsets in the arena of all but the buffers with ids in `elsewhere`.
 
     absent   calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
     room     bytes that are there anyway: what fits into them as it was recorded needs no better order
+    layouts  of plans of the same program for other sizes: what fits into one of these lies there
     """
     units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
     own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
     fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
-    order = [i for i in range(len(units)) if i not in absent]
+    loose = _untouched(buffers, {*elsewhere, *map(id, own.values())})
+    asked = Asked(units, list(own), len(loose), given, kept, absent, reuse)
+    blocks = [*own.values(), *loose]
+    sizes = [b.nbytes for b in blocks]
+    there = layouts.fitting(asked, sizes) if layouts is not None else None
+    if there is None:
+        outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
+        there = _laid_out(asked, sizes, outside, room)
+    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(sizes, there.lives, strict=True)]
+    offsets = list(zip(blocks, there.offsets, strict=True))
+    end = max((at + rounded(b.nbytes) for b, at in offsets), default=0)
+    return Placement(there.order, list(zip(blocks, own_lives, strict=True)), offsets, end, there)
 
-    def placed(order: list[int]) -> Placement:
-        return _placed(order, _blocks(order, units, own, given, kept, reuse), buffers, elsewhere, room)
 
-    if reuse:
-        if room and (fits := placed(order)).arena_bytes <= room:
-            return fits
-        order = _frugal(order, units, {n: rounded(b.nbytes) for n, b in own.items()}, given, kept)
-    return placed(order)
+def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
+    """What no call touches, but for buffers with ids in `known`."""
+    return list({id(b): b for b in buffers if b.owner is None and id(b) not in known}.values())
 
 
-def _placed(
-    order: list[int], blocks: list[tuple[Buffer, Life]], buffers: Sequence[Buffer], elsewhere: Collection[int],
-    room: int,
-) -> Placement:  # fmt: skip
-    """The blocks laid out, and what no call touches."""
-    known = {id(b) for b, _ in blocks}
-    for b in buffers:  # what no call touches
-        if b.owner is None and id(b) not in elsewhere and id(b) not in known:
-            known.add(id(b))
-            blocks.append((b, Life(b.nbytes, -1, -1)))
-    offsets, nbytes = layout(apart([life for _, life in blocks]), room)
-    placed = [(b, offset) for (b, _), offset in zip(blocks, offsets, strict=True)]
-    return Placement(order, blocks, most_live([life for _, life in blocks]), placed, nbytes)
+def _laid_out(asked: Asked, sizes: Sequence[int], outside: Mapping[int, int], room: int) -> Layout:
+    """A Layout of its own for blocks of these sizes."""
+    own = dict(zip(asked.own, map(rounded, sizes), strict=False))
+    order = [i for i in range(len(asked.units)) if i not in asked.absent]
+
+    def placed(order: list[int]) -> tuple[Layout, int]:
+        lives = [Life(nbytes, *span) for nbytes, span in zip(sizes, _spans(order, asked), strict=True)]
+        offsets, nbytes = layout(apart(lives), room)
+        return Layout(asked, sizes, outside, order, lives, offsets), nbytes
+
+    if asked.reuse:
+        if room and (fits := placed(order))[1] <= room:
+            return fits[0]
+        order = _frugal(order, asked.units, own, asked.given, asked.kept)
+    return placed(order)[0]
 
 
 def _frugal(
@@ -146,25 +235,14 @@ def _frugal(
     return postponed if peak(postponed) < least else order
 
 
-def _blocks(
-    order: Sequence[int], units: Sequence[Unit], own: Mapping[int, Buffer], given: Collection[int],
-    kept: Collection[int], reuse: bool,
-) -> list[tuple[Buffer, Life]]:  # fmt: skip
-    """Each block with the calls in order during which it is needed, all of them without `reuse`.
+def _spans(order: Sequence[int], asked: Asked) -> list[tuple[int, int]]:
+    """The first and the last call in order during which each block is needed, all of them without `reuse`.
 
-    So are those that only calls outside of the order touch: some constants need room while they are computed.
+    So are those that only calls outside of the order touch: some constants need room while they are computed. What no
+    call touches needs none.
     """
-    end, touched_in = len(order), lives(order, units)
-    blocks = []
-    for n, b in own.items():
-        first, last = touched_in.get(n, (-1, end))
-        first, last = (-1 if n in given else first), (end if n in kept else last)
-        blocks.append((b, Life(b.nbytes, first, last) if reuse else Life(b.nbytes, -1, end)))
-    return blocks
-
-
-def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[OnStream]:
-    """The calls in order with their streams of the captured graph, and what they wait for."""
-    start = {id(b): offset for b, offset in offsets if b.nbytes}
-    places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in made.blocks.items() if id(b) in start}
-    return assign_streams(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})
+    end, touched_in, spans = len(order), lives(order, asked.units), []
+    for n in asked.own:
+        first, last = touched_in.get(n, (-1, end)) if asked.reuse else (-1, end)
+        spans.append((-1 if n in asked.given else first, end if n in asked.kept else last))
+    return spans + [(-1, -1)] * asked.loose

@@ -67,15 +67,16 @@ class CudaPlan:
             self.siblings = self.shared.siblings(program, (prune, seed, options, tf32))
             self.bind_for = partial(
                 bind_program, program, fetches=tuple(fetches), prune=prune, device=runtime.device, seed=seed,
-                options=options, settling=settling, tf32=tf32, earlier=self.siblings.earlier,
+                options=options, settling=settling, tf32=tf32, siblings=self.siblings,
             )  # fmt: skip
             self.bound = self.bind_for(feeds, room=self.shared.room)
             self.siblings.met(feeds)
             self.schedule, self.program = self.bound.schedule, program
             self.memory = PlanMemory(self.bound, runtime, self.shared)
+            self.siblings.keep(self.schedule, self.bound.layout)  # there is room for it
             self.faults = Faults(self.bound, runtime, self.memory.staging)
             counter = self.bound.binder.counter
-            counts_runs = any(b is counter for call in self.bound.binder.calls for b in call.buffers())
+            counts_runs = any(b is counter for b in self.bound.units.blocks.values())
             address, pinned = self.memory.staging.data.ptr, self.shared.pinned
             self.feeding = Feeding(self.bound, runtime, address, counts_runs, pinned)
             self.prepare_fetches()

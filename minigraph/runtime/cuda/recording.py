@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from minigraph.errors import MinigraphError
@@ -41,6 +42,12 @@ class Recorded:
     rest: range
     repeats: Repeats
     last: int
+
+    @cached_property
+    def looking(self) -> frozenset[int]:
+        """The positions of the launches that are given the record of faults."""
+        fault = self.binder.fault
+        return frozenset([i for i, call in enumerate(self.binder.calls) if call.looks_at(fault)])
 
 
 def record(

@@ -65,20 +65,27 @@ class Repeats:
 
     def key(self, what: Hashable, slots: Sequence[Any]) -> tuple[Hashable, list[Buffer]]:
         """(what a bind function can tell of these slots, the owners of their memory)."""
-        roots: dict[int, tuple[int, Buffer]] = {}
+        numbers: dict[int, int] = {}
+        roots: list[Buffer] = []
+        outside = self.binder.outside
 
         def facts(slot: Any) -> Hashable:
-            if isinstance(slot, list):
-                return tuple(map(facts, slot))
             if slot is None:
                 return None
-            root, offset = root_and_offset(slot)
-            number, _ = roots.setdefault(id(root), (len(roots), root))
-            outside = id(root) in self.binder.outside
-            layout = slot.shape, slot.steps, slot.dtype, slot.alignment
-            return number, offset, layout, slot is root, root.ptr, outside
+            if isinstance(slot, list):
+                return tuple([facts(one) for one in slot])
+            root, offset = (slot, 0) if slot.owner is None else root_and_offset(slot)
+            own = id(root)
+            number = numbers.get(own)
+            if number is None:
+                number = numbers[own] = len(roots)
+                roots.append(root)
+            return (
+                number, offset, slot.shape, slot.steps, slot.dtype, slot.alignment, slot is root, root.ptr,
+                own in outside,
+            )  # fmt: skip
 
-        return (what, *map(facts, slots)), [root for _, root in roots.values()]
+        return (what, *[facts(slot) for slot in slots]), roots
 
     def keep(self, key: Hashable, given: list[Buffer], calls: list[Call], notes: list[str]) -> None:
         """Remember what an operator recorded, if that is all there is to it."""
@@ -86,9 +93,11 @@ class Repeats:
             return
         scratch = list(self.binder.scratches[-1])
         shared = [] if self.binder.step in self.binder.wrong else [self.binder.fault]  # a guard's, which has no number
-        if {id(b) for b in (*given, *scratch, *shared)}.issuperset(map(id, _roots(calls))):
-            own = Recording([(call, _roots([call])) for call in calls], given, scratch, notes, self.binder.fault)
+        touched = [(call, _roots([call])) for call in calls]
+        if {id(b) for b in (*given, *scratch, *shared)}.issuperset([id(b) for _, roots in touched for b in roots]):
+            own = Recording(touched, given, scratch, notes, self.binder.fault)
             self.known[key], self.earlier[self.binder.step] = own, (key, own)
+            self._touched.update((id(call), (call, roots)) for call, roots in touched)
 
     def again(self, key: Hashable, given: list[Buffer]) -> list[Call] | None:
         """The calls for an operator like one that is known; None where none is."""
