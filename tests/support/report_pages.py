@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -79,6 +81,12 @@ def under_node(facts: dict[str, Any], script: str, tmp_path: Path) -> Any:
     return json.loads(done.stdout)
 
 
+@cache
+def _profile() -> TemporaryDirectory[str]:
+    """Where the browser keeps its files, which takes longer to make than a page takes to load."""
+    return TemporaryDirectory(prefix="minigraph-browser-", ignore_cleanup_errors=True)
+
+
 def in_browser(path: Path, script: str, size: tuple[int, int] = (1280, 720), dark: bool = False) -> dict[str, Any]:
     """What `script` returns when the page has loaded, beside what went wrong; {"result": ..., "errors": [...]}"""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
@@ -102,7 +110,7 @@ def in_browser(path: Path, script: str, size: tuple[int, int] = (1280, 720), dar
     tried.write_text(page[:head] + listen + page[head:tail] + told + page[tail:], encoding="utf-8")
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size[0]},{size[1]}",
-        f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
+        f"--user-data-dir={_profile().name}", "--virtual-time-budget=20000", "--dump-dom",
         *(["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []), tried.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
