@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
     "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
-    "kernels.cuda.collective": "errors types kernels.groups kernels.pieces kernels.cuda.record",
+    "kernels.cuda.collective": "errors types kernels.groups kernels.one_piece kernels.pieces kernels.cuda.record"
+    " kernels.cuda.elementwise",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",

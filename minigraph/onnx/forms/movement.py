@@ -117,11 +117,6 @@ def concat(g: Nodes, X: Sequence[Value], *, axis: int) -> Value:
 
 
 @form(exact=True)
-def coalesce(g: Nodes, X: Sequence[Value]) -> Value:
-    return g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0)
-
-
-@form(exact=True)
 def stack(g: Nodes, X: Sequence[Value], *, axis: int) -> Value:
     place = axis % (X[0].ndim + 1)
     return g.Concat(*(g.Unsqueeze(x, g.ints(place)) for x in X), axis=place)

@@ -20,9 +20,10 @@ from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.kernels.cuda.record.workspace import Settling
+from minigraph.kernels.one_piece import in_a_row
 from minigraph.program import Program
 from minigraph.program.prune import Prune
-from minigraph.runtime.memory import Life, in_a_row
+from minigraph.runtime.memory import Life
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.schedule import Schedule
 from minigraph.types import TensorType

@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner
-from minigraph.runtime.memory import Life, apart, layout, most_live, rounded
+from minigraph.kernels.one_piece import rounded
+from minigraph.runtime.memory import Life, apart, layout, most_live
 
 from .graph_streams import OnStream, assign_streams
 from .guards import guards

@@ -120,12 +120,13 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
 
     free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
     for slot, output in enumerate(step.outputs):
-        named = flat([named_input(step, slot)])
+        named = named_input(step, slot)
         others = [] if opdef.outputs[slot].name in opdef.inplace and not opdef.is_expression else free
-        for index in flat([output]):
+        for place, index in enumerate(flat([output])):
             if values[index].persistable:
                 continue
-            fitting = (i for i in (*named, *others) if i in free and values[i].type == values[index].type)
+            own = [named[place]] if isinstance(named, list) else flat([named])
+            fitting = (i for i in (*own, *others) if i in free and values[i].type == values[index].type)
             source = next(fitting, None)
             if source is not None:
                 made.buffers[index] = made.buffers[source]
