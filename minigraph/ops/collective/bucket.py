@@ -15,12 +15,12 @@ from .collective import CPU, GPU, TRAITS, check_sum
     "Out*", traits=TRAITS | {"in_place", "one_piece"}, inplace={"Out": "X"}, cpu=f"{CPU}:c_allreduce_coalesced",
     gpu=GPU,
 )  # fmt: skip
-def c_allreduce_coalesced(X: Arrays, *, sent: str = "auto"):
+def c_allreduce_coalesced(X: Arrays, *, sent: str = "auto", lifted=False):
     """The sum of each X over all ranks, on each of them; all of one type, which travel as one array.
 
     sent   the type in which they travel, "auto" is their own
     """
-    return [np.array(x) if sent == "auto" else x.astype(as_dtype(sent)).astype(x.dtype) for x in X]
+    return [np.array(x) if sent == "auto" or lifted else x.astype(as_dtype(sent)).astype(x.dtype) for x in X]
 
 
 @c_allreduce_coalesced.infer

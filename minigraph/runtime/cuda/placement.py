@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from minigraph.kernels.cuda.record.buffer import Buffer, owner
+from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.one_piece import rounded
 from minigraph.runtime.memory import Life, apart, layout, most_live
 
@@ -18,6 +18,8 @@ from .graph_streams import OnStream, assign_streams
 from .guards import guards
 from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
 from .recording import Recorded
+
+BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
 
 
 class Placement(NamedTuple):
@@ -51,17 +53,18 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
+    blocks_of = binder.blocks()
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position)
+        read_only = _read_only(recorded, position, blocks_of)
         read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(b): b for b in map(owner, recorded.repeats.touched_by(call))}
-            if not tables.keys().isdisjoint(given):
-                given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
+            touched = [*recorded.repeats.touched_by(call)]
+            touched += [b for t in {id(owner(b)) for b in touched} & tables.keys() for b in tables[t]]
+            given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
             reads, writes, after = set[int](), set[int](), frozenset[int]()
             if at in own:
                 after = reporters
@@ -75,24 +78,26 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 unchanged = read_only - binder.outside
             elif call.reads:
                 unchanged = read_only.union(map(id, call.reads))
-            for key, b in given.items():
+            for key, (b, root) in given.items():
                 if key not in ignored:
                     number = numbers.setdefault(key, len(numbers))
                     blocks[number] = b
-                    (reads if key in unchanged else writes).add(number)
+                    (reads if key in unchanged or root in unchanged else writes).add(number)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
 
 
-def _read_only(recorded: Recorded, position: int) -> set[int]:
-    """Ids of the buffers that own what a step, or the end, reads and does not update."""
+def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[int]:
+    """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
     buffers, steps = recorded.values.buffers, recorded.schedule.steps
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read = {id(owner(buffers[i])) for i in step.read}
+    read, written = (
+        {id(b) for i in some for b in (owner(buffers[i]), *blocks_of(buffers[i]))} for some in (step.read, step.written)
+    )
     read.add(id(recorded.binder.counter))
-    return read.difference([id(owner(buffers[i])) for i in step.written])
+    return read - written
 
 
 def place(
@@ -106,12 +111,15 @@ def place(
     units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
     own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
-    fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
+    blocks_of = recorded.binder.blocks()
+    fed, fetched = (
+        {id(b) for i in some for b in blocks_of(buffers[i])} for some in (schedule.feeds.values(), schedule.fetched)
+    )
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
     order = [i for i in range(len(units)) if i not in absent]
 
     def placed(order: list[int]) -> Placement:
-        return _placed(order, _blocks(order, units, own, given, kept, reuse), buffers, elsewhere, room)
+        return _placed(order, _in_arenas(_blocks(order, units, own, given, kept, reuse)), buffers, elsewhere, room)
 
     if reuse:
         if room and (fits := placed(order)).arena_bytes <= room:
@@ -164,8 +172,23 @@ def _blocks(
     return blocks
 
 
+def _in_arenas(blocks: list[tuple[Buffer, Life]]) -> list[tuple[Buffer, Life]]:
+    """The same with each arena as one block, in the place of its members."""
+    lives: dict[int, tuple[Buffer, list[Life]]] = {}
+    for b, life in blocks:
+        lives.setdefault(id(owner(b)), (owner(b), []))[1].append(life)
+    return [
+        (b, Life(b.nbytes, min(life.first for life in own), max(life.last for life in own)))
+        for b, own in lives.values()
+    ]  # fmt: skip
+
+
 def streams_of(order: Sequence[int], made: Units, offsets: Sequence[tuple[Buffer, int]]) -> list[OnStream]:
     """The calls in order with their streams of the captured graph, and what they wait for."""
     start = {id(b): offset for b, offset in offsets if b.nbytes}
-    places = {n: (start[id(b)], start[id(b)] + b.nbytes) for n, b in made.blocks.items() if id(b) in start}
+    lies = {n: root_and_offset(b) for n, b in made.blocks.items()}
+    places = {
+        n: (start[id(root)] + at, start[id(root)] + at + made.blocks[n].nbytes)
+        for n, (root, at) in lies.items() if id(root) in start
+    }  # fmt: skip
     return assign_streams(order, made.units, places, {n: b.nbytes for n, b in made.blocks.items()})
