@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.kernels.one_piece import rounded
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cpu import plan as plan_module
 from minigraph.runtime.executor import Executor
-from minigraph.runtime.memory import rounded
 from minigraph.runtime.schedule import Schedule
 from tests.support import opcheck
 from tests.support.grades import graded
