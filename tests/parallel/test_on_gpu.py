@@ -13,7 +13,7 @@ import pytest
 import minigraph as mg
 from minigraph import cuda, static
 from minigraph.errors import DTypeError
-from minigraph.kernels.cuda.collective.collective import Collective
+from minigraph.kernels.cuda.collective.collective import Collective, Together
 from minigraph.kernels.groups import RankError
 from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
@@ -52,9 +52,9 @@ def test_pieces_are_read_and_written_where_arrays_lie():
     """Sizes that divide equally: NCCL is given arrays as they lie, one after the other in the order of backward."""
     program, _, loss = reduced(shares=True, clip=False)
     plan = bind_program(program.program_for([loss.name]), TYPES, [loss.name])
-    calls = [call for call in plan.binder.calls if isinstance(call, Collective)]
-    assert [call.kind for call in calls] == ["reduce_scatter"] * 4 + ["all_gather"] * 4
-    assert [call.x.nbytes for call in calls[:4]] == [24, 192, 64, 384], "no room for zeros behind them"
+    calls = [call for call in plan.binder.calls if isinstance(call, Together)]
+    assert [call.kind for call in calls] == ["reduce_scatter", "all_gather"]
+    assert [x.nbytes for x in calls[0].xs] == [24, 192, 64, 384], "no room for zeros behind them"
 
 
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
@@ -87,6 +87,8 @@ def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypat
 class Ends:
     """CuPy's NcclCommunicator as far as it is used."""
 
+    groups = []  # noqa: RUF012  (what all ends have done)
+
     def __init__(self, size, number, rank):
         self.made, self.calls, self.status, self.aborted = (size, number, rank), [], 0, False
 
@@ -107,6 +109,7 @@ def nccl(monkeypatch):
     fake = SimpleNamespace(
         **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NCCL_SUCCESS=0,
         NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
+        groupStart=lambda: Ends.groups.append("start"), groupEnd=lambda: Ends.groups.append("end"),
     )  # fmt: skip
     event = SimpleNamespace(ptr=0, done=False)
     cupy, inner = ModuleType("cupy"), ModuleType("cupy.cuda")
@@ -145,6 +148,18 @@ def test_nccl_gets_counts_and_types(nccl):
     ]  # fmt: skip
     assert ranks.arguments("all_reduce", 1, 2, (3, 3), bfloat16, 0)[3] == 9
     assert ranks.arguments("all_gather", 1, 2, (3, 3), np.dtype("int16"), 0) == (2, 1, 6, 1)  # as bytes
+
+
+def test_lists_are_one_group_of_nccl(nccl):
+    """Also where one of them fails: a group that is left open would hold all that follow."""
+    module, _ = nccl
+    ranks = module.communicator(0)
+    Ends.groups.clear()
+    ranks.together([lambda n=n: Ends.groups.append(n) for n in range(2)])
+    assert Ends.groups == ["start", 0, 1, "end"]
+    with pytest.raises(ZeroDivisionError):
+        ranks.together([lambda: 1 // 0])
+    assert Ends.groups[-2:] == ["start", "end"]
 
 
 @pytest.mark.parametrize("dtype", ["int16", "bool"])

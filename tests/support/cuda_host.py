@@ -144,6 +144,13 @@ class Host:
 
         return run
 
+    def together(self, collectives: Sequence[Run]) -> Run:
+        def run() -> None:
+            for collective in collectives:
+                collective()
+
+        return run
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         raise NotOnHost(f"a choice of {', '.join(names)} needs a GPU")
 

@@ -21,6 +21,7 @@ class ValueBuffers:
     results   (buffer, name): temporary values that are copied to persistables at the end
     apart     buffers, by name, that hold what a step writes until it is known that the run has no fault
     views     by the value whose memory they show
+    in_pieces names of the Scope's arrays that are updated piece by piece before they are gathered: shards.py
     """
 
     schedule: Schedule
@@ -29,6 +30,7 @@ class ValueBuffers:
     results: list[tuple[Buffer, str]] = field(default_factory=list)
     apart: dict[str, Buffer] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
+    in_pieces: set[str] = field(default_factory=set)
 
     def lay(self, index: int, buffer: Buffer) -> None:
         """Let a value, and those that show its memory, lie in another buffer."""
@@ -42,7 +44,10 @@ class ValueBuffers:
         Not where no kernel has `reported`, nor will one `later`, nor for kernels that look (trait `guarded`) in place.
         """
         read = {id(self.buffers[i]) for i in step.read}
-        stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
+        stored = [
+            (i, name) for i, name in step.stored
+            if self.buffers[i] is self.outside[name] and name not in self.in_pieces
+        ]  # fmt: skip
         guarded = "guarded" in step.op.opdef.traits and all(id(self.buffers[i]) in read for i, _ in stored)
         apart = later or any(name in self.apart for _, name in stored)
         if (guarded and not later) or not stored or not (reported or apart):

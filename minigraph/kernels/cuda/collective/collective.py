@@ -37,6 +37,25 @@ class Collective(Call):
         return runtime.collective(self.kind, out.address, x.address, (out.size, x.size), x.dtype, self.root)
 
 
+@dataclass(slots=True)
+class Together(Call):
+    """Collectives of one kind on several buffers, which NCCL moves in one group."""
+
+    kind: str
+    outs: list[Buffer]
+    xs: list[Buffer]
+    ordered: ClassVar[bool] = True
+
+    def title(self) -> str:
+        return f"{self.kind} {sum(x.nbytes for x in self.xs)} bytes of {len(self.xs)} arrays"
+
+    def bound(self, runtime: Primitives) -> Run:
+        return runtime.together([
+            runtime.collective(self.kind, out.address, x.address, (out.size, x.size), x.dtype, 0)
+            for out, x in zip(self.outs, self.xs, strict=True)
+        ])  # fmt: skip
+
+
 def _record(binder: Binder, kind: str, ins: Slots, outs: Slots, root: int = 0) -> None:
     if ins["X"].nbytes:
         binder.calls.append(Collective(kind, outs["Out"], ins["X"], root))
