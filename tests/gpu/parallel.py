@@ -41,7 +41,8 @@ def trained(places: Any, every: bool = False, **flags: Any) -> dict[str, np.ndar
     return main.state_dict(scope=scope)
 
 
-def _as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
+def as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
+    """So many GPUs train as one CPU does."""
     wanted = trained([mg.CPUPlace()])
     found = trained([mg.CUDAPlace(i) for i in range(ranks)], **flags)
     tolerance = 1e-5 if "all_reduce_dtype" in flags else 1e-10
@@ -82,9 +83,9 @@ def checks() -> Iterator[Check]:
     for title, flags in FLAGS.items():
         for ranks in (n for n in (1, 2) if n == 1 or n <= gpus):
             name = f"parallel/{ranks} rank{'s' * (ranks > 1)}, {title}"
-            yield Check(name, lambda ranks=ranks, flags=flags: _as_one_rank(ranks, flags), alone=ranks > 1)
+            yield Check(name, lambda ranks=ranks, flags=flags: as_one_rank(ranks, flags), alone=ranks > 1)
     if gpus >= 4:
-        yield Check("parallel/4 ranks, pieces", lambda: _as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
+        yield Check("parallel/4 ranks, pieces", lambda: as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
     if gpus >= 2:
         yield Check("parallel/a rank that fails is named", _a_failing_rank_is_named, alone=True)
     yield Check("parallel/one GPU twice is refused", _one_gpu_twice_is_refused)

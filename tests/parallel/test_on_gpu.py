@@ -14,12 +14,15 @@ import minigraph as mg
 from minigraph import cuda, static
 from minigraph.errors import DTypeError
 from minigraph.kernels.cuda.collective.collective import Collective, Together
-from minigraph.kernels.groups import RankError
+from minigraph.kernels.cuda.record.buffer import owner, root_and_offset
+from minigraph.kernels.cuda.record.calls import Copy
+from minigraph.kernels.groups import Group, RankError, acting
 from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, bfloat16, float64
+from tests.gpu.parallel import FLAGS, as_one_rank
 from tests.support import cuda_host, gpu_stub
 from tests.support.parallel_training import batch, net
 
@@ -79,6 +82,39 @@ def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypat
     assert stub.captures
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("title", list(FLAGS))
+def test_two_gpus_train_as_one_cpu(title, monkeypatch):
+    """The checks of tests/gpu/parallel.py, which run over NCCL where there are GPUs."""
+    for name in ("why_not", "device_count", "runtime", "device_array"):
+        monkeypatch.setattr(cuda, name, getattr(cuda, name))
+    gpu_stub.install(2)
+    as_one_rank(2, FLAGS[title])
+
+
+def test_pieces_lie_in_the_arrays_of_the_scope():
+    """The second rank of two: its update writes into parameters, which NCCL gathers in place; odd sizes are copied."""
+
+    class Second(Group):
+        rank, size = 1, 2
+
+    main, _, loss = net(clip=False)
+    reduce_gradients(main, loss.name, 2)
+    share_updates(main, 2, ())
+    with acting(Second()):
+        program = static.CompiledProgram(main, static.BuildStrategy.all(verify="each_pass")).program_for([])
+        plan = bind_program(program, TYPES, [])
+    (gather,) = [call for call in plan.binder.calls if isinstance(call, Together) and call.kind == "all_gather"]
+    places = {}
+    for out, x in zip(gather.outs, gather.xs, strict=True):
+        name = next((n for n, b in plan.outside.items() if b is owner(x)), "")
+        places[name] = root_and_offset(x)[1]
+        assert not name or out is plan.outside[name]
+    assert places == {"": 0, "linear_0.w_0": 192, "linear_0.b_0": 32, "linear_2.w_0": 96}, "b of 3 cannot be cut so"
+    copies = [call for call in plan.binder.calls if isinstance(call, Copy)]
+    assert max(copy.source.nbytes for copy in copies) <= 24, "only of the array that cannot"
 
 
 # NCCL, as CuPy has it

@@ -147,8 +147,18 @@ def test_alone_everything_works():
     assert fleet.worker_num() == 1 and fleet.is_first_worker()
     assert not any(op.type.startswith("c_") for op in main.ops)
     np.testing.assert_array_equal(mg.distributed.all_reduce([1.0, 2.0]), [1.0, 2.0])
-    with pytest.raises(AttrError, match="no field 'sharding' here"):
-        fleet.DistributedStrategy().sharding = True
+    strategy = fleet.DistributedStrategy()
+    strategy.amp, strategy.fuse_grad_size_in_MB = False, 32  # as they are
+    assert strategy.sharding is False and not hasattr(strategy, "shard")
+    for name, value, instead in (
+        ("sharding", True, "ReduceStrategy.Reduce"), ("sharding_configs", {"stage": 2}, "ReduceStrategy.Reduce"),
+        ("fuse_grad_size_in_MB", 16, "BuildStrategy"), ("amp", True, "amp.decorate"), ("dgc", True, "not here"),
+        ("hybrid_configs", {}, "not here"), ("sync_nccl_allreduce", 1, "not here"),
+    ):  # fmt: skip
+        with pytest.raises(AttrError, match=rf"(?s)DistributedStrategy.{name} cannot be .*{instead}"):
+            setattr(strategy, name, value)
+    with pytest.raises(AttrError, match=r"(?s)no field 'shardin' here.*sharding"):
+        strategy.shardin = True
     with pytest.raises(AttrError, match="is_collective=True"):
         fleet.init(is_collective=False)
 
