@@ -21,8 +21,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "fuse_all_reduce_ops": (True, COMPILED.format("fuse_all_reduce_ops=...")),
     "fuse_grad_size_in_MB": (32, COMPILED.format("fuse_all_reduce_ops=True, fuse_grad_size_in_MB=...")),
     "fp16_allreduce": (False, COMPILED.format("fuse_all_reduce_ops=True, all_reduce_dtype='float16'")),
-    "sharding": (False, "static.CompiledProgram(main).with_data_parallel(loss.name, strategy) with"
-                 " strategy.reduce_strategy = static.BuildStrategy.ReduceStrategy.Reduce, instead of fleet's optimizer"),
+    "sharding": (False, "without fleet's optimizer: static.CompiledProgram(main).with_data_parallel(loss.name,"
+                 " strategy) where strategy.reduce_strategy is static.BuildStrategy.ReduceStrategy.Reduce"),
     "amp": (False, "static.amp.decorate(optimizer) before fleet.distributed_optimizer"),
     "recompute": (False, COMPILED.format("recompute=True")),
     "gradient_merge": (False, "incubate.optimizer.GradientMergeOptimizer(optimizer) before"
@@ -68,8 +68,8 @@ class DistributedStrategy:
             fits = name in FIELDS and type(value) is type(only) and value == only
             require(fits, f"DistributedStrategy.{name} cannot be {value!r}"[:200], AttrError, instead)
             return
-        require(name == "gradient_scale_configs", f"DistributedStrategy has no field {name!r} here", AttrError,
-                nearest(name, (*FIELDS, *CONFIGS, *self.__dict__)) or "fusions are fields of static.BuildStrategy")  # fmt: skip
+        hint = nearest(name, (*FIELDS, *CONFIGS, *self.__dict__)) or "fusions are fields of static.BuildStrategy"
+        require(name in self.__dict__, f"DistributedStrategy has no field {name!r} here", AttrError, hint)
         fits = isinstance(value, dict) and value.keys() == {"scale_strategy"} and value["scale_strategy"] in SCALES
         require(fits, f"{name} is {{'scale_strategy': one of {', '.join(SCALES)}}}, not {value!r}", AttrError)
         self.__dict__[name] = value

@@ -72,8 +72,12 @@ def share_updates(program: Program, ranks: int, fetches: Collection[str]) -> lis
 def _in_order(
     old: list[Operator], placed: dict[int, list[Operator]], gathered: dict[str, Operator]
 ) -> Iterator[Operator]:
-    """All operators; parameters are gathered where they are used again or at the end, so that updates can be joined."""
+    """All operators; parameters are gathered before they are used again, at the latest behind the last update.
+
+    So updates can be joined.
+    """
     waiting: dict[str, Operator] = {}
+    left = len(gathered)
     for op in old:
         for name in dict.fromkeys((*op.input_arg_names, *op.output_arg_names)):
             if name in waiting:
@@ -81,8 +85,10 @@ def _in_order(
         yield from placed.get(id(op), [op])
         if "optimizer" in op.opdef.traits and id(op) in placed:
             name = op.inputs["Param"][0].name
-            waiting[name] = gathered[name]
-    yield from waiting.values()
+            waiting[name], left = gathered[name], left - 1
+            if not left:
+                yield from waiting.values()
+                waiting = {}
 
 
 def _stays_whole(op: Operator) -> str | None:
