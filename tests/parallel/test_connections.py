@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from multiprocessing import connection
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +15,8 @@ from minigraph.errors import MinigraphError, ProgramError
 from minigraph.kernels.groups import RankError
 from minigraph.runtime.parallel import connections
 from minigraph.runtime.parallel.connections import ConnectedGroup, Meeting
+from tests.support.connected import ended, free_port, started
 from tests.support.parallel_training import trained
-
-HERE = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture
@@ -85,7 +74,7 @@ def failing(group, rank, act):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_goes_is_named_by_all(rank, meeting):
-    found = together(lambda group: failing(group, rank, lambda g: g.end()), meeting)
+    found = together(lambda group: failing(group, rank, lambda g: g.leave()), meeting)
     others = [found[r] for r in range(3) if r != rank]
     assert all(isinstance(e, RankError) and e.ranks == (rank,) for e in others), others
     assert all(f"rank {rank} ended" in str(e) for e in others)
@@ -105,9 +94,9 @@ def test_an_error_stays(meeting):
     def work(group):
         for _ in range(2):
             with pytest.raises(RankError, match="rank 1 ended"):
-                failing(group, 1, lambda g: g.end()) if group.problem is None else group.barrier()
+                failing(group, 1, lambda g: g.leave()) if group.problem is None else group.barrier()
 
-    assert together(lambda g: work(g) if g.rank == 0 else (g.barrier(), g.end()), meeting, ranks=2)[0] is None
+    assert together(lambda g: work(g) if g.rank == 0 else (g.barrier(), g.leave()), meeting, ranks=2)[0] is None
 
 
 # the meeting
@@ -180,33 +169,6 @@ def test_strangers_are_left_outside(meeting):
 
 
 # processes
-
-
-def started(ranks: int, what: str, folder: Path, paddle: bool = False) -> list[subprocess.Popen[str]]:
-    """tests/support/ranks.py in so many processes with what a launcher sets."""
-    port = free_port()
-    made = []
-    for rank in range(ranks):
-        ends = ",".join(f"127.0.0.1:{port + r}" for r in range(ranks))
-        own = (
-            {"PADDLE_TRAINER_ID": f"{rank}", "PADDLE_TRAINERS_NUM": f"{ranks}", "PADDLE_TRAINER_ENDPOINTS": ends}
-            if paddle else {"RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_RANK": f"{rank}",
-                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-        )  # fmt: skip
-        made.append(subprocess.Popen(
-            [sys.executable, "tests/support/ranks.py", what, str(folder)], cwd=HERE, text=True,
-            env={**os.environ, **own, "PYTHONPATH": str(HERE)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        ))  # fmt: skip
-    return made
-
-
-def ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
 
 
 @pytest.mark.parametrize("paddle", [False, True], ids=["torchrun", "paddle"])

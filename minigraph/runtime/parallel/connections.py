@@ -10,6 +10,7 @@ MPI is faster there.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -78,10 +79,14 @@ class ConnectedGroup(Group):
         came = self._guarded(lambda: self._serve(mine) if self.rank == 0 else self._ask(mine), label)
         return combine([_seen(x, own) for x in came])
 
-    def end(self, code: int = 1) -> None:
+    def leave(self) -> None:
         """Let the others see that this rank is gone."""
         for connection in self.ends.values():
             connection.close()
+
+    def end(self, code: int = 1) -> None:
+        """End this process at once, also where its GPU waits for another rank; the others see it."""
+        os._exit(code)
 
     def _serve(self, mine: Given) -> list[np.ndarray]:
         """Rank 0: what all ranks give to it, once each has what the others give."""
