@@ -17,7 +17,7 @@ help:
 	@echo "make demo      train the MLP on handwritten digits; report, plot and dumps go to out/"
 	@echo "make test      the whole test suite"
 	@echo "make kernels   every form of every CUDA kernel compiled for sm_80 and sm_90a, the ends of each for sm_89 and by"
-	@echo "               CUDA 12's compiler; and the long sweeps"
+	@echo "               CUDA 12's compiler; the long sweeps; and the wheel minigraph-kernels"
 	@echo "make test-gpu  all that needs a CUDA GPU; PYTHON must have minigraph's cuda12 or cuda13 extra"
 	@echo "make test-paddle  what is recorded from Paddle against Paddle; PYTHON must have the extras paddle and dev"
 	@echo "make lint      ruff"
@@ -43,6 +43,7 @@ kernels: $(DEV) $(CUDA12)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal -m "kernels or sweep"
 	OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= .venv-cuda12/bin/python -m pytest -n 2 --dist worksteal -m "" \
 	    -k kernels_compile_without_spills tests/kernels/test_cuda_compile.py
+	$(BIN)/python -m bench.shipped_kernels
 
 # The second line runs every kernel once under compute-sanitizer's four tools.
 test-gpu:

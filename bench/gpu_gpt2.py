@@ -10,8 +10,6 @@ processes with empty caches; after each row minigraph's profile by class.
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import signal
 import subprocess
@@ -27,13 +25,15 @@ from typing import Any
 
 from .gpt2 import Network, row
 from .gpt2_profile import ceilings, profiled
+from .gpu_report import end as close
+from .gpu_report import now, put, report_of, write
 from .gpu_steps_arms import Arm, Jax, Minigraph, Torch, timed
 from .gpu_steps_run import _agree, release
 from .gpu_timing import Gpu
-from .harness import RESULTS, no_gpu, summarized, versions
+from .harness import no_gpu, summarized
 from .turns import in_turns, without_rest
 
-ARM, WHOLE = 75.0, 440.0  # seconds
+ARM, WHOLE = 110.0, 440.0  # seconds
 TURN_MS = 250.0
 SIZES = {
     "gpt2_124m": ("GPT-2 124 M, batch 16 x 1024, bfloat16, AdamW", Network(12, 768, 12, 16)),
@@ -83,38 +83,26 @@ class GptBench:
     def run(self, peers: Sequence[str], rounds: int, command: str, only: str = "") -> None:
         """Measure, print, write bench/results/gpu_gpt2.json after each part."""
         gpu, end = Gpu(), time.perf_counter() + WHOLE
-        report: dict[str, Any] = {
-            "bench": self.name, "title": self.title, "command": command,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "gpu": gpu.facts(),
-            "versions": versions(), "rounds": rounds, "first_step_seconds": {}, "rows": [],
-        }  # fmt: skip
-        path = RESULTS / f"{self.name}.json"
-
-        def keep() -> None:
-            RESULTS.mkdir(exist_ok=True)
-            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-        wanted = [name for name in SIZES if only in name]
+        report: dict[str, Any] = {"first_step_seconds": {}} | report_of(self, gpu, command, rounds, only)
+        keep = partial(write, report)
         if not only or only == "first":
             for title, seconds in first_steps(peers):
                 report["first_step_seconds"][title] = seconds
                 keep()
-        for name in wanted:
-            report["rows"].append({"name": name, "title": SIZES[name][0]})
-            measured(report["rows"][-1], name, peers, rounds, gpu, end, keep)
+        for name in (name for name in SIZES if only in name):
+            found = {"name": name, "title": SIZES[name][0], "date": now()}
+            put(report["rows"], found)
+            measured(found, name, peers, rounds, gpu, end, keep)
             keep()
             release()
-        report["versions"] = versions()
-        keep()
-        print(table(report))
-        print(f"written to {path}")
+        close(report, table)
 
 
 BENCH = GptBench()
 
 
 def measured(
-    found: dict[str, Any], name: str, peers: Sequence[str], rounds: int, gpu: Any, end: float, keep: Callable[[], None]
+    found: dict[str, Any], name: str, peers: Sequence[str], rounds: int, gpu: Any, end: float, keep: Callable[[], Any]
 ) -> None:  # fmt: skip
     """Fill in one row: losses, times, tokens, peaks, the profile."""
     network, made = SIZES[name][1], dict[str, Arm]()

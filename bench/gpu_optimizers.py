@@ -74,7 +74,7 @@ CASES = (
 
 
 def _written(torch: Any, params: Any, **how: Any) -> Any:
-    """The rule of WrittenUpdate, as calls on lists."""
+    """The rule of WrittenUpdate, as calls on lists; for PyTorch's compiler, which cannot build these, as a loop."""
     grads, moments = [p.grad for p in params], [torch.zeros_like(p) for p in params]
 
     @torch.no_grad()
@@ -87,7 +87,14 @@ def _written(torch: Any, params: Any, **how: Any) -> Any:
         torch._foreach_add_(moments, grads, alpha=0.01)
         torch._foreach_add_(params, u, alpha=-1e-3)
 
-    return step
+    @torch.no_grad()
+    def loop() -> None:
+        for p, g, m in zip(params, grads, moments, strict=True):
+            u = torch.sign(m * 0.9 + g * 0.1) + p * 0.01
+            m.copy_(m * 0.99 + g * 0.01)
+            p.sub_(u * 1e-3)
+
+    return step if how.get("foreach", True) else loop
 
 
 WRITTEN = (
@@ -181,15 +188,15 @@ def measured_written(gpu: Gpu, torch: Any, case: UpdateCase, rounds: int, compil
     if not apart < 1e-5:
         raise ArithmeticError(f"fused differs from the operators one by one by {apart:.2g} after one step")
     failed: dict[str, str] = {}
-    for name in ("torch foreach", "torch compiled") if torch is not None else ():
+    for name in ("torch foreach", "torch compiled", "torch compiled loop") if torch is not None else ():
         if name == "torch foreach" or compiled:
             try:
                 with torch.cuda.stream(torch.cuda.ExternalStream(gpu.stream.ptr)):
                     params = [torch.from_dlpack(p).clone() for p, _ in values]
                     for p, (_, grad) in zip(params, values, strict=True):
                         p.grad = torch.from_dlpack(grad).clone()
-                    step = case.torch(torch, params)
-                    step = torch.compile(step) if name == "torch compiled" else step
+                    step = case.torch(torch, params, foreach=name != "torch compiled loop")
+                    step = step if name == "torch foreach" else torch.compile(step)
                     start = time.perf_counter()
                     step()
                     torch.cuda.synchronize()
@@ -330,6 +337,7 @@ def report_table(report: Mapping[str, Any]) -> str:
             launches = r["launches"].get(name, "")
             share = 100 * floor / t
             lines.append(f"  {name:18} {t:9.4f} ms {launches:>6} launches {share:6.1f} % {t / ms['fused']:7.2f}")
+        lines += [f"  {name:18} failed: {reason[:90]}" for name, reason in r.get("failed_arms", {}).items()]
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ Task = tuple[Row, Callable[[], Row]]  # what names a row where it cannot be meas
 
 def report_of(bench: Any, gpu: Any, command: str, rounds: int, only: str = "") -> dict[str, Any]:
     """What every report says besides its rows, which are none yet; of a run of some rows the report as it was."""
-    run = {"command": command, "date": _now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds}
+    run = {"command": command, "date": now(), "gpu": gpu.facts(), "versions": versions(), "rounds": rounds}
     before = _read(bench.name) if only else {}
     if before.get("gpu", {}).get("name") == run["gpu"]["name"]:
         return before | {"again": [*before.get("again", []), run]}
@@ -30,14 +30,14 @@ def report_of(bench: Any, gpu: Any, command: str, rounds: int, only: str = "") -
 def measure(report: dict[str, Any], tasks: Iterable[Task], gpu: Any, torch: Any) -> None:
     """Add the rows; each is written when it is there, since a run may be cut off."""
     for named, task in tasks:
-        start = _now()
+        start = now()
         try:
             row = task()
         except Exception as problem:  # one row must not cost the others; it stands in the table
             row = {**named, "failed": f"{type(problem).__name__}: {problem}"[:400]}
-        _put(report["rows"], row | {"date": start})
+        put(report["rows"], row | {"date": start})
         gpu.release(torch)
-        _write(report)
+        write(report)
 
 
 def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **facts: Any) -> None:
@@ -45,19 +45,19 @@ def end(report: dict[str, Any], table: Callable[[Mapping[str, Any]], str], **fac
     run = report["again"][-1] if "again" in report else report
     run["versions"] = versions()  # arms import packages
     report |= {name: fact for name, fact in facts.items() if fact or name not in report}
-    path = _write(report)
+    path = write(report)
     print(table(report))
     print(f"written to {path}")
 
 
-def _put(rows: list[Row], row: Row) -> None:
-    """In place of the row of the same name, else at the end."""
+def put(rows: list[Row], row: Row) -> None:
+    """Add a row: in place of the row of the same name, else at the end."""
     named = [tuple(r.get(key) for key in NAMES) for r in (*rows, row)]
     place = named.index(named[-1])
     rows[place : place + 1] = [row]
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -66,7 +66,8 @@ def _read(name: str) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
-def _write(report: Mapping[str, Any]) -> Any:
+def write(report: Mapping[str, Any]) -> Any:
+    """Write bench/results/<its bench>.json, and give the path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{report['bench']}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,49 @@ def norm(array: Any) -> float:
     return float(np.linalg.norm(np.asarray(array, np.float64)))
 
 
+class Built(NamedTuple):
+    """A row's programs; `grads` where nothing trains, else an optimizer."""
+
+    main: Any
+    startup: Any
+    parameters: Sequence[Any]
+    loss: Any
+    grads: Sequence[Any]
+    optimizer: Any
+
+
+def built(mg: Any, row: Row, drop: float) -> Built:
+    """A row's programs; needs no GPU."""
+    mg.enable_static()
+    mg.set_default_dtype(row.dtype)
+    mg.cuda.set_float32_matmul_precision("high")
+    main, startup = mg.static.Program(row.name), mg.static.Program()
+    main.random_seed = startup.random_seed = 7
+    grads, optimizer = [], None
+    with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
+        first = cast(row.batch(np.random.default_rng(0)), mg.types.as_dtype(row.dtype))
+        data = {k: mg.static.data(k, list(a.shape), a.dtype.name) for k, a in first.items()}
+        for name in row.wrt:
+            data[name].stop_gradient = False
+        loss = row.static(mg, data, drop)
+        parameters = main.all_parameters()
+        if row.trains:
+            optimizer = mg.optimizer.AdamW(RATE, *BETAS, epsilon=EPSILON, weight_decay=DECAY)
+            optimizer = mg.static.amp.decorate(optimizer, **row.amp) if row.amp else optimizer
+            optimizer.minimize(loss)
+        else:
+            grads = mg.static.gradients([loss], [*parameters, *(data[name] for name in row.wrt)])
+            for v in (loss, *grads):
+                v.persistable = True  # the Scope keeps it, as peers keep a tensor: nothing of it is dead code
+    mg.set_default_dtype("float32")
+    return Built(main, startup, parameters, loss, grads, optimizer)
+
+
+def cast(batch: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
+    """The batch with its numbers in `dtype`; ids stay."""
+    return {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in batch.items()}
+
+
 class Minigraph(Arm):
     """`flags` for the BuildStrategy, None for a Program as it is."""
 
@@ -48,31 +91,9 @@ class Minigraph(Arm):
         self.most_live, self.Life = memory.most_live, memory.Life
         self.lives = importlib.import_module("minigraph.runtime.cuda.order").lives
         self.every_call = importlib.import_module("minigraph.kernels.cuda.record.call").every_call
-        mg.enable_static()
-        mg.set_default_dtype(row.dtype)
-        mg.cuda.set_float32_matmul_precision("high")
-        main, startup = mg.static.Program(row.name), mg.static.Program()
-        main.random_seed = startup.random_seed = 7
+        main, startup, parameters, self.loss, self.grads, optimizer = built(mg, row, drop)
         dtype = mg.types.as_dtype(row.dtype)
-        batches = [
-            {k: a.astype(dtype) if a.dtype.kind == "f" else a for k, a in b.items()} for b in row.batches()
-        ]
-        with mg.static.program_guard(main, startup), mg.base.unique_name.guard():
-            data = {k: mg.static.data(k, list(a.shape), a.dtype.name) for k, a in batches[0].items()}
-            for name in row.wrt:
-                data[name].stop_gradient = False
-            self.loss = row.static(mg, data, drop)
-            parameters = main.all_parameters()
-            if row.trains:
-                optimizer = mg.optimizer.AdamW(RATE, *BETAS, epsilon=EPSILON, weight_decay=DECAY)
-                optimizer = mg.static.amp.decorate(optimizer, **row.amp) if row.amp else optimizer
-                optimizer.minimize(self.loss)
-            else:
-                inputs = [*parameters, *(data[name] for name in row.wrt)]
-                self.grads = mg.static.gradients([self.loss], inputs)
-                for v in (self.loss, *self.grads):
-                    v.persistable = True  # the Scope keeps it, as peers keep a tensor: nothing of it is dead code
-        mg.set_default_dtype("float32")
+        batches = [cast(b, dtype) for b in row.batches()]
         self.runtime = mg.cuda.runtime(mg.CUDAPlace(0))
         self.exe, self.scope, self.row = mg.static.Executor(mg.CUDAPlace(0)), mg.static.Scope(), row
         self.exe.run(startup, scope=self.scope)

@@ -20,7 +20,7 @@ PACKAGES = (
     "numpy", "numba", "networkx", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "nvmath-python", "nvidia-cuda-nvrtc",
     "nvidia-cublas",
 )  # fmt: skip
-NAMES = "info demo launch dump explain report summary diff profile verify bench error cache completion"
+NAMES = "info demo launch dump explain report summary diff compile profile verify bench error cache completion"
 SHELLS = {
     "bash": f'complete -o default -W "{NAMES}" minigraph',
     "zsh": f'autoload -U bashcompinit && bashcompinit && complete -o default -W "{NAMES}" minigraph',

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minigraph.errors import MinigraphError, call_site
+from minigraph.kernels.cuda.record.cards import CARDS
 from minigraph.runtime.version import VERSION
 
 from . import demo, launch, machine, runs, views
@@ -29,6 +30,7 @@ SOURCES: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "summary": (views.summary, "operators with types, parameters, FLOPs and bytes"),
     "report": (views.report, "one HTML page about the compilation"),
     "verify": (views.verify, "run each pass in float64 on made-up numbers and compare"),
+    "compile": (views.compile, "the CUDA kernels of a step, before it runs and without a GPU"),
     "profile": (runs.profile, "times per operator, line or layer"),
     "bench": (runs.bench, "the time of a step without and with the rewrites"),
 }
@@ -59,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     own["dump"].add_argument("--dot", action="store_true", help="Graphviz' language")
     own["report"].add_argument("--out", default="report.html", help="the file (report.html)")
     own["report"].add_argument("--profile", type=_count, metavar="STEPS", help="run so many steps and show their times")
+    own["compile"].add_argument("--gpu", default="", help=f"{', '.join(CARDS)}; this machine's, else h200")
+    own["compile"].add_argument("--out", help="a folder to be taken elsewhere, whose name is minigraph_kernels there")
     own["summary"].add_argument("--after", action="store_true", help="of the rewritten program")
     own["profile"].add_argument("--by", default="operator", choices=("operator", "type", "line", "layer"))
     own["profile"].add_argument("--trace", help="a file for Perfetto")

@@ -1,15 +1,19 @@
-"""Commands that look at a program: dump, explain, diff, summary, report, verify."""
+"""Commands that look at a program: dump, explain, diff, summary, report, verify; compile makes its kernels."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from typing import Any
 
+from minigraph.compiler.compiler import CompiledProgram
 from minigraph.errors import VerifyError
 from minigraph.ir.diff import diff as program_diff
 from minigraph.ir.diff import first_difference
 from minigraph.ir.dot import to_dot
-from minigraph.program import Program
+from minigraph.kernels.cuda.record.compile import CACHE
+from minigraph.program import Program, default_startup_program
+from minigraph.runtime.kernel_list import KernelList
+from minigraph.types import CUDAPlace
 
 from .runs import profiled
 from .subject import subject
@@ -74,6 +78,20 @@ def summary(options: Namespace) -> tuple[dict[str, Any], str]:
     ]  # fmt: skip
     totals = {"operators": len(rows), "parameters": made.parameters, "flops": made.flops, "bytes": made.nbytes}
     return {"program": program.name, "rows": rows, "totals": totals}, str(made)
+
+
+def compile(options: Namespace) -> tuple[dict[str, Any], str]:
+    """Compile the CUDA kernels of a step, and of the start-up program, for a GPU that need not be there."""
+    found, started = subject(options), default_startup_program()
+    place = found.place if isinstance(found.place, CUDAPlace) else CUDAPlace(0)
+    lists = [found.compiled().kernels(found.feed, found.fetches, place, options.gpu)]
+    if started.ops:
+        lists.append(CompiledProgram(started).kernels(place=place, gpu=options.gpu))
+    made = KernelList(kernel for one in lists for kernel in one)
+    count = made.compile(options.out)
+    arch = made[0].arch if made else ""
+    data = {"kernels": count, "calls": len(made), "arch": arch, "folder": str(options.out or CACHE)}
+    return data, f"{count} kernels for {arch} in {data['folder']}"
 
 
 def report(options: Namespace) -> tuple[dict[str, Any], str]:

@@ -182,13 +182,15 @@ class CompiledProgram(NotPickled):
         with without_collection():
             return memory_report(*self._as_run(feed, fetch_list, place), ranks=self._ranks)
 
-    def kernels(self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None) -> KernelList:
+    def kernels(
+        self, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None, gpu: str = ""
+    ) -> KernelList:
         """What a run gives to the GPU, call by call: name, grid, bytes, operators, user's line, source; print it.
 
-        The arguments are those of memory_report; a PlaceError for a CPU.
+        As for memory_report, a PlaceError for a CPU; `gpu` names one that need not be there ("h200", "a100").
         """
         program, types, fetches, at, options = self._as_run(feed, fetch_list, place)
-        return kernels_of(backend_of(at), program, types, fetches, options)
+        return kernels_of(backend_of(at), program, types, fetches, options, gpu)
 
     def report(
         self, path: str | Path, feed: Mapping[Any, Any] | None = None, fetch_list: Any = None, place: Any = None,
@@ -223,8 +225,7 @@ class CompiledProgram(NotPickled):
         check_updates(updates, self._program)
         fetches = tuple(self._program.global_block().var(name).name for name in names)
         program = self.program_for(fetches, updates or False)
-        types = feed_types(program, {} if feed is None else feed)
-        options = flags.applied(self.options, flags.values)
+        types, options = feed_types(program, feed or {}), flags.applied(self.options, flags.values)
         return program, types, fetches, PLANS_FOR if place is None else place, options
 
     def _latest_or_new(self) -> _Compilation:

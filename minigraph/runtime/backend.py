@@ -104,7 +104,9 @@ class Backend(Protocol):
         ...
 
     def kernels(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
-    ) -> KernelList:
-        """The calls of a run; the device need not be there. A PlaceError where a run has none."""
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions,
+        gpu: str = "",
+    ) -> KernelList:  # fmt: skip
+        """The calls of a run, on the GPU of that name if one is given; it need not be there. A PlaceError where a run
+        has none, or no such GPU is known."""
         ...

@@ -12,10 +12,11 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from minigraph.errors import KernelError, require
-from minigraph.kernels.cuda.record.compile import ptx_of
+from minigraph.kernels.cuda.record.compile import compile_all, ptx_of, ship
 from minigraph.program import Operator, Program
 from minigraph.program.text.dot_text import quoted
 from minigraph.types import TensorType
@@ -41,6 +42,7 @@ class Kernel:
     source    CUDA C++ as NVRTC gets it, "" where there is none
     arch      the GPU for which it was planned, "sm_90a"
     part      the piece or block whose plan it is of; "" where a program is not cut by branches and loops
+    others    sources of kernels that the call launches besides
     """
 
     name: str
@@ -52,6 +54,7 @@ class Kernel:
     source: str
     arch: str
     part: str = ""
+    others: tuple[str, ...] = ()
 
     def ptx(self) -> str:
         """PTX that NVRTC makes of `source`; a KernelError where there is none."""
@@ -93,6 +96,21 @@ class KernelList(tuple[Kernel, ...]):
         """The calls of operators of these types."""
         return KernelList(k for k in self if k.op is not None and k.op.type in types)
 
+    def compile(self, folder: str | Path | None = None) -> int:
+        """Compile all kernels of ours, several at a time; how many there are.
+
+        They stay on this machine's disk, where runs look for them. In `folder` they can be taken elsewhere: runs look
+        into a package of the name minigraph_kernels, too. A KernelError says why nothing could be written.
+        """
+        found = dict.fromkeys((k.arch, source) for k in self for source in (k.source, *k.others) if source)
+        for arch in dict.fromkeys(arch for arch, _ in found):
+            sources = [source for at, source in found if at == arch]
+            try:
+                compile_all(sources, arch) if folder is None else ship(sources, arch, Path(folder))
+            except OSError as why:
+                raise KernelError(f"no kernels could be written to {folder}: {why}") from why
+        return len(found)
+
     def to_dot(self) -> str:
         """A drawing in DOT: a box for each call, in order, and an ellipse for each parameter that an operator updates.
 
@@ -116,11 +134,11 @@ class KernelList(tuple[Kernel, ...]):
 
 
 def kernels_of(
-    backend: Any, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: Any
+    backend: Any, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: Any, gpu: str = ""
 ) -> KernelList:
     """The calls of all plans of a program at a backend; those whose sizes a run decides are left out."""
     return KernelList(
         replace(kernel, part=part.title)
         for part in ahead(program, feeds, fetches) if not part.unknown
-        for kernel in backend.kernels(part.program, part.feeds, part.fetches, options)
+        for kernel in backend.kernels(part.program, part.feeds, part.fetches, options, gpu)
     )  # fmt: skip

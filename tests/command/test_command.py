@@ -126,6 +126,15 @@ def test_saved_programs_are_shown_and_run(saved, capsys, tmp_path):
     assert (tmp_path / "r.html").stat().st_size == data["bytes"]
 
 
+def test_kernels_are_compiled_before_a_gpu_is_there(script, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setattr(compiled_kernels, "CACHE", tmp_path / "cache")
+    folder = tmp_path / "minigraph_kernels"
+    data, _ = answered(capsys, "compile", script, "--gpu", "a100", "--out", str(folder))
+    assert data["arch"] == "sm_80" and data["folder"] == str(folder) and data["calls"] > data["kernels"] > 3
+    assert len(list(folder.glob("*.cubin"))) == len(list(folder.glob("*.log"))) == data["kernels"]
+
+
 def test_dumps_are_texts_of_each_step(script, capsys, tmp_path):
     assert main(["dump", script, "--step", "0"]) == 0
     before = capsys.readouterr().out

@@ -114,3 +114,23 @@ def test_a_drawing_has_the_calls_of_an_operator_and_its_parameters():
     owners = {op.inputs["Param"][0].name: f"call{i}" for i, op in enumerate(k.op for k in updates)}
     assert all(f'  "parameter {name}" -> {call};' in lines for name, call in owners.items())
     assert kernels.of("no such operator").to_dot().count("shape=") == 0
+
+
+def test_kernels_for_a_gpu_that_is_not_there(mlp):
+    main, loss = mlp
+    kernels = compiled(main, True).kernels(SHAPES, [loss], gpu="a100")
+    assert {k.arch for k in kernels} == {"sm_80"}
+    with pytest.raises(PlaceError, match=r"GPU 'h20' does not exist[^?]*did you mean 'h200'"):
+        compiled(main, True).kernels(SHAPES, [loss], gpu="h20")
+
+
+
+def test_kernels_are_compiled_into_a_folder(mlp, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    main, loss = mlp
+    kernels = compiled(main, False).kernels(SHAPES, [loss], gpu="a100").of("gelu", "softmax_with_cross_entropy")
+    count = kernels.compile(tmp_path / "minigraph_kernels")
+    assert count == len({k.source for k in kernels}) == len(list(tmp_path.rglob("*.cubin"))) == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(KernelError, match=r"no kernels could be written to .*file: "):
+        kernels.compile(tmp_path / "file")

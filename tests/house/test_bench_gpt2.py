@@ -43,7 +43,7 @@ def stub(monkeypatch, tmp_path):
     for name in ("why_not", "device_count", "runtime", "device_array"):
         monkeypatch.setattr(cuda, name, getattr(cuda, name))  # put back afterwards
     monkeypatch.setattr(gpu_gpt2, "Gpu", Card)
-    monkeypatch.setattr(gpu_gpt2, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.gpu_report.RESULTS", tmp_path)
     monkeypatch.setattr(gpu_gpt2, "SIZES", {"tiny": ("a tiny one", TINY)})
     monkeypatch.setattr(gpu_gpt2, "ceilings", lambda arm, gpu: gpt2_profile.ceilings(arm, gpu, n=256))
     monkeypatch.setattr(gpu_gpt2, "first_steps", lambda peers: [("minigraph", 1.5), ("jax", "no such module")])

@@ -115,3 +115,41 @@ def test_without_a_home_nothing_is_kept(compiled, monkeypatch):
     monkeypatch.setattr(compile.Path, "home", unknown)
     monkeypatch.setattr(compile, "CACHE", compile._home() / ".cache")
     assert compile.compile_source(SOURCE).path.parent.name.startswith("minigraph-")
+
+
+@pytest.fixture
+def shipped(compiled, own_folder, monkeypatch, tmp_path):
+    """A folder of kernels that were compiled elsewhere; the cache of this machine is empty."""
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "there")
+    assert compile.ship([SOURCE], "sm_90a", tmp_path / compile.SHIPPED) == 1
+    monkeypatch.setattr(compile, "CACHE", tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compile, "_shipped", cache(compile._shipped.__wrapped__))
+    compiled.clear()
+    return tmp_path / compile.SHIPPED
+
+
+def test_a_shipped_kernel_is_not_compiled(compiled, shipped, monkeypatch):
+    major = compile.nvrtc().nvrtcVersion()[1]
+    newer = type("Newer", (), {"nvrtcVersion": staticmethod(lambda: (0, major, 99))})
+    monkeypatch.setattr(compile, "nvrtc", lambda: newer)
+    found = compile.compile_source(SOURCE)
+    assert found.path.parent == shipped and found.waits_first and not compiled
+    assert compile.compile_all([SOURCE], "sm_90a") == 0 and not compile.CACHE.exists()
+
+
+def test_what_was_not_shipped_is_compiled(compiled, shipped, monkeypatch):
+    other = f"{SOURCE} // another"
+    assert compile.compile_source(other).path.parent == compile.CACHE
+    assert compile.compile_source(SOURCE, "sm_80").path.parent == compile.CACHE
+    assert len(compiled) == 2
+    major = compile.nvrtc().nvrtcVersion()[1]
+    own = compile.nvrtc()
+    monkeypatch.setattr(own, "nvrtcVersion", lambda: (0, major + 1, 0))
+    assert compile.compile_source(SOURCE).path.parent == compile.CACHE, "machine code of another major version of CUDA"
+
+
+def test_a_shipped_kernel_that_was_damaged_is_compiled(compiled, shipped):
+    (path,) = shipped.glob("*.cubin")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert compile.compile_source(SOURCE).path.parent == compile.CACHE and len(compiled) == 1

@@ -9,6 +9,7 @@ import minigraph as mg
 from bench import changing_shapes
 from minigraph.kernels.cuda.record.binder import Device
 from minigraph.kernels.cuda.tensor_cores import hopper
+from minigraph.runtime import kernel_list
 from minigraph.runtime.sizes import Siblings, likely
 from minigraph.types import TensorType, float32, int64
 from tests.support import gpu_stub
@@ -58,6 +59,27 @@ def test_after_three_sizes_nothing_is_compiled_but_for_a_few_narrow_bands(still,
         for n in sizes[4:]:
             step(n)
     assert still.compiled <= 0.05 * few
+
+
+@pytest.mark.parametrize("mode", ["auto", "paged"])
+def test_all_that_a_run_compiles_stands_in_its_list_of_kernels(still, monkeypatch, tmp_path, mode):
+    """So that a list's `compile()` leaves nothing to the first step; one call streams all states that are paged."""
+    listed = {}
+    monkeypatch.setattr(kernel_list, "ship", lambda sources, arch, folder: listed.update({arch: set(sources)}))
+    mg.set_float32_matmul_precision("high")
+    x, y = mg.static.data("x", [None, 64, 768]), mg.static.data("y", [None, 64, 1], "int64")
+    h = mg.nn.functional.gelu(mg.nn.Linear(768, 3072)(mg.nn.LayerNorm(768)(x)))
+    loss = mg.nn.functional.cross_entropy(mg.nn.Linear(3072, 768)(h), y)
+    mg.optimizer.AdamW(1e-3).minimize(loss)
+    strategy = mg.static.BuildStrategy.all(multi_tensor_mode=mode)
+    step = mg.static.CompiledProgram(mg.static.default_main_program(), strategy)
+    feed = {"x": np.ones((4, 64, 768), np.float32), "y": np.zeros((4, 64, 1), np.int64)}
+    exe = mg.static.Executor(mg.CUDAPlace(0))
+    exe.run(mg.static.default_startup_program())
+    before = set(still.known)
+    exe.run(step, feed, [loss])
+    count = step.kernels(feed, [loss]).compile(tmp_path)
+    assert listed == {"sm_90a": {source for source, _ in still.known - before}} and count == len(listed["sm_90a"])
 
 
 def test_how_many_threads_share_a_row_is_no_text_of_a_kernel(still):

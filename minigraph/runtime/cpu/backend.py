@@ -66,8 +66,9 @@ class CPUBackend:
         return PlannedMemory(residents, nbytes, lambda at: (steps[at].op,) if 0 <= at < len(steps) else ())
 
     def kernels(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
-    ) -> KernelList:
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions,
+        gpu: str = "",
+    ) -> KernelList:  # fmt: skip
         """There are none."""
         raise NO_KERNEL("a run on a CPU launches no kernels", hint="ask for a GPU, which need not be there")
 

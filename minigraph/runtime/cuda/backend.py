@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minigraph import cuda
+from minigraph.errors import raise_unknown
+from minigraph.errors.kinds import PLACE
+from minigraph.kernels.cuda.record.binder import Device
 from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.cards import CARDS
 from minigraph.program import Operator, Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.backend import PlannedMemory, Resident
@@ -54,16 +58,20 @@ class CUDABackend:
         return planned_memory(self._bound(program, feeds, fetches, options))
 
     def kernels(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
-    ) -> KernelList:
-        """The calls of a CudaPlan's run, for an H200 where this GPU is not there."""
-        return kernel_list(self._bound(program, feeds, fetches, options))
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions,
+        gpu: str = "",
+    ) -> KernelList:  # fmt: skip
+        """The calls of a CudaPlan's run: for `gpu` of CARDS, for this GPU, or for an H200 where it is not there."""
+        if gpu and gpu not in CARDS:
+            raise_unknown("GPU", gpu, CARDS, PLACE)
+        return kernel_list(self._bound(program, feeds, fetches, options, CARDS.get(gpu)))
 
     def _bound(
-        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions
-    ) -> BoundProgram:
-        facts: dict[str, Any] = {"options": options, "tf32": self.settings()}
-        if cuda.is_available() and self.place.device_id < cuda.device_count():
+        self, program: Program, feeds: Mapping[str, TensorType], fetches: Sequence[str], options: RunOptions,
+        device: Device | None = None,
+    ) -> BoundProgram:  # fmt: skip
+        facts: dict[str, Any] = {"options": options, "tf32": self.settings(), "device": device}
+        if device is None and cuda.is_available() and self.place.device_id < cuda.device_count():
             runtime = cuda.runtime(self.place)
             facts |= {"device": runtime.device, "settling": runtime.settling(facts["tf32"], options.autotune)}
         return bind_program(program, feeds, fetches, **facts)

@@ -1,8 +1,9 @@
 """CUDA C++ -> cubin by NVRTC. Works on a machine without a GPU; results are kept on disk.
 
-They lie in CACHE; where that cannot be written or is full, in a folder of the process, which goes with it. From compute
-capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it
-while they end (device/programmatic_launch.py).
+They lie in CACHE; where that cannot be written or is full, in a folder of the process, which goes with it. A package
+called SHIPPED may bring some: a folder that `minigraph compile --out` wrote, where Python finds packages. From compute
+capability 9.0 on every kernel begins with a wait for those before it: a graph may launch it while they end
+(device/programmatic_launch.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ def _home() -> Path:
 
 
 CACHE = _home() / ".cache" / "minigraph" / "kernels"
+SHIPPED = "minigraph_kernels"
 THREADS = 8  # that compile at the same time
 KEPT = 1024  # texts that may be asked for again: layers share them, and each has many kilobytes
 KERNEL = re.compile(r"__global__[^{;]*\{")  # what stands before the first statement of one
@@ -78,21 +81,43 @@ def _full_source(name: str, defines: tuple[tuple[str, str], ...]) -> str:
 def compile_source(source: str, arch: str = "sm_90a") -> Cubin:
     """The cubin of `source`, from disk if it was made before; a RuntimeError holds NVRTC's log."""
     source = _waiting(source, arch)
-    key = _key(source, arch)
-    return _known(key) or _made(_writable(CACHE), key, source, arch)
+    return _known(source, arch) or _made(_writable(CACHE), _key(source, arch), source, arch)
 
 
-def _key(source: str, arch: str) -> str:
+def _key(source: str, arch: str, shipped: bool = False) -> str:
+    """The name of a kernel's files; shipped ones serve every NVRTC of a major version, as drivers do."""
     _, major, minor = nvrtc().nvrtcVersion()
-    return hashlib.sha256("\0".join((source, arch, *OPTIONS, f"{major}.{minor}")).encode()).hexdigest()
+    version = f"{major}" if shipped else f"{major}.{minor}"
+    return hashlib.sha256("\0".join((source, arch, *OPTIONS, version)).encode()).hexdigest()
 
 
-def _known(key: str) -> Cubin | None:
-    """What was compiled before."""
+def _known(source: str, arch: str) -> Cubin | None:
+    """What was compiled before, here or by who shipped it."""
+    key = _key(source, arch)
     cubin = _found(CACHE, key)
     if cubin is None and _own_folder.cache_info().currsize:  # the folder could not be written, or was full
         cubin = _found(Path(_own_folder().name), key)
+    for folder in _shipped() if cubin is None else ():
+        cubin = cubin or _found(folder, _key(source, arch, shipped=True))
     return cubin
+
+
+@cache
+def _shipped() -> tuple[Path, ...]:
+    """The folders of the package SHIPPED; it is found, not imported."""
+    spec = find_spec(SHIPPED)
+    return tuple(map(Path, spec.submodule_search_locations or ())) if spec is not None else ()
+
+
+def ship(sources: Iterable[str], arch: str, folder: Path) -> int:
+    """Write the machine code of `sources` into `folder`, to be shipped; how many kernels."""
+    wanted = list(dict.fromkeys(sources))
+    compile_all(wanted, arch)
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in wanted:
+        cubin = compile_source(source, arch)
+        _kept(folder, _key(_waiting(source, arch), arch, shipped=True), cubin.path.read_bytes(), cubin.log)
+    return len(wanted)
 
 
 def _found(folder: Path, key: str) -> Cubin | None:
@@ -146,7 +171,7 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 
 def compile_all(sources: Iterable[str], arch: str) -> int:
     """Bring the cubins of several sources to the disk, several at a time; how many were not there."""
-    left = [s for s in dict.fromkeys(sources) if _known(_key(_waiting(s, arch), arch)) is None]
+    left = [s for s in dict.fromkeys(sources) if _known(_waiting(s, arch), arch) is None]
     count = len(left)
     if not left:
         return 0

@@ -40,10 +40,11 @@ def listed(call: Call, op: Operator | None, arch: str) -> Kernel:
     """A call as lists show it."""
     parts = {(id(root), offset, b.nbytes) for b in call.operands for root, offset in [root_and_offset(b)]}
     nbytes = sum(size for _, _, size in parts)
-    source = next((source for source, _ in call.kernels()), "")
+    source, *others = [source for source, _ in call.kernels()] or [""]
     return Kernel(
-        call.title(), getattr(call, "grid", None), getattr(call, "block", None), nbytes, op, _members(op), source, arch
-    )
+        call.title(), getattr(call, "grid", None), getattr(call, "block", None), nbytes, op, _members(op), source, arch,
+        others=tuple(others),
+    )  # fmt: skip
 
 
 def _members(op: Operator | None) -> tuple[str, ...]:
