@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minigraph.errors import ProgramError, require
-from minigraph.runtime.parallel.connections import Meeting
+from minigraph.runtime.parallel.meeting import Meeting
 
 
 class World(NamedTuple):

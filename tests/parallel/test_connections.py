@@ -14,7 +14,8 @@ import pytest
 from minigraph.errors import MinigraphError, ProgramError
 from minigraph.kernels.groups import RankError
 from minigraph.runtime.parallel import connections
-from minigraph.runtime.parallel.connections import ConnectedGroup, Meeting
+from minigraph.runtime.parallel.connections import ConnectedGroup
+from minigraph.runtime.parallel.meeting import Meeting
 from tests.support.connected import ended, free_port, started
 from tests.support.parallel_training import trained
 

@@ -1,7 +1,7 @@
 """bind_program: a Schedule bound to recorded GPU calls and laid out in memory. Needs no GPU.
 
     Schedule
-      -> values.py     a Buffer for each value; which of them the Scope owns; pieces of these: shards.py
+      -> values.py     a Buffer for each value; which of them the Scope owns; pieces: gpu_pieces.py
       -> recording.py  the calls of each step, by bind functions of kernels/cuda
       -> guards.py     which calls leave the Scope alone after a fault
       -> staging.py    what travels between host and GPU in one copy
@@ -25,6 +25,7 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.runtime.memory import Life
 from minigraph.runtime.options import DEFAULT, RunOptions
+from minigraph.runtime.parallel.gpu_pieces import lay_pieces
 from minigraph.runtime.schedule import Schedule
 from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
@@ -35,7 +36,6 @@ from .guards import check_guards, tell_guards
 from .joins import candidates, joins
 from .placement import Units, place, streams_of, units_of
 from .recording import record
-from .shards import lay_pieces
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
 from .values import constant_steps, value_buffers

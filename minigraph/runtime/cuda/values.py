@@ -21,7 +21,7 @@ class ValueBuffers:
     results   (buffer, name): temporary values that are copied to persistables at the end
     apart     buffers, by name, that hold what a step writes until it is known that the run has no fault
     views     by the value whose memory they show
-    in_pieces names of the Scope's arrays that are updated piece by piece before they are gathered: shards.py
+    in_pieces names of the Scope's arrays that are updated piece by piece before they are gathered: gpu_pieces.py
     """
 
     schedule: Schedule

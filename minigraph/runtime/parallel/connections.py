@@ -18,31 +18,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minigraph.errors import ProgramError
 from minigraph.kernels.groups import Group, Pieces, RankError
-from minigraph.runtime.version import VERSION
 
+from .meeting import (
+    ENDED,
+    Meeting,
+    Who,
+    head_of,
+    multiprocessing_connection,
+    reach,
+    say,
+    wait_for_all,
+    why,
+)
 from .threads import TIMEOUT
 
-LONGEST = 1 << 20  # bytes of a message that says what follows
-LOOK, RETRY = 1.0, 0.1  # seconds between two looks at who is missing, between two tries to reach rank 0
+LOOK = 1.0  # seconds between two looks at who is missing
 GRACE = 5.0  # seconds beyond the timeout for which a rank waits for rank 0's word on who is missing
-ENDED = "see what that rank said; start all of them again from a checkpoint"
-UNREACHED = "MASTER_ADDR and MASTER_PORT are those of rank 0 on every host, and its port is open to them"
-
-
-class Meeting(NamedTuple):
-    """Where rank 0 waits for the others.
-
-    key   what every process of the group knows and no other
-    """
-
-    host: str
-    port: int
-    key: bytes
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 class Given(NamedTuple):
@@ -67,8 +59,9 @@ class ConnectedGroup(Group):
         self.problem: RankError | None = None
         self._stirred = time.monotonic()  # when something last came or went
         self.ends: dict[int, Any] = {}  # connections by the rank behind them: rank 0 has all, others have its own
-        begin = self._listen if rank == 0 else self._reach
-        self._guarded(lambda: begin(meeting), f"the meeting at {meeting}")
+        who = Who(rank, size, timeout, self._stir)
+        meet = reach if rank else wait_for_all
+        self.ends = self._guarded(lambda: meet(meeting, who), f"the meeting at {meeting}")
 
     def exchange(self, pieces: Pieces, combine: Callable[[list[np.ndarray]], Any], label: str) -> Any:
         """Bytes of arrays in C order; what comes has this rank's shape, or is flat where it cannot."""
@@ -101,7 +94,7 @@ class ConnectedGroup(Group):
             try:
                 self._send(rank, Given("", [*range(self.size)], [given[r].for_rank(rank) for r in range(self.size)]))
             except OSError as problem:
-                raise self._failed([rank], f"rank {rank} ended in {mine.label}{_why(problem)}", ENDED) from None
+                raise self._failed([rank], f"rank {rank} ended in {mine.label}{why(problem)}", ENDED) from None
         return [given[r].for_rank(0) for r in range(self.size)]
 
     def _collected(self, label: str) -> dict[int, Given]:
@@ -110,13 +103,13 @@ class ConnectedGroup(Group):
         due = time.monotonic() + self.timeout
         while len(given) < len(self.ends):
             missing = [r for r in self.ends if r not in given]
-            ready = _multiprocessing().wait([self.ends[r] for r in missing], LOOK)
+            ready = multiprocessing_connection().wait([self.ends[r] for r in missing], LOOK)
             for connection in ready:
                 rank = ranks[id(connection)]
                 try:
                     given[rank] = self._received(rank)
                 except (EOFError, OSError, ValueError, KeyError, TypeError) as problem:
-                    raise self._failed([rank], f"rank {rank} ended before {label}{_why(problem)}", ENDED) from None
+                    raise self._failed([rank], f"rank {rank} ended before {label}{why(problem)}", ENDED) from None
             if not ready and time.monotonic() > due:
                 named = ", ".join(f"rank {r}" for r in missing)
                 raise self._failed(
@@ -124,13 +117,13 @@ class ConnectedGroup(Group):
                     "it died, hangs, or is slower than that",
                 )  # fmt: skip
             for rank in given if not ready else ():
-                self._say(rank, {"kind": "wait"})
+                say(self.ends[rank], {"kind": "wait"})
         return given
 
     def _failed(self, ranks: Sequence[int], fact: str, hint: str) -> RankError:
         """The error of a rank, which all others get, too."""
         for rank in self.ends:
-            self._say(rank, {"kind": "fail", "ranks": [*ranks], "fact": fact, "hint": hint})
+            say(self.ends[rank], {"kind": "fail", "ranks": [*ranks], "fact": fact, "hint": hint})
         return RankError(ranks, fact, hint)
 
     def _ask(self, mine: Given) -> list[np.ndarray]:
@@ -139,7 +132,7 @@ class ConnectedGroup(Group):
             self._send(0, mine)
             return self._received(0).parts
         except (EOFError, OSError, ValueError, KeyError, TypeError) as problem:
-            raise RankError([0], f"rank 0 ended before {mine.label}{_why(problem)}", ENDED) from None
+            raise RankError([0], f"rank 0 ended before {mine.label}{why(problem)}", ENDED) from None
 
     def _send(self, rank: int, given: Given) -> None:
         head = {"kind": "pieces", "label": given.label, "to": given.to, "sizes": [p.nbytes for p in given.parts]}
@@ -159,18 +152,15 @@ class ConnectedGroup(Group):
         except OSError:
             return False
 
-    def _say(self, rank: int, head: dict[str, Any]) -> None:
-        try:
-            self.ends[rank].send_bytes(json.dumps(head).encode())
-        except OSError:  # it is gone, which the next exchange shows
-            return
+    def _stir(self) -> None:
+        self._stirred = time.monotonic()
 
     def _received(self, rank: int) -> Given:
         """What a rank gives; a RankError where it says that another one is gone."""
         end = self.ends[rank]
         while True:
-            head = _head(end)
-            self._stirred = time.monotonic()
+            head = head_of(end)
+            self._stir()
             if head["kind"] == "fail":
                 raise RankError([int(r) for r in head["ranks"]], str(head["fact"]), str(head["hint"]))
             if head["kind"] == "pieces":
@@ -208,95 +198,6 @@ class ConnectedGroup(Group):
             raise found[0]
         return found[0]
 
-    # meeting
-
-    def _listen(self, meeting: Meeting) -> None:
-        """Rank 0: wait for the others."""
-        connections = _multiprocessing()
-        try:
-            listener = connections.Listener((meeting.host, meeting.port), backlog=self.size, authkey=meeting.key)
-        except OSError as problem:
-            raise ProgramError(
-                f"rank 0 cannot wait for the others at {meeting}: {problem.strerror or problem}",
-                hint="another process has this port, or the address is another host's: set MASTER_ADDR and MASTER_PORT",
-            ) from None
-        refused: list[str] = []
-        ready = threading.Event()
-        admit = threading.Thread(target=self._admit, args=(listener, refused, ready), daemon=True)
-        admit.start()
-        due = time.monotonic() + self.timeout
-        while not ready.wait(RETRY) and time.monotonic() < due:
-            self._stirred = time.monotonic()
-        if refused:
-            raise self._failed([], refused[0], "start all ranks by one launcher, from one installation")
-        missing = [r for r in range(1, self.size) if r not in self.ends]
-        if missing:
-            named = ", ".join(f"rank {r}" for r in missing)
-            raise self._failed(missing, f"{named} did not come to {meeting} within {self.timeout:g} s", UNREACHED)
-        for rank in self.ends:
-            self._say(rank, {"kind": "welcome"})
-
-    def _admit(self, listener: Any, refused: list[str], ready: threading.Event) -> None:
-        """Take in the ranks that know the key, until all are there or one is not what it should be."""
-        strangers = _multiprocessing().AuthenticationError, EOFError, OSError, ValueError, KeyError, TypeError
-        while len(self.ends) < self.size - 1 and not refused:
-            try:
-                end = listener.accept()
-                head = _head(end)
-                rank, size, version = int(head["rank"]), int(head["size"]), str(head["version"])
-            except strangers:
-                continue
-            if version != str(VERSION):
-                refused.append(f"minigraph of rank 0 is {VERSION}, that of rank {rank} {version}")
-            elif size != self.size or not 0 < rank < size:
-                refused.append(f"a process says that it is rank {rank} of {size}, rank 0 knows of {self.size} ranks")
-            elif rank in self.ends:
-                refused.append(f"two processes say that they are rank {rank}")
-            if refused:
-                end.send_bytes(json.dumps({"kind": "fail", "ranks": [rank], "fact": refused[0], "hint": ""}).encode())
-            else:
-                self.ends[rank] = end
-        listener.close()
-        ready.set()
-
-    def _reach(self, meeting: Meeting) -> None:
-        """Another rank: find rank 0, which may begin later."""
-        connections, due, last = _multiprocessing(), time.monotonic() + self.timeout, "it does not answer"
-        while 0 not in self.ends:
-            if time.monotonic() > due:
-                fact = f"rank {self.rank} cannot reach rank 0 at {meeting} within {self.timeout:g} s: {last}"
-                raise RankError([0], fact, UNREACHED)
-            self._stirred = time.monotonic()
-            try:
-                self.ends[0] = connections.Client((meeting.host, meeting.port), authkey=meeting.key)
-            except connections.AuthenticationError:
-                raise ProgramError(
-                    f"the process at {meeting} has another key than rank {self.rank}",
-                    hint="it belongs to another run: give each run a port of its own, or all ranks one MINIGRAPH_KEY",
-                ) from None
-            except (OSError, EOFError) as problem:
-                last = str(problem) or type(problem).__name__
-                time.sleep(RETRY)
-        self._say(0, {"rank": self.rank, "size": self.size, "version": str(VERSION)})
-        try:
-            head = _head(self.ends[0])
-        except (EOFError, OSError, ValueError) as problem:
-            raise RankError([0], f"rank 0 at {meeting} ended before all had come{_why(problem)}", ENDED) from None
-        if head.get("kind") == "fail":
-            raise RankError([int(r) for r in head["ranks"]], str(head["fact"]), str(head["hint"]) or None)
-
-
-def _head(end: Any) -> dict[str, Any]:
-    """A message that says what follows."""
-    head = json.loads(end.recv_bytes(LONGEST))
-    if not isinstance(head, dict):
-        raise ValueError("no message of a rank")
-    return head
-
-
-def _why(problem: BaseException) -> str:
-    return f" ({problem})" if str(problem) else ""
-
 
 def _seen(received: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Bytes as an array of the type of `like`, and of its shape where it has as many."""
@@ -304,11 +205,4 @@ def _seen(received: np.ndarray, like: np.ndarray) -> np.ndarray:
     return array.reshape(like.shape) if array.size == like.size else array
 
 
-def _multiprocessing() -> Any:
-    """Python's multiprocessing.connection: Client, Listener, wait, and the error of one who has another key."""
-    from multiprocessing import connection
-
-    return connection
-
-
-__all__ = ["ConnectedGroup", "Meeting"]
+__all__ = ["ConnectedGroup"]

@@ -11,9 +11,8 @@ from __future__ import annotations
 from minigraph.kernels.cuda.record.views import PIECE
 from minigraph.kernels.groups import present
 from minigraph.kernels.pieces import piece_bounds, piece_size
+from minigraph.runtime.cuda.values import ValueBuffers
 from minigraph.runtime.schedule import Schedule
-
-from .values import ValueBuffers
 
 
 def lay_pieces(values: ValueBuffers, reports: int) -> None:
