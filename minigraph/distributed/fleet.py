@@ -14,11 +14,39 @@ from minigraph.program.reductions import reduce_gradients
 
 from .parallel import barrier, init_parallel_env
 
+COMPILED = "static.CompiledProgram(main, static.BuildStrategy({}))"
+NOT_HERE = "it is not here: remove it"
+# fields of Paddle's class: what they are here, and what a script says for another value
+FIELDS: dict[str, tuple[Any, str]] = {
+    "fuse_all_reduce_ops": (True, COMPILED.format("fuse_all_reduce_ops=...")),
+    "fuse_grad_size_in_MB": (32, COMPILED.format("fuse_all_reduce_ops=True, fuse_grad_size_in_MB=...")),
+    "fp16_allreduce": (False, COMPILED.format("fuse_all_reduce_ops=True, all_reduce_dtype='float16'")),
+    "sharding": (False, "without fleet's optimizer: static.CompiledProgram(main).with_data_parallel(loss.name,"
+                 " strategy) where strategy.reduce_strategy is static.BuildStrategy.ReduceStrategy.Reduce"),
+    "amp": (False, "static.amp.decorate(optimizer) before fleet.distributed_optimizer"),
+    "recompute": (False, COMPILED.format("recompute=True")),
+    "gradient_merge": (False, "incubate.optimizer.GradientMergeOptimizer(optimizer) before"
+                       " fleet.distributed_optimizer"),
+    "lamb": (False, "optimizer.Lamb"),
+    "build_strategy": (None, "static.CompiledProgram(main, build_strategy)"),
+    "find_unused_parameters": (False, "no flag is needed: a program says which parameters have gradients"),
+    "without_graph_optimization": (True, "static.CompiledProgram(main, static.BuildStrategy.all())"),
+    **dict.fromkeys(("sync_nccl_allreduce", "split_data"), (True, NOT_HERE)),
+    **dict.fromkeys(("nccl_comm_num", "hierarchical_allreduce_inter_nranks"), (1, NOT_HERE)),
+    **dict.fromkeys((
+        "a_sync", "lars", "dgc", "localsgd", "adaptive_localsgd", "pipeline", "tensor_parallel", "sync_batch_norm",
+        "use_hierarchical_allreduce", "heter_ccl_mode", "asp", "qat", "auto", "semi_auto", "elastic",
+    ), (False, NOT_HERE)),
+}  # fmt: skip
+CONFIGS = {f"{name}_configs": name for name in (
+    "sharding", "amp", "recompute", "gradient_merge", "lamb", "lars", "dgc", "localsgd", "adaptive_localsgd",
+    "pipeline", "tensor_parallel", "a_sync", "hybrid",
+)}  # fmt: skip
 SCALES = {"avg": "CoeffNumDevice", "sum": "One", "customized": "Customized"}
 
 
 class DistributedStrategy:
-    """What a script may choose; buckets are flags of BuildStrategy, for CompiledProgram(main, strategy).
+    """What a script may choose. Paddle's other fields have one value here; an error says what to write for another.
 
     gradient_scale_configs  {"scale_strategy": "avg"}: gradients are means over the ranks; "sum", or "customized", where
                             `<loss>@GRAD` is fed
@@ -29,13 +57,22 @@ class DistributedStrategy:
     def __init__(self) -> None:
         self.__dict__["gradient_scale_configs"] = {"scale_strategy": "avg"}
 
+    def __getattr__(self, name: str) -> Any:
+        if name in FIELDS:
+            return FIELDS[name][0]
+        raise AttributeError(f"DistributedStrategy has no field {name!r} here")
+
     def __setattr__(self, name: str, value: Any) -> None:
-        known = self.__dict__
-        require(name in known, f"DistributedStrategy has no field {name!r} here", AttrError,
-                nearest(name, known) or "fusions are fields of static.BuildStrategy")  # fmt: skip
+        if name in FIELDS or name in CONFIGS:
+            only, instead = FIELDS.get(CONFIGS.get(name, name), (None, NOT_HERE))
+            fits = name in FIELDS and type(value) is type(only) and value == only
+            require(fits, f"DistributedStrategy.{name} cannot be {value!r}"[:200], AttrError, instead)
+            return
+        hint = nearest(name, (*FIELDS, *CONFIGS, *self.__dict__)) or "fusions are fields of static.BuildStrategy"
+        require(name in self.__dict__, f"DistributedStrategy has no field {name!r} here", AttrError, hint)
         fits = isinstance(value, dict) and value.keys() == {"scale_strategy"} and value["scale_strategy"] in SCALES
         require(fits, f"{name} is {{'scale_strategy': one of {', '.join(SCALES)}}}, not {value!r}", AttrError)
-        known[name] = value
+        self.__dict__[name] = value
 
     @property
     def scale(self) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import ProgramError
 from minigraph.kernels.groups import Group, join, present
 from minigraph.program.scope import Scope, global_scope
+from minigraph.runtime.parallel.connections import ConnectedGroup
 from minigraph.runtime.parallel.in_pieces import make_whole
 from minigraph.runtime.parallel.mpi import MPIGroup, check_world, end_all_on_error
 from minigraph.runtime.parallel.threads import TIMEOUT
@@ -29,18 +29,20 @@ def init_parallel_env(timeout: float = TIMEOUT) -> ParallelEnv:
         return ParallelEnv()
     world = read_world()
     if world is not None and world.size > 1:
-        if not world.uses_mpi:
-            raise ProgramError(
-                f"rank {world.rank} of {world.size} was started by {world.launcher}, and ranks meet through MPI here",
-                hint=f"mpirun -n {world.size} python script.py, or python -m minigraph launch --nproc {world.size}"
-                " script.py",
-            )
-        group = MPIGroup(timeout)
-        check_world(group, world.rank, world.size)
+        group = _joined(world, timeout)
         end_all_on_error(group)
         join(group)
         _world = world
     return ParallelEnv()
+
+
+def _joined(world: World, timeout: float) -> MPIGroup | ConnectedGroup:
+    """The group of the processes that a launcher has started."""
+    if world.meeting is not None:
+        return ConnectedGroup(world.meeting, world.rank, world.size, timeout)
+    group = MPIGroup(timeout)
+    check_world(group, world.rank, world.size)
+    return group
 
 
 class ParallelEnv:

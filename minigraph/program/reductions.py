@@ -18,6 +18,7 @@ from .program import Program
 from .prune import seeds_loss
 from .variable import GRAD_SUFFIX, Variable
 
+REDUCE = ("c_allreduce_sum", "c_allreduce_coalesced", "c_reduce_shards")
 SCALES = ("CoeffNumDevice", "One", "Customized")
 
 
@@ -48,7 +49,7 @@ def reduce_gradients(program: Program, loss_name: str | None, ranks: int, scale:
 
 def is_reduction(op: Operator) -> bool:
     """Whether an operator is what `reduce_gradients` put in for a gradient, or what took its place."""
-    return op.type in ("c_allreduce_sum", "c_reduce_shards") and op.role == "backward" and op.forward is None
+    return op.type in REDUCE and op.role == "backward" and op.forward is None
 
 
 def is_collective(program: Program) -> bool:

@@ -8,7 +8,7 @@ taken of it. Source: Rajbhandari and others, ZeRO, arXiv:1910.02054.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from minigraph.errors import ProgramError, require
@@ -42,6 +42,7 @@ def share_updates(program: Program, ranks: int, fetches: Collection[str]) -> lis
             read[name] = read.get(name, 0) + 1
     reductions = {op.output_arg_names[0]: op for op in old if is_reduction(op)}
     placed: dict[int, list[Operator]] = {}  # what comes in the place of an operator
+    gathered: dict[str, Operator] = {}  # by parameter
     for op in old:
         if "optimizer" not in op.opdef.traits or op.role != "optimize":
             continue
@@ -61,10 +62,33 @@ def share_updates(program: Program, ranks: int, fetches: Collection[str]) -> lis
         if alone:
             placed[id(reduction)] = before
             before = []
-        placed[id(op)] = [*before, *own]
-    program.ops[:] = [each for op in old for each in placed.get(id(op), [op])]
+        *update, gathered[op.inputs["Param"][0].name] = own
+        placed[id(op)] = [*before, *update]
+    program.ops[:] = list(_in_order(old, placed, gathered))
     _drop_unused(program)
     return remarks
+
+
+def _in_order(
+    old: list[Operator], placed: dict[int, list[Operator]], gathered: dict[str, Operator]
+) -> Iterator[Operator]:
+    """All operators; parameters are gathered before they are used again, at the latest behind the last update.
+
+    So updates can be joined.
+    """
+    waiting: dict[str, Operator] = {}
+    left = len(gathered)
+    for op in old:
+        for name in dict.fromkeys((*op.input_arg_names, *op.output_arg_names)):
+            if name in waiting:
+                yield waiting.pop(name)
+        yield from placed.get(id(op), [op])
+        if "optimizer" in op.opdef.traits and id(op) in placed:
+            name = op.inputs["Param"][0].name
+            waiting[name], left = gathered[name], left - 1
+            if not left:
+                yield from waiting.values()
+                waiting = {}
 
 
 def _stays_whole(op: Operator) -> str | None:

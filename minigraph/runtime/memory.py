@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-ALIGNMENT = 256  # bytes; what vector accesses and matrix products like
+from minigraph.kernels.one_piece import rounded
+
 SMALL, ALL_SMALL = 64 << 10, 256 << 10  # bytes of a block, and of all of them, that need not share memory
 FEW, MANY = 512, 2048  # blocks up to which every way to place them is tried; that are placed one among all others
 
@@ -131,11 +132,6 @@ def peak(lives: Sequence[Life]) -> tuple[int, int]:
     return most, at
 
 
-def rounded(nbytes: int) -> int:
-    """The next multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
 class _FreeList:
     """Gaps as (offset, size), ordered by offset; `end` is where unused memory begins."""
 
@@ -168,15 +164,6 @@ class _FreeList:
             before = self.gaps.pop(i)
             offset, size = before[0], before[1] + size
         self.gaps.insert(i, (offset, size))
-
-
-def in_a_row(buffers: Iterable[Any]) -> tuple[list[tuple[Any, int]], int]:
-    """([(buffer, offset)], bytes in all), one behind the other."""
-    placed, end = [], 0
-    for b in buffers:
-        placed.append((b, end))
-        end += rounded(b.nbytes)
-    return placed, end
 
 
 def named(names: Sequence[str]) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +16,11 @@ import minigraph as mg
 from minigraph import cuda, static
 from minigraph.errors import PlaceError
 from tests.gpu.check import Check
+from tests.support.connected import ended, started
 from tests.support.parallel_training import batch, net
+from tests.support.parallel_training import trained as ranks_in_threads
 
-STEPS = 4
+STEPS, KILLS = 4, 20
 REDUCE = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce}
 FLAGS: dict[str, dict[str, Any]] = {
     "as it is": {"every": False},
@@ -41,7 +48,8 @@ def trained(places: Any, every: bool = False, **flags: Any) -> dict[str, np.ndar
     return main.state_dict(scope=scope)
 
 
-def _as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
+def as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
+    """So many GPUs train as one CPU does."""
     wanted = trained([mg.CPUPlace()])
     found = trained([mg.CUDAPlace(i) for i in range(ranks)], **flags)
     tolerance = 1e-5 if "all_reduce_dtype" in flags else 1e-10
@@ -67,6 +75,28 @@ def _a_failing_rank_is_named() -> None:
     exe.run(program, feed, [loss], scope=scope)
 
 
+def _processes_are_one_rank(what: str) -> None:
+    """A process for each of two GPUs, as torchrun starts them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for code, said in ended(started(2, what, Path(folder), device="gpu")):
+            assert code == 0, said
+        wanted = ranks_in_threads(2, steps=3, rows=6, every=what != "fleet")[1]
+        with np.load(Path(folder) / f"{what}.npz") as found:
+            for name, value in wanted.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def _killed(number: int) -> None:
+    """One of two processes is killed at a random step: the other ends with an error that names it."""
+    r = random.Random(number)
+    rank, step = r.randrange(2), r.randrange(3)
+    with tempfile.TemporaryDirectory() as folder:
+        found = ended(started(2, f"kill {rank} {step}", Path(folder), device="gpu"))
+    codes = [code for code, _ in found]
+    assert codes[rank] == -signal.SIGKILL and codes[1 - rank] == 1, found
+    assert f"rank {rank} ended" in found[1 - rank][1], found
+
+
 def _one_gpu_twice_is_refused() -> None:
     main, _, loss = net()
     try:
@@ -82,9 +112,14 @@ def checks() -> Iterator[Check]:
     for title, flags in FLAGS.items():
         for ranks in (n for n in (1, 2) if n == 1 or n <= gpus):
             name = f"parallel/{ranks} rank{'s' * (ranks > 1)}, {title}"
-            yield Check(name, lambda ranks=ranks, flags=flags: _as_one_rank(ranks, flags), alone=ranks > 1)
+            yield Check(name, lambda ranks=ranks, flags=flags: as_one_rank(ranks, flags), alone=ranks > 1)
+    if gpus >= 2 and "tests.support.gpu_stub" not in sys.modules:  # processes that have real GPUs
+        for what in ("fleet", "pieces"):
+            yield Check(f"parallel/2 processes, {what}", lambda what=what: _processes_are_one_rank(what), alone=True)
+        for number in range(KILLS):
+            yield Check(f"parallel/killed {number}", lambda number=number: _killed(number))
     if gpus >= 4:
-        yield Check("parallel/4 ranks, pieces", lambda: _as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
+        yield Check("parallel/4 ranks, pieces", lambda: as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
     if gpus >= 2:
         yield Check("parallel/a rank that fails is named", _a_failing_rank_is_named, alone=True)
     yield Check("parallel/one GPU twice is refused", _one_gpu_twice_is_refused)

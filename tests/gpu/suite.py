@@ -383,7 +383,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out = options.out or ROOT / ("out" if options.stub or options.only else "bench/results")
     if options.stub:
-        importlib.import_module("tests.support.gpu_stub").install()
+        importlib.import_module("tests.support.gpu_stub").install(2)
     if options.worker:
         work()
         return 0

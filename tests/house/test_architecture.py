@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "kernels": "errors types opdef",
     "kernels.cuda.record": "errors types",
     "kernels.cuda.device": "errors types kernels.peaks kernels.groups kernels.cuda.record",
-    "kernels.cuda.collective": "errors types kernels.groups kernels.pieces kernels.cuda.record",
+    "kernels.cuda.collective": "errors types kernels.groups kernels.one_piece kernels.pieces kernels.cuda.record"
+    " kernels.cuda.elementwise",
     "kernels.cuda.elementwise": "errors types kernels.cuda.record",
     "kernels.cuda.tensor_cores": "errors types kernels.cuda.record",
     "kernels.cuda.linalg": "errors types kernels.linalg kernels.cuda.record",
@@ -87,7 +88,8 @@ FOREIGN = {
 }
 # inside functions: networkx is half of the time to import, a CPU has no GPU packages, numba and onnx are optional
 LATE_IMPORTS = (
-    "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "minigraph.kernels.cuda.device.runtime",
+    "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "multiprocessing",
+    "minigraph.kernels.cuda.device.runtime",
     "minigraph.kernels.cpu.compiled",
 )  # fmt: skip
 
@@ -96,6 +98,7 @@ MOST_FILES = 20  # of code in one folder
 LOOSE = {"__init__.py", "__main__.py", "cuda.py", "regularizer.py", "types.py"}  # in no room
 MOST_FOREIGN_MODULES = 80  # that `import minigraph` loads besides its own and numpy; with networkx more than 300
 FORBIDDEN_MODULES = frozenset({"pickle", "marshal", "shelve", "subprocess", "ctypes", "socket", "multiprocessing"})
+CONNECTS = {"runtime/parallel/meeting.py", "runtime/parallel/connections.py"}  # bytes only
 STARTS_PROCESSES = {"command/launch.py"}  # a launcher: mpirun, a list of arguments, no shell
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "print", "breakpoint", "input", "__import__"})
 FORBIDDEN_ATTRIBUTES = {"os": {"environ", "getenv", "putenv", "system", "popen"}}
@@ -212,7 +215,8 @@ def foreign_problems(path: Path) -> Iterator[str]:
     for name, node in imports(path):
         top, line = name.split(".")[0], f"{short(path)}:{node.lineno}"
         if top in ("minigraph", "numpy") or top in sys.stdlib_module_names:
-            if top in FORBIDDEN_MODULES and not (top == "subprocess" and short(path) in STARTS_PROCESSES):
+            allowed = {"subprocess": STARTS_PROCESSES, "multiprocessing": CONNECTS}.get(top, ())
+            if top in FORBIDDEN_MODULES and short(path) not in allowed:
                 yield f"{line} imports {top}"
         elif top not in FOREIGN:
             yield f"{line} imports {top}, which is no dependency"
@@ -222,6 +226,13 @@ def foreign_problems(path: Path) -> Iterator[str]:
 
 def test_foreign_packages_stay_in_their_place():
     assert [problem for path in FILES for problem in foreign_problems(path)] == []
+
+
+def test_who_connects_processes_moves_bytes():
+    """Connections also send objects, which the other end would unpickle."""
+    for name in CONNECTS:
+        used = {node.attr for node in nodes(PACKAGE / name) if isinstance(node, ast.Attribute)}
+        assert used.isdisjoint({"send", "recv", "Pipe"}) and "send_bytes" in used
 
 
 def test_no_imports_inside_functions():

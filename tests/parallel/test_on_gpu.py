@@ -13,13 +13,16 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.errors import DTypeError
-from minigraph.kernels.cuda.collective.collective import Collective
-from minigraph.kernels.groups import RankError
+from minigraph.kernels.cuda.collective.collective import Collective, Together
+from minigraph.kernels.cuda.record.buffer import owner, root_and_offset
+from minigraph.kernels.cuda.record.calls import Copy
+from minigraph.kernels.groups import Group, RankError, acting
 from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.types import TensorType, bfloat16, float64
+from tests.gpu.parallel import FLAGS, as_one_rank
 from tests.support import cuda_host, gpu_stub
 from tests.support.parallel_training import batch, net
 
@@ -52,9 +55,9 @@ def test_pieces_are_read_and_written_where_arrays_lie():
     """Sizes that divide equally: NCCL is given arrays as they lie, one after the other in the order of backward."""
     program, _, loss = reduced(shares=True, clip=False)
     plan = bind_program(program.program_for([loss.name]), TYPES, [loss.name])
-    calls = [call for call in plan.binder.calls if isinstance(call, Collective)]
-    assert [call.kind for call in calls] == ["reduce_scatter"] * 4 + ["all_gather"] * 4
-    assert [call.x.nbytes for call in calls[:4]] == [24, 192, 64, 384], "no room for zeros behind them"
+    calls = [call for call in plan.binder.calls if isinstance(call, Together)]
+    assert [call.kind for call in calls] == ["reduce_scatter", "all_gather"]
+    assert [x.nbytes for x in calls[0].xs] == [24, 192, 64, 384], "no room for zeros behind them"
 
 
 @pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
@@ -79,11 +82,44 @@ def test_a_captured_step_with_collectives_trains_as_one_without(flags, monkeypat
         np.testing.assert_allclose(found[1][name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("title", list(FLAGS))
+def test_two_gpus_train_as_one_cpu(title, monkeypatch):
+    """The checks of tests/gpu/parallel.py, which run over NCCL where there are GPUs."""
+    gpu_stub.installed(monkeypatch, 2)
+    as_one_rank(2, FLAGS[title])
+
+
+def test_pieces_lie_in_the_arrays_of_the_scope():
+    """The second rank of two: its update writes into parameters, which NCCL gathers in place; odd sizes are copied."""
+
+    class Second(Group):
+        rank, size = 1, 2
+
+    main, _, loss = net(clip=False)
+    reduce_gradients(main, loss.name, 2)
+    share_updates(main, 2, ())
+    with acting(Second()):
+        program = static.CompiledProgram(main, static.BuildStrategy.all(verify="each_pass")).program_for([])
+        plan = bind_program(program, TYPES, [])
+    (gather,) = [call for call in plan.binder.calls if isinstance(call, Together) and call.kind == "all_gather"]
+    places = {}
+    for out, x in zip(gather.outs, gather.xs, strict=True):
+        name = next((n for n, b in plan.outside.items() if b is owner(x)), "")
+        places[name] = root_and_offset(x)[1]
+        assert not name or out is plan.outside[name]
+    assert places == {"": 0, "linear_0.w_0": 192, "linear_0.b_0": 32, "linear_2.w_0": 96}, "b of 3 cannot be cut so"
+    copies = [call for call in plan.binder.calls if isinstance(call, Copy)]
+    assert max(copy.source.nbytes for copy in copies) <= 24, "only of the array that cannot"
+
+
 # NCCL, as CuPy has it
 
 
 class Ends:
     """CuPy's NcclCommunicator as far as it is used."""
+
+    groups = []  # noqa: RUF012  (what all ends have done)
 
     def __init__(self, size, number, rank):
         self.made, self.calls, self.status, self.aborted = (size, number, rank), [], 0, False
@@ -105,6 +141,7 @@ def nccl(monkeypatch):
     fake = SimpleNamespace(
         **{f"NCCL_{name}": number for number, name in enumerate(names[:7])}, NCCL_SUM=0, NCCL_SUCCESS=0,
         NcclCommunicator=Ends, get_unique_id=lambda: (7,) * 128,
+        groupStart=lambda: Ends.groups.append("start"), groupEnd=lambda: Ends.groups.append("end"),
     )  # fmt: skip
     event = SimpleNamespace(ptr=0, done=False)
     cupy, inner = ModuleType("cupy"), ModuleType("cupy.cuda")
@@ -143,6 +180,18 @@ def test_nccl_gets_counts_and_types(nccl):
     ]  # fmt: skip
     assert ranks.arguments("all_reduce", 1, 2, (3, 3), bfloat16, 0)[3] == 9
     assert ranks.arguments("all_gather", 1, 2, (3, 3), np.dtype("int16"), 0) == (2, 1, 6, 1)  # as bytes
+
+
+def test_lists_are_one_group_of_nccl(nccl):
+    """Also where one of them fails: a group that is left open would hold all that follow."""
+    module, _ = nccl
+    ranks = module.communicator(0)
+    Ends.groups.clear()
+    ranks.together([lambda n=n: Ends.groups.append(n) for n in range(2)])
+    assert Ends.groups == ["start", 0, 1, "end"]
+    with pytest.raises(ZeroDivisionError):
+        ranks.together([lambda: 1 // 0])
+    assert Ends.groups[-2:] == ["start", "end"]
 
 
 @pytest.mark.parametrize("dtype", ["int16", "bool"])

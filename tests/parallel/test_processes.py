@@ -92,43 +92,51 @@ def test_nobody_waits_for_a_rank_that_was_killed_at_any_step(seed, tmp_path):
 
 # What launchers say
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+PADDLE = {
+    "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.1:6171",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
         ({}, None),
-        (TORCHRUN, ("torchrun", False, 1, 4, 0)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2"}, ("MPICH's mpirun", True, 2, 3, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("Open MPI's mpirun", True, 0, 2, 0)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, ("srun", True, 5, 8, 1)),
-        ({"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2"}, ("Paddle's launcher", False, 1, 2, 1)),
+        (TORCHRUN, ("torchrun", 1, 4, 0, "h:29500")),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, ("torchrun", 1, 4, 0, "h:29501")),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": ""}, ("torchrun", 0, 1, 0, "None")),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "2"}, ("MPICH's mpirun", 2, 3, 2, "None")),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("Open MPI's mpirun", 0, 2, 0, "None")),
+        (SRUN, ("srun", 5, 8, 1, "None")),
+        ({**SRUN, "MASTER_ADDR": "h", "MASTER_PORT": "7"}, ("srun", 5, 8, 1, "h:7")),
+        (PADDLE, ("Paddle's launcher", 1, 2, 1, "10.0.0.1:6170")),
     ],
 )
 def test_launchers_are_read(environment, found):
     world = read_world(environment)
-    assert (world if world is None else tuple(world)) == found
+    assert (world if world is None else (*world[:4], str(world.meeting))) == found
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("given", "changed", "said"),
     [
-        ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: ranks are 0 to 3"),
-        ({"RANK": "x"}, "RANK is 'x', not a number"),
-        ({"WORLD_SIZE": None}, "torchrun has not set WORLD_SIZE"),
+        (TORCHRUN, {"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: ranks are 0 to 3"),
+        (TORCHRUN, {"RANK": "x"}, "RANK is 'x', not a number"),
+        (TORCHRUN, {"WORLD_SIZE": None}, "torchrun has not set WORLD_SIZE"),
+        (TORCHRUN, {"MASTER_ADDR": None}, "torchrun has not set MASTER_ADDR"),
+        (TORCHRUN, {"MASTER_PORT": None}, "torchrun has not set MASTER_PORT"),
+        (TORCHRUN, {"MASTER_PORT": "70000"}, "MASTER_PORT has the port '70000'"),
+        (PADDLE, {"PADDLE_TRAINER_ENDPOINTS": None}, "Paddle's launcher has not set PADDLE_TRAINER_ENDPOINTS"),
+        (PADDLE, {"PADDLE_TRAINER_ENDPOINTS": "h:1"}, "names 1 processes, PADDLE_TRAINERS_NUM says 2"),
+        (PADDLE, {"PADDLE_CURRENT_ENDPOINT": "10.0.0.1:6170"}, "rank 1 of PADDLE_TRAINER_ENDPOINTS is '10.0.0.1:6171'"),
+        (PADDLE, {"PADDLE_TRAINER_ENDPOINTS": "h,g"}, "has the port 'h'"),
     ],
 )
-def test_bad_environments_are_refused(changed, said):
-    environment = {name: value for name, value in {**TORCHRUN, **changed}.items() if value is not None}
+def test_bad_environments_are_refused(given, changed, said):
+    environment = {name: value for name, value in {**given, **changed}.items() if value is not None}
     with pytest.raises(ProgramError, match=said):
         read_world(environment)
-
-
-def test_ranks_without_mpi_are_refused(monkeypatch):
-    monkeypatch.setattr("minigraph.distributed.parallel.read_world", lambda: read_world(TORCHRUN))
-    with pytest.raises(ProgramError, match=r"(?s)started by torchrun.*mpirun -n 4"):
-        mg.distributed.init_parallel_env()
 
 
 def test_alone_everything_works():
@@ -139,8 +147,18 @@ def test_alone_everything_works():
     assert fleet.worker_num() == 1 and fleet.is_first_worker()
     assert not any(op.type.startswith("c_") for op in main.ops)
     np.testing.assert_array_equal(mg.distributed.all_reduce([1.0, 2.0]), [1.0, 2.0])
-    with pytest.raises(AttrError, match="no field 'sharding' here"):
-        fleet.DistributedStrategy().sharding = True
+    strategy = fleet.DistributedStrategy()
+    strategy.amp, strategy.fuse_grad_size_in_MB = False, 32  # as they are
+    assert strategy.sharding is False and not hasattr(strategy, "shard")
+    for name, value, instead in (
+        ("sharding", True, "ReduceStrategy.Reduce"), ("sharding_configs", {"stage": 2}, "ReduceStrategy.Reduce"),
+        ("fuse_grad_size_in_MB", 16, "BuildStrategy"), ("amp", True, "amp.decorate"), ("dgc", True, "not here"),
+        ("hybrid_configs", {}, "not here"), ("sync_nccl_allreduce", 1, "not here"),
+    ):  # fmt: skip
+        with pytest.raises(AttrError, match=rf"(?s)DistributedStrategy.{name} cannot be .*{instead}"):
+            setattr(strategy, name, value)
+    with pytest.raises(AttrError, match=r"(?s)no field 'shardin' here.*sharding"):
+        strategy.shardin = True
     with pytest.raises(AttrError, match="is_collective=True"):
         fleet.init(is_collective=False)
 

@@ -12,9 +12,10 @@ import pytest
 import minigraph as mg
 from minigraph import static
 from minigraph.kernels.cores import text_of
+from minigraph.kernels.one_piece import ALIGNMENT
 from minigraph.runtime.cpu import memory
 from minigraph.runtime.cpu.memory import LARGE, PAGE, AddressRange
-from minigraph.runtime.memory import ALIGNMENT, Life
+from minigraph.runtime.memory import Life
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a range is reserved on Linux only")
 SIZES = (100, LARGE, 7, 0, 3 * LARGE + 1)

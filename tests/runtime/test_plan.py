@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.kernels.one_piece import rounded
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cpu import plan as plan_module
 from minigraph.runtime.executor import Executor
-from minigraph.runtime.memory import rounded
 from minigraph.runtime.schedule import Schedule
 from tests.support import opcheck
 from tests.support.grades import graded
@@ -182,8 +182,8 @@ def test_random_programs_equal_one_operator_after_the_other(seeds):
 
 
 def test_the_comparison_notices_a_buffer_that_is_freed_too_early(monkeypatch):
-    """With every value's life cut by one step, as an off-by-one in _assign_buffers would, it fails."""
-    assign = plan_module._assign_buffers
+    """With every value's life cut by one step, as an off-by-one in assign_buffers would, it fails."""
+    assign = plan_module.assign_buffers
 
     def too_early(values, steps, *others):
         kept = [v.last_use for v in values]
@@ -195,7 +195,7 @@ def test_the_comparison_notices_a_buffer_that_is_freed_too_early(monkeypatch):
             for v, last_use in zip(values, kept, strict=True):
                 v.last_use = last_use
 
-    monkeypatch.setattr(plan_module, "_assign_buffers", too_early)
+    monkeypatch.setattr(plan_module, "assign_buffers", too_early)
     with pytest.raises(AssertionError, match="seed"):
         check_all(range(20))
 

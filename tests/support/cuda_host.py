@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -144,6 +145,13 @@ class Host:
 
         return run
 
+    def together(self, collectives: Sequence[Run]) -> Run:
+        def run() -> None:
+            for collective in collectives:
+                collective()
+
+        return run
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         raise NotOnHost(f"a choice of {', '.join(names)} needs a GPU")
 
@@ -159,13 +167,17 @@ def seen(buffer: Buffer) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).view(buffer.dtype).reshape(buffer.shape)
 
 
+_one_kernel = threading.Lock()
+
+
 def launch(source: str, function: str, grid: Grid, block: Grid, args: tuple[Any, ...]) -> None:
     """Run a kernel, block by block."""
     held = [np.array([np.int64(v) if type(v) is int else v]) for v in args]
     pointers = (ctypes.c_void_p * len(held))(*[h.ctypes.data for h in held])
     entry = compiled(source, function)
     assert entry.parameters == len(held), f"{function} takes {entry.parameters} arguments"
-    entry.run(pointers, *grid, block[0])
+    with _one_kernel:  # blockIdx and the like are variables of this process
+        entry.run(pointers, *grid, block[0])
 
 
 class Entry(NamedTuple):

@@ -13,6 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -141,9 +142,10 @@ class StubRuntime:
     stream = Stream()
     variant = 0  # which one of a Choice runs, or the last one
     launcher = StubLauncher
-    turn = threading.RLock()  # there is one stream
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        self.device = replace(self.device, index=index)
+        self.turn = threading.RLock()  # there is one stream
         self.captures: list[list[Segment]] = []  # parts of the graphs that were made
         self.known: set[tuple[str, str]] = set()  # kernels that were compiled
         self.compiled = 0
@@ -152,6 +154,9 @@ class StubRuntime:
         if nbytes > LIMIT:
             raise MemoryError(f"the stub has {LIMIT} bytes")
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
+
+    def handed_over(self) -> None:
+        """Nobody has to watch: a group's own timeout does."""
 
     def give_back(self) -> None:
         """Nothing is kept."""
@@ -353,18 +358,18 @@ def _epilogue(call: Gemm, z: np.ndarray, a: np.ndarray, b: np.ndarray, real: np.
         z[...] = gelu(z, approximate=True)
 
 
-def install() -> StubRuntime:
-    """Let CUDAPlace(0) be this stub."""
-    made = StubRuntime()
+def install(gpus: int = 1) -> StubRuntime:
+    """Let CUDAPlace(0) and so on be stubs; the first of them."""
+    made = [StubRuntime(index) for index in range(gpus)]
     cuda.why_not = lambda: None
-    cuda.device_count = lambda: 1
-    cuda.runtime = lambda place: made
+    cuda.device_count = lambda: gpus
+    cuda.runtime = lambda place: made[place.device_id]
     cuda.device_array = lambda value: value if isinstance(value, StubArray) else None
-    return made
+    return made[0]
 
 
-def installed(monkeypatch: Any) -> StubRuntime:
+def installed(monkeypatch: Any, gpus: int = 1) -> StubRuntime:
     """Likewise for one test: minigraph.cuda is as it was afterwards."""
     for name in ("why_not", "device_count", "runtime", "device_array"):
         monkeypatch.setattr(cuda, name, getattr(cuda, name))
-    return install()
+    return install(gpus)

@@ -1,4 +1,5 @@
-"""What each rank of tests/parallel/test_processes.py runs: `python tests/support/ranks.py <what> <folder>`."""
+"""What each rank of tests/parallel/test_processes.py runs: `python tests/support/ranks.py <what> <folder>`
+[<device>]."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def rows_of(feed, rank, size):
     return {name: x[rank * own : (rank + 1) * own] for name, x in feed.items()}
 
 
-def train(what: str, folder: Path) -> None:
+def train(what: str, folder: Path, device: str = "cpu") -> None:
     """Three steps; all ranks compare parameters after each, rank 0 saves."""
     group = get_group()
     if what == "fleet":
@@ -34,7 +35,7 @@ def train(what: str, folder: Path) -> None:
         flags = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce} if what == "pieces" else {}
         program = static.CompiledProgram(main).with_data_parallel(loss.name, static.BuildStrategy.all(**flags))
     startup.random_seed = 3 + group.rank  # what rank 0 begins with counts
-    exe = static.Executor(mg.CPUPlace())
+    exe = static.Executor(mg.CUDAPlace(mg.distributed.ParallelEnv().local_rank) if device == "gpu" else mg.CPUPlace())
     exe.run(startup)
     for step in range(3):
         feed = rows_of(batch(step, 6), group.rank, group.size)
@@ -66,4 +67,4 @@ def train(what: str, folder: Path) -> None:
 if __name__ == "__main__":
     mg.distributed.init_parallel_env(timeout=60)
     for each in sys.argv[1].split(","):
-        train(each, Path(sys.argv[2]))
+        train(each, Path(sys.argv[2]), *sys.argv[3:])

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minigraph.kernels.groups import of_size, present
+from minigraph.kernels.one_piece import begin, in_one_piece
 from minigraph.kernels.pieces import piece, piece_size
+from minigraph.types import as_dtype
 
 
 def c_allreduce_sum(X: np.ndarray, *, out: tuple[Any, ...] | None = None) -> np.ndarray:
     """The sum over all ranks."""
     return present().all_reduce(X, out[0] if out else None)
+
+
+def c_allreduce_coalesced(
+    X: Sequence[np.ndarray], *, sent: str, out: tuple[Any, ...] | None = None
+) -> list[np.ndarray]:
+    """The sums over all ranks; nothing is copied where the arrays are updated in place and lie in one piece."""
+    made = list(out[0]) if out and out[0] is not None and all(to is not None for to in out[0]) else None
+    bucket = in_one_piece(made) if made else None
+    if bucket is None or made is None:
+        bucket = np.concatenate([x.reshape(-1) for x in X])
+        made = _cut(_summed(bucket, sent), [x.size for x in X])
+        return [to.reshape(x.shape) for to, x in zip(made, X, strict=True)]
+    for x, to in zip(X, made, strict=True):
+        if begin(x) != begin(to):
+            to[...] = x
+    _summed(bucket, sent)
+    return made
+
+
+def _summed(x: np.ndarray, sent: str) -> np.ndarray:
+    """x, which becomes the sum over all ranks."""
+    narrow = x if sent == "auto" else x.astype(as_dtype(sent))
+    present().all_reduce(narrow, narrow)
+    if narrow is not x:
+        x[...] = narrow
+    return x
 
 
 def c_reduce_sum(X: np.ndarray, *, root: int) -> np.ndarray:

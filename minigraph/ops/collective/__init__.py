@@ -1,3 +1,3 @@
 """Operators that all ranks of a group run together."""
 
-from . import coalesce, collective, shards  # noqa: F401
+from . import bucket, collective, shards  # noqa: F401

@@ -17,7 +17,7 @@ TRAITS = {"collective", "side_effect"}
 CPU, GPU = "minigraph.kernels.cpu.collectives", "collective.collective"
 
 
-@op(traits=TRAITS, inplace={"Out": "X"}, cpu=f"{CPU}:c_allreduce_sum", gpu=GPU)
+@op(traits=TRAITS | {"in_place"}, inplace={"Out": "X"}, cpu=f"{CPU}:c_allreduce_sum", gpu=GPU)
 def c_allreduce_sum(X, *, out=None):
     """The sum of X over all ranks, on each of them."""
     if not out:
@@ -28,7 +28,7 @@ def c_allreduce_sum(X, *, out=None):
 
 @c_allreduce_sum.infer
 def _(X):
-    _check_sum(X)
+    check_sum(X)
     return X
 
 
@@ -51,7 +51,7 @@ def c_reduce_sum(X, *, root: int = 0):
 
 @c_reduce_sum.infer
 def _(X, *, root):
-    _check_sum(X)
+    check_sum(X)
     return _of_root(X, root)
 
 
@@ -123,7 +123,7 @@ def c_reducescatter(X, *, nranks: int):
 
 @c_reducescatter.infer
 def _(X, *, nranks):
-    _check_sum(X)
+    check_sum(X)
     _check(X, nranks)
     size = X.shape[0]
     require(size % nranks == 0 or size == -1, f"the first axis of {X} cannot be cut into {nranks} equal parts")
@@ -141,7 +141,7 @@ def _(rng):
     yield (rng.normal(size=(2,)),), {"nranks": 1}
 
 
-def _check_sum(X):
+def check_sum(X):
     require(X.dtype not in (int16, bool_), f"ranks cannot add up {X.dtype}, NCCL has no sum of it", DTypeError,
             "cast X to int32")  # fmt: skip
 

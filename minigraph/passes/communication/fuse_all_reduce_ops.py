@@ -1,23 +1,22 @@
 """fuse_all_reduce_ops: gradients are reduced in buckets, not one by one.
 
-    a' = c_allreduce_sum(a), b' = c_allreduce_sum(b), ...
-        ->  bucket = coalesce(a, b, ...);  sum = c_allreduce_sum(bucket);  a', b', ... = coalesce_grad(sum)
+    a' = c_allreduce_sum(a), b' = c_allreduce_sum(b), ...  ->  a', b', ... = c_allreduce_coalesced(a, b, ...)
 
 A bucket takes reductions of one data type in the order in which backward computes their gradients, so that the last
 layer's travel while the others are computed, and ends where it has `size` megabytes, or where an update reads one of
 them. It stands behind the last of its gradients. All of this follows from the program, so it is the same on all ranks.
-Inside of a bucket the gradients lie in the order of the powers of two in their sizes: each begins at a multiple of
-what its own size is a multiple of, and kernels find them aligned.
+Plans lay the gradients of a bucket one behind the other in one piece of memory, in which they are computed, reduced
+and read: nothing is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from minigraph.ir.graph import Graph, OpNode, VarNode
+from minigraph.ir.graph import Graph, OpNode
 from minigraph.opdef import get_op
 from minigraph.passes.engine.log import Applied, PassReport
-from minigraph.types import TensorType, as_dtype
+from minigraph.types import as_dtype
 
 from .reductions import reductions
 from .shards import join_shards
@@ -37,7 +36,7 @@ def fuse_all_reduce_ops(
     for members in list(_buckets(graph, fuse_grad_size_in_MB * MEGABYTE, report)):
         narrow = all_reduce_dtype != "auto" and members[0].inputs["X"][0].dtype != as_dtype(all_reduce_dtype)
         if len(members) > 1 or narrow:
-            _join(graph, members, report, all_reduce_dtype if narrow else None)
+            _join(graph, members, report, all_reduce_dtype if narrow else "auto")
         else:
             report.refuse(RULE, members[0].label(), "it is a bucket by itself", members[0].site)
     join_shards(graph, report, fuse_grad_size_in_MB * MEGABYTE, all_reduce_dtype)
@@ -62,48 +61,18 @@ def _buckets(graph: Graph, most: float, report: PassReport) -> Iterator[list[OpN
     yield from open_buckets.values()
 
 
-def _join(graph: Graph, members: Sequence[OpNode], report: PassReport, sent: str | None) -> None:
+def _join(graph: Graph, members: Sequence[OpNode], report: PassReport, sent: str) -> None:
     """Put one reduction in the place of the last of these."""
-    last, old = members[-1], tuple(op.label() for op in members)
-    ordered = sorted(members, key=lambda op: -_power_of_two(op.inputs["X"][0].type.nbytes))
-    given, results = [op.inputs["X"][0] for op in ordered], [op.outputs["Out"][0] for op in ordered]
+    last, old, opdef = members[-1], tuple(op.label() for op in members), get_op("c_allreduce_coalesced")
+    given, results = [op.inputs["X"][0] for op in members], [op.outputs["Out"][0] for op in members]
     for op in members:
         graph.remove_op(op)
-    flat = TensorType((sum(v.type.size for v in given),), given[0].dtype)
-    value = _emit(graph, last, report, "coalesce", {"X": given}, flat)
-    if sent is not None:
-        narrow = flat.with_dtype(as_dtype(sent))
-        value = _emit(graph, last, report, "cast", {"X": [value]}, narrow, dtype=narrow.dtype)
-    value = _emit(graph, last, report, "c_allreduce_sum", {"X": [value]}, value.type)
-    if sent is not None:
-        value = _emit(graph, last, report, "cast", {"X": [value]}, flat, dtype=flat.dtype)
-    opdef = get_op("coalesce_grad")
     graph.add_op(
         OpNode(
-            opdef, {"X": given, "Out_grad": [value]}, {"X_grad": results}, {}, rank=(*last.rank, graph.ticket()),
-            role=last.role, site=last.site, scope_name=last.scope_name, rewriter=report.name,
+            opdef, {"X": given}, {"Out": results}, opdef.bind_attrs({"sent": sent}), role=last.role, site=last.site,
+            rank=(*last.rank, graph.ticket()), scope_name=last.scope_name, rewriter=report.name,
         )
     )  # fmt: skip
-    new = f"bucket of {len(members)}, {flat.nbytes / MEGABYTE:.3g} MB{f' as {sent}' if sent else ''}"
+    nbytes = sum(v.type.nbytes for v in given)
+    new = f"bucket of {len(members)}, {nbytes / MEGABYTE:.3g} MB{f' as {sent}' if sent != 'auto' else ''}"
     report.apply(Applied(RULE, new, old, last.site, last.role))
-
-
-def _emit(
-    graph: Graph, place: OpNode, report: PassReport, op_type: str, inputs: dict[str, list[VarNode]], type: TensorType,
-    **attrs: object,
-) -> VarNode:  # fmt: skip
-    """A new operator at the place of another, and the value that it writes."""
-    opdef = get_op(op_type)
-    out = graph.add_var(graph.fresh_name("bucket@GRAD"), type)
-    graph.add_op(
-        OpNode(
-            opdef, inputs, {"Out": [out]}, opdef.bind_attrs(attrs), rank=(*place.rank, graph.ticket()),
-            role=place.role, site=place.site, scope_name=place.scope_name, rewriter=report.name,
-        )
-    )  # fmt: skip
-    return out
-
-
-def _power_of_two(nbytes: int) -> int:
-    """The largest power of two that divides a number of bytes."""
-    return nbytes & -nbytes if nbytes else 1 << 40

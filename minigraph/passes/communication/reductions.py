@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from minigraph.errors import VerifyError
 from minigraph.ir.graph import Graph, OpNode, VarNode
-
-REDUCE = ("c_allreduce_sum", "c_reduce_shards")
+from minigraph.program.reductions import REDUCE
 
 
 def is_reduction(op: OpNode) -> bool:
@@ -47,7 +46,7 @@ def _verify_update(op: OpNode, times: dict[VarNode, frozenset[int]]) -> None:
             )  # fmt: skip
 
 
-PASSED_ON = (*REDUCE, "cast", "coalesce", "coalesce_grad")  # operators of backward that are given gradients
+PASSED_ON = (*REDUCE, "cast")  # operators of backward that are given gradients
 
 
 def _reduced(op: OpNode, times: dict[VarNode, frozenset[int]]) -> frozenset[int]:

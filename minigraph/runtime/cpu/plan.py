@@ -24,13 +24,12 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.runtime import profiling
-from minigraph.runtime.memory import Life
 from minigraph.runtime.options import DEFAULT, RunOptions
-from minigraph.runtime.overwriting import dies, named_input
-from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
+from minigraph.runtime.schedule import Schedule, Step, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType, bfloat16, float16, float32
 
+from .buffers import assign_buffers
 from .memory import LARGE, PAGE, AddressRange, pages
 
 LOW_PRECISION = frozenset({float16, bfloat16})
@@ -85,7 +84,7 @@ class Plan:
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
         try:
-            self.buffers, self.nbytes = _assign_buffers(self.values, self.steps, options, arena or AddressRange())
+            self.buffers, self.nbytes = assign_buffers(self.values, self.steps, options, arena or AddressRange())
         except MemoryError as problem:
             fact = f"out of memory: no room for the temporaries of program {program.name} ({problem})"
             raise MEMORY(fact, hint="a smaller batch") from None
@@ -261,49 +260,6 @@ class Plan:
         return array if owned and array.base is None and not twice else array.copy()
 
 
-def _assign_buffers(
-    values: list[Value], steps: list[BoundStep], options: RunOptions, arena: AddressRange
-) -> tuple[list[np.ndarray], int]:
-    """Give each value that a kernel can write in place a buffer, shared with what it overwrites; their bytes in all."""
-    lives: list[Life] = []
-    owner: dict[int, int] = {}  # root -> buffer
-    wishes: list[tuple[BoundStep, int, int | None, int]] = []
-    for position, bound in enumerate(steps):
-        step = bound.step
-        for slot, place, index in _places(step.outputs):
-            if bound.out is None or values[index].persistable:
-                continue
-            value = values[index]
-            buffer = _inherited(step, slot, place, index, values, owner, position) if options.inplace else None
-            if buffer is None:
-                buffer = len(lives)
-                lives.append(Life(value.type.nbytes, position, position))
-            nbytes, first, last = lives[buffer]
-            end = max(last, position, value.last_use) if options.reuse else len(steps)
-            lives[buffer] = Life(nbytes, first, end)
-            owner[index] = value.buffer = buffer
-            wishes.append((bound, slot, place, index))
-    buffers, nbytes = arena.buffers(lives)
-    for bound, slot, place, index in wishes:
-        t = values[index].type
-        array = buffers[owner[index]].view(t.dtype).reshape(t.shape)
-        assert bound.out is not None
-        if place is None:
-            bound.out[slot] = array
-        else:
-            bound.out[slot][place] = array
-    return buffers, nbytes
-
-
-def _places(outputs: Sequence[Any]) -> Iterator[tuple[int, int | None, int]]:
-    """(slot, position in a list slot, value) of all that a step writes."""
-    for slot, index in enumerate(outputs):
-        if isinstance(index, list):
-            yield from ((slot, place, i) for place, i in enumerate(index))
-        elif index is not None:
-            yield slot, None, index
-
-
 def _target(planned: Any, in_place: Any) -> Any:
     """Where a kernel writes: over the value that is updated in place, else into the planned array, if any."""
     if isinstance(planned, list):
@@ -325,19 +281,6 @@ def _arrays_of(slots: Sequence[Any], env: list[Any]) -> list[Any]:
         else i
         for i in slots
     ]  # fmt: skip
-
-
-def _inherited(
-    step: Step, slot: int, place: int | None, index: int, values: list[Value], owner: dict[int, int], position: int
-) -> int | None:
-    """The buffer of the input that this output may overwrite, if nobody reads that input later."""
-    i = named_input(step, slot)
-    if isinstance(i, list) and place is not None and place < len(i):
-        i = i[place]
-    if not isinstance(i, int):
-        return None
-    fits = i in owner and values[i].type == values[index].type
-    return owner[i] if fits and dies(step, position, values, i) else None
 
 
 def _stand_in(type: TensorType) -> np.ndarray:

@@ -1,7 +1,7 @@
 """bind_program: a Schedule bound to recorded GPU calls and laid out in memory. Needs no GPU.
 
     Schedule
-      -> values.py     a Buffer for each value; which of them the Scope owns
+      -> values.py     a Buffer for each value; which of them the Scope owns; pieces: gpu_pieces.py
       -> recording.py  the calls of each step, by bind functions of kernels/cuda
       -> guards.py     which calls leave the Scope alone after a fault
       -> staging.py    what travels between host and GPU in one copy
@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.workspace import Settling
+from minigraph.kernels.one_piece import in_a_row
 from minigraph.program import Program
 from minigraph.program.prune import Prune
-from minigraph.runtime.memory import Life, in_a_row, most_live
+from minigraph.runtime.memory import Life, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
+from minigraph.runtime.parallel.gpu_pieces import lay_pieces
 from minigraph.runtime.schedule import Schedule
 from minigraph.runtime.sizes import Siblings
+from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
@@ -118,6 +121,8 @@ def bind_program(
     checks = Checks(schedule, program, binder) if checking else None
     constant = constant_steps(schedule) if not checking else ()
     values = value_buffers(schedule, constant, options.inplace)
+    if options.inplace:
+        lay_pieces(values, len(schedule.steps) if checking else last_report(schedule.steps))
     binder.outside = frozenset(id(b) for b in values.outside.values())
     recorded = record(schedule, binder, values, settling.settle, checks, siblings.earlier)
     check_guards(recorded)

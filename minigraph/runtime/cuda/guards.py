@@ -37,7 +37,7 @@ def check_guards(recorded: Recorded) -> None:
     values = recorded.values
     first = min(recorded.binder.wrong, default=len(recorded.spans))
     for step, span in list(zip(values.schedule.steps, recorded.spans, strict=True))[first:]:
-        stored = ((values.buffers[i], values.outside[name]) for i, name in step.stored)
+        stored = ((values.buffers[i], values.outside[n]) for i, n in step.stored if n not in values.in_pieces)
         if any(b.size and b is own for b, own in stored):
             own = [i for i in span if i not in recorded.stores]
             assert _looking(recorded, own), f"{step.op.type} is guarded, but looks at no faults"

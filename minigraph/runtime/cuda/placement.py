@@ -8,21 +8,23 @@ fits into the place of its like. So it needs no search of its own, takes no more
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import NamedTuple
 from weakref import ref
 
-from minigraph.kernels.cuda.record.buffer import Buffer, owner
-from minigraph.runtime.memory import Life, apart, layout, rounded
+from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
+from minigraph.kernels.one_piece import rounded
+from minigraph.runtime.memory import Life, apart, layout
 
 from .graph_streams import OnStream, assign_streams
 from .guards import guards
 from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
 from .recording import Recorded
 
+BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
 
 
@@ -30,12 +32,15 @@ class Asked(NamedTuple):
     """What a layout follows from besides sizes.
 
     own           numbers of the blocks that lie in the arena;  loose: how many lie there that no call touches
+    inside        for each of `own` the piece of memory in which it lies, and its offset there: blocks that were brought
+                  side by side share a piece
     given, kept   those that hold something before the first call, and after the last
     absent        calls that do not belong to a run;  reuse: blocks whose lives do not overlap share memory
     """
 
     units: Sequence[Unit]
     own: Sequence[int]
+    inside: Sequence[tuple[int, int]]
     loose: int
     given: Collection[int]
     kept: Collection[int]
@@ -45,14 +50,16 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The order of calls, and the place of each block of the arena.
+    """The order of calls, and the place of each piece of the arena.
 
-    sizes     bytes of the blocks: first those of `asked.own`, then the loose ones; as `lives` and `offsets`
+    sizes     bytes of the blocks of `asked.own`
+    pieces    bytes of the pieces in which they lie, then of the loose ones; as `lives` and `offsets`
     outside   bytes of the blocks that lie elsewhere, by number
     """
 
     asked: Asked
     sizes: Sequence[int]
+    pieces: Sequence[int]
     outside: Mapping[int, int]
     order: list[int]
     lives: list[Life]
@@ -61,13 +68,15 @@ class Layout:
     @cached_property
     def streams(self) -> list[OnStream]:
         """The calls in order with their streams of the captured graph, and what they wait for."""
-        own = dict(zip(self.asked.own, self.sizes, strict=False))
-        places = {n: (at, at + own[n]) for n, at in zip(self.asked.own, self.offsets, strict=False) if own[n]}
+        own = dict(zip(self.asked.own, self.sizes, strict=True))
+        starts = {n: self.offsets[p] + at for n, (p, at) in zip(self.asked.own, self.asked.inside, strict=True)}
+        places = {n: (start, start + own[n]) for n, start in starts.items() if own[n]}
         return assign_streams(self.order, self.asked.units, places, {**self.outside, **own})
 
-    def holds(self, asked: Asked, sizes: Sequence[int]) -> bool:
+    def holds(self, asked: Asked, sizes: Sequence[int], pieces: Sequence[int]) -> bool:
         """Whether blocks of these sizes, which calls touch in the same way, fit into the places of these."""
-        return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes)) and self.asked == asked
+        given, there = (*sizes, *pieces), (*self.sizes, *self.pieces)
+        return len(given) == len(there) and all(map(int.__le__, given, there)) and self.asked == asked
 
 
 @dataclass
@@ -81,15 +90,15 @@ class Layouts:
         """Those of which a plan is left: memory for them is there."""
         return [layout for one in self._known if (layout := one()) is not None]
 
-    def fitting(self, asked: Asked, sizes: Sequence[int]) -> Layout | None:
+    def fitting(self, asked: Asked, sizes: Sequence[int], pieces: Sequence[int]) -> Layout | None:
         """One that holds blocks of these sizes."""
-        return next((one for one in reversed(self.known) if one.holds(asked, sizes)), None)
+        return next((one for one in reversed(self.known) if one.holds(asked, sizes, pieces)), None)
 
     def keep(self, layout: Layout) -> None:
         """Remember a layout in the place of those that it stands for."""
         known = self.known
         if layout not in known:
-            left = [one for one in known if not layout.holds(one.asked, one.sizes)]
+            left = [one for one in known if not layout.holds(one.asked, one.sizes, one.pieces)]
             self._known = [ref(one) for one in (*left, layout)][-KEPT:]
 
 
@@ -124,18 +133,19 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
     ignored = {id(binder.fault), *constants}  # every kernel may report; who is first does not matter
     tables = {id(t.buffer): t.words.buffers for t in binder.tables}
     units: list[Unit] = []
-    touched_by, nothing = recorded.repeats.touched_by, frozenset[int]()
+    touched_by, blocks_of, nothing = recorded.repeats.touched_by, binder.blocks(), frozenset[int]()
     ordered = frozenset[int]()  # the latest call that keeps its order among others
     reporters, waited = frozenset[int](), list[int]()  # guards wait for reporters before them, these for guards
     for position, span in enumerate((*recorded.spans, recorded.rest)):
-        read_only = _read_only(recorded, position)
+        read_only = _read_only(recorded, position, blocks_of)
         read_only.update(tables)
         own = guards(recorded, position)
         for at in span:
             call = binder.calls[at]
-            given = {id(root): root for root in map(owner, touched_by(call))}
-            if tables and not tables.keys().isdisjoint(given):
-                given |= {id(b): b for t in given & tables.keys() for b in map(owner, tables[t])}
+            touched = touched_by(call)
+            if tables and (read := {id(owner(b)) for b in touched} & tables.keys()):
+                touched = [*touched, *(b for t in read for b in tables[t])]
+            given = {id(block): (block, id(owner(b))) for b in touched for block in blocks_of(b)}
             reads, writes, after = set[int](), set[int](), nothing
             if at in own:
                 after = reporters
@@ -149,27 +159,28 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 unchanged = read_only - binder.outside
             elif call.reads:
                 unchanged = read_only.union(map(id, call.reads))
-            for key, b in given.items():
+            for key, (b, root) in given.items():
                 if key not in ignored:
                     number = numbers.get(key)
                     if number is None:
                         number = numbers[key] = len(numbers)
                         blocks[number] = b
-                    (reads if key in unchanged else writes).add(number)
+                    (reads if key in unchanged or root in unchanged else writes).add(number)
             units.append(Unit(reads, writes, call.on_host, after, call.ordered))
     return Units(units, blocks)
 
 
-def _read_only(recorded: Recorded, position: int) -> set[int]:
-    """Ids of the buffers that own what a step, or the end, reads and does not update."""
+def _read_only(recorded: Recorded, position: int, blocks_of: BlocksOf) -> set[int]:
+    """Ids of the buffers that own what a step, or the end, reads and does not update; of members of arenas, too."""
     buffers, steps = recorded.values.buffers, recorded.schedule.steps
     if position == len(steps):
         return {id(b) for b, _ in recorded.values.results}
     step = steps[position]
-    read = {id(owner(buffers[i])) for i in step.read}
+    read, written = (
+        {id(b) for i in some for b in (owner(buffers[i]), *blocks_of(buffers[i]))} for some in (step.read, step.written)
+    )
     read.add(id(recorded.binder.counter))
-    read.difference_update([id(owner(buffers[i])) for i in step.written])
-    return read
+    return read - written
 
 
 def place(
@@ -185,20 +196,28 @@ def place(
     units, schedule, buffers = made.units, recorded.schedule, recorded.values.buffers
     tables = {id(t.buffer) for t in recorded.binder.tables}
     own = {n: b for n, b in made.blocks.items() if id(b) not in elsewhere and id(b) not in tables and b.ptr is None}
-    fed, fetched = ({id(owner(buffers[i])) for i in some} for some in (schedule.feeds.values(), schedule.fetched))
+    blocks_of = recorded.binder.blocks()
+    fed, fetched = (
+        {id(b) for i in some for b in blocks_of(buffers[i])} for some in (schedule.feeds.values(), schedule.fetched)
+    )
     given, kept = ({n for n, b in own.items() if id(b) in ids} for ids in (fed, fetched))
-    loose = _untouched(buffers, {*elsewhere, *map(id, own.values())})
-    asked = Asked(units, list(own), len(loose), given, kept, absent, reuse)
-    blocks = [*own.values(), *loose]
-    sizes = [b.nbytes for b in blocks]
-    there = layouts.fitting(asked, sizes) if layouts is not None else None
+    found: dict[int, tuple[int, Buffer]] = {}  # pieces by the ids of what owns them
+    inside = []
+    for root, at in map(root_and_offset, own.values()):
+        piece, _ = found.setdefault(id(root), (len(found), root))
+        inside.append((piece, at))
+    loose = _untouched(buffers, {*elsewhere, *found})
+    asked = Asked(units, list(own), inside, len(loose), given, kept, absent, reuse)
+    roots = [*(root for _, root in found.values()), *loose]
+    sizes, pieces = [b.nbytes for b in own.values()], [b.nbytes for b in roots]
+    there = layouts.fitting(asked, sizes, pieces) if layouts is not None else None
     if there is None:
         outside = {n: b.nbytes for n, b in made.blocks.items() if n not in own}
-        there = _laid_out(asked, sizes, outside, room)
-    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(sizes, there.lives, strict=True)]
-    offsets = list(zip(blocks, there.offsets, strict=True))
+        there = _laid_out(asked, sizes, pieces, outside, room)
+    own_lives = [Life(nbytes, life.first, life.last) for nbytes, life in zip(pieces, there.lives, strict=True)]
+    offsets = list(zip(roots, there.offsets, strict=True))
     end = max((at + rounded(b.nbytes) for b, at in offsets), default=0)
-    return Placement(there.order, list(zip(blocks, own_lives, strict=True)), offsets, end, there)
+    return Placement(there.order, list(zip(roots, own_lives, strict=True)), offsets, end, there)
 
 
 def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
@@ -206,15 +225,17 @@ def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
     return list({id(b): b for b in buffers if b.owner is None and id(b) not in known}.values())
 
 
-def _laid_out(asked: Asked, sizes: Sequence[int], outside: Mapping[int, int], room: int) -> Layout:
+def _laid_out(
+    asked: Asked, sizes: Sequence[int], pieces: Sequence[int], outside: Mapping[int, int], room: int
+) -> Layout:
     """A Layout of its own for blocks of these sizes."""
-    own = dict(zip(asked.own, map(rounded, sizes), strict=False))
+    own = dict(zip(asked.own, map(rounded, sizes), strict=True))
     order = [i for i in range(len(asked.units)) if i not in asked.absent]
 
     def placed(order: list[int]) -> tuple[Layout, int]:
-        lives = [Life(nbytes, *span) for nbytes, span in zip(sizes, _spans(order, asked), strict=True)]
+        lives = [Life(nbytes, *span) for nbytes, span in zip(pieces, _spans(order, asked), strict=True)]
         offsets, nbytes = layout(apart(lives), room)
-        return Layout(asked, sizes, outside, order, lives, offsets), nbytes
+        return Layout(asked, sizes, pieces, outside, order, lives, offsets), nbytes
 
     if asked.reuse:
         if room and (fits := placed(order))[1] <= room:
@@ -236,13 +257,15 @@ def _frugal(
 
 
 def _spans(order: Sequence[int], asked: Asked) -> list[tuple[int, int]]:
-    """The first and the last call in order during which each block is needed, all of them without `reuse`.
+    """The first and the last call in order during which each piece is needed, all of them without `reuse`.
 
     So are those that only calls outside of the order touch: some constants need room while they are computed. What no
     call touches needs none.
     """
-    end, touched_in, spans = len(order), lives(order, asked.units), []
-    for n in asked.own:
+    end, touched_in, spans = len(order), lives(order, asked.units), dict[int, tuple[int, int]]()
+    for n, (piece, _) in zip(asked.own, asked.inside, strict=True):
         first, last = touched_in.get(n, (-1, end)) if asked.reuse else (-1, end)
-        spans.append((-1 if n in asked.given else first, end if n in asked.kept else last))
-    return spans + [(-1, -1)] * asked.loose
+        first, last = (-1 if n in asked.given else first), (end if n in asked.kept else last)
+        before = spans.get(piece, (first, last))
+        spans[piece] = min(first, before[0]), max(last, before[1])
+    return [*spans.values(), *[(-1, -1)] * asked.loose]

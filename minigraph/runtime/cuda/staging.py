@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minigraph.kernels.cuda.record.buffer import Buffer
-from minigraph.runtime.memory import rounded
+from minigraph.kernels.one_piece import rounded
 
 from .recording import Recorded
 from .values import SMALL

@@ -21,6 +21,7 @@ class ValueBuffers:
     results   (buffer, name): temporary values that are copied to persistables at the end
     apart     buffers, by name, that hold what a step writes until it is known that the run has no fault
     views     by the value whose memory they show
+    in_pieces names of the Scope's arrays that are updated piece by piece before they are gathered: gpu_pieces.py
     """
 
     schedule: Schedule
@@ -29,6 +30,7 @@ class ValueBuffers:
     results: list[tuple[Buffer, str]] = field(default_factory=list)
     apart: dict[str, Buffer] = field(default_factory=dict)
     views: dict[int, list[int]] = field(default_factory=dict)
+    in_pieces: set[str] = field(default_factory=set)
 
     def lay(self, index: int, buffer: Buffer) -> None:
         """Let a value, and those that show its memory, lie in another buffer."""
@@ -42,7 +44,10 @@ class ValueBuffers:
         Not where no kernel has `reported`, nor will one `later`, nor for kernels that look (trait `guarded`) in place.
         """
         read = {id(self.buffers[i]) for i in step.read}
-        stored = [(i, name) for i, name in step.stored if self.buffers[i] is self.outside[name]]
+        stored = [
+            (i, name) for i, name in step.stored
+            if self.buffers[i] is self.outside[name] and name not in self.in_pieces
+        ]  # fmt: skip
         guarded = "guarded" in step.op.opdef.traits and all(id(self.buffers[i]) in read for i, _ in stored)
         apart = later or any(name in self.apart for _, name in stored)
         if (guarded and not later) or not stored or not (reported or apart):
@@ -120,12 +125,13 @@ def _take_over(made: ValueBuffers, position: int, step: Step, constant: Collecti
 
     free = [i for i in dict.fromkeys(step.read) if is_temporary(i) and dies(step, position, values, i)]
     for slot, output in enumerate(step.outputs):
-        named = flat([named_input(step, slot)])
+        named = named_input(step, slot)
         others = [] if opdef.outputs[slot].name in opdef.inplace and not opdef.is_expression else free
-        for index in flat([output]):
+        for place, index in enumerate(flat([output])):
             if values[index].persistable:
                 continue
-            fitting = (i for i in (*named, *others) if i in free and values[i].type == values[index].type)
+            own = [named[place]] if isinstance(named, list) else flat([named])
+            fitting = (i for i in (*own, *others) if i in free and values[i].type == values[index].type)
             source = next(fitting, None)
             if source is not None:
                 made.buffers[index] = made.buffers[source]

@@ -99,8 +99,8 @@ class MPIGroup(Group):
         )  # fmt: skip
 
 
-def end_all_on_error(group: MPIGroup) -> None:
-    """Let an error that nobody catches end all processes: MPI would wait for the others at the end of this one."""
+def end_all_on_error(group: Any) -> None:
+    """Let an error that nobody catches end all processes: they would wait for this one, or MPI at its end for them."""
     shown = sys.excepthook
 
     def show_and_end(kind: type[BaseException], problem: BaseException, trace: Any) -> None:

@@ -8,8 +8,8 @@ from minigraph.program import Operator, Program
 
 MEGABYTE = 1 << 20
 RING = {  # bytes sent for each byte of an operand, in units of (W - 1) / W: the least that any algorithm can send
-    "c_allreduce_sum": 2, "c_reducescatter": 1, "c_reduce_shards": 1, "c_gather_shards": 1, "c_reduce_sum": 1,
-    "c_broadcast": 1,
+    "c_allreduce_sum": 2, "c_allreduce_coalesced": 2, "c_reducescatter": 1, "c_reduce_shards": 1,
+    "c_gather_shards": 1, "c_reduce_sum": 1, "c_broadcast": 1,
 }  # fmt: skip
 
 
@@ -75,7 +75,9 @@ def traffic(program: Program, ranks: int) -> Traffic | None:
 
 def _bytes(op: Operator, ranks: int) -> int:
     whole = op.outputs["Out"] if op.type == "c_gather_shards" else op.inputs["X"]
-    nbytes = sum(v.type.nbytes for v in whole if v.type.is_static)
+    sent = op.attrs.get("sent", "auto")  # the type
+    types = [v.type if sent == "auto" else v.type.with_dtype(sent) for v in whole if v.type.is_static]
+    nbytes = sum(t.nbytes for t in types)
     return nbytes * (ranks - 1) if op.type == "c_allgather" else RING[op.type] * nbytes * (ranks - 1) // ranks
 
 

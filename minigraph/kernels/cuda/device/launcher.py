@@ -81,6 +81,10 @@ class Launcher:
         given = ranks.arguments(kind, destination, source, sizes, dtype, root)
         return lambda: ranks.run(kind, given, target.ptr)
 
+    def together(self, collectives: Sequence[Run]) -> Run:
+        """Collectives in one group of NCCL."""
+        return partial(communicator(self.runtime.device.index).together, collectives)
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """The variants as they were recorded, best first."""
         return names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy
@@ -66,6 +67,15 @@ class Communicator:
         """Hand a collective to a stream, or put it into the graph that is captured there."""
         self.check()
         getattr(self.ends, FUNCTIONS[kind])(*given, stream)
+
+    def together(self, runs: Sequence[Callable[[], None]]) -> None:
+        """Hand over several collectives as one group, which NCCL begins at its end."""
+        nccl.groupStart()
+        try:
+            for run in runs:
+                run()
+        finally:
+            nccl.groupEnd()
 
     def handed_over(self, stream: int) -> None:
         """A run was given to a stream: it must be done within the timeout."""

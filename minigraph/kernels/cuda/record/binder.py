@@ -140,6 +140,18 @@ class Binder:
             self.outside |= {id(base)}  # what owns the members from now on
         return base
 
+    def blocks(self) -> Callable[[Buffer], Sequence[Buffer]]:
+        """A function that gives the buffers which own the memory of one: of an arena of temporaries its members."""
+        arenas = {id(a.base): a.members for a in self.arenas if not a.outside}
+        members = {id(b) for some in arenas.values() for b in some}
+
+        def blocks_of(buffer: Buffer) -> Sequence[Buffer]:
+            while buffer.owner is not None and id(buffer) not in members:
+                buffer = buffer.owner
+            return arenas.get(id(buffer), (buffer,))
+
+        return blocks_of
+
     def write_tables(self, runtime: Any) -> None:
         """Put the tables into new memory of the runtime, now that addresses are known.
 

@@ -73,6 +73,10 @@ class Primitives(Protocol):
         """What a Group's method of this name does, on so many elements at two addresses of all ranks."""
         ...
 
+    def together(self, collectives: Sequence[Run]) -> Run:
+        """Collectives that begin together, in this order on all ranks."""
+        ...
+
     def wanted(self, names: Sequence[str]) -> Sequence[str]:
         """Those of a Choice's variants that may run, the best one first."""
         ...

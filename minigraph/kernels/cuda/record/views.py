@@ -75,24 +75,6 @@ def stacked(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     return pieces(outs["Out"], [1] * len(ins["X"]), attrs["axis"])
 
 
-def in_a_row(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """The place of each X in the flat Out, seen in the shape of X."""
-    return _rows_of(outs["Out"], ins["X"])
-
-
-def from_a_row(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
-    """The pieces of the flat Out_grad that came from each of X."""
-    return _rows_of(ins["Out_grad"], ins["X"])
-
-
-def _rows_of(flat: Buffer, parts: Sequence[Buffer]) -> list[Buffer]:
-    ends = itertools.accumulate(part.size for part in parts)
-    return [
-        flat.spread((part.size,), (1,), end - part.size if part.size else 0)
-        for part, end in zip(parts, ends, strict=True)
-    ]  # fmt: skip
-
-
 def turned_back(ins: Slots, outs: Slots, attrs: Slots) -> list[Buffer]:
     """Out with its axes turned back: the place of the input of a transpose."""
     out = outs["Out"]
