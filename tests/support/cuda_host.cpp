@@ -17,9 +17,6 @@ typedef void* Place[5];  // for the compiler's own jumps, which need no system c
 struct Fiber : HostThread {
     Place place;
     bool done, begun;
-    const Barrier* waits_at;  // a thread is not run again before all have met there
-    unsigned generation;
-    bool must_wait() const { return waits_at && waits_at->generation == generation; }
 };
 
 static const int STACK = 256 * 1024;
@@ -41,14 +38,11 @@ static Fiber* running() { return static_cast<Fiber*>(host_thread); }
     if (!__builtin_setjmp(running()->place)) jump(scheduler);
 }
 static void meet(Barrier& b) {
-    Fiber& f = *running();
-    f.generation = b.generation;
+    const unsigned generation = b.generation;
     ++b.waiting;
     ++progress;
     b.release();
-    f.waits_at = &b;
-    if (f.must_wait()) leave();
-    f.waits_at = nullptr;
+    while (b.generation == generation) leave();
 }
 static void fiber_main() {
     for (;;) {  // one thread of every block
@@ -80,7 +74,7 @@ static void run_cluster(Dim first, int blocks) {  // blocks are neighbours along
     for (int k = 0; k < blocks * whole; ++k) {
         Fiber& f = fibers[k];
         f.number = k, f.rank = k / whole, f.index.x = k % whole, f.block = first, f.block.x += f.rank;
-        f.done = k % whole >= size, f.waits_at = nullptr;
+        f.done = k % whole >= size;
         if (f.done) continue;
         for (Barrier* b : {&cluster_barrier, block_barriers + f.rank, warp_barriers + k / 32}) ++b->alive;
     }
@@ -88,7 +82,7 @@ static void run_cluster(Dim first, int blocks) {  // blocks are neighbours along
         const long before = progress;
         for (int k = 0; k < blocks * whole; ++k) {
             Fiber& f = fibers[round % 2 ? blocks * whole - 1 - k : k];
-            if (!f.done && !f.must_wait()) enter(f);
+            if (!f.done) enter(f);
         }
         if (progress == before) fail("threads wait at different barriers");
     }
