@@ -156,11 +156,20 @@ def promoted(x: Variable, y: Variable) -> tuple[Variable, Variable]:
 
 
 def scalars_as_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: of a 0-d Variable `function` computes what it does of a row of one element, without that axis."""
+    """Decorator: along an axis of a 0-d Variable `function` computes what it does of a row of one element.
+
+    Without an axis there is nothing to do: a mean of a loss that is 0-d is one operator.
+    """
+    arguments = inspect.signature(function)
+    name = "axis" if "axis" in arguments.parameters else "dim"
 
     @wraps(function)
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Variable) or x.ndim > 0:
+            return function(x, *args, **kwargs)
+        given = arguments.bind(x, *args, **kwargs)
+        given.apply_defaults()
+        if given.arguments[name] in (None, [], ()):
             return function(x, *args, **kwargs)
         g = builder_of(x)
         made = function(g.reshape(x, shape=[1]), *args, **kwargs)

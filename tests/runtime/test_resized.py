@@ -101,9 +101,9 @@ def test_types_of_sizes_before_are_seen(monkeypatch):
 def test_a_layout_of_others_is_seen(monkeypatch, forgotten):
     """A bug: blocks that are larger, or that other calls touch, lie where those of another plan lie."""
 
-    def holds(self, asked, sizes):
+    def holds(self, asked, sizes, pieces):
         if forgotten == "sizes":
-            return len(sizes) == len(self.sizes) and self.asked == asked
+            return len(pieces) == len(self.pieces) and self.asked == asked
         return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
     monkeypatch.setattr("minigraph.runtime.cuda.placement.Layout.holds", holds)
