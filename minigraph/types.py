@@ -147,7 +147,7 @@ class TensorType:
 
     def accepts(self, other: TensorType) -> bool:
         """True where a value of type `other` may be put into a variable of this type."""
-        return self is other or (
+        return self == other or (
             self.dtype == other.dtype
             and self.ndim == other.ndim
             and all(a in (-1, b) or b == -1 for a, b in zip(self.shape, other.shape, strict=True))

@@ -10,7 +10,7 @@ y = nn.functional.softmax(ids)
 # MG-DTYPE-002
 x = static.data("x", [2, 3])
 y = static.data("y", [2, 3], "float64")
-z = x + y
+z = mg.matmul(x, y.T)
 
 # MG-DTYPE-003
 x = static.data("x", [2, 3], "float31")

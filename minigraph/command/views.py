@@ -13,7 +13,6 @@ from minigraph.ir.dot import to_dot
 from minigraph.kernels.cuda.record.compile import CACHE
 from minigraph.program import Program, default_startup_program
 from minigraph.runtime.kernel_list import KernelList
-from minigraph.types import CUDAPlace
 
 from .runs import profiled
 from .subject import subject
@@ -83,10 +82,9 @@ def summary(options: Namespace) -> tuple[dict[str, Any], str]:
 def compile(options: Namespace) -> tuple[dict[str, Any], str]:
     """Compile the CUDA kernels of a step, and of the start-up program, for a GPU that need not be there."""
     found, started = subject(options), default_startup_program()
-    place = found.place if isinstance(found.place, CUDAPlace) else CUDAPlace(0)
-    lists = [found.compiled().kernels(found.feed, found.fetches, place, options.gpu)]
+    lists = [found.compiled().kernels(found.feed, found.fetches, gpu=options.gpu)]
     if started.ops:
-        lists.append(CompiledProgram(started).kernels(place=place, gpu=options.gpu))
+        lists.append(CompiledProgram(started).kernels(gpu=options.gpu))
     made = KernelList(kernel for one in lists for kernel in one)
     count = made.compile(options.out)
     arch = made[0].arch if made else ""

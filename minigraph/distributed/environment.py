@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minigraph.errors import ProgramError, require
-from minigraph.runtime.parallel.meeting import Meeting
+from minigraph.runtime.parallel.meeting import MeetingPoint
 
 
 class World(NamedTuple):
@@ -23,7 +23,7 @@ class World(NamedTuple):
     rank: int
     size: int
     local_rank: int
-    meeting: Meeting | None
+    meeting: MeetingPoint | None
 
 
 # launcher, names of rank, size, local rank; the first whose rank is set holds
@@ -58,7 +58,7 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
     return None
 
 
-def _meeting(environment: Mapping[str, str], launcher: str, rank: int, size: int) -> Meeting:
+def _meeting(environment: Mapping[str, str], launcher: str, rank: int, size: int) -> MeetingPoint:
     """Where rank 0 waits: an endpoint of Paddle's, MASTER_ADDR and MASTER_PORT of others."""
     if launcher == PADDLE[0] and "MASTER_ADDR" not in environment:
         given = _text(environment, ENDPOINTS, launcher)
@@ -77,7 +77,7 @@ def _meeting(environment: Mapping[str, str], launcher: str, rank: int, size: int
         number += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself has that port
     require(host != "", f"{launcher} names no host for rank 0", ProgramError)
     run = environment.get("TORCHELASTIC_RUN_ID", environment.get("SLURM_JOB_ID", ""))
-    return Meeting(host, number, environment.get(KEY, f"minigraph {host}:{number} {size} {run}").encode())
+    return MeetingPoint(host, number, environment.get(KEY, f"minigraph {host}:{number} {size} {run}").encode())
 
 
 def _port(value: str, name: str) -> int:

@@ -19,7 +19,7 @@ from minigraph.program import Program
 from minigraph.program.prune import Prune
 from minigraph.types import TensorType
 
-from .cuda.placement import Layout, Layouts
+from .cuda.placement import ArenaLayout, Layouts
 from .schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
@@ -54,7 +54,7 @@ class Siblings:
         made = resized(like, feeds, show) if like is not None else None
         return made or Schedule(program, feeds, fetches, prune, show=show, inplace=inplace)
 
-    def keep(self, schedule: Schedule, layout: Layout) -> None:
+    def keep(self, schedule: Schedule, layout: ArenaLayout) -> None:
         """A plan has this Schedule and lies so."""
         self.schedules[schedule.fetches, frozenset(schedule.feeds)] = schedule
         self.layouts.keep(layout)

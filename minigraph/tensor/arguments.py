@@ -19,7 +19,7 @@ import numpy as np
 from minigraph.errors import ProgramError, call_site, shortened
 from minigraph.errors.kinds import NAME, NO_NUMBERS
 from minigraph.program import Variable, unique_name
-from minigraph.program.builder import builder_of
+from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
 from minigraph.types import FLOATS, INTS, bool_, float32, float64, int64
 
@@ -158,7 +158,7 @@ def promoted(x: Variable, y: Variable) -> tuple[Variable, Variable]:
 def scalars_as_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: along an axis of a 0-d Variable `function` computes what it does of a row of one element.
 
-    Without an axis there is nothing to do: a mean of a loss that is 0-d is one operator.
+    Where None stands for all axes there is nothing to do: a mean of a loss that is 0-d is one operator.
     """
     arguments = inspect.signature(function)
     name = "axis" if "axis" in arguments.parameters else "dim"
@@ -171,6 +171,10 @@ def scalars_as_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         given.apply_defaults()
         if given.arguments[name] in (None, [], ()):
             return function(x, *args, **kwargs)
+        return of_row(x, *args, **kwargs)
+
+    @whole
+    def of_row(x: Variable, *args: Any, **kwargs: Any) -> Any:
         g = builder_of(x)
         made = function(g.reshape(x, shape=[1]), *args, **kwargs)
         parts = [g.reshape(v, shape=[]) for v in (made if isinstance(made, tuple) else (made,))]

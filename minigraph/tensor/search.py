@@ -40,7 +40,7 @@ def argsort(x: Variable, axis: int = -1, descending: bool = False, name: str | N
 @scalars_as_rows
 @whole
 def topk(
-    x: Variable, k: int, axis: int | None = None, largest: bool = True, sorted: bool = True, name: str | None = None
+    x: Variable, k: int, axis: int | None = -1, largest: bool = True, sorted: bool = True, name: str | None = None
 ) -> tuple[Variable, Variable]:  # fmt: skip
     """The k largest (or smallest) elements along `axis` (the last one), in order, and where they are, int64.
 
@@ -64,7 +64,7 @@ def _check_k(k: Any, x: Variable, axis: int) -> None:
 @scalars_as_rows
 @whole
 def kthvalue(
-    x: Variable, k: int, axis: int | None = None, keepdim: bool = False, name: str | None = None
+    x: Variable, k: int, axis: int | None = -1, keepdim: bool = False, name: str | None = None
 ) -> tuple[Variable, Variable]:  # fmt: skip
     """The k-th smallest element along `axis` (the last one), counted from 1, and where it is, int64."""
     x = variable(x, "kthvalue")

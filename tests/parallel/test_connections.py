@@ -15,7 +15,7 @@ from minigraph.errors import MinigraphError, ProgramError
 from minigraph.kernels.groups import RankError
 from minigraph.runtime.parallel import connections
 from minigraph.runtime.parallel.connections import ConnectedGroup
-from minigraph.runtime.parallel.meeting import Meeting
+from minigraph.runtime.parallel.meeting import MeetingPoint
 from tests.support.connected import ended, free_port, started
 from tests.support.parallel_training import trained
 
@@ -24,7 +24,7 @@ from tests.support.parallel_training import trained
 def meeting(monkeypatch):
     monkeypatch.setattr(connections, "LOOK", 0.05)
     monkeypatch.setattr(connections, "GRACE", 0.5)
-    return Meeting("127.0.0.1", free_port(), b"key")
+    return MeetingPoint("127.0.0.1", free_port(), b"key")
 
 
 def together(work, meeting, ranks=3, timeout=20.0, size=None):
@@ -112,7 +112,7 @@ def test_a_master_that_is_not_there_is_an_error_within_the_timeout(meeting):
     with pytest.raises(RankError, match=r"rank 1 cannot reach rank 0 at 127.0.0.1:\d+ within 0.3 s.*refused"):
         ConnectedGroup(meeting, 1, 2, 0.3)
     with pytest.raises(RankError, match=r"no\.such\.host\.invalid:1 within 0.3 s"):
-        ConnectedGroup(Meeting("no.such.host.invalid", 1, b"key"), 1, 2, 0.3)
+        ConnectedGroup(MeetingPoint("no.such.host.invalid", 1, b"key"), 1, 2, 0.3)
 
 
 def test_a_master_that_says_nothing_is_an_error_within_the_timeout(meeting):

@@ -106,7 +106,7 @@ def test_a_layout_of_others_is_seen(monkeypatch, forgotten):
             return len(pieces) == len(self.pieces) and self.asked == asked
         return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
-    monkeypatch.setattr("minigraph.runtime.cuda.placement.Layout.holds", holds)
+    monkeypatch.setattr("minigraph.runtime.cuda.placement.ArenaLayout.holds", holds)
     with pytest.raises((Conflict, AssertionError, KeyError)):
         list(map(check_plans, range(40)))
 

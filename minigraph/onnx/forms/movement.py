@@ -196,7 +196,6 @@ forms(
     gather=lambda g, X, Index, *, axis: g.Gather(X, index(g, Index), axis=axis),
     one_hot=lambda g, X, *, depth, dtype: g.cast(g.Equal(g.Unsqueeze(X, g.ints(-1)), np.arange(depth)), dtype),
     concat=lambda g, X, *, axis: g.Concat(*X, axis=axis),
-    coalesce=lambda g, X: g.Concat(*(g.Reshape(x, g.ints(-1)) for x in X), axis=0),
     transpose=lambda g, X, *, perm: g.Transpose(X, perm=tuple(a % X.ndim for a in perm)) if perm else g.Identity(X),
     unsqueeze=lambda g, X, *, axes: g.Unsqueeze(X, g.ints(*axes)) if axes else g.Identity(X),
 )

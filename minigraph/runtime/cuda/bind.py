@@ -34,7 +34,7 @@ from .checks import Checks
 from .graph_streams import OnStream
 from .guards import check_guards, tell_guards
 from .joins import candidates, joins
-from .placement import Layout, Units, place, units_of
+from .placement import ArenaLayout, Units, place, units_of
 from .recording import record
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
@@ -72,7 +72,7 @@ class BoundProgram:
     blocks: list[tuple[Buffer, Life]]
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
-    layout: Layout
+    layout: ArenaLayout
 
     @property
     def live_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
     calls -> units: what each reads and writes -> an order that needs little memory -> offsets in one arena
 
-A plan whose calls touch blocks as those of a larger plan do lies where that one lies, see Layout: each of its blocks
+A plan whose calls touch blocks as those of a larger plan do lies where that one lies (ArenaLayout): each of its blocks
 fits into the place of its like. So it needs no search of its own, takes no more memory, and waits for no other calls.
 """
 
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ArenaLayout:
     """The order of calls, and the place of each piece of the arena.
 
     sizes     bytes of the blocks of `asked.own`
@@ -83,18 +83,18 @@ class Layout:
 class Layouts:
     """Layouts of plans of one program that are there, the latest one last."""
 
-    _known: list[ref[Layout]] = field(default_factory=list)
+    _known: list[ref[ArenaLayout]] = field(default_factory=list)
 
     @property
-    def known(self) -> list[Layout]:
+    def known(self) -> list[ArenaLayout]:
         """Those of which a plan is left: memory for them is there."""
         return [layout for one in self._known if (layout := one()) is not None]
 
-    def fitting(self, asked: Asked, sizes: Sequence[int], pieces: Sequence[int]) -> Layout | None:
+    def fitting(self, asked: Asked, sizes: Sequence[int], pieces: Sequence[int]) -> ArenaLayout | None:
         """One that holds blocks of these sizes."""
         return next((one for one in reversed(self.known) if one.holds(asked, sizes, pieces)), None)
 
-    def keep(self, layout: Layout) -> None:
+    def keep(self, layout: ArenaLayout) -> None:
         """Remember a layout in the place of those that it stands for."""
         known = self.known
         if layout not in known:
@@ -108,14 +108,14 @@ class Placement(NamedTuple):
     order     positions of calls in the order in which they run
     blocks    (buffer, numbers of the calls in this order during which it is needed) of what lies in the arena
     offsets   (buffer, offset) of the same; a run does not keep its content
-    layout    the Layout that says so, which may be that of a larger plan
+    layout    the ArenaLayout that says so, which may be that of a larger plan
     """
 
     order: list[int]
     blocks: list[tuple[Buffer, Life]]
     offsets: list[tuple[Buffer, int]]
     arena_bytes: int
-    layout: Layout
+    layout: ArenaLayout
 
 
 class Units(NamedTuple):
@@ -227,15 +227,15 @@ def _untouched(buffers: Sequence[Buffer], known: set[int]) -> list[Buffer]:
 
 def _laid_out(
     asked: Asked, sizes: Sequence[int], pieces: Sequence[int], outside: Mapping[int, int], room: int
-) -> Layout:
-    """A Layout of its own for blocks of these sizes."""
+) -> ArenaLayout:
+    """An ArenaLayout of its own for blocks of these sizes."""
     own = dict(zip(asked.own, map(rounded, sizes), strict=True))
     order = [i for i in range(len(asked.units)) if i not in asked.absent]
 
-    def placed(order: list[int]) -> tuple[Layout, int]:
+    def placed(order: list[int]) -> tuple[ArenaLayout, int]:
         lives = [Life(nbytes, *span) for nbytes, span in zip(pieces, _spans(order, asked), strict=True)]
         offsets, nbytes = layout(apart(lives), room)
-        return Layout(asked, sizes, pieces, outside, order, lives, offsets), nbytes
+        return ArenaLayout(asked, sizes, pieces, outside, order, lives, offsets), nbytes
 
     if asked.reuse:
         if room and (fits := placed(order))[1] <= room:

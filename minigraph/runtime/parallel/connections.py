@@ -22,7 +22,7 @@ from minigraph.kernels.groups import Group, Pieces, RankError
 
 from .meeting import (
     ENDED,
-    Meeting,
+    MeetingPoint,
     Who,
     head_of,
     multiprocessing_connection,
@@ -54,7 +54,7 @@ class ConnectedGroup(Group):
     timeout   seconds for which a rank waits for another
     """
 
-    def __init__(self, meeting: Meeting, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, meeting: MeetingPoint, rank: int, size: int, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.problem: RankError | None = None
         self._stirred = time.monotonic()  # when something last came or went

@@ -24,7 +24,7 @@ UNREACHED = "MASTER_ADDR and MASTER_PORT are those of rank 0 on every host, and 
 Ends = dict[int, Any]  # connections by the rank behind them
 
 
-class Meeting(NamedTuple):
+class MeetingPoint(NamedTuple):
     """Where rank 0 waits for the others.
 
     key   what every process of the group knows and no other
@@ -47,7 +47,7 @@ class Who(NamedTuple):
     stir: Callable[[], None]
 
 
-def wait_for_all(meeting: Meeting, who: Who) -> Ends:
+def wait_for_all(meeting: MeetingPoint, who: Who) -> Ends:
     """Rank 0: connections to all others."""
     try:
         listener = multiprocessing_connection().Listener(
@@ -107,7 +107,7 @@ def _failed(ends: Ends, ranks: Sequence[int], fact: str, hint: str) -> RankError
     return RankError(ranks, fact, hint)
 
 
-def reach(meeting: Meeting, who: Who) -> Ends:
+def reach(meeting: MeetingPoint, who: Who) -> Ends:
     """Another rank: the connection to rank 0, which may begin later."""
     connections, due, last, end = multiprocessing_connection(), time.monotonic() + who.timeout, "no answer", None
     while end is None:
@@ -164,5 +164,6 @@ def multiprocessing_connection() -> Any:
 
 
 __all__ = [
-    "ENDED", "Ends", "Meeting", "Who", "head_of", "multiprocessing_connection", "reach", "say", "wait_for_all", "why",
+    "ENDED", "Ends", "MeetingPoint", "Who", "head_of", "multiprocessing_connection", "reach", "say", "wait_for_all",
+    "why",
 ]  # fmt: skip
