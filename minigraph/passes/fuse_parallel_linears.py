@@ -7,13 +7,15 @@ An example are Q, K and V of attention. A GPU computes one wide product in less 
 gradient is one product instead of three whose results are added. Weights and their gradients are copied for that, which
 pays where X has 1024 rows or more, and where a product alone does not fill the GPU. The weights are joined once more
 for the gradient, so that nothing is kept. Results are not copied: refused where a reader, or what writes their
-gradients, cannot take rows of the joined array where they lie.
+gradients, cannot take rows of the joined array where they lie. Among ranks the reductions of the weights' gradients
+wait for the joined one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from operator import attrgetter
 from typing import NamedTuple
 
 from minigraph.errors import MinigraphError
@@ -84,7 +86,7 @@ class _Parallel:
             pairs = self._emit()
             if self.grads:
                 pairs += self._emit_gradients()
-            self._check_order(pairs)
+            late = self._late(pairs)
         except (Refused, MinigraphError) as no:
             self.backward.undo()
             self.forward.undo()
@@ -92,6 +94,8 @@ class _Parallel:
         old, first, last = (*self.ops, *self.grads), self._of(self.ops, "Out", outputs=True)[0], self.ops[-1]
         self._name_new(first.name)
         entry = Applied(RULE, f"{first.name} = split", tuple(op.label() for op in old), last.site, last.role)
+        for op in late:
+            self.graph.move_op(op, (*self.backward.place, self.graph.ticket()))
         for op in reversed(old):
             self.graph.remove_op(op)
         for new, kept in pairs:
@@ -106,7 +110,7 @@ class _Parallel:
 
     def _check_gradients(self) -> OpNode | None:
         """The operator that adds up the gradients of X; None where X has none."""
-        slots, number = self.slots, len(self.ops)
+        slots = self.slots
         for op in self.ops:
             refuse_unless(len(op.grads) == 1, "{} has {} gradients", op, len(op.grads))
         for grad, op in zip(self.grads, self.ops, strict=True):
@@ -122,7 +126,8 @@ class _Parallel:
         refuse_unless(len(adds) == 1, "gradients of {} are not added up by one operator", x.name)
         (total,) = adds
         refuse_unless(total.type == "sum" and not total.grads, "{} reads a gradient of X", total)
-        refuse_unless(sum(v in parts for v in total.input_vars) == number, "{} adds a gradient twice", total)
+        once = all(sum(v is part for v in total.input_vars) == 1 for part in parts)
+        refuse_unless(once, "{} does not add each gradient once", total)
         for part in parts:
             require_temporary(part)
         return total
@@ -173,11 +178,18 @@ class _Parallel:
                 gradient = op.type != "concat" or op.forward is not None
                 self.graph.rename_var(vs[0], self.graph.fresh_name(base + GRAD_SUFFIX * gradient))
 
-    def _check_order(self, pairs: list[tuple[VarNode, VarNode]]) -> None:
+    def _late(self, pairs: list[tuple[VarNode, VarNode]]) -> list[OpNode]:
+        """Collectives that must wait for gradients which are computed later now; refuses where another reader would."""
+        late = dict[OpNode, None]()
         for new, old in pairs:
             for reader in old.consumers:
-                late = new.producer is not None and reader.rank <= new.producer.rank and reader not in self.grads
-                refuse_unless(not late, "{} is read earlier by {}", old.name, reader)
+                if new.producer is None or reader.rank > new.producer.rank or reader in self.grads:
+                    continue
+                then = (c.rank for v in reader.output_vars for c in v.consumers)
+                waits = "collective" in reader.opdef.traits and all(rank > new.producer.rank for rank in then)
+                refuse_unless(waits, "{} is read earlier by {}", old.name, reader)
+                late[reader] = None
+        return sorted(late, key=attrgetter("rank"))
 
     def _add_once(self, total: OpNode) -> None:
         """Let the sum of X's gradients, whose operands are gone but for other readers of X, take the new one."""

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import minigraph as mg
+from minigraph.ir.convert import to_graph, to_program
+from minigraph.ir.graph import Graph
 from minigraph.nn.functional.attention import attend
 from minigraph.passes import fuse_parallel_linears as passes
+from minigraph.passes.engine.log import PassReport
 from minigraph.program import Program, unique_name
 from minigraph.program.backward import gradients
+from minigraph.program.builder import Builder
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
@@ -199,6 +203,61 @@ def test_where_it_says_no(body):
 def test_wide_layers_are_left_alone(monkeypatch):
     monkeypatch.setattr(passes, "COLUMNS", W - 1)
     assert f"weights of {W} columns each fill a GPU" in str(built(plain).compiled().explain())
+
+
+def says(change: Callable[[Graph], None]) -> str:
+    """Why the pass refuses the graph of three layers once it was changed."""
+    net = built(without_bias)
+    with mg.static.program_guard(net.program, Program()):
+        first = next(op for op in net.program.ops if op.type == "matmul_grad")
+        twice = Builder(net.block).scale(first.outputs["Y_grad"][0], scale=2.0)
+    graph, report = to_graph(net.program, [*net.fetches, twice.name]), PassReport("fuse_parallel_linears")
+    change(graph)
+    before = str(to_program(graph, net.program))
+    assert passes.fuse_parallel_linears(graph, report) == 0 and str(to_program(graph, net.program)) == before
+    return report.refused[0].reason
+
+
+def test_a_gradient_that_is_read_before_the_last_layer_is_left_alone():
+    def early(graph: Graph) -> None:
+        (reader,), first = graph.ops_of(["scale"]), min(graph.ops_of(["matmul_grad"]), key=lambda op: op.rank)
+        graph.move_op(reader, (*first.rank, 0))
+
+    assert "is read earlier by scale" in says(early)
+
+
+def test_a_gradient_that_is_added_twice_is_left_alone():
+    def twice(graph: Graph) -> None:
+        (total,) = graph.ops_of(["sum"])
+        graph.set_input(total, "X", 1, total.inputs["X"][0])
+
+    assert "does not add each gradient once" in says(twice)
+
+
+def among_ranks(fused: bool) -> tuple[str, list[np.ndarray]]:
+    """(the explanation, parameters after two steps) of two ranks."""
+    net, startup = Net(), Program()
+    with unique_name.guard(), mg.static.program_guard(net.program, startup):
+        x = mg.reshape(mg.tanh(mg.static.data("x", [None, S, W], "float64") * net.parameter(W)), [B, S, W])
+        loss = mg.sum(net.attention(*(net.linear(x) for _ in range(3))) ** 2)
+        mg.optimizer.SGD(1e-3).minimize(loss)
+    exe, scope = mg.static.Executor(mg.CPUPlace()), Scope()
+    for name, value in net.values.items():
+        scope.write(name, value.copy())
+    exe.run(startup, scope=scope)
+    strategy = mg.static.BuildStrategy(fuse_gemm_epilogue=True, fuse_parallel_linears=fused, verify="each_pass")
+    compiled = CompiledProgram(net.program).with_data_parallel(loss.name, strategy, places=mg.static.cpu_places(2))
+    for step in range(2):
+        feed = np.random.default_rng(step).normal(size=(2 * B, S, W))
+        exe.run(compiled, {"x": feed}, [loss], scope=scope)
+    return str(compiled.explain()), [scope.read(name) for name in net.values]
+
+
+def test_among_ranks_reductions_wait_for_the_joined_gradient():
+    explained, found = among_ranks(True)
+    assert "fuse_parallel_linears            1 applied, 0 refused" in explained
+    for a, b in zip(found, among_ranks(False)[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
 
 
 def test_a_gpu_copies_weights_only():
