@@ -94,14 +94,14 @@ REASONS = {
     "alone": r"^alone: ",
     "few rows": r"rows for certain, fewer than",
     "no plain layer": r"does more than a linear layer$|is no product with a matrix$|is the weight of two$",
-    "backward does not read": r"^backward does not read",
-    "not kept": r"is not kept for backward$|is read between gradients$",
-    "read as a whole": r"which would need a copy$",
 }
-OF_WRITTEN_UPDATES = {  # seldom in random programs, whose updates are built in; test_fuse_foreach.py has each
+SELDOM = {  # in random programs; test_fuse_foreach.py has the first three, tests of norms and layers the others
     "written twice": r"is written twice$",
     "left to share a kernel": r"is left to share a kernel with",
     "too long for a kernel": r"values of a tensor are read and written, \d+ can be$|operators meet, a kernel",
+    "backward does not read": r"^backward does not read",
+    "not kept": r"is not kept for backward$|is read between gradients$",
+    "read as a whole": r"which would need a copy$",
 }
 
 
@@ -123,7 +123,7 @@ class Different(AssertionError):
 
 def reason_key(reason: str) -> str:
     """The entry of these tables that a refusal belongs to; the reason itself if there is none."""
-    known = REASONS | OF_WRITTEN_UPDATES
+    known = REASONS | SELDOM
     return next((key for key, pattern in known.items() if re.search(pattern, reason)), reason)
 
 
