@@ -14,7 +14,9 @@ from minigraph.kernels.one_piece import begin, in_one_piece
 from minigraph.program.reductions import reduce_gradients
 from minigraph.runtime.cpu.plan import Plan
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.types import TensorType, float64
+from minigraph.runtime.sizes import Siblings
+from minigraph.types import TensorType, float32, float64
+from tests.runtime.test_memory import check_memory
 from tests.support.parallel_training import net, trained
 
 TYPES = {"x": TensorType((8, 6), float64), "y": TensorType((8, 1), np.dtype("int64"))}
@@ -54,6 +56,34 @@ def test_on_a_gpu_gradients_are_computed_in_the_bucket():
 
 def test_the_arena_of_a_gpu_does_not_grow():
     assert bound().arena_bytes <= bound(fuse_all_reduce_ops=False).arena_bytes
+
+
+def deep(megabytes, one_update):
+    """Six layers, of which several share a bucket of gradients."""
+    main, startup = static.Program(), static.Program()
+    with static.program_guard(main, startup), mg.utils.unique_name.guard():
+        hidden, y = static.data("x", [None, 32]), static.data("y", [None, 1], "int64")
+        for _ in range(5):
+            hidden = mg.nn.functional.relu(mg.nn.Linear(32, 32)(hidden))
+        loss = mg.nn.functional.cross_entropy(mg.nn.Linear(32, 8)(hidden), y)
+        mg.optimizer.AdamW(0.1).minimize(loss)
+    reduce_gradients(main, loss.name, 2)
+    strategy = static.BuildStrategy.all(fuse_grad_size_in_MB=megabytes, fuse_all_optimizer_ops=one_update)
+    return static.CompiledProgram(main, strategy).program_for([loss.name]), loss.name
+
+
+@pytest.mark.parametrize("one_update", [False, True])
+@pytest.mark.parametrize("megabytes", [0.005, 0.01, 32])
+def test_no_race_and_no_early_reuse_around_buckets(megabytes, one_update):
+    """For the first size, and for smaller ones that lie where it lies."""
+    program, loss = deep(megabytes, one_update)
+    siblings, plans = Siblings(), []
+    for rows in (256, 192, 64):
+        types = {"x": TensorType((rows, 32), float32), "y": TensorType((rows, 1), np.dtype("int64"))}
+        plans.append(bind_program(program, types, [loss], siblings=siblings))
+        siblings.keep(plans[-1].schedule, plans[-1].layout)
+        check_memory(plans[-1])
+    assert len({id(plan.layout) for plan in plans}) < len(plans), "one lies where another one lies"
 
 
 def test_gradients_of_one_bucket_do_not_wait_for_each_other():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minigraph as mg
 from minigraph.errors import FeedError, ProgramError
 from minigraph.kernels.cuda.optimizer import update
-from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.cuda.record.buffer import owner, root_and_offset
 from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Gemm
 from minigraph.kernels.cuda.record.workspace import Algorithm, settling
@@ -183,54 +183,89 @@ class Conflict(AssertionError):
 
 
 def check_memory(bound) -> int:
-    """Follow who wrote which bytes of the arena; returns how many pairs of calls may run at the same time."""
+    """No value of a BoundProgram is overwritten too early; how many pairs of calls may run at the same time."""
     base = {id(b): o for b, o in bound.offsets}
     units, blocks = bound.units
-    place = {n: (base[id(b)], base[id(b)] + b.nbytes) for n, b in blocks.items() if id(b) in base}
-    written_by: dict[int, int] = {}  # start of 256 bytes -> block
+    lies = {n: root_and_offset(b) for n, b in blocks.items()}  # members of a bucket lie within it
+    starts = {n: base[id(root)] + at for n, (root, at) in lies.items() if id(root) in base}
+    place = {n: (start, start + blocks[n].nbytes) for n, start in starts.items()}
+    fed, fetched = (
+        {n for n, b in blocks.items() if id(b) in {id(bound.buffers[i]) for i in some}}
+        for some in (bound.schedule.feeds.values(), bound.schedule.fetched)
+    )
+    check_values(units, bound.order, place, fed, fetched)
+    return check_company(units, bound.order, bound.streams(), place)
 
-    def pages(n):
-        return range(place[n][0] // 256, -(-place[n][1] // 256)) if n in place else ()
 
-    fed = {id(bound.buffers[i]) for i in bound.schedule.feeds.values()}
-    for n, b in blocks.items():
-        if id(b) in fed:
-            written_by.update(dict.fromkeys(pages(n), n))
-    known = {n for n, b in blocks.items() if id(b) in fed}
-    for i in bound.order:
+def pages_of(place):
+    """The function from a block to the numbers of the 256 bytes that it takes in the arena."""
+    return lambda n: range(place[n][0] // 256, -(-place[n][1] // 256)) if n in place else ()
+
+
+def check_values(units, order, place, given, kept) -> None:
+    """Follow who wrote which bytes of the arena."""
+    pages, written_by = pages_of(place), dict[int, int]()  # number of 256 bytes -> block
+    for n in given:
+        written_by.update(dict.fromkeys(pages(n), n))
+    known = set(given)
+    for i in order:
         if any(n not in known and pages(n) for n in units[i].reads):
             raise Conflict(f"call {i} reads what nobody has written")
         for n in units[i].blocks & known:
             if any(written_by.get(p) != n for p in pages(n)):
-                raise Conflict(f"call {i} finds {blocks[n]} overwritten")
+                raise Conflict(f"call {i} finds block {n} overwritten")
         for n in units[i].writes:
             written_by.update(dict.fromkeys(pages(n), n))
             known.add(n)
-    for i in bound.schedule.fetched:
-        for n, b in blocks.items():
-            if b is bound.buffers[i] and any(written_by.get(p) != n for p in pages(n)):
-                raise Conflict(f"the fetched value {bound.schedule.values[i].name} is overwritten")
-    return check_company(bound, units, blocks, pages)
+    for n in kept & known:
+        if any(written_by.get(p) != n for p in pages(n)):
+            raise Conflict(f"the fetched block {n} is overwritten")
 
 
-def check_company(bound, units, blocks, pages) -> int:
+def check_company(units, order, streams, place) -> int:
     """No two calls of which neither waits for the other touch the same bytes, unless both read."""
-    ended = happened_before(bound.streams())
-    company = 0
-    for i, j in itertools.combinations(bound.order, 2):
+    pages, ended, company = pages_of(place), happened_before(streams), 0
+    for i, j in itertools.combinations(order, 2):
         if i in ended[j]:
             continue
         company += 1
         for a, b in ((i, j), (j, i)):
             for n, m in itertools.product(units[a].writes, units[b].blocks):
                 if n == m or set(pages(n)) & set(pages(m)):
-                    raise Conflict(f"calls {a} and {b} run together and share {blocks[n]}")
+                    raise Conflict(f"calls {a} and {b} run together and share block {n}")
     return company
 
 
 def test_no_race_and_no_early_reuse_in_random_programs():
     company = sum(check_memory(bound_of(random_program(seed))) for seed in range(60))
     assert company > 1000
+
+
+CHAINS = st.lists(
+    st.tuples(st.sets(st.integers(1, 5), min_size=1, max_size=2), st.integers(0, 2)), min_size=8, max_size=24
+)
+
+
+@given(CHAINS)
+def test_no_race_and_no_early_reuse_where_blocks_share_a_piece(chain):
+    """Each call writes one block and reads some of the latest; as gradients in a bucket, some lie side by side."""
+    units = [Unit({i + 1 - back for back in backs if back <= i + 1}, {i + 1}) for i, (backs, _) in enumerate(chain)]
+    sizes, pieces, inside = [256 * (1 + n % 3) for n in range(len(units) + 1)], dict[object, int](), []
+    for n, nbytes in enumerate(sizes):
+        alone = n == 0 or chain[n - 1][1] == 0
+        piece = ("alone", n) if alone else (n // 6, chain[n - 1][1])
+        at = pieces.setdefault(piece, 0)
+        inside.append(([*pieces].index(piece), at))
+        pieces[piece] = at + nbytes
+    given, kept = {0}, {len(units)}
+    asked = placement.Asked(units, range(len(sizes)), inside, 0, given, kept, (), reuse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "apart", list)  # small blocks share memory, too
+        made = placement._laid_out(asked, sizes, [*pieces.values()], {}, 0)
+    starts = [made.offsets[piece] + at for piece, at in inside]
+    place = {n: (start, start + nbytes) for n, (start, nbytes) in enumerate(zip(starts, sizes, strict=True))}
+    check_values(units, made.order, place, given, kept)
+    check_company(units, made.order, made.streams, place)
 
 
 def test_small_blocks_need_no_company():
