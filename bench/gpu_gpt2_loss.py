@@ -4,7 +4,8 @@
 
 minigraph's three trainings begin with the same weights and see the same bytes. PyTorch's two, under autocast in
 bfloat16, begin with other weights: what they differ by is the spread that 16 bits must stay within. Compared are means
-of 20 losses.
+of 20 losses. With float16 the first updates are left out until the scale of the loss fits, so its curve begins a step
+late: its means after the first are compared apart, too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NETWORK = Network(12, 768, 12, 16)
 STEPS, MEAN, RATE = 300, 20, 3e-4
 ARM = 75.0  # seconds
 TEXT = 8_000_000  # bytes
+LATER = f"float16, step {MEAN} and on"
 
 
 def text(limit: int = TEXT) -> np.ndarray:
@@ -68,17 +70,19 @@ def smooth(curve: Sequence[float]) -> np.ndarray:
 def verdict(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The largest difference of means: of 16 bits from float32, and of PyTorch's two seeds."""
     pairs = {
-        "bfloat16": ("minigraph bfloat16", "minigraph float32"), "float16": ("minigraph float16", "minigraph float32"),
-        "torch seeds": ("torch seed 2", "torch seed 3"),
-    }  # fmt: skip
+        "bfloat16": ("minigraph bfloat16", "minigraph float32", 0),
+        "float16": ("minigraph float16", "minigraph float32", 0),
+        LATER: ("minigraph float16", "minigraph float32", 1),
+        "torch seeds": ("torch seed 2", "torch seed 3", 0),
+    }
     found: dict[str, Any] = {
-        name: float(np.abs(smooth(curves[a]) - smooth(curves[b])).max())
-        for name, (a, b) in pairs.items()
+        name: float(np.abs(smooth(curves[a]) - smooth(curves[b]))[first:].max())
+        for name, (a, b, first) in pairs.items()
         if a in curves and b in curves
     }
-    halves = [found[name] for name in ("bfloat16", "float16") if name in found]
-    if halves and "torch seeds" in found:
-        found["within the spread"] = max(halves) <= found["torch seeds"]
+    if "torch seeds" in found:
+        halves = [name for name in ("bfloat16", "float16", LATER) if name in found]
+        found["within the spread"] = [name for name in halves if found[name] <= found["torch seeds"]]
     return found
 
 

@@ -80,7 +80,7 @@ def summary(options: Namespace) -> tuple[dict[str, Any], str]:
 
 
 def compile(options: Namespace) -> tuple[dict[str, Any], str]:
-    """Compile the CUDA kernels of a step, and of the start-up program, for a GPU that need not be there."""
+    """Compile the CUDA kernels of a step, and of the default start-up program, for a GPU that need not be there."""
     found, started = subject(options), default_startup_program()
     lists = [found.compiled().kernels(found.feed, found.fetches, gpu=options.gpu)]
     if started.ops:

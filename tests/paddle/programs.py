@@ -60,11 +60,15 @@ def result(run: Run, paddle: Any, folder: Path) -> Any:
 
 @contextmanager
 def fresh(paddle: Any) -> Iterator[None]:
-    """Empty programs, an empty scope, names counted from 0."""
+    """Empty programs, an empty scope, names counted from 0; the default type is what it was in the end."""
+    dtype = paddle.get_default_dtype()
     main, startup = paddle.static.Program(), paddle.static.Program()
     scope = paddle.static.scope_guard(paddle.static.Scope())
     with paddle.static.program_guard(main, startup), scope, paddle.utils.unique_name.guard():
-        yield
+        try:
+            yield
+        finally:
+            paddle.set_default_dtype(dtype)
 
 
 def as_plain(value: Any) -> Any:
