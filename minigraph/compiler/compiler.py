@@ -40,7 +40,7 @@ from minigraph.runtime.parallel.traffic import traffic
 from minigraph.runtime.targets import check_updates, read_targets
 
 from . import report
-from .data_parallel import DataParallel
+from .data_parallel import DataParallel, check_ignored
 from .dump_files import write_dot, write_texts
 from .explanation import Explanation, kernel_remarks, rank_lines
 from .paddle_graph import PaddleGraph
@@ -81,7 +81,9 @@ class CompiledProgram(NotPickled):
 
         loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
         places     one for each rank of this process; with fewer than two the ranks are the processes of the group
+        Nothing follows from the others: programs that run in one Scope share its variables.
         """
+        check_ignored(exec_strategy, share_vars_from)
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
         made._parallel = DataParallel.of(loss_name, places, made._strategy)
         made.places = made._parallel.places if made._parallel else ()

@@ -13,7 +13,19 @@ from minigraph.program import Program, Variable
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import share_updates
 
+from .execution_strategy import ExecutionStrategy
 from .strategy import BuildStrategy
+
+
+def check_ignored(exec_strategy: Any, share_vars_from: Any) -> None:
+    """Arguments of which nothing follows are what they are called, not places that were meant for later ones."""
+    for name, given, fits, kind in (
+        ("exec_strategy", exec_strategy, isinstance(exec_strategy, ExecutionStrategy), "an ExecutionStrategy"),
+        ("share_vars_from", share_vars_from, hasattr(share_vars_from, "program_for"), "a CompiledProgram"),
+    ):
+        require(
+            given is None or fits, f"{name} is {given!r}, not {kind}", ProgramError, "places=... names the places"
+        )
 
 
 @dataclass(frozen=True)

@@ -57,22 +57,26 @@ def as_one_rank(ranks: int, flags: dict[str, Any]) -> None:
         np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def _a_failing_rank_is_named() -> None:
-    """A bad label on the last rank ends the step on all, and the next one runs."""
+def a_failing_rank_changes_nothing(every: bool = False, **flags: Any) -> None:
+    """A bad label on the last rank ends the step on all, changes nothing, and the next one runs."""
     main, startup, loss = net()
     exe, scope = static.Executor(mg.CUDAPlace(0)), static.Scope()
     exe.run(startup, scope=scope)
-    program = static.CompiledProgram(main).with_data_parallel(loss.name, places=static.cuda_places([0, 1]))
+    strategy = static.BuildStrategy.all(**flags) if every else static.BuildStrategy(**flags)
+    program = static.CompiledProgram(main).with_data_parallel(loss.name, strategy, places=static.cuda_places([0, 1]))
     feed = batch(0)
     exe.run(program, feed, [loss], scope=scope)
     bad = {**feed, "y": np.where(np.arange(8)[:, None] == 7, 99, feed["y"])}
-    said = "nothing: label 99 of 3 classes was taken"
+    said, kept = "nothing: label 99 of 3 classes was taken", main.state_dict(scope=scope)
     try:
         exe.run(program, bad, [loss], scope=scope)
     except mg.errors.MinigraphError as problem:
         said = str(problem)
     assert "rank 1" in said, said
+    for name, value in main.state_dict(scope=scope).items():
+        np.testing.assert_array_equal(value, kept[name], err_msg=name)
     exe.run(program, feed, [loss], scope=scope)
+    assert any((value != kept[name]).any() for name, value in main.state_dict(scope=scope).items())
 
 
 def _processes_are_one_rank(what: str) -> None:
@@ -121,5 +125,7 @@ def checks() -> Iterator[Check]:
     if gpus >= 4:
         yield Check("parallel/4 ranks, pieces", lambda: as_one_rank(4, FLAGS["pieces, all rewrites"]), alone=True)
     if gpus >= 2:
-        yield Check("parallel/a rank that fails is named", _a_failing_rank_is_named, alone=True)
+        for title, flags in FLAGS.items():
+            name = f"parallel/a rank that fails is named and changes nothing, {title}"
+            yield Check(name, lambda flags=flags: a_failing_rank_changes_nothing(**flags), alone=True)
     yield Check("parallel/one GPU twice is refused", _one_gpu_twice_is_refused)

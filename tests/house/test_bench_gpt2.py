@@ -82,10 +82,11 @@ def test_the_loss_in_16_bits_stays_near_that_in_float32(stub, monkeypatch, tmp_p
     report = json.loads((tmp_path / "gpu_gpt2_loss.json").read_text())
     assert report["failed"] == {}
     assert [len(curve) for curve in report["losses"].values()] == [4, 4, 4]
-    assert set(report["differences"]) == {"bfloat16", "float16"}
+    assert set(report["differences"]) == {"bfloat16", "float16", gpu_gpt2_loss.LATER}
     assert 0 < max(report["differences"].values()) < 0.05
     spread = {"torch seed 2": [1.0] * 4, "torch seed 3": [1.5] * 4}
-    assert gpu_gpt2_loss.verdict({**report["losses"], **spread})["within the spread"]
+    later = {**report["losses"], "minigraph float16": [9.0, 9.0, *report["losses"]["minigraph float16"][2:]]}
+    assert gpu_gpt2_loss.verdict({**later, **spread})["within the spread"] == ["bfloat16", gpu_gpt2_loss.LATER]
 
 
 def test_an_arm_that_takes_too_long_is_given_up():

@@ -21,8 +21,10 @@ from minigraph.opdef import OPS
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import Shard, share_updates
 from minigraph.runtime.cuda.bind import bind_program
+from minigraph.runtime.cuda.order import dependencies
+from minigraph.runtime.options import RunOptions
 from minigraph.types import TensorType, bfloat16, float64
-from tests.gpu.parallel import FLAGS, as_one_rank
+from tests.gpu.parallel import FLAGS, a_failing_rank_changes_nothing, as_one_rank
 from tests.support import cuda_host, gpu_stub
 from tests.support.parallel_training import batch, net
 
@@ -90,11 +92,50 @@ def test_two_gpus_train_as_one_cpu(title, monkeypatch):
     as_one_rank(2, FLAGS[title])
 
 
+@pytest.mark.skipif(cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
+@pytest.mark.parametrize("flags", [*FLAGS.values(), {"check_nan_inf": True}], ids=[*FLAGS, "check_nan_inf"])
+def test_a_bad_label_on_one_gpu_changes_nothing_on_another(flags, monkeypatch):
+    gpu_stub.installed(monkeypatch, 2)
+    a_failing_rank_changes_nothing(**flags)
+
+
+class Second(Group):
+    rank, size = 1, 2
+
+
+def agreeing(plan):
+    """The positions of the calls by which ranks know of each other's faults: tell, sum, hear."""
+    calls = plan.binder.calls
+    told = [i for i, call in enumerate(calls) if getattr(call, "function", "") == "tell"]
+    return [(i, i + 1, i + 2) for i in told if calls[i + 2].function == "hear"]
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_ranks_agree_behind_all_that_may_report_and_before_all_that_updates(checks):
+    main, _, loss = net()
+    reduce_gradients(main, loss.name, 2)
+    with acting(Second()):
+        plan = bind_program(main, TYPES, [], options=RunOptions(check_nan_inf=checks))
+    ((tell, sum_, hear),) = agreeing(plan)
+    before = dependencies(plan.units.units)
+    touching = {i for i, call in enumerate(plan.binder.calls) if call.looks_at(plan.binder.fault)} - {tell, hear}
+    guards = {i for i in touching if hear in before[i]}
+    assert guards and touching - guards <= before[tell] and tell in before[sum_] and sum_ in before[hear]
+    own, (units, blocks) = {id(b) for b in plan.outside.values()}, plan.units
+    writers = {i for i, unit in enumerate(units) if any(id(blocks[n]) in own for n in unit.writes)}
+    assert checks or writers <= guards, "scans count as writers of what a step updates"
+
+
+def test_ranks_that_have_nothing_to_agree_on_do_not():
+    main, _, loss = net()
+    with acting(Second()):
+        assert not agreeing(bind_program(main, TYPES, [])), "this rank runs it alone"
+    reduce_gradients(main, loss.name, 1)
+    assert not agreeing(bind_program(main, TYPES, [])), "there is no other"
+
+
 def test_pieces_lie_in_the_arrays_of_the_scope():
     """The second rank of two: its update writes into parameters, which NCCL gathers in place; odd sizes are copied."""
-
-    class Second(Group):
-        rank, size = 1, 2
 
     main, _, loss = net(clip=False)
     reduce_gradients(main, loss.name, 2)

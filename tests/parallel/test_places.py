@@ -144,6 +144,10 @@ def test_what_cannot_be_shared_is_refused():
                 feed=batch(0))  # fmt: skip
     with pytest.raises(ProgramError, match="CPUs and GPUs"):
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CPUPlace(), mg.CUDAPlace(0)])
+    for third in ([static.cpu_places(2)], [None, static.cpu_places(2)]):
+        with pytest.raises(mg.errors.ProgramError, match=r"hint: places=\.\.\. names the places"):
+            static.CompiledProgram(main).with_data_parallel(loss.name, None, *third)
+    static.CompiledProgram(main).with_data_parallel(loss.name, None, static.ExecutionStrategy())
     with pytest.raises(PlaceError, match="GPU 1 twice"):
         static.CompiledProgram(main).with_data_parallel(loss.name, places=[mg.CUDAPlace(1), mg.CUDAPlace(1)])
     exe.run(program, feed=batch(0), fetch_list=[loss], scope=scope)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors.kinds import INDEX
+from minigraph.kernels.cuda.collective.faults import ELSEWHERE
+from minigraph.kernels.groups import RankError
 
 from .bind import BoundProgram
 
@@ -44,6 +46,11 @@ class Faults:
         if record[0]:
             number, value, row = (int(x) for x in record[1:4])
             self.clear()
+            if number == ELSEWHERE:
+                raise RankError(
+                    (), "another rank found a value in this run that it could not take: no rank has updated anything",
+                    hint="that rank's error names the value and the operator",
+                )
             step = self.schedule.steps[number]
             raise INDEX(
                 f"value {value} at row {row} is {self.wrong[number]}", call=self.schedule.call(step), site=step.op.site,

@@ -151,7 +151,8 @@ def units_of(recorded: Recorded, constants: Collection[int]) -> Units:
                 after = reporters
                 waited.append(at)
             elif id(binder.fault) in given:
-                after, reporters = frozenset(waited), reporters | {at}
+                after = frozenset(waited) | reporters if at in recorded.agreed else frozenset(waited)
+                reporters = reporters | {at}
             if call.ordered:
                 after, ordered = after | ordered, frozenset([at])
             unchanged = read_only

@@ -8,12 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from minigraph.errors import MinigraphError
+from minigraph.kernels.cuda.collective.faults import agree_on_faults
 from minigraph.kernels.cuda.optimizer.foreach import store
 from minigraph.kernels.cuda.record.binder import Binder
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Copy
 from minigraph.kernels.cuda.record.moved import Earlier, Repeats
+from minigraph.kernels.groups import present
 from minigraph.runtime.schedule import Schedule, Step
 from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
@@ -30,6 +32,7 @@ class Recorded:
 
     spans    for each step the range of its calls;  rest: that of the calls at the end
     stores   that of the calls which bring to the Scope what was kept apart, in the last step that writes there
+    agreed   that of the calls by which ranks know of each other's faults, behind the last step that may report one
     repeats  which calls are copies of others
     last     the step after which nothing is written that the Scope keeps; -1 where no step writes such
     """
@@ -39,6 +42,7 @@ class Recorded:
     values: ValueBuffers
     spans: list[range]
     stores: range
+    agreed: range
     rest: range
     repeats: Repeats
     last: int
@@ -55,7 +59,7 @@ def record(
     earlier: Earlier | None = None,
 ) -> Recorded:  # fmt: skip
     """Record all steps in order; `settle` says which of an operator's calls will run."""
-    steps, stores, spans = schedule.steps, range(0), list[range]()
+    steps, stores, agreed, spans = schedule.steps, range(0), range(0), list[range]()
     reports = last_report(steps) if checks is None else len(steps) - 1
     stored = max((i for i, step in enumerate(steps) if _writes(schedule, step)), default=-1)
     stored = max(stored, reports) if stored >= 0 else -1  # what is written before waits for it
@@ -69,12 +73,21 @@ def record(
         if position in binder.wrong and values.keep_apart(step, True):  # its own kernels may report
             del binder.calls[first:], binder.scratches[-1]
             _record_step(position, step, binder, values, repeats, settle, checks)
+        if position == reports and stored >= 0 and binder.wrong and _among_ranks(steps):
+            start = len(binder.calls)
+            agree_on_faults(binder)
+            agreed = range(start, len(binder.calls))
         if position == stored and values.apart:
             start = len(binder.calls)
             store(binder, [(values.outside[name], b) for name, b in values.apart.items()])
             stores = range(start, len(binder.calls))
         spans.append(range(first, len(binder.calls)))
-    return Recorded(schedule, binder, values, spans, stores, _record_end(binder, values), repeats, stored)
+    return Recorded(schedule, binder, values, spans, stores, agreed, _record_end(binder, values), repeats, stored)
+
+
+def _among_ranks(steps: Sequence[Step]) -> bool:
+    """Whether all of several ranks run these steps together."""
+    return present().size > 1 and any("collective" in step.op.opdef.traits for step in steps)
 
 
 def _writes(schedule: Schedule, step: Step) -> bool:

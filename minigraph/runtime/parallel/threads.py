@@ -20,8 +20,8 @@ class Meeting:
     """Where the ranks of one process meet.
 
     table   what each rank has put down: its call, its pieces
-    came    to how many collectives each rank has come
-    failed  (rank, error) of the one that failed first
+    came    how often each rank has come
+    failed  (rank, error) of the one that failed first, not because of another one where there is such
     scopes  in which the ranks run
     """
 
@@ -41,15 +41,18 @@ class Meeting:
     def fail(self, rank: int, problem: BaseException) -> None:
         """A rank will not come any more: nobody waits for it."""
         with self._lock:
-            self.failed = self.failed or (rank, problem)
+            if self.failed is None or isinstance(self.failed[1], RankError):
+                self.failed = rank, problem
         self.barrier.abort()
 
     def wait(self, rank: int, label: str) -> None:
-        """Return when all ranks have come."""
+        """Return when all ranks have come, also where one that has come fails before this one wakes up."""
+        self.came[rank] += 1
         try:
             self.barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
-            raise self._why(rank, label) from None
+            if min(self.came) < self.came[rank]:
+                raise self._why(rank, label) from None
 
     def _why(self, rank: int, label: str) -> RankError:
         """The error for a rank that waited for nothing."""
@@ -80,7 +83,6 @@ class ThreadGroup(Group):
         """Pieces are read where they lie; a rank goes on when all others have read its own."""
         meeting = self.meeting
         meeting.table[self.rank] = label, pieces
-        meeting.came[self.rank] += 1
         meeting.wait(self.rank, label)
         _check_same(self.rank, [label for label, _ in meeting.table])
         made = combine([given[self.rank] for _, given in meeting.table])
