@@ -77,16 +77,15 @@ class CompiledProgram(NotPickled):
         self, loss_name: str | None = None, build_strategy: BuildStrategy | None = None,
         exec_strategy: Any = None, share_vars_from: Any = None, places: Any = None,
     ) -> CompiledProgram:  # fmt: skip
-        """The program for several ranks, each with its part of the batch.
+        """The program for several ranks, each with its part of the batch. What is not named here changes nothing.
 
         loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
         places     one for each rank of this process; with fewer than two the ranks are the processes of the group
-        Nothing follows from the others: programs that run in one Scope share its variables.
         """
         check_ignored(exec_strategy, share_vars_from)
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
-        made._parallel = DataParallel.of(loss_name, places, made._strategy)
-        made.places = made._parallel.places if made._parallel else ()
+        made._parallel = parallel = DataParallel.of(loss_name, places, made._strategy)
+        made.places = parallel.places if parallel else ()
         return made
 
     def program_for(self, fetches: Iterable[str] = (), prune: Prune = False) -> Program:
