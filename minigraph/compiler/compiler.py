@@ -40,7 +40,7 @@ from minigraph.runtime.parallel.traffic import traffic
 from minigraph.runtime.targets import check_updates, read_targets
 
 from . import report
-from .data_parallel import DataParallel, check_ignored
+from .data_parallel import DataParallel
 from .dump_files import write_dot, write_texts
 from .explanation import Explanation, kernel_remarks, rank_lines
 from .paddle_graph import PaddleGraph
@@ -82,9 +82,8 @@ class CompiledProgram(NotPickled):
         loss_name  whose gradient begins as 1 / ranks, see BuildStrategy.gradient_scale_strategy
         places     one for each rank of this process; with fewer than two the ranks are the processes of the group
         """
-        check_ignored(exec_strategy, share_vars_from)
         made = CompiledProgram(self._program, build_strategy if build_strategy is not None else self._strategy)
-        made._parallel = parallel = DataParallel.of(loss_name, places, made._strategy)
+        made._parallel = parallel = DataParallel.of(loss_name, places, made._strategy, exec_strategy, share_vars_from)
         made.places = parallel.places if parallel else ()
         return made
 

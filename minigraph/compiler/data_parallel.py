@@ -17,7 +17,7 @@ from .execution_strategy import ExecutionStrategy
 from .strategy import BuildStrategy
 
 
-def check_ignored(exec_strategy: Any, share_vars_from: Any) -> None:
+def _check_ignored(exec_strategy: Any, share_vars_from: Any) -> None:
     """Arguments of which nothing follows are what they are called, not places that were meant for later ones."""
     for name, given, fits, kind in (
         ("exec_strategy", exec_strategy, isinstance(exec_strategy, ExecutionStrategy), "an ExecutionStrategy"),
@@ -46,8 +46,9 @@ class DataParallel:
     shares: bool = False
 
     @classmethod
-    def of(cls, loss_name: Any, places: Any, strategy: BuildStrategy) -> DataParallel | None:
+    def of(cls, loss_name: Any, places: Any, strategy: BuildStrategy, *ignored: Any) -> DataParallel | None:
         """What with_data_parallel was asked for; None where one rank runs the program."""
+        _check_ignored(*ignored)
         if isinstance(loss_name, Variable):
             loss_name = loss_name.name
         given = tuple(places) if isinstance(places, (list, tuple)) else () if places is None else (places,)
