@@ -205,9 +205,11 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     blocks, key_lines, processors = blocks_for(shape.keys, ROWS), shape.batch * key_heads, binder.device.multiprocessors
     low, high = window_of(attrs, shape)
     around = min(-low, high) >= UNBOUNDED and goes_around(key_lines, blocks, tiles, processors)
+    stays = shape.head == 64 and not around  # wider heads leave too few registers
     files = ["attention/hopper/order.cuh", "attention/hopper/backward.cu"]
     source = _source(
-        files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around)
+        files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around),
+        STAYS=int(stays),
     )  # fmt: skip
     prepared = (
         Out, grad, ins["LogSumExp"], sums_grad(ins), numbers, turns,
@@ -230,7 +232,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
     stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
     shared = 4 * ROWS * shape.head + stages + 4 * step * ROWS + 4 * step * shape.head + 256
-    grid = blocks * key_lines
+    grid = min(blocks * key_lines, processors) if stays else blocks * key_lines
     binder.launch_source(source, "attention_backward", grid, THREADS, *args, shared=shared, together=around)
     if outs.get("Q_grad") is not None:
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
