@@ -191,7 +191,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
 #pragma unroll 1
             for (u32 round = 0; STAYS || round == 0; round++) {
                 barrier_wait(at.ticket_empty + 8 * (round % 2), (round / 2 & 1) ^ 1);
-                const int ticket = atomicAdd(turns, 1);
+                const int ticket = atomicAdd(turns, 1u);
                 at.tickets[round % 2] = ticket;
                 barrier_arrive(at.ticket_full + 8 * (round % 2));
                 if (ticket >= tickets) break;
@@ -390,7 +390,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
 // dQ = scale * sums, which lie as accumulators do; zeros where nobody added.
 extern "C" __global__ __launch_bounds__(256) void attention_finish(const float* sums, const u32* turns, T* dq,
     int queries, int heads, int width, float scale, i64 dq_batch, i64 dq_head, i64 dq_row) {
-    __shared__ alignas(16) T rows[STEP][HEAD + 8];
+    alignas(16) __shared__ T rows[STEP][HEAD + 8];
     const int head = blockIdx.y, batch = blockIdx.z, first = blockIdx.x * STEP;
     const int part = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
     const i64 tile = (i64(batch) * heads + head) * gridDim.x + blockIdx.x;
