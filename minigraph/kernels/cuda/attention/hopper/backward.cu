@@ -33,8 +33,8 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
     float* numbers, u32* turns, int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
     i64 dout_batch, i64 dout_head, i64 dout_row) {
     constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
-    const int head = blockIdx.y, batch = blockIdx.z;
+    const int head = blockIdx.x % heads, batch = blockIdx.y;  // neighbours in memory at one time
+    const int row = (blockIdx.x / heads * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
     const float sum = row_product<LANES>(out + batch * out_batch + head * out_head + row * out_row + piece,
         dout + batch * dout_batch + head * dout_head + row * dout_row + piece, row < queries && piece < width);
     if (piece == 0) {

@@ -215,7 +215,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
         Out, grad, ins["LogSumExp"], sums_grad(ins), numbers, turns,
         *map(i32, (shape.queries, padded, shape.heads, shape.width)), *_strides(Out, layout), *_strides(grad, layout),
     )  # fmt: skip
-    grid = padded * shape.head // 8 // 256, shape.heads, shape.batch
+    grid = padded * shape.head // 8 // 256 * shape.heads, shape.batch
     binder.launch_source(source, "attention_prepare", grid, 256, *prepared)
     k_grad, v_grad = (
         outs[slot] if outs.get(slot) is not None else binder.scratch(x.shape, x.dtype)
