@@ -277,7 +277,8 @@ def _check(opdef: OpDef) -> None:
     names = {s.name for s in opdef.inputs}
     assert opdef.no_need_buffer <= names, f"{opdef.type}: no_need_buffer names no input"
     assert opdef.read_for.keys() <= names, f"{opdef.type}: read_for names no input"
-    assert {*itertools.chain(*opdef.read_for.values())} <= {s.name for s in opdef.outputs}, f"{opdef.type}: read_for names no output"
+    results = {s.name for s in opdef.outputs}
+    assert {*itertools.chain(*opdef.read_for.values())} <= results, f"{opdef.type}: read_for names no output"
     assert {*opdef.inplace.values()} <= names, f"{opdef.type}: inplace names no input"
     assert opdef.strided <= names | {s.name for s in opdef.outputs}, f"{opdef.type}: strided names no slot"
     assert {*itertools.chain(*opdef.blocks.values())} <= names, f"{opdef.type}: blocks names no input"

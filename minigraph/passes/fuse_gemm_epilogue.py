@@ -23,7 +23,6 @@ from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
 from minigraph.types import FLOATS
 
-
 GRADIENT = "fused_gemm_epilogue_grad"
 
 

@@ -11,6 +11,7 @@ import pytest
 from minigraph.kernels.cuda.attention.hopper import kernel
 from minigraph.kernels.cuda.record.binder import Binder, Device
 from minigraph.kernels.cuda.record.buffer import Buffer
+from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.kernels.cuda.record.compile import read_source
 from tests.gpu.attention_small import qkv
 from tests.gpu.check import call_of
@@ -29,7 +30,7 @@ ASM = {  # inline PTX
     r'asm\("cvt\.rn\.f16x2.*?\);': 'y = two_of("f16", low, high);',
     r'do asm volatile\("ld\.acquire.*?\);': "do leave(), seen = *turn;",
     r'asm volatile\("st\.release.*?\);': "*turn = before + 1, ++progress;",
-    r'asm volatile\("stmatrix.*?"r"\((piece_address.*?\))\),\s*"r"\((.*?)\), "r"\((.*?)\), "r"\((.*?)\), "r"\((.*?)\) : "memory"\);':
+    r'asm volatile\("stmatrix.*?"r"\((piece_address.*?\))\),\s*' + r'"r"\((.*?)\)[ ,:]*' * 4 + r'"memory"\);':
         r"store_transposed(\1, \2, \3, \4, \5);",
     r'asm volatile\("st\.shared\.v4\.f32.*?"r"\((.*?)\), "f"\((dq\[j\]).*?;': r"memcpy(at_address(\1), &\2, 16);",
 }  # fmt: skip
@@ -52,7 +53,8 @@ def on_host(source: str) -> str:
 
 def run(inputs, dtype, blocks, **attrs):
     """(found, exact) gradients, and the launches; `blocks` multiprocessors."""
-    forward = opcheck.reference(call_of("memory_efficient_attention", inputs, **attrs).as_dtype(dtype).as_dtype("float64"))
+    call = call_of("memory_efficient_attention", inputs, **attrs).as_dtype(dtype)
+    forward = opcheck.reference(call.as_dtype("float64"))
     more = {slot: forward[slot][0] for slot in ("Out", "LogSumExp")}
     more["Out_grad"] = np.random.default_rng(5).normal(size=more["Out"].shape)
     call = call_of("memory_efficient_attention_grad", {**inputs, **more}, **attrs).as_dtype(dtype)
@@ -66,8 +68,8 @@ def run(inputs, dtype, blocks, **attrs):
     for buffer in outs.values():
         memory.put(buffer)
     kernel.backward(binder, ins, outs, call.attrs)
-    binder.calls[:] = [dataclasses.replace(c, source=on_host(c.source)) for c in binder.calls]
-    launches = list(binder.calls)
+    launches = [dataclasses.replace(c, source=on_host(c.source)) for c in binder.calls if isinstance(c, Launch)]
+    binder.calls[:] = launches
     cuda_host.run(binder, memory)
     return {slot: memory.arrays[b].copy() for slot, b in outs.items()}, {s: x[0] for s, x in exact.items()}, launches
 

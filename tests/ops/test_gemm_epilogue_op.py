@@ -87,7 +87,10 @@ def check_forward(dtype, activation, approximate, reserve, x_shape, trans_x, tra
 
 
 SLOPES = {"none": (False,), "relu_grad": (False,), "gelu_grad": (False, True)}
-NEEDS = ("DX", "DY", "DBias"), ("DX", "DY", "DBias", "DXSums"), ("DXSums",), ("DY", "DBias"), ("DY",), ("DX", "DY"), ("DX",), ("DBias",)
+NEEDS = (
+    ("DX", "DY", "DBias", "DXSums"), ("DXSums",), ("DX", "DY", "DBias"), ("DY", "DBias"), ("DY",), ("DX", "DY"),
+    ("DX",), ("DBias",),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("activation_grad", "approximate"), [(a, b) for a, bs in SLOPES.items() for b in bs])

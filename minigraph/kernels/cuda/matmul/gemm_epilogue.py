@@ -144,7 +144,7 @@ def _input_gradient(
     binder: Binder, d: Buffer, x: Buffer, y: Buffer, kept: Buffer | None, dx: Buffer, totals: Buffer | None,
     attrs: Slots,
 ) -> None:  # fmt: skip
-    """DX = DOut @ op(Y)^T, times the slope of the activation before this layer, and its sums, where these are wanted."""
+    """DX = DOut @ op(Y)^T, times the slope of the activation before this layer, and its sums, where they are wanted."""
     slope = _activation(attrs["activation_grad"].removesuffix("_grad"), attrs) if kept is not None else "none"
     columns, inner = dx.shape[-1], d.shape[-1]
     shape = math.prod(dx.shape[:-1]), columns, inner

@@ -35,7 +35,8 @@ class Epilogue:
 
     @property
     def empty(self) -> bool:
-        return not self.add and self.slope == self.activation == "none" and self.bias is self.sums is self.totals is None
+        plain = not self.add and self.slope == self.activation == "none"
+        return plain and self.bias is self.sums is self.totals is None
 
     @property
     def mask(self) -> Buffer | None:
