@@ -76,7 +76,7 @@ class OpDef(Signature):
         *,
         traits: Iterable[str] = (),
         no_need_buffer: Iterable[str] = (),
-        read_for: Mapping[str, str] | None = None,
+        read_for: Mapping[str, str | tuple[str, ...]] | None = None,
         inplace: Mapping[str, str] | None = None,
         copies: Mapping[str, str | tuple[str, str]] | None = None,
         strided: Iterable[str] = (),
@@ -90,7 +90,8 @@ class OpDef(Signature):
     ) -> None:
         super().__init__(reference, outputs)
         self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
-        self.read_for, self.inplace = dict(read_for or {}), dict(inplace or {})
+        self.read_for = {slot: {x} if isinstance(x, str) else {*x} for slot, x in (read_for or {}).items()}
+        self.inplace = dict(inplace or {})
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
         self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
@@ -110,7 +111,8 @@ class OpDef(Signature):
         """The input slots of which only shape and type matter where these output slots are computed."""
         if not self.read_for:
             return self.no_need_buffer
-        return self.no_need_buffer | {slot for slot, output in self.read_for.items() if output not in written}
+        unread = {slot for slot, outputs in self.read_for.items() if outputs.isdisjoint(written)}
+        return self.no_need_buffer | unread
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"
@@ -275,7 +277,8 @@ def _check(opdef: OpDef) -> None:
     names = {s.name for s in opdef.inputs}
     assert opdef.no_need_buffer <= names, f"{opdef.type}: no_need_buffer names no input"
     assert opdef.read_for.keys() <= names, f"{opdef.type}: read_for names no input"
-    assert {*opdef.read_for.values()} <= {s.name for s in opdef.outputs}, f"{opdef.type}: read_for names no output"
+    results = {s.name for s in opdef.outputs}
+    assert {*itertools.chain(*opdef.read_for.values())} <= results, f"{opdef.type}: read_for names no output"
     assert {*opdef.inplace.values()} <= names, f"{opdef.type}: inplace names no input"
     assert opdef.strided <= names | {s.name for s in opdef.outputs}, f"{opdef.type}: strided names no slot"
     assert {*itertools.chain(*opdef.blocks.values())} <= names, f"{opdef.type}: blocks names no input"
@@ -287,7 +290,7 @@ def op(outputs: str | Callable[..., Any] = "Out", **facts: Any) -> Any:
 
     traits           names of TRAITS
     no_need_buffer   input slots of which only shape and type are used, never the values
-    read_for         {input slot: the only output slot that is computed from its values}
+    read_for         {input slot: the output slot, or slots, that are computed from its values}
     inplace          {output slot: input slot} whose array the output may take over
     copies           {output slot: input slot} that is the same where both have one type; {output slot: (input slot,
                      another)} where that other one is 1 everywhere

@@ -47,7 +47,7 @@ class ReluGradMatmulGrad(Rule):
     def rewrite(self, g: GraphBuilder, Out_grad, X, Y, *, trans_x, trans_y):
         matrix = Y if Y.type.ndim == 2 else g.reshape(Y, shape=Y.type.shape[-2:])
         both = g.replaced[1] is not None
-        DX, DY, _ = g.fused_gemm_epilogue_grad(
+        DX, DY, *_ = g.fused_gemm_epilogue_grad(
             Out_grad, X, matrix, self.cache.reserve(X), trans_x=trans_x, trans_y=trans_y,
             activation_grad="relu_grad", needs=["DX", "DY"] if both else ["DX"],
         )  # fmt: skip

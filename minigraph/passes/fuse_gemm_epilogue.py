@@ -8,16 +8,22 @@
 Saves one read and one write of the product for the bias, and again for the activation and its
 gradient. The second gradient of a linear layer becomes `fused_gemm_epilogue_grad` with the first
 two equations, by the fused operator's own gradient rule. The third joins a layer's gradient with
-the activation below it: forward spans act(linear(x)), backward spans linear(act(x)).
+the activation below it: forward spans act(linear(x)), backward spans linear(act(x)). Behind gelu it also adds up the
+gradient of the bias below, which a kernel with that epilogue does on the way:
+
+    DX = fused_gemm_epilogue_grad(..., gelu_grad);  DY, DBias = fused_gemm_epilogue_grad(DX, ...)
+        ->  DX, DXSums = fused_gemm_epilogue_grad(..., gelu_grad);  DY = fused_gemm_epilogue_grad(DX, ...)
 """
 
 from __future__ import annotations
 
-from minigraph.ir.graph import Graph, VarNode
+from minigraph.ir.graph import Graph, OpNode, VarNode
 from minigraph.passes.engine.cache import ActivationCache
 from minigraph.passes.engine.log import PassReport
 from minigraph.passes.engine.rule import GraphBuilder, Rule, apply_rule, refuse_unless
 from minigraph.types import FLOATS
+
+GRADIENT = "fused_gemm_epilogue_grad"
 
 
 def linear(p, X, Y, Bias, trans_x, trans_y, axis):
@@ -96,7 +102,7 @@ class ActivationGrad(Rule):
         return g.fused_gemm_epilogue_grad(
             DOut, X, Y, self.cache.reserve(X), trans_x=trans_x, trans_y=trans_y,
             activation_grad=f"{self.activation}_grad", approximate=approximate, needs=needs,
-        )  # fmt: skip
+        )[:3]  # fmt: skip
 
 
 class ReluGradLinearGrad(ActivationGrad):
@@ -129,4 +135,18 @@ def fuse_gemm_epilogue(graph: Graph, report: PassReport) -> int:
     """Apply the equations of this file; activations before plain layers, forward before backward."""
     cache = ActivationCache(graph)
     rules = LinearRelu(), LinearGelu(), LinearBias(), ReluGradLinearGrad(cache), GeluGradLinearGrad(cache)
-    return sum(apply_rule(graph, rule, report) for rule in rules)
+    applied = sum(apply_rule(graph, rule, report) for rule in rules)
+    for op in list(graph.ops_of([GRADIENT])):
+        _add_up_before(graph, op)
+    return applied
+
+
+def _add_up_before(graph: Graph, op: OpNode) -> None:
+    """Let the gradient behind gelu's slope give the sums of what it computes, where `op` sums that for its bias."""
+    d, (bias, *_) = op.inputs["DOut"][0], op.outputs.get("DBias", [None])
+    before = d.producer
+    if bias is None or bias.version > 0 or len(op.outputs) < 2 or before is None or before.type != GRADIENT:
+        return
+    if before.attrs["activation_grad"] == "gelu_grad" and before.outputs.get("DX") == [d] and d.type.ndim > 1:
+        graph.drop_output(op, "DBias")
+        graph.set_output(before, "DXSums", 0, bias)

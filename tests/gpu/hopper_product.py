@@ -147,9 +147,10 @@ def _backwards(trans: tuple[bool, bool], dtype: str) -> None:
             dx = dx * opcheck.OPS["gelu_grad"].reference(z, np.ones_like(z), approximate=kind == "tanh")
         attrs = {"activation_grad": "none" if kind == "none" else "gelu_grad", "approximate": kind == "tanh"}
         attrs |= {"trans_x": trans[0], "trans_y": trans[1]}
-        found = _run("fused_gemm_epilogue_grad", arrays, dtype, ("DX", "DY", "DBias"), **attrs)
+        found = _run("fused_gemm_epilogue_grad", arrays, dtype, ("DX", "DY", "DBias", "DXSums"), **attrs)
         _compare(found, {"DY": turned(dy, trans[1]), "DBias": d.sum(axis=0)}, whole, dtype)
-        _compare(found, {"DX": turned(dx, trans[0])}, whole and kind == "none", dtype)
+        sums = turned(dx, trans[0]).sum(axis=0)
+        _compare(found, {"DX": turned(dx, trans[0]), "DXSums": sums}, whole and kind == "none", dtype)
 
     each(
         (f"{shape} {whole} {kind}", partial(one, shape, whole, kind))

@@ -188,6 +188,30 @@ def test_heads_together_fill_the_device_and_their_tiles_lie_in_the_cache():
     assert kernel.lines_together(8, 8, 132) == 8
 
 
+def test_forward_takes_small_tiles_where_large_ones_end_half_empty():
+    """Of 192 rows: 256, 512 and 1024 rows end within one; measured for causal, and for 256 without a band."""
+
+    def tiles(size, banded, width=64):
+        return kernel.forward_tiles(kernel.Shape(2, 4, 1, size, size, width), banded)
+
+    assert [tiles(size, True)[0] for size in (256, 512, 1024, 1536, 2048, 4096)] == [2, 2, 2, 3, 3, 3]
+    assert [tiles(size, False)[0] for size in (256, 512, 1024, 1536, 2048, 4096)] == [2, 3, 3, 3, 3, 3]
+    assert tiles(100, True) == (3, 128) and tiles(1024, True, 256) == (2, 80)
+
+
+def test_backwards_blocks_stay_where_registers_allow():
+    """One for each multiprocessor, or for each 128 keys where these are fewer, heads are wide, or blocks go round."""
+    for size, width, grid, stays in ((1024, 64, 132, 1), (1024, 128, 8 * 32, 0), (128, 64, 32, 1), (300, 64, 24, 0)):
+        batch = 2 if size == 300 else 8
+        ins = {s: Buffer((batch, size, 4, width), BF16) for s in ("Q", "K", "V", "Out", "Out_grad")}
+        ins["LogSumExp"] = Buffer((batch, 4, size), np.dtype("float32"))
+        binder = Binder(Device())
+        binder.begin(0)
+        kernel.backward(binder, ins, {f"{s}_grad": ins[s] for s in "QKV"}, ATTRS)
+        assert f"#define STAYS {stays}\n" in binder.calls[1].source
+        assert binder.calls[1].grid[0] == grid
+
+
 def backward_scratch(queries, width, groups=1):
     ins = slots(queries, queries, heads=4, groups=groups, width=width)
     whole = {**ins, "Out": ins["Q"], "Out_grad": ins["Q"], "LogSumExp": Buffer((2, 4, queries), np.dtype("float32"))}

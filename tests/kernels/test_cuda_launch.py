@@ -254,6 +254,24 @@ def test_an_empty_sum_is_defined():
     assert (call.function, call.args[1]) == ("total", 0)
 
 
+@pytest.mark.parametrize(
+    ("classes", "dtype", "trains", "expected"),
+    [(50304, bfloat16, True, (512, 2, True)), (50304, bfloat16, False, (1024, 1, False)),
+     (128256, bfloat16, True, (1024, 1, False)), (50304, float32, True, (1024, 1, True)),
+     (25000, float32, True, (512, 2, True)), (13000, float64, True, (256, 2, True))],
+)  # fmt: skip
+def test_a_multiprocessor_works_on_two_rows_of_scores_where_it_can_keep_both(classes, dtype, trains, expected):
+    """(threads, blocks on a multiprocessor, whether a row is kept as a whole)"""
+    ins = {"X": ((300, 64), dtype), "W": ((64, classes), dtype), "Label": ((300,), int64)}
+    outs = {"Loss": ((300,), dtype)} | ({"DX": ((300, 64), dtype)} if trains else {})
+    attrs = OPS["fused_linear_cross_entropy"].bind_attrs({})
+    found = calls(OPS["fused_linear_cross_entropy"].gpu_bind, ins, outs, attrs)
+    call = next(c for c in found if isinstance(c, Launch) and c.function == "loss_and_gradient")
+    whole = call.shared == classes * np.dtype(dtype).itemsize
+    assert (call.block[0], int(defined(call, "BLOCKS")), whole) == expected
+    assert expected[1] * (call.shared + 2048) <= Device().shared
+
+
 def test_whole_buffers_are_copied_as_they_are():
     (call,) = calls(concat, {"X": [((2, 3), float32)]}, {"Out": ((2, 3), float32)}, {"axis": 1})
     assert isinstance(call, Copy)

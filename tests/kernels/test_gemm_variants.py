@@ -113,7 +113,7 @@ def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
         inputs["ReserveSpace"] = pack(Z.astype(float) > 0) if activation == "relu" else Z
     attrs = {"activation_grad": f"{activation}_grad" if activation != "none" else "none", "trans_y": trans_y,
              "approximate": form.endswith("tanh")}  # fmt: skip
-    count = assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DX", "DY", "DBias"), **attrs)
+    count = assert_all_variants("fused_gemm_epilogue_grad", inputs, ("DX", "DY", "DBias", "DXSums"), **attrs)
     assert count == 2 + (columns <= 16)
 
 

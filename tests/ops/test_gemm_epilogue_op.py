@@ -87,7 +87,10 @@ def check_forward(dtype, activation, approximate, reserve, x_shape, trans_x, tra
 
 
 SLOPES = {"none": (False,), "relu_grad": (False,), "gelu_grad": (False, True)}
-NEEDS = ("DX", "DY", "DBias"), ("DY", "DBias"), ("DY",), ("DX", "DY"), ("DX",), ("DBias",)
+NEEDS = (
+    ("DX", "DY", "DBias", "DXSums"), ("DXSums",), ("DX", "DY", "DBias"), ("DY", "DBias"), ("DY",), ("DX", "DY"),
+    ("DX",), ("DBias",),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("activation_grad", "approximate"), [(a, b) for a, bs in SLOPES.items() for b in bs])
@@ -116,6 +119,7 @@ def check_grad(dtype, needs, activation_grad, approximate, rank, trans_x, trans_
     DY = X.reshape(-1, 5).T @ DOut.reshape(-1, 7)
     DBias = DOut.reshape(-1, 7).sum(axis=0)
     expected = {"DX": DX.T if trans_x else DX, "DY": DY.T if trans_y else DY, "DBias": DBias}
+    expected["DXSums"] = expected["DX"].reshape(-1, expected["DX"].shape[-1]).sum(axis=0)
     arrays = {"DOut": DOut, "X": X.T.copy() if trans_x else X, "Y": Y.T.copy() if trans_y else Y}
     if activation_grad != "none":
         reserve = np.ascontiguousarray(reserve.T) if trans_x else reserve
@@ -179,7 +183,7 @@ def test_relu_gradient_in_the_epilogue_is_exact_for_infinite_values():
     """As relu_grad: what the mask drops is 0, also where the product is infinite."""
     mask = pack_mask(np.array([[True, False, False]]))
     inputs = np.array([[np.inf]]), np.ones((1, 3)), np.ones((3, 1)), mask
-    DX, _, _ = OPS["fused_gemm_epilogue_grad"](*inputs, activation_grad="relu_grad", needs=("DX",))
+    DX, *_ = OPS["fused_gemm_epilogue_grad"](*inputs, activation_grad="relu_grad", needs=("DX",))
     assert np.array_equal(DX, [[np.inf, 0.0, 0.0]])
 
 
@@ -192,7 +196,7 @@ def test_with_trans_x_all_axes_but_the_first_are_rows(trans_y, rng):
     exact = np.maximum(np.einsum("kabc,kn->abcn", x, y) + b, 0)
     np.testing.assert_allclose(out, exact, rtol=1e-12, atol=1e-12)
     d = rng.normal(size=exact.shape)
-    dx, dy, db = fused_gemm_epilogue_grad.reference(d, x, arrays["Y"], trans_x=True, trans_y=trans_y)
+    dx, dy, db, _ = fused_gemm_epilogue_grad.reference(d, x, arrays["Y"], trans_x=True, trans_y=trans_y)
     np.testing.assert_allclose(dx, np.einsum("abcn,kn->kabc", d, y), rtol=1e-12, atol=1e-12)
     exact = np.einsum("kabc,abcn->kn", x, d)
     np.testing.assert_allclose(dy, exact.T if trans_y else exact, rtol=1e-12, atol=1e-12)

@@ -424,7 +424,7 @@ def fetched_part(n):
 
 
 def derivative_of_an_activation(n):
-    d, _, _ = n.fused_gemm_epilogue_grad(
+    d, *_ = n.fused_gemm_epilogue_grad(
         n.data("d", 4, 5), n.x, n.w, n.data("r", 4, 3), activation_grad="gelu_grad", needs=["DX"]
     )
     return [n.elementwise_add(d, n.data("t", 4, 3))]

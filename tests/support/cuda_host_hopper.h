@@ -132,6 +132,12 @@ template <int N> static void wgmma_rs_bt(float (&d)[N], const u32 (&a)[4], u64 b
     multiplied(d, x, b, true, add);
     __syncwarp();
 }
+template <int N> static void wgmma_ss_bt(float (&d)[N], u64 a, u64 b, int add = 1) {
+    const int row = threadIdx.x % 128 / 32 * 16 + lane_id() / 4;
+    float x[2][16];
+    for (int h = 0; h < 2; ++h) read_operand(x[h], a, row + 8 * h, false);
+    multiplied(d, x, b, true, add);
+}
 #pragma GCC pop_options
 static inline void wgmma_fence() {}
 static inline void wgmma_commit() {}
@@ -139,3 +145,29 @@ template <int PENDING> static void wgmma_wait() { __syncwarp(); }  // warps run 
 template <class X> static void keep(X&) {}
 template <int REGISTERS> static void more_registers() {}
 template <int REGISTERS> static void fewer_registers() {}
+// Contiguous bytes between shared and global memory.
+static inline void load_bytes(u32 to, const void* from, u32 barrier, u32 bytes) {
+    memcpy(at_address(to), from, bytes);
+    phase_barrier(barrier).bytes_and_phase -= 2 * int(bytes);
+    phase_barrier(barrier).check();
+}
+static inline void store_bytes(void* to, u32 from, u32 bytes) { memcpy(to, at_address(from), bytes); }
+static inline void add_bytes(void* to, u32 from, u32 bytes) {
+    for (u32 i = 0; i < bytes / 4; ++i) ((float*)to)[i] += ((const float*)at_address(from))[i];
+}
+template <int PENDING = 0> static void bulk_read() {}
+static inline void bulk_done() {}
+static inline void async_fence() {}
+static inline void load_pair(float (&x)[2], u32 from) { memcpy(x, at_address(from), 8); }
+// Four matrices of 8 x 8; a lane has two numbers of a column, and gives the address of a row.
+static inline void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    const unsigned first = host_thread->number / 32 * 32, lane = lane_id();
+    unsigned* mine = shown[host_thread->number];
+    mine[0] = a, mine[1] = b, mine[2] = c, mine[3] = d;
+    __syncwarp();
+    for (unsigned column = 0; column < 8; ++column) {
+        const unsigned two = shown[first + column * 4 + lane % 8 / 2][lane / 8];
+        ((unsigned short*)at_address(to))[column] = (unsigned short)(two >> 16 * (lane % 2));
+    }
+    __syncwarp();
+}

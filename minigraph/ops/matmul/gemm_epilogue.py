@@ -135,7 +135,7 @@ def _(g, X, Y, Bias, Out, ReserveSpace, Out_grad, ReserveSpace_grad=None, *, tra
         if ReserveSpace_grad is not None:  # the pre-activation has readers of its own
             Out_grad = g.sum([Out_grad, ReserveSpace_grad])
     needs = g.among(X="DX", Y="DY", Bias="DBias")
-    DX, DY, DBias = g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
+    DX, DY, DBias, _ = g.fused_gemm_epilogue_grad(Out_grad, X, Y, needs=needs, **product)
     if DBias is not None and Bias.type.ndim == 2:
         DBias = g.reshape(DBias, shape=[1, -1])
     return DX, DY, DBias
@@ -153,7 +153,7 @@ def _(rng):
         yield inputs, {"trans_x": True, "activation": activation}
 
 
-@op("DX?, DY?, DBias?", read_for={"X": "DY", "Y": "DX"}, gpu="matmul.gemm_epilogue")
+@op("DX?, DY?, DBias?, DXSums?", read_for={"X": "DY", "Y": ("DX", "DXSums")}, gpu="matmul.gemm_epilogue")
 def fused_gemm_epilogue_grad(
     DOut, X, Y, ReserveSpace: Any = None, *, trans_x: bool = False, trans_y: bool = False,
     activation_grad: str = "none", approximate: bool = False, needs=("DX", "DY", "DBias"), out=None,
@@ -163,10 +163,11 @@ def fused_gemm_epilogue_grad(
     DX     DOut @ Y^T, times the activation's derivative if activation_grad is relu_grad or
            gelu_grad; ReserveSpace is then that of the operator that computed X
     DY     X^T @ DOut over all rows       DBias  the sum of DOut over all rows
+    DXSums the sum of DX over all axes but the last: the gradient of the bias of the layer before
     """
     product = {"trans_x": trans_x, "trans_y": trans_y}
-    DX_out, DY_out, DBias_out = out or (None, None, None)
-    wanted = [slot for slot, own in (("X_grad", "DX"), ("Y_grad", "DY")) if own in needs]
+    DX_out, DY_out, DBias_out, DXSums_out = out or (None, None, None, None)
+    wanted = [slot for slot, own in (("X_grad", {"DX", "DXSums"}), ("Y_grad", {"DY"})) if own & {*needs}]
     x = as_matrix(X.shape, trans_x)
     outs = DX_out if DX_out is None else DX_out.reshape(x), DY_out
     DX, DY = matmul_grad(X.reshape(x), Y, as_rows(DOut) if trans_x else DOut, needs=wanted, out=outs, **product)
@@ -177,14 +178,15 @@ def fused_gemm_epilogue_grad(
         np.multiply(DX, gelu_slope(ReserveSpace, approximate), out=DX)
     rows = tuple(range(DOut.ndim - 1))
     DBias = np.sum(DOut, axis=rows, out=DBias_out) if "DBias" in needs else None
-    return DX, DY, DBias
+    DXSums = np.sum(DX, axis=rows, out=DXSums_out) if "DXSums" in needs else None
+    return DX if "DX" in needs else None, DY, DBias, DXSums
 
 
 @fused_gemm_epilogue_grad.flops
 def _(types, attrs):
     X, DOut = types["X"], types["DOut"]
     product = 2 * DOut.size * (X.shape[0] if attrs["trans_x"] else X.shape[-1])
-    besides = DOut.size * ("DBias" in types) + X.size * (attrs["activation_grad"] != "none")
+    besides = DOut.size * ("DBias" in types) + X.size * ((attrs["activation_grad"] != "none") + ("DXSums" in types))
     return product * (("DX" in types) + ("DY" in types)) + besides
 
 
@@ -205,7 +207,7 @@ def _(DOut, X, Y, ReserveSpace, *, trans_x, trans_y, activation_grad, approximat
         require(ReserveSpace is not None, f"{activation_grad} needs ReserveSpace")
         if not wanted.accepts(ReserveSpace) and not ReserveSpace.accepts(wanted):
             raise ShapeError(f"ReserveSpace of {activation_grad} must be {wanted}, is {ReserveSpace}")
-    return X, Y, TensorType((out.shape[-1],), X.dtype)
+    return X, Y, TensorType((out.shape[-1],), X.dtype), TensorType((X.shape[-1],), X.dtype)
 
 
 @fused_gemm_epilogue_grad.samples

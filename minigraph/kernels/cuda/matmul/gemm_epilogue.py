@@ -20,7 +20,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from .apart import activate, apply_slope, before_activation, pack_mask
 from .gemm import HALVES, matmul_grad, product
 from .product import GELU, Epilogue, Product
-from .registry import Ways, record, ways
+from .registry import Ways, add_up, record, ways
 
 # Measured on an H200 from 256 x 1024 x 1024 to 65536 x 768 x 768, bfloat16 and TF32:
 SMALL = 4 << 20  # bytes of DOut up to which its sum is cheaper in a product's epilogue (BGRADA) than by a kernel
@@ -127,9 +127,13 @@ def fused_gemm_epilogue_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slo
     bfloat16, the plain product .35 and the mask .03, and it is slower at 256 x 1024 x 1024 too.
     """
     d, x, y = ins["DOut"], ins["X"], ins["Y"]
-    dx, dy, dbias = outs.get("DX"), outs.get("DY"), outs.get("DBias")
+    dx, dy, dbias, totals = (outs.get(slot) for slot in ("DX", "DY", "DBias", "DXSums"))
+    if dx is None and totals is not None:
+        dx = binder.scratch(x.shape, x.dtype)
     if dx is not None and dx.size:
-        _input_gradient(binder, d, x, y, ins.get("ReserveSpace"), dx, attrs)
+        _input_gradient(binder, d, x, y, ins.get("ReserveSpace"), dx, totals, attrs)
+    elif totals is not None:
+        binder.zero(totals)
     if dy is not None:
         _weight_gradient(binder, d, x, dy, dbias, attrs)
     elif dbias is not None:
@@ -137,21 +141,24 @@ def fused_gemm_epilogue_grad(binder: Binder, ins: Slots, outs: Slots, attrs: Slo
 
 
 def _input_gradient(
-    binder: Binder, d: Buffer, x: Buffer, y: Buffer, kept: Buffer | None, dx: Buffer, attrs: Slots
-) -> None:
-    """DX = DOut @ op(Y)^T, times the slope of the activation before this layer where that is wanted."""
+    binder: Binder, d: Buffer, x: Buffer, y: Buffer, kept: Buffer | None, dx: Buffer, totals: Buffer | None,
+    attrs: Slots,
+) -> None:  # fmt: skip
+    """DX = DOut @ op(Y)^T, times the slope of the activation before this layer, and its sums, where they are wanted."""
     slope = _activation(attrs["activation_grad"].removesuffix("_grad"), attrs) if kept is not None else "none"
     columns, inner = dx.shape[-1], d.shape[-1]
     shape = math.prod(dx.shape[:-1]), columns, inner
-    whole = Product(d, y, dx, shape, False, not attrs["trans_y"], Epilogue(slope=slope, kept=kept))
+    whole = Product(d, y, dx, shape, False, not attrs["trans_y"], Epilogue(slope=slope, kept=kept, totals=totals))
 
     def by_kernels() -> None:
         slots = {"X": _as_matrix(x, attrs), "Y": y, "Out_grad": _as_rows(d, attrs)}
         matmul_grad(binder, slots, {"X_grad": _as_matrix(dx, attrs)}, attrs)
         apply_slope(binder, whole)
+        add_up(binder, whole)
 
     def with_epilogue() -> None:
         binder.gemm(d, y, dx, epilogue="DGELU", aux=kept, aux_ld=columns, **_facts(whole))
+        add_up(binder, whole)
 
     if slope == "none" or attrs["trans_x"]:
         if slope in GELU:

@@ -8,7 +8,8 @@
 // Defined before: T and its name PTX_T; A_BY_K, B_BY_K (whether k is the contiguous axis of A[m, k], B[k, n] in memory);
 // MULTIPLY, the wgmma; SLICES, 8 or 16, one for every `spread` steps of not fewer; STAGES of the ring; SLOTS, pieces of a
 // warpgroup's result on their way; GROUP; and what is done, in this order: BIAS + bias[n]; GELU an expression of X (KEEP: x
-// gets X); SLOPE times an expression of X, which x holds. TANH: these are those of the tanh form.
+// gets X); SLOPE times an expression of X, which x holds. TANH: these are those of the tanh form. SUMS: sums[m / 16, n]
+// get the sums of the result's columns over 16 rows each, before it is rounded.
 constexpr int BM = 128, BN = 256, BK = 64, PAIR = 2;
 constexpr u32 A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 BOX = 64 * 128;                      // bytes of 64 swizzled rows
@@ -39,7 +40,7 @@ struct Walk {
 extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1) product(
     const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
     const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap x_map, const T* bias, int n, int steps,
-    int spread, int tiles_m, int tiles_n) {
+    int spread, int tiles_m, int tiles_n, float* sums, int m) {
     extern __shared__ u8 memory[];
     const u32 stages = (shared_address(memory) + 1023) & ~1023u;  // the same in both blocks
     const u32 slots = stages + STAGES * STAGE_BYTES, biases = slots + 2 * SLOTS * BOX;
@@ -143,6 +144,7 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
                 const int of16 = i * PARTS + h, chunk = of16 * 2 + lane / 16;  // of 16 columns; of 8, this lane's
                 const u32 place = matrix_row * 128 + ((chunk ^ matrix_row % 8) << 4);
                 u32 y[4];
+                float columns[2][2] = {};  // sums over this lane's rows
 #pragma unroll
                 for (int j = 0; j < 4; j++) y[j] = z[of16 * 4 + j];
                 if (KEEP) store_matrices(kept + place, y);
@@ -152,12 +154,13 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
 #endif
 #if defined(GELU) || defined(SLOPE)
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
+                for (int j = 0; j < 4; j++) {  // columns below 8, rows above and below; columns from 8 on
                     float low = low_of(y[j]), high = high_of(y[j]);
 #ifdef SLOPE
                     float p, q;
                     slopes(low_of(x[j]), high_of(x[j]), p, q);
                     low *= p, high *= q;
+                    if (SUMS && row + own_row + lane / 4 + j % 2 * 8 < m) columns[j / 2][0] += low, columns[j / 2][1] += high;
 #else
                     activate(low, high);
 #endif
@@ -165,6 +168,11 @@ extern "C" __global__ void __cluster_dims__(PAIR, 1, 1) __launch_bounds__(384, 1
                 }
 #endif
                 store_matrices(piece + place, y);
+                if (SUMS) {
+                    const float sum = over_rows(columns);
+                    const int at = column + c * WIDTH + of16 * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
+                    if (lane / 4 % 2 == 0 && row + own_row < m && at < n) sums[i64(row + own_row) / 16 * n + at] = sum;
+                }
             }
             if (i == PER - 1) {
                 async_fence();

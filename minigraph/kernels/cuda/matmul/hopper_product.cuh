@@ -9,6 +9,17 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 __device__ __forceinline__ float low_of(u32 pair) { return up(T{(unsigned short)(pair & 0xffff)}); }
 __device__ __forceinline__ float high_of(u32 pair) { return up(T{(unsigned short)(pair >> 16)}); }
 
+// Sums over the rows of a warp of 4 columns of each lane, of which every second lane of its eight gets one: the number
+// lane / 16 of the pairs, of that the one lane / 8 % 2.
+__device__ __forceinline__ float over_rows(const float (&x)[2][2]) {
+    const int lane = threadIdx.x % 32, h = lane / 16, e = lane / 8 % 2;
+    float pair[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) pair[i] = (h ? x[1][i] : x[0][i]) + __shfl_xor_sync(~0u, h ? x[0][i] : x[1][i], 16);
+    const float one = (e ? pair[1] : pair[0]) + __shfl_xor_sync(~0u, e ? pair[0] : pair[1], 8);
+    return one + __shfl_xor_sync(~0u, one, 4);
+}
+
 #if TANH  // gelu in its tanh form, x logistic(2 u), with one reciprocal for two numbers
 constexpr float LEAST = -7.5f;  // below this the result is 0 but for 4e-18; the product of two 1 + exp(-2 u) stays finite
 __device__ __forceinline__ float whole(float x) {  // 1 + exp(-2 u)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32
+from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum
+from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
 from minigraph.kernels.cuda.record.buffer import CUDA_TYPES, Buffer
 from minigraph.kernels.cuda.tensor_cores.hopper import TensorMap, hopper_source, wgmma
-from minigraph.types import bfloat16, float16
+from minigraph.types import bfloat16, float16, float32
 
 from .product import GELU, Product, Shape
 
 NAME = "kernel for large products"
 TILE = 256  # columns, and rows of the two blocks that load together
 STEP, BOX = 64, 64  # of the sum; rows of a box whose rows run along m or n
+ROWS = 16  # of a tile, whose numbers in a column a warp adds up
 THREADS = 384
 STAGE_BYTES, PIECE_BYTES = 48 << 10, 8 << 10
 ALIGNED = 16  # bytes: of addresses and rows
@@ -27,6 +29,7 @@ LEAST = 1 << 35  # multiply-adds from which it is tried, and comes first
 NARROW = 8  # with gelu it is tried from an eighth on
 ROUNDS = 3  # of tiles on all multiprocessors, from which it comes first with gelu: 4 to 19 % faster then
 SLICES, SPREAD = (16, 8), 3
+SHORT, FEW = 16, 4  # steps of a sum up to which bands are narrow: 4 % faster with gelu, 2 % with its slope
 FILES = "matmul/hopper_product.cuh", "matmul/hopper_product.cu"
 
 
@@ -80,6 +83,11 @@ def _gelu(product: Product) -> str | None:
     return next((form for form in (around.activation, around.slope) if form in GELU), None)
 
 
+def adds_up(product: Product) -> bool:
+    """Behind gelu's slope, where the numbers are in registers anyway."""
+    return product.epilogue.slope in GELU
+
+
 def refusal(product: Product) -> str | None:
     """Why this kernel cannot compute the product, or None."""
     if (wrong := product.refused_size()) is not None:
@@ -101,10 +109,11 @@ def refusal(product: Product) -> str | None:
 
 
 def pipeline_of(shape: Shape) -> TileLoop:
-    """The one with most slices, spread as far as was measured to help."""
+    """The one with most slices, spread as far as was measured to help, in bands of the width that was."""
     steps = blocks_for(shape[2], STEP)
     slices = next(s for s in SLICES if steps >= s)
-    return TileLoop(slices, min(SPREAD, steps // slices))
+    loop = TileLoop(slices, min(SPREAD, steps // slices))
+    return loop._replace(group=FEW) if steps <= SHORT else loop
 
 
 def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> None:
@@ -117,11 +126,14 @@ def bind(binder: Binder, product: Product, pipeline: TileLoop | None = None) -> 
     from_a = _map(a, m, k, BOX) if product.trans_a else _map(a, k, m, TILE // 2)
     from_b = _map(b, k, n, TILE // 2) if product.trans_b else _map(b, n, k, BOX)
     to = _map(out, n, m, BOX)
+    parts = binder.scratch((blocks_for(m, ROWS), n), float32) if adds_up(product) and around.totals else None
     binder.launch_source(
         _source(product, pipeline), "product", 2 * blocks_for(tiles_m * tiles_n, rounds), THREADS, from_a, from_b, to,
         _map(around.kept, n, m, BOX) if around.kept else to, around.bias or a, i32(n), i32(blocks_for(k, STEP)),
-        i32(pipeline.spread), i32(tiles_m), i32(tiles_n), shared=pipeline.shared,
+        i32(pipeline.spread), i32(tiles_m), i32(tiles_n), parts or i64(0), i32(m), shared=pipeline.shared,
     )  # fmt: skip
+    if parts is not None and around.totals is not None:
+        bind_column_sum(binder, parts, around.totals)
 
 
 def _source(product: Product, pipeline: TileLoop) -> str:
@@ -134,7 +146,7 @@ def _source(product: Product, pipeline: TileLoop) -> str:
         "SLICES": pipeline.slices, "STAGES": pipeline.stages, "SLOTS": pipeline.slots, "GROUP": pipeline.group,
         "BIAS": int(around.bias is not None), "KEEP": int(around.activation != "none" and around.kept is not None),
         "TANH": int(_gelu(product) == "gelu_tanh"),  # which has a shorter way
-        **around.texts(),
+        "SUMS": int(adds_up(product) and around.totals is not None), **around.texts(),
     }  # fmt: skip
     instruction = wgmma(TILE, dtype, b_by_rows=by_rows, a_by_columns=by_columns)
     return hopper_source((instruction,), tuple((key, str(value)) for key, value in defines.items()), FILES)

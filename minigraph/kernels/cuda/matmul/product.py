@@ -21,6 +21,7 @@ class Epilogue:
     activation  "relu", "gelu" or "gelu_tanh" of the sum; `kept` gets what backward needs, where it is given
     kept        relu: a bit for each positive value, rows padded to 128 bits; gelu: the value before it
     sums        gets the sums over k of B, or of A where `sums_of_a`: the gradient of a bias
+    totals      gets the sums of the result's columns: the gradient of the bias of the layer before
     """
 
     add: bool = False
@@ -30,10 +31,12 @@ class Epilogue:
     kept: Buffer | None = None
     sums: Buffer | None = None
     sums_of_a: bool = False
+    totals: Buffer | None = None
 
     @property
     def empty(self) -> bool:
-        return not self.add and self.slope == self.activation == "none" and self.bias is self.sums is None
+        plain = not self.add and self.slope == self.activation == "none"
+        return plain and self.bias is self.sums is self.totals is None
 
     @property
     def mask(self) -> Buffer | None:

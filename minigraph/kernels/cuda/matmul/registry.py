@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from minigraph.kernels.cuda.elementwise.reduce import bind_column_sum
 from minigraph.kernels.cuda.record.binder import Binder
 
 from . import hopper_product, hopper_tf32, narrow_product, small_product
@@ -27,6 +28,7 @@ class ProductKernel(NamedTuple):
     refusal    why it cannot compute one that it is offered for, or None
     preferred  whether it was measured to be faster than the library for such a product
     bind       records it
+    adds_up    whether it also computes the sums of the columns, which others leave to a kernel behind them
     """
 
     name: Callable[[Product], str]
@@ -34,11 +36,12 @@ class ProductKernel(NamedTuple):
     refusal: Callable[[Product], str | None]
     preferred: Callable[[Binder, Product], bool]
     bind: Callable[[Binder, Product], None]
+    adds_up: Callable[[Product], bool] = lambda _: False
 
 
 def row(module: object) -> ProductKernel:
     """The functions of these names in a kernel's file."""
-    return ProductKernel(*(getattr(module, name) for name in ProductKernel._fields))
+    return ProductKernel(**{n: getattr(module, n) for n in ProductKernel._fields if hasattr(module, n)})
 
 
 KERNELS: tuple[ProductKernel, ...] = tuple(map(row, (narrow_product, hopper_product, small_product, hopper_tf32)))
@@ -53,10 +56,22 @@ def ways(binder: Binder, product: Product, library: Ways) -> Ways:
             continue
         preferred, why = kernel.preferred(binder, product), kernel.refusal(product)
         if why is None:
-            (first if preferred else last)[kernel.name(product)] = partial(kernel.bind, binder, product)
+            (first if preferred else last)[kernel.name(product)] = partial(_bind, kernel, binder, product)
         elif preferred:
             binder.note(f"the {kernel.name(product)} is left out: {why}")
     return first | library | dict(reversed(last.items()))
+
+
+def _bind(kernel: ProductKernel, binder: Binder, product: Product) -> None:
+    kernel.bind(binder, product)
+    if not kernel.adds_up(product):
+        add_up(binder, product)
+
+
+def add_up(binder: Binder, product: Product) -> None:
+    """The sums of the columns of a result that lies there, where they are wanted."""
+    if product.epilogue.totals is not None:
+        bind_column_sum(binder, product.out, product.epilogue.totals)
 
 
 def record(binder: Binder, offered: Ways) -> None:

@@ -30,7 +30,7 @@ from minigraph.types import float32, float64
 from .loss import no_class
 
 PACK_BYTES = 16
-THREADS, BLOCKS = 1024, 1  # of a long row; blocks on a multiprocessor. (512, 2) takes 2 % longer
+THREADS = 1024  # of the long rows that a multiprocessor works on
 UNROLL = 4  # packs that a thread has under way
 RESERVED = 4 * 1024  # bytes of shared memory of a block besides the packs it keeps
 
@@ -125,15 +125,16 @@ def _loss_and_gradient(
     writes = any(outs.get(slot) is not None for slot in ("DX", "DW", "DBias"))
     width = math.gcd(classes, PACK_BYTES // z.dtype.itemsize)  # so that packs begin where rows do
     packs = classes // width
-    most = THREADS // 2 if z.dtype == float64 else THREADS  # float64 takes more registers
-    threads = min(most, max(32, power_of_two(blocks_for(packs, UNROLL))))
     bytes_of_pack = width * z.dtype.itemsize
-    room = (binder.device.shared // BLOCKS - RESERVED) // bytes_of_pack
-    kept = min(packs, room) if writes else 0
+    rooms = {n: (binder.device.shared // n - RESERVED) // bytes_of_pack for n in (2, 1)}
+    blocks = 2 if writes and packs <= rooms[2] else 1  # where two rows are kept, one is read while another is written
+    kept = min(packs, rooms[blocks]) if writes else 0
+    most = THREADS // blocks // (2 if z.dtype == float64 else 1)  # float64 takes more registers
+    threads = min(most, max(32, power_of_two(blocks_for(packs, UNROLL))))
     facts = {
         "T": CUDA_TYPES[z.dtype], "C": compute_type(z.dtype), "L": CUDA_TYPES[label.dtype],
         "S": CUDA_TYPES[(seed or z).dtype], "Q": CUDA_TYPES[(square_seed or z).dtype],
-        "WIDTH": width, "THREADS": threads, "BLOCKS": BLOCKS, "UNROLL": UNROLL,
+        "WIDTH": width, "THREADS": threads, "BLOCKS": blocks, "UNROLL": UNROLL,
         "SEEDED": int(seed is not None), "SQUARE_SEEDED": int(square_seed is not None),
         "SQUARED": int(square is not None), "TOKEN_SCALED": int(attrs["token_scaling"]),
         "LOSS": int(loss is not None), "Z_LOSS": int(z_loss is not None),

@@ -4,7 +4,8 @@
 // operands in registers; dS goes through shared memory. 5 products; the sums are written, added to and read once more.
 //
 // Blocks add to a tile of sums in one order, mostly that of their keys, so results have the same bits in every run. They
-// take tickets: a block waits only for such as run or took theirs before, so none waits for one that cannot start.
+// take tickets: who has the smallest one waits for nobody, so none waits for one that cannot start. STAYS: a block takes
+// the next ticket when all is loaded for the last one, and begins with other keys while its sums are on their way.
 //
 // P weighs dOut in 16 bits, but dS comes from more of it: bfloat16's 8 bits alone would double the error of dQ. There are
 // no registers for floats, so float16 of 2^15 P waits, whose small numbers are not subnormal; sums are 2^15 larger.
@@ -14,6 +15,7 @@ constexpr bool FINER = NEEDS_FINER<T>;
 constexpr float SHIFT = FINER ? 15 : 0, UNSHIFT = FINER ? 1.0f / 32768 : 1;
 constexpr u32 SLOPE_BYTES = STEP * ROWS * 2, NUMBER_BYTES = STEP * 8, SUM_FLOATS = STEP * HEAD;
 constexpr u32 SUM_BYTES = SUM_FLOATS * 4;
+constexpr int FEW = STAYS ? 40 : 24, MANY = STAYS ? 232 : 240;  // registers of a thread that loads, that computes
 
 __device__ __forceinline__ u32 pack_half(float low, float high) {
     u32 y;
@@ -31,8 +33,8 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
     float* numbers, u32* turns, int queries, int padded, int heads, int width, i64 out_batch, i64 out_head, i64 out_row,
     i64 dout_batch, i64 dout_head, i64 dout_row) {
     constexpr int LANES = HEAD / 8;  // of a row, 16 bytes each
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
-    const int head = blockIdx.y, batch = blockIdx.z;
+    const int head = blockIdx.x % heads, batch = blockIdx.y;  // neighbours in memory at one time
+    const int row = (blockIdx.x / heads * blockDim.x + threadIdx.x) / LANES, piece = threadIdx.x % LANES * 8;
     const float sum = row_product<LANES>(out + batch * out_batch + head * out_head + row * out_row + piece,
         dout + batch * dout_batch + head * dout_head + row * dout_row + piece, row < queries && piece < width);
     if (piece == 0) {
@@ -47,18 +49,26 @@ extern "C" __global__ void attention_prepare(const T* out, const T* dout, const 
 }
 
 struct Barriers {
-    u64 own, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
-    u64 slopes_full[2], sum_full[2], sum_empty[2];
-    int ticket;
+    u64 own_full, own_empty, q_full[Q_STAGES], q_empty[Q_STAGES], dout_full[DOUT_STAGES], dout_empty[DOUT_STAGES];
+    u64 slopes_full[2], sum_full[2], sum_empty[2], ticket_full[2], ticket_empty[2];
+    int tickets[2];
 };
 // Where things lie in shared memory: tiles of own keys and values, of queries and of dOut for each stage, dS of two
-// steps, dQ, the numbers of each stage of queries; barriers.
+// steps, dQ, the numbers of each stage of queries; barriers; two tickets.
 struct Places {
     u32 k, v, q, dout, slopes, sums, numbers;
-    u32 own_full, q_full, dout_full, q_empty, dout_empty, slopes_full, sum_full, sum_empty;
-    int ticket;
+    u32 own_full, own_empty, q_full, dout_full, q_empty, dout_empty, slopes_full, sum_full, sum_empty;
+    u32 ticket_full, ticket_empty;
+    volatile int* tickets;
+
+    // The ticket of a round, which thread 0 takes; the caller has read it before when it asks for the one after the next.
+    __device__ __forceinline__ int ticket(u32 round) const {
+        barrier_wait(ticket_full + 8 * (round % 2), round / 2 & 1);
+        return tickets[round % 2];
+    }
+    __device__ __forceinline__ void ticket_read(u32 round) const { barrier_arrive(ticket_empty + 8 * (round % 2)); }
 };
-__device__ __forceinline__ Places prepared(u32* tickets) {
+__device__ __forceinline__ Places prepared() {
     extern __shared__ __align__(1024) unsigned char raw[];
     Places at;
     at.k = shared_address(raw);
@@ -69,7 +79,8 @@ __device__ __forceinline__ Places prepared(u32* tickets) {
     at.sums = at.slopes + 2 * SLOPE_BYTES;
     at.numbers = at.sums + SUM_BYTES;
     Barriers& barriers = *reinterpret_cast<Barriers*>(raw + (at.numbers - at.k) + Q_STAGES * NUMBER_BYTES);
-    at.own_full = shared_address(&barriers.own);
+    at.own_full = shared_address(&barriers.own_full);
+    at.own_empty = shared_address(&barriers.own_empty);
     at.q_full = shared_address(barriers.q_full);
     at.dout_full = shared_address(barriers.dout_full);
     at.q_empty = shared_address(barriers.q_empty);
@@ -77,63 +88,68 @@ __device__ __forceinline__ Places prepared(u32* tickets) {
     at.slopes_full = shared_address(barriers.slopes_full);
     at.sum_full = shared_address(barriers.sum_full);
     at.sum_empty = shared_address(barriers.sum_empty);
+    at.ticket_full = shared_address(barriers.ticket_full);
+    at.ticket_empty = shared_address(barriers.ticket_empty);
+    at.tickets = barriers.tickets;
     if (threadIdx.x == 0) {
         barrier_init(at.own_full, 1);
+        barrier_init(at.own_empty, 8);  // one arrival for each warp that computes
         for (int i = 0; i < Q_STAGES; i++) {
             barrier_init(at.q_full + 8 * i, 1);
             barrier_init(at.q_empty + 8 * i, 256);  // all that compute: each has read numbers of the stage
         }
         for (int i = 0; i < DOUT_STAGES; i++) {
             barrier_init(at.dout_full + 8 * i, 1);
-            barrier_init(at.dout_empty + 8 * i, 8);  // one arrival for each warp that computes
+            barrier_init(at.dout_empty + 8 * i, 8);
         }
         for (int i = 0; i < 2; i++) {
             barrier_init(at.slopes_full + 8 * i, 8);
             barrier_init(at.sum_full + 8 * i, 8);
             barrier_init(at.sum_empty + 8 * i, 1);
+            barrier_init(at.ticket_full + 8 * i, 1);
+            barrier_init(at.ticket_empty + 8 * i, 8 + 3);  // who computes, loads dOut, brings dQ away
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        barriers.ticket = atomicAdd(tickets, 1);
+        barriers_ready();
     }
     __syncthreads();
-    at.ticket = barriers.ticket;
     return at;
 }
 
-// Tiles of STEP rows into the stages in turn, those of each head upwards from the first, and round; with NUMBERS what attention_prepare found too.
+// Tiles of STEP rows into the stages in turn, those of each head upwards from the first, and round; with NUMBERS what
+// attention_prepare found too. `done` tiles went before.
 template <bool NUMBERS, int COUNT>
-__device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& walk, int steps, int head, u32 tile,
-                                           u32 full, u32 empty, const float* numbers, u32 number, int padded) {
+__device__ __forceinline__ void load_steps(const TensorMap& map, const Walk& walk, u32 done, int steps, int head,
+                                           u32 tile, u32 full, u32 empty, const float* numbers, u32 number, int padded) {
 #pragma unroll 1
     for (int i = 0, m = walk.start; i < steps; i++, m++) {
         if (m == walk.end) m = walk.begin;
         if (m == walk.start && i > 0) head++, numbers += 2 * padded;
-        const int stage = i % COUNT;
-        barrier_wait(empty + 8 * stage, (i / COUNT & 1) ^ 1);
+        const u32 stage = (done + i) % COUNT;
+        barrier_wait(empty + 8 * stage, ((done + i) / COUNT & 1) ^ 1);
         barrier_expect(full + 8 * stage, STEP_BYTES + (NUMBERS ? NUMBER_BYTES : 0));
         load_tile<STEP>(tile + stage * STEP_BYTES, map, full + 8 * stage, m * STEP, head, walk.batch);
         if (NUMBERS) load_bytes(number + stage * NUMBER_BYTES, numbers + 2 * m * STEP, full + 8 * stage, NUMBER_BYTES);
     }
 }
-// Every second tile of dQ, when its turn has come, into the sums; `turns` counts who has added.
-__device__ __forceinline__ void add_sums(const Places& at, const Walk& walk, int steps, int which, i64 first_tile,
-                                         int tiles, float* sums, u32* turns) {
+// Every second tile of dQ, when its turn has come, into the sums; `turns` counts who has added. `done` tiles went before.
+__device__ __forceinline__ void add_sums(const Places& at, const Walk& walk, u32 done, int steps, u32 which,
+                                         int first_tile, int tiles, float* sums, u32* turns) {
 #pragma unroll 1
     for (int i = 0, m = walk.start; i < steps; i++, m++) {
         if (m == walk.end) m = walk.begin;
         if (m == walk.start && i > 0) first_tile += tiles;
-        if (i % 2 != which) continue;
-        float* to = sums + (first_tile + m) * SUM_FLOATS;
-        const u32 from = at.sums, before = walk.before(m);
+        if ((done + i) % 2 != which) continue;
+        const u32 before = walk.before(m);
         u32* turn = turns + first_tile + m;
         if (before > 0) {
             u32 seen;
             do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
             while (seen != before);
         }
-        barrier_wait(at.sum_full + 8 * which, i / 2 & 1);
-        if (before > 0) add_bytes(to, from, SUM_BYTES);
-        else store_bytes(to, from, SUM_BYTES);
+        barrier_wait(at.sum_full + 8 * which, (done + i) / 2 & 1);
+        float* to = sums + i64(first_tile + m) * SUM_FLOATS;
+        if (before > 0) add_bytes(to, at.sums, SUM_BYTES);
+        else store_bytes(to, at.sums, SUM_BYTES);
         bulk_read();
         barrier_arrive(at.sum_empty + 8 * which);
         bulk_done();
@@ -161,46 +177,67 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
     float* sums, u32* turns, T* dk, T* dv, int queries, int padded, int keys, int heads, int group, int width,
     float scale, int low, int high, int lines, int together, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row) {
-    const Places at = prepared(turns);
-    const Walk walk(at.ticket, lines, together, queries, keys, heads / group, low, high);
-    const int first_key = walk.block * ROWS, steps = (walk.end - walk.begin) * group, tiles = padded / STEP;
-    const int head = walk.key_head * group;  // the first of those that read these keys
-    const i64 line = i64(walk.batch) * heads + head;
+    const Places at = prepared();
+    const int tiles = padded / STEP, tickets = (keys + ROWS - 1) / ROWS * lines;
+    auto walk_of = [&](int ticket) { return Walk(ticket, lines, together, queries, keys, heads / group, low, high); };
+    auto steps_of = [&](const Walk& walk) { return (walk.end - walk.begin) * group; };
+    auto first_head = [&](const Walk& walk) { return walk.key_head * group; };  // of those that read these keys
+    auto first_line = [&](const Walk& walk) { return walk.batch * heads + first_head(walk); };
+    u32 done = 0;  // steps before the keys of this round
 
-    if (threadIdx.x < 128) {  // each warp's first thread: Q, dOut, and two that bring dQ away in turn
-        fewer_registers<LOADER_REGISTERS>();
+    if (threadIdx.x < 128) {  // each warp's first thread: tickets and Q; K, V and dOut; two that bring dQ away in turn
+        fewer_registers<FEW>();
         if (threadIdx.x == 0) {
-            barrier_expect(at.own_full, 2 * TILE_BYTES);
-            load_tile<ROWS>(at.k, k_map, at.own_full, first_key, walk.key_head, walk.batch);
-            load_tile<ROWS>(at.v, v_map, at.own_full, first_key, walk.key_head, walk.batch);
-            load_steps<true, Q_STAGES>(q_map, walk, steps, head, at.q, at.q_full, at.q_empty,
-                                       numbers + 2 * line * padded, at.numbers, padded);
-        } else if (threadIdx.x == 32) {
-            load_steps<false, DOUT_STAGES>(dout_map, walk, steps, head, at.dout, at.dout_full, at.dout_empty,
-                                           nullptr, 0, 0);
+#pragma unroll 1
+            for (u32 round = 0; STAYS || round == 0; round++) {
+                barrier_wait(at.ticket_empty + 8 * (round % 2), (round / 2 & 1) ^ 1);
+                const int ticket = atomicAdd(turns, 1u);
+                at.tickets[round % 2] = ticket;
+                barrier_arrive(at.ticket_full + 8 * (round % 2));
+                if (ticket >= tickets) break;
+                const Walk walk = walk_of(ticket);
+                load_steps<true, Q_STAGES>(q_map, walk, done, steps_of(walk), first_head(walk), at.q, at.q_full,
+                                           at.q_empty, numbers + i64(first_line(walk)) * 2 * padded, at.numbers, padded);
+                done += steps_of(walk);
+            }
         } else if (threadIdx.x % 32 == 0) {
-            add_sums(at, walk, steps, threadIdx.x / 32 % 2, line * tiles, tiles, sums, turns + 1);
+            const u32 which = threadIdx.x / 32 % 2;
+#pragma unroll 1
+            for (u32 round = 0; STAYS || round == 0; round++) {
+                const int ticket = at.ticket(round);
+                at.ticket_read(round);
+                if (ticket >= tickets) break;
+                const Walk walk = walk_of(ticket);
+                if (threadIdx.x == 32) {
+                    barrier_wait(at.own_empty, (round & 1) ^ 1);
+                    barrier_expect(at.own_full, 2 * TILE_BYTES);
+                    load_tile<ROWS>(at.k, k_map, at.own_full, walk.block * ROWS, walk.key_head, walk.batch);
+                    load_tile<ROWS>(at.v, v_map, at.own_full, walk.block * ROWS, walk.key_head, walk.batch);
+                    load_steps<false, DOUT_STAGES>(dout_map, walk, done, steps_of(walk), first_head(walk), at.dout,
+                                                   at.dout_full, at.dout_empty, nullptr, 0, 0);
+                } else {
+                    add_sums(at, walk, done, steps_of(walk), which, first_line(walk) * tiles, tiles, sums, turns + 1);
+                }
+                done += steps_of(walk);
+            }
         }
     } else {
-        more_registers<REGISTERS>();
+        more_registers<MANY>();
         const int part = __shfl_sync(~0u, threadIdx.x / 128, 0) - 1;  // so the compiler knows that a warp agrees on it
         const int thread = threadIdx.x % 128, warp = thread / 32, lane = threadIdx.x % 32;
-        const int own_first = first_key + part * 64, key = own_first + warp * 16 + lane / 4;
         const u32 own_k = at.k + part * 64 * 128, own_v = at.v + part * 64 * 128;
         const float c = scale * LOG2E;
         u32 p[STEP / 4], finer[STEP / 4], ds[STEP / 4];
         float s[STEP / 2], dp[STEP / 2], dq[32], dk_sum[HEAD / 2], dv_sum[HEAD / 2];
-#pragma unroll
-        for (int j = 0; j < HEAD / 2; j++) dk_sum[j] = dv_sum[j] = 0;
-        barrier_wait(at.own_full, 0);
-        int first = walk.start * STEP;  // query of the step whose scores are next
+        int own_first = 0, key = 0;              // of this round: the warpgroup's first one, this lane's first one
+        int first = 0, begin = 0, end = 0;       // the query of the step whose scores are next; queries of the walk
 
-        auto scores = [&](int i) {
-            const int stage = i % Q_STAGES;
+        auto scores = [&](u32 i) {
+            const u32 stage = i % Q_STAGES;
             barrier_wait(at.q_full + stage * 8, i / Q_STAGES & 1);
             multiply(s, own_k, at.q + stage * STEP_BYTES);
         };
-        auto probabilities = [&](int i) {
+        auto probabilities = [&](u32 i) {
             const u32 own_numbers = at.numbers + i % Q_STAGES * NUMBER_BYTES + lane % 4 * 8;
             keep(s);
             // also behind the last key, where exp2(-lse) may be infinite and dQ would be NaN
@@ -211,7 +248,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                     if (found >= keys || found > r + high || found < r + low) s[j] = -infinity<float>();
                 }
             }
-            first = first + STEP < walk.end * STEP ? first + STEP : walk.begin * STEP;
+            first = first + STEP < end ? first + STEP : begin;
 #pragma unroll
             for (int j = 0; j < STEP / 2; j += 4) {
                 float base[2];
@@ -225,14 +262,14 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
                 }
             }
         };
-        auto values = [&](int i) {
-            const int stage = i % DOUT_STAGES;
+        auto values = [&](u32 i) {
+            const u32 stage = i % DOUT_STAGES;
             barrier_wait(at.dout_full + 8 * stage, i / DOUT_STAGES & 1);
             multiply(dp, own_v, at.dout + stage * STEP_BYTES);
             add_rows(dv_sum, p, at.dout + stage * STEP_BYTES);
         };
         // dS of both warpgroups as rows of queries, 64 keys from each; that of the step before may be read still
-        auto slopes = [&](int i) {
+        auto slopes = [&](u32 i) {
             const u32 own_numbers = at.numbers + i % Q_STAGES * NUMBER_BYTES + STEP * 4 + lane % 4 * 8;
             keep(dp);
 #pragma unroll
@@ -256,7 +293,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
             __syncwarp();
             if (lane == 0) barrier_arrive(at.slopes_full + i % 2 * 8);
         };
-        auto give_sums = [&](int i) {
+        auto give_sums = [&](u32 i) {
             keep(dq);
             const u32 to = at.sums + part * (SUM_BYTES / 2) + thread * 16;
 #pragma unroll
@@ -267,66 +304,93 @@ extern "C" __global__ __launch_bounds__(384, 1) void attention_backward(
             __syncwarp();
             if (lane == 0) barrier_arrive(at.sum_full + i % 2 * 8);
         };
-        auto sums_free = [&](int i) {  // the copy engine has read what was there before
+        auto sums_free = [&](u32 i) {  // the copy engine has read what was there before
             barrier_wait(at.sum_empty + (i + 1) % 2 * 8, ((i + 1) / 2 & 1) ^ 1);
         };
 
-        if (steps > 0) {
-            scores(0);
-            wgmma_wait<0>();
-            probabilities(0);
-            values(0);
-            wgmma_wait<1>();
-            slopes(0);
-            wgmma_wait<0>();
-            keep(p);
-            keep(dv_sum);
-            if (lane == 0) barrier_arrive(at.dout_empty);
-            for (int i = 0; i < steps - 1; i++) {
-                scores(i + 1);
+        auto release_queries = [&](u32 i) { barrier_arrive(at.q_empty + i % Q_STAGES * 8); };
+        auto release_values = [&](u32 i) {
+            if (lane == 0) barrier_arrive(at.dout_empty + i % DOUT_STAGES * 8);
+        };
+        auto store_values = [&](const Walk& walk) {
+            const float factor[2] = {UNSHIFT, UNSHIFT};
+            T* to = dv + walk.batch * dv_batch + walk.key_head * dv_head + key * dv_row;
+            store_results(dv_sum, factor, to, dv_row, keys - key, width);
+        };
+#pragma unroll 1
+        for (u32 round = 0; STAYS || round == 0; round++) {
+            const int ticket = at.ticket(round);
+            __syncwarp();
+            if (lane == 0) at.ticket_read(round);
+            if (ticket >= tickets) break;
+            const Walk walk = walk_of(ticket);
+            const u32 last = done + steps_of(walk) - 1;
+            own_first = walk.block * ROWS + part * 64, key = own_first + warp * 16 + lane / 4;
+            first = walk.start * STEP, begin = walk.begin * STEP, end = walk.end * STEP;
+#pragma unroll
+            for (int j = 0; j < HEAD / 2; j++) dk_sum[j] = dv_sum[j] = 0;
+            barrier_wait(at.own_full, round & 1);
+            if (begin < end) {
+                u32 i = done;
+                scores(i);
+                wgmma_wait<0>();
+                probabilities(i);
+                values(i);
+                wgmma_wait<1>();
+                slopes(i);
+                wgmma_wait<0>();
+                keep(p);
+                keep(dv_sum);
+                release_values(i);
+#pragma unroll 1
+                for (; i != last; i++) {
+                    scores(i + 1);
+                    add_rows(dk_sum, ds, at.q + i % Q_STAGES * STEP_BYTES);
+                    barrier_wait(at.slopes_full + i % 2 * 8, i / 2 & 1);
+                    multiply_slopes(dq, at.slopes + i % 2 * SLOPE_BYTES, at.k, part);
+                    wgmma_wait<2>();
+                    probabilities(i + 1);
+                    sums_free(i);
+                    wgmma_wait<0>();
+                    keep(ds);
+                    keep(dk_sum);
+                    release_queries(i);
+                    give_sums(i);
+                    values(i + 1);
+                    wgmma_wait<1>();
+                    slopes(i + 1);
+                    wgmma_wait<0>();
+                    keep(p);
+                    keep(dv_sum);
+                    release_values(i + 1);
+                }
                 add_rows(dk_sum, ds, at.q + i % Q_STAGES * STEP_BYTES);
                 barrier_wait(at.slopes_full + i % 2 * 8, i / 2 & 1);
                 multiply_slopes(dq, at.slopes + i % 2 * SLOPE_BYTES, at.k, part);
-                wgmma_wait<2>();
-                probabilities(i + 1);
+                store_values(walk);
                 sums_free(i);
                 wgmma_wait<0>();
                 keep(ds);
                 keep(dk_sum);
-                barrier_arrive(at.q_empty + i % Q_STAGES * 8);
+                release_queries(i);
+                if (lane == 0) barrier_arrive(at.own_empty);
                 give_sums(i);
-                values(i + 1);
-                wgmma_wait<1>();
-                slopes(i + 1);
-                wgmma_wait<0>();
-                keep(p);
-                keep(dv_sum);
-                if (lane == 0) barrier_arrive(at.dout_empty + (i + 1) % DOUT_STAGES * 8);
+            } else {
+                store_values(walk);
+                if (lane == 0) barrier_arrive(at.own_empty);
             }
-            const int i = steps - 1;
-            add_rows(dk_sum, ds, at.q + i % Q_STAGES * STEP_BYTES);
-            barrier_wait(at.slopes_full + i % 2 * 8, i / 2 & 1);
-            sums_free(i);
-            multiply_slopes(dq, at.slopes + i % 2 * SLOPE_BYTES, at.k, part);
-            wgmma_wait<0>();
-            keep(p);
-            keep(ds);
-            keep(dv_sum);
-            keep(dk_sum);
-            give_sums(i);
+            const float factor[2] = {scale * UNSHIFT, scale * UNSHIFT};
+            T* to = dk + walk.batch * dk_batch + walk.key_head * dk_head + key * dk_row;
+            store_results(dk_sum, factor, to, dk_row, keys - key, width);
+            done = last + 1;
         }
-        const float k_factor[2] = {scale * UNSHIFT, scale * UNSHIFT}, v_factor[2] = {UNSHIFT, UNSHIFT};
-        T* to_k = dk + walk.batch * dk_batch + walk.key_head * dk_head + key * dk_row;
-        T* to_v = dv + walk.batch * dv_batch + walk.key_head * dv_head + key * dv_row;
-        store_results(dk_sum, k_factor, to_k, dk_row, keys - key, width);
-        store_results(dv_sum, v_factor, to_v, dv_row, keys - key, width);
     }
 }
 
 // dQ = scale * sums, which lie as accumulators do; zeros where nobody added.
 extern "C" __global__ __launch_bounds__(256) void attention_finish(const float* sums, const u32* turns, T* dq,
     int queries, int heads, int width, float scale, i64 dq_batch, i64 dq_head, i64 dq_row) {
-    __shared__ alignas(16) T rows[STEP][HEAD + 8];
+    alignas(16) __shared__ T rows[STEP][HEAD + 8];
     const int head = blockIdx.y, batch = blockIdx.z, first = blockIdx.x * STEP;
     const int part = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
     const i64 tile = (i64(batch) * heads + head) * gridDim.x + blockIdx.x;

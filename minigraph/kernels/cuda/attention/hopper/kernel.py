@@ -118,7 +118,17 @@ def forward_tiles(shape: Shape, banded: bool) -> tuple[int, int]:
         return 2, 128 if banded and shape.keys < 4096 else 160
     if shape.head == 192:
         return 2, 80 if banded else 112  # 96 with a band spills registers under NVRTC 13.5
+    measured = shape.head == 64 and shape.queries >= 256
+    if measured and _units(shape, banded, 3, 128) > 1.2 * _units(shape, banded, 2, 128):
+        return 2, 128  # the last of the larger tiles would be half empty
     return {64: (3, 128), 256: (2, 80)}[shape.head]
+
+
+def _units(shape: Shape, banded: bool, groups: int, step: int) -> int:
+    """Rows times tiles of keys that blocks of so many warpgroups compute for a head; a band is taken for causal."""
+    rows, count = 64 * groups, blocks_for(shape.keys, step)
+    last = (min(count, blocks_for(first + rows, step)) if banded else count for first in range(0, shape.queries, rows))
+    return rows * sum(last)
 
 
 def pairs(shape: Shape, groups: int, banded: bool) -> bool:
@@ -205,15 +215,17 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     blocks, key_lines, processors = blocks_for(shape.keys, ROWS), shape.batch * key_heads, binder.device.multiprocessors
     low, high = window_of(attrs, shape)
     around = min(-low, high) >= UNBOUNDED and goes_around(key_lines, blocks, tiles, processors)
+    stays = shape.head == 64 and not around  # wider heads leave too few registers
     files = ["attention/hopper/order.cuh", "attention/hopper/backward.cu"]
     source = _source(
-        files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around)
+        files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around),
+        STAYS=int(stays),
     )  # fmt: skip
     prepared = (
         Out, grad, ins["LogSumExp"], sums_grad(ins), numbers, turns,
         *map(i32, (shape.queries, padded, shape.heads, shape.width)), *_strides(Out, layout), *_strides(grad, layout),
     )  # fmt: skip
-    grid = padded * shape.head // 8 // 256, shape.heads, shape.batch
+    grid = padded * shape.head // 8 // 256 * shape.heads, shape.batch
     binder.launch_source(source, "attention_prepare", grid, 256, *prepared)
     k_grad, v_grad = (
         outs[slot] if outs.get(slot) is not None else binder.scratch(x.shape, x.dtype)
@@ -230,7 +242,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     # K and V; stages of Q with their numbers, and of dOut; dS of two steps; dQ; barriers
     stages = step * (2 * shape.head * (Q_STAGES + STAGES) + 8 * Q_STAGES)
     shared = 4 * ROWS * shape.head + stages + 4 * step * ROWS + 4 * step * shape.head + 256
-    grid = blocks * key_lines
+    grid = min(blocks * key_lines, processors) if stays else blocks * key_lines
     binder.launch_source(source, "attention_backward", grid, THREADS, *args, shared=shared, together=around)
     if outs.get("Q_grad") is not None:
         sizes = *map(i32, (shape.queries, shape.heads, shape.width)), scale
