@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,25 @@ GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are r
 WARNED_AFTER = 8  # plans of these that were made again
 
 @dataclass(slots=True)
+class Ready:
+    """A plan with its key among all plans, and whether it changes values of the Scope on this rank without the others.
+    """
+
+    key: Any
+    plan: Any
+    alone: bool
+
+
+@dataclass(slots=True)
 class Latest:
-    """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
+    """The call of the latest run: where the next one is like it, nothing else needs to be looked at but its feeds.
 
     source        the Program or CompiledProgram
     settings      those of the backend
     own, version  the user's Program in it, and how often that had been changed
     rewritten     how often the program that runs had been changed
-    feeds         name, array class, type and shape of each feed
-    alone         whether this rank changes values of the Scope without the others
+    ready         the plans that are there for this call, by name, array class, type and shape of each feed
+    kinds         these classes
     """
 
     source: Any
@@ -67,29 +77,35 @@ class Latest:
     backend: Backend
     settings: Any
     flags: dict[str, bool]
-    feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
     program: Program
     rewritten: int
-    plan: Any
-    alone: bool
+    ready: dict[Any, Ready] = field(default_factory=dict)
+    kinds: set[type] = field(default_factory=set)
 
-    def fits(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, scope: Scope
-    ) -> bool:
-        """Whether the same plan serves this call and its feeds need no conversion."""
-        if (
-            source is not self.source or fetches != self.fetches or prune != self.prune
-            or self.own.version != self.version or self.program.version != self.rewritten
-            or self.settings != self.backend.settings() or self.flags is not flags.values
-            or type(feed) is not dict or len(feed) != len(self.feeds)
-            or seed_of(self.program, scope) != self.seed
-        ):  # fmt: skip
-            return False
-        for name, kind, dtype, shape in self.feeds:
-            array: Any = feed.get(name)
-            if type(array) is not kind or array.dtype != dtype or array.shape != shape:
-                return False
-        return True
+    def serves(self, source: Any, fetches: tuple[str, ...], prune: Prune, scope: Scope) -> bool:
+        """Whether this call differs in its feeds at the most."""
+        return (
+            source is self.source and fetches == self.fetches and prune == self.prune
+            and self.own.version == self.version and self.program.version == self.rewritten
+            and self.settings == self.backend.settings() and self.flags is flags.values
+            and seed_of(self.program, scope) == self.seed
+        )  # fmt: skip
+
+    def plan_for(self, feed: Any) -> Ready | None:
+        """The plan for feeds that need no conversion; None where none is there."""
+        if type(feed) is not dict:
+            return None
+        found = []
+        for name, array in feed.items():
+            if type(array) not in self.kinds:
+                return None
+            found.append((name, type(array), array.dtype, array.shape))
+        return self.ready.get(tuple(found))
+
+    def keep(self, arrays: Mapping[str, Any], ready: Ready) -> None:
+        """Feeds like these find this plan from now on."""
+        self.ready[tuple([(name, type(a), a.dtype, a.shape) for name, a in arrays.items()])] = ready
+        self.kinds |= {type(a) for a in arrays.values()}
 
 
 class Executor(NotPickled):
@@ -165,16 +181,20 @@ class Executor(NotPickled):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, prune, feed, scope):
-                latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, prune, feed, scope)
-            plan = latest.plan
+            known = latest is not None and latest.serves(program, fetches, prune, scope)
+            ready = latest.plan_for(feed) if latest is not None and known else None
+            if ready is None:
+                latest = None  # its plans may have to make room
+                latest, ready, feed = self._prepared(program, fetches, prune, feed, scope, known)
+            else:
+                self._plans.move_to_end(ready.key)
+            assert latest is not None
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     scope.fill(variable.name, scheduler())
-            if latest.alone:
+            if ready.alone:
                 scope.disagree()
-            fetched = plan.run(feed, scope, return_numpy)
+            fetched = ready.plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
     def _replicas_of(self, compiled: Any) -> Replicas:
@@ -185,9 +205,12 @@ class Executor(NotPickled):
             return self._replicas[compiled]
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope
-    ) -> tuple[Latest, dict[str, Any]]:
-        """The plan for a call, made unless there is one, and the feeds as arrays."""
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope, known: bool
+    ) -> tuple[Latest, Ready, dict[str, Any]]:
+        """The plan for a call, made unless there is one, and the feeds as arrays.
+
+        known   whether the latest call was like this one but for the feeds
+        """
         program, options, left = source, DEFAULT, prune
         if not isinstance(source, Program):
             if prune and isinstance(feed, Mapping):
@@ -221,13 +244,16 @@ class Executor(NotPickled):
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
-            self._make_room(key)
+            if self._make_room(key):
+                self._latest = None  # which knows plans that had to go
         self._plans.move_to_end(key)
-        feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
-        own = source if isinstance(source, Program) else source.before
-        self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now, feeds,
-                              program, program.version, plan, _acts_alone(plan, program))  # fmt: skip
-        return self._latest, arrays
+        if self._latest is None or not known:
+            own = source if isinstance(source, Program) else source.before
+            self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,
+                                  program, program.version)  # fmt: skip
+        ready = Ready(key, plan, _acts_alone(plan, program))
+        self._latest.keep(arrays, ready)
+        return self._latest, ready, arrays
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
@@ -245,9 +271,12 @@ class Executor(NotPickled):
         plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
         return AgreedPlan(plan, program, facts_of(program, types, fetches, options, together or "none"))
 
-    def _make_room(self, key: tuple[Any, ...]) -> None:
-        """For the plan that was made last: of what is too much, that goes which was not used for longest."""
-        program = key[:-1]
+    def _make_room(self, key: tuple[Any, ...]) -> bool:
+        """For the plan that was made last: of what is too much, that goes which was not used for longest.
+
+        Whether something went.
+        """
+        program, there = key[:-1], len(self._plans)
         own = [k for k in self._plans if k[:-1] == program]
         gone = own[: len(own) > PLANS_KEPT]
         if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
@@ -265,6 +294,7 @@ class Executor(NotPickled):
             self._gone[other] = None
         if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
             del self._gone[next(iter(self._gone))]
+        return len(self._plans) < there
 
     def _warn_of_turns(self, key: tuple[Any, ...]) -> None:
         """That programs take each other's room."""

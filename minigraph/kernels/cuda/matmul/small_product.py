@@ -66,9 +66,13 @@ def name(product: Product) -> str:
 
 
 def offered(binder: Binder, product: Product) -> bool:
-    """Small products of float32 that may round to TF32; those of few columns have another kernel."""
+    """Small products of float32 that may round to TF32; those with a matrix of few columns have another kernel.
+
+    Weight gradients of few rows have not: their sums are short, and both of their matrices have many columns.
+    """
     _, n, k = product.shape
-    small = product.work <= MOST and min(n, k) > COLUMNS and not product.epilogue.add
+    wide = n > COLUMNS and (k > COLUMNS or product.trans_a)
+    small = product.work <= MOST and wide and not product.epilogue.add
     return small and binder.tf32 and product.a.dtype == float32 and _capability(binder) >= TENSOR_CORES
 
 
