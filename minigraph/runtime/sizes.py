@@ -37,6 +37,7 @@ class Siblings:
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
     ends      the types of the feeds of two: the least and the largest
+    connected the ScopeArrays of the plan that looked at a Scope's arrays last
     """
 
     earlier: Earlier = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Siblings:
     plans: int = 0
     ends: tuple[Feeds, ...] = ()
     looked_ahead: bool = False
+    connected: Callable[[], Any] = lambda: None
 
     def schedule(
         self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool

@@ -180,3 +180,7 @@ def test_of_a_relu_the_first_algorithm_that_keeps_a_nan_runs(runtime, library, m
     call = gemm(5, 7, 3, epilogue="RELU_BIAS", bias=buffer(9, 7))
     assert runtime.products.plan(call, False).algorithm == named(b"second")
     assert kept == [named(b"first"), named(b"second")]
+    assert runtime.products.plan(gemm(6, 7, 3, epilogue="RELU_BIAS", bias=buffer(9, 7)), False)
+    assert len(kept) == 2, "another number of rows is no other question"
+    assert runtime.products.plan(gemm(5, 8, 3, epilogue="RELU_BIAS", bias=buffer(9, 8)), False)
+    assert len(kept) == 4

@@ -8,6 +8,7 @@ import pytest
 import minigraph as mg
 from bench import changing_shapes
 from minigraph.kernels.cuda.record.binder import Device
+from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.tensor_cores import hopper
 from minigraph.runtime import kernel_list
 from minigraph.runtime.sizes import Siblings, likely
@@ -59,6 +60,24 @@ def test_after_three_sizes_nothing_is_compiled_but_for_a_few_narrow_bands(still,
         for n in sizes[4:]:
             step(n)
     assert still.compiled <= 0.05 * few
+
+
+def test_no_batch_takes_more_memory_than_the_largest(still, monkeypatch):
+    """Not either where the library wants as much room to work in as it is offered."""
+    all_of_it = settling(lambda call: Algorithm(call.workspace.nbytes, b"any"))
+    monkeypatch.setattr(gpu_stub.StubRuntime, "settling", lambda self, *_: all_of_it)
+    made = []
+    for largest_only in (True, False):
+        with mg.static.program_guard(mg.static.Program(), mg.static.Program()), mg.static.scope_guard(mg.static.Scope()):
+            step = changing_shapes.minigraph_step("mlp", "gpu")
+            rooms = []
+            monkeypatch.setattr(
+                StillRuntime, "allocate", lambda self, n, own=gpu_stub.StubRuntime.allocate: rooms.append(n) or own(self, n)
+            )  # fmt: skip
+            for n in (256,) if largest_only else (256, 1, 2, 9, 16, 17, 40, 255):
+                step(n)
+            made.append(sum(rooms))
+    assert made[1] <= 1.05 * made[0]
 
 
 @pytest.mark.parametrize("mode", ["auto", "paged"])

@@ -155,6 +155,11 @@ class StubRuntime:
             raise MemoryError(f"the stub has {LIMIT} bytes")
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
+    def zeros(self, nbytes: int) -> StubArray:
+        made = self.allocate(nbytes)
+        made.host[...] = 0
+        return made
+
     def handed_over(self) -> None:
         """Nobody has to watch: a group's own timeout does."""
 
