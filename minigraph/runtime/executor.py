@@ -10,11 +10,8 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
 from minigraph.errors.kinds import UNKNOWN_FETCH
@@ -29,11 +26,12 @@ from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType
 
 from . import flags
-from .backend import Backend, RunnablePlan
+from .backend import RunnablePlan
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
 from .fetched import as_tensor
+from .latest import Latest, Ready
 from .options import DEFAULT, RunOptions
 from .parallel.agreement import AgreedPlan, facts_of, seed_of_rank
 from .parallel.replicas import Replicas
@@ -45,67 +43,6 @@ PLANS_KEPT = 1024  # of one of these, for the shapes that its feeds had last
 LEAST_KEPT, SPARE = 8, 1 << 30  # of these where the host has less than so many bytes left
 GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are remembered
 WARNED_AFTER = 8  # plans of these that were made again
-
-@dataclass(slots=True)
-class Ready:
-    """A plan with its key among all plans, and whether it changes values of the Scope on this rank without the others.
-    """
-
-    key: Any
-    plan: Any
-    alone: bool
-
-
-@dataclass(slots=True)
-class Latest:
-    """The call of the latest run: where the next one is like it, nothing else needs to be looked at but its feeds.
-
-    source        the Program or CompiledProgram
-    settings      those of the backend
-    own, version  the user's Program in it, and how often that had been changed
-    rewritten     how often the program that runs had been changed
-    ready         the plans that are there for this call, by name, array class, type and shape of each feed
-    kinds         these classes
-    """
-
-    source: Any
-    own: Program
-    version: int
-    fetches: tuple[str, ...]
-    prune: Prune
-    seed: int
-    backend: Backend
-    settings: Any
-    flags: dict[str, bool]
-    program: Program
-    rewritten: int
-    ready: dict[Any, Ready] = field(default_factory=dict)
-    kinds: set[type] = field(default_factory=set)
-
-    def serves(self, source: Any, fetches: tuple[str, ...], prune: Prune, scope: Scope) -> bool:
-        """Whether this call differs in its feeds at the most."""
-        return (
-            source is self.source and fetches == self.fetches and prune == self.prune
-            and self.own.version == self.version and self.program.version == self.rewritten
-            and self.settings == self.backend.settings() and self.flags is flags.values
-            and seed_of(self.program, scope) == self.seed
-        )  # fmt: skip
-
-    def plan_for(self, feed: Any) -> Ready | None:
-        """The plan for feeds that need no conversion; None where none is there."""
-        if type(feed) is not dict:
-            return None
-        found = []
-        for name, array in feed.items():
-            if type(array) not in self.kinds:
-                return None
-            found.append((name, type(array), array.dtype, array.shape))
-        return self.ready.get(tuple(found))
-
-    def keep(self, arrays: Mapping[str, Any], ready: Ready) -> None:
-        """Feeds like these find this plan from now on."""
-        self.ready[tuple([(name, type(a), a.dtype, a.shape) for name, a in arrays.items()])] = ready
-        self.kinds |= {type(a) for a in arrays.values()}
 
 
 class Executor(NotPickled):
@@ -286,7 +223,7 @@ class Executor(NotPickled):
         if len(own) == 1 and program in self._gone:
             self._again += 1
             if self._again == WARNED_AFTER:
-                self._warn_of_turns(key)
+                _warn_of_turns(self._again, [plan.seconds for k, plan in self._plans.items() if k != key])
         programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
         for other in programs[PROGRAMS_KEPT:]:
             for k in [k for k in self._plans if k[:-1] == other]:
@@ -295,20 +232,6 @@ class Executor(NotPickled):
         if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
             del self._gone[next(iter(self._gone))]
         return len(self._plans) < there
-
-    def _warn_of_turns(self, key: tuple[Any, ...]) -> None:
-        """That programs take each other's room."""
-        warnings.warn(
-            f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
-            f" {self._again} plans were made again, {self._cost(key)}; run some of the programs in an Executor of their"
-            " own to save that time",
-            stacklevel=6,
-        )
-
-    def _cost(self, key: tuple[Any, ...]) -> str:
-        """What the plans have cost that ran before this one."""
-        seconds = [plan.seconds for k, plan in self._plans.items() if k != key]
-        return f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
@@ -319,6 +242,17 @@ class Executor(NotPickled):
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:
+    """That programs take each other's room; `seconds` are what the plans have cost that ran before the latest one."""
+    cost = f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
+    warnings.warn(
+        f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
+        f" {again} plans were made again, {cost}; run some of the programs in an Executor of their own to save that"
+        " time",
+        stacklevel=6,
+    )
 
 
 def _acts_alone(plan: Any, program: Program) -> bool:

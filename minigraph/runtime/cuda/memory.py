@@ -13,10 +13,10 @@ from minigraph.kernels.cuda.record.buffer import owner
 from minigraph.kernels.one_piece import rounded
 from minigraph.program import Program
 from minigraph.runtime.schedule import Value
-from minigraph.runtime.sizes import Siblings
 
 from .bind import BoundProgram
 from .pinned import Pinned
+from .sizes import Siblings
 
 
 class SharedArena:

@@ -15,10 +15,10 @@ from minigraph.errors.kinds import OTHER_VALUE
 from minigraph.kernels import host_memory
 from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
-from minigraph.runtime.sizes import Siblings
 
 from .bind import BoundProgram
 from .memory import PlanMemory
+from .sizes import Siblings
 from .values import SMALL
 
 SPARE = 256 << 20  # bytes of the host that paged states leave

@@ -17,10 +17,10 @@ from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.program import Program
 from minigraph.program.prune import Prune
+from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
 from minigraph.types import TensorType
 
-from .cuda.placement import ArenaLayout, Layouts
-from .schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
+from .layout.placement import ArenaLayout, Layouts
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
