@@ -12,6 +12,7 @@ import minigraph as mg
 from minigraph import static
 from minigraph.errors import FeedError
 from minigraph.runtime import executor
+from minigraph.runtime.cuda import feed, staging
 from minigraph.runtime.cuda.scope_arrays import ScopeArrays
 
 
@@ -90,3 +91,23 @@ def test_plans_for_other_sizes_look_at_the_scope_once_and_again_when_it_changes(
     assert len(looked) == 2
     for rows, where, factor in ((3, other, 7), (5, scope, 3), (7, other, 7), (3, scope, 3), (11, other, 7)):
         run(rows, where, factor)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_the_driver_brings_large_feeds_to_a_gpu_that_has_nothing_to_do(stub, monkeypatch, idle):
+    monkeypatch.setattr(feed, "DIRECT", 64)
+    monkeypatch.setattr(feed, "SHARED", 4096)
+    monkeypatch.setattr(staging, "SMALL", 0)  # nothing travels with others
+    monkeypatch.setattr(stub, "is_idle", idle)
+    brought, upload = [], stub.upload
+    monkeypatch.setattr(stub, "upload", lambda array, b: brought.append(array.shape[0]) or upload(array, b))
+    main, scope, out = scaled()
+    exe = static.Executor(mg.CUDAPlace(0))
+    for rows in (2, 8, 400, 8):
+        given = ones(rows) * rows
+        (found,) = exe.run(main, {"x": given}, [out], scope=scope)
+        np.testing.assert_array_equal(found, 2 * given)
+        strided = np.asfortranarray(given)
+        (found,) = exe.run(main, {"x": strided}, [out], scope=scope)
+        np.testing.assert_array_equal(found, 2 * given)
+    assert [n for n in brought if n > 1] == ([8, 8, 8, 8] if idle else [])  # not the small, nor what threads copy

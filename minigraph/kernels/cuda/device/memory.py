@@ -193,6 +193,10 @@ class Memory:
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
 
+    def idle(self) -> bool:
+        """Whether all is done that the stream was given."""
+        return self.stream.done
+
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
