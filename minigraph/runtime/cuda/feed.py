@@ -135,7 +135,9 @@ class Feeding:
             elif name in self.small:
                 slot = slot or self.together.next()
                 np.copyto(self._view(slot, name, *self.small[name]), array)
-            elif buffer.nbytes > PINNED or (idle and name in self.direct):
+            elif buffer.nbytes > PINNED or (
+                idle and name in self.direct and array.flags.c_contiguous
+            ):
                 self.runtime.upload(array, buffer)
             else:
                 self._send_large(name, array, buffer)
