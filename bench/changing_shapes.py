@@ -162,8 +162,15 @@ def child(arm: str, model: str, place: str, steps: int, precise: bool = False) -
     return {
         "first_s": round(first, 3), "all_s": round(sum(new + old), 4), "new_ms": new_ms, "old_ms": old_ms,
         "losses": [round(x, 5) for x in losses[:COMPARED]], "mib": round(memory(arm, place), 1),
-        "versions": versions(),
+        "versions": versions(), "gpu": card() if place == "gpu" and arm == "minigraph" else None,
     }  # fmt: skip
+
+
+def card() -> str:
+    """The name of the GPU."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
 
 
 def memory(arm: str, place: str) -> float:
@@ -215,7 +222,7 @@ def main() -> None:
     report = {
         "bench": f"changing_shapes_{options.place}_{options.model}",
         "command": f"python -m bench.changing_shapes {' '.join(sys.argv[1:])}",
-        "date": now(), "machine": machine(),
+        "date": now(), "machine": machine(), "gpu": found["minigraph"][0]["gpu"],
         "versions": {k: v for runs in found.values() for k, v in runs[0]["versions"].items()},
         "rows": rows, "runs": found,
     }  # fmt: skip

@@ -89,7 +89,7 @@ class Minigraph(Arm):
         mg = self.mg = importlib.import_module("minigraph")
         memory = importlib.import_module("minigraph.runtime.memory")
         self.most_live, self.Life = memory.most_live, memory.Life
-        self.lives = importlib.import_module("minigraph.runtime.cuda.order").lives
+        self.lives = importlib.import_module("minigraph.runtime.cuda.layout.order").lives
         self.every_call = importlib.import_module("minigraph.kernels.cuda.record.call").every_call
         main, startup, parameters, self.loss, self.grads, optimizer = built(mg, row, drop)
         dtype = mg.types.as_dtype(row.dtype)

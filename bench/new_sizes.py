@@ -14,8 +14,6 @@ WARM_UP. `arena` is the largest arena of all plans over that of the largest size
 
 from __future__ import annotations
 
-import datetime
-import json
 import statistics
 import sys
 import time
@@ -25,11 +23,11 @@ from typing import Any
 import minigraph as mg
 from minigraph.program.garbage import without_collection
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
-from minigraph.runtime.sizes import Siblings
+from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.types import TensorType
 
 from .changing_shapes import LARGEST, feeds, network, sizes
-from .harness import RESULTS, machine, versions
+from .harness import machine, now, versions, write_report
 
 WARM_UP = 5  # sizes: what Python and the package keep is there
 
@@ -78,10 +76,10 @@ def main() -> None:
     rows = {model: measured(model) for model in LARGEST}
     report = {
         "bench": "new_sizes", "command": "python -m bench.new_sizes",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine(),
+        "date": now(), "machine": machine(),
         "versions": versions(), "rows": rows,
     }  # fmt: skip
-    (RESULTS / "new_sizes.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(report)
     for model, row in rows.items():
         print(model, {key: value for key, value in row.items() if key != "each_ms"})
 

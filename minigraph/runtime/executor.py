@@ -10,11 +10,8 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from minigraph.errors import OutOfMemoryError, ProgramError, nearest, require, shortened
 from minigraph.errors.kinds import UNKNOWN_FETCH
@@ -29,11 +26,12 @@ from minigraph.program.scope import Scope, global_scope
 from minigraph.types import TensorType
 
 from . import flags
-from .backend import Backend, RunnablePlan
+from .backend import RunnablePlan
 from .control.plan import plan_for
 from .devices import RUNS_AT, backend_of
 from .feeds import check_none_is_computed, checked_feeds, loaded, only_feed
 from .fetched import as_tensor
+from .latest import Latest, Ready
 from .options import DEFAULT, RunOptions
 from .parallel.agreement import AgreedPlan, facts_of, seed_of_rank
 from .parallel.replicas import Replicas
@@ -45,51 +43,6 @@ PLANS_KEPT = 1024  # of one of these, for the shapes that its feeds had last
 LEAST_KEPT, SPARE = 8, 1 << 30  # of these where the host has less than so many bytes left
 GONE_KNOWN = 256  # programs with their fetches whose plans had to go that are remembered
 WARNED_AFTER = 8  # plans of these that were made again
-
-@dataclass(slots=True)
-class Latest:
-    """The call of the latest run: where the next one is like it, nothing else needs to be looked at.
-
-    source        the Program or CompiledProgram
-    settings      those of the backend
-    own, version  the user's Program in it, and how often that had been changed
-    rewritten     how often the program that runs had been changed
-    feeds         name, array class, type and shape of each feed
-    alone         whether this rank changes values of the Scope without the others
-    """
-
-    source: Any
-    own: Program
-    version: int
-    fetches: tuple[str, ...]
-    prune: Prune
-    seed: int
-    backend: Backend
-    settings: Any
-    flags: dict[str, bool]
-    feeds: tuple[tuple[str, type, np.dtype, tuple[int, ...]], ...]
-    program: Program
-    rewritten: int
-    plan: Any
-    alone: bool
-
-    def fits(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Any, scope: Scope
-    ) -> bool:
-        """Whether the same plan serves this call and its feeds need no conversion."""
-        if (
-            source is not self.source or fetches != self.fetches or prune != self.prune
-            or self.own.version != self.version or self.program.version != self.rewritten
-            or self.settings != self.backend.settings() or self.flags is not flags.values
-            or type(feed) is not dict or len(feed) != len(self.feeds)
-            or seed_of(self.program, scope) != self.seed
-        ):  # fmt: skip
-            return False
-        for name, kind, dtype, shape in self.feeds:
-            array: Any = feed.get(name)
-            if type(array) is not kind or array.dtype != dtype or array.shape != shape:
-                return False
-        return True
 
 
 class Executor(NotPickled):
@@ -165,16 +118,20 @@ class Executor(NotPickled):
             raise ProgramError(f"scope must be a Scope, is {shortened(repr(scope))}")
         with self._lock, scope.lock:
             latest = self._latest
-            if latest is None or not latest.fits(program, fetches, prune, feed, scope):
-                latest = None  # its plan may have to make room
-                latest, feed = self._prepared(program, fetches, prune, feed, scope)
-            plan = latest.plan
+            known = latest is not None and latest.serves(program, fetches, prune, scope)
+            ready = latest.plan_for(feed) if latest is not None and known else None
+            if ready is None:
+                latest = None  # its plans may have to make room
+                latest, ready, feed = self._prepared(program, fetches, prune, feed, scope, known)
+            else:
+                self._plans.move_to_end(ready.key)
+            assert latest is not None
             for variable, scheduler in latest.program.lr_schedulers:
                 if scope.has(variable.name):
                     scope.fill(variable.name, scheduler())
-            if latest.alone:
+            if ready.alone:
                 scope.disagree()
-            fetched = plan.run(feed, scope, return_numpy)
+            fetched = ready.plan.run(feed, scope, return_numpy)
         return fetched if return_numpy else [as_tensor(value) for value in fetched]
 
     def _replicas_of(self, compiled: Any) -> Replicas:
@@ -185,9 +142,12 @@ class Executor(NotPickled):
             return self._replicas[compiled]
 
     def _prepared(
-        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope
-    ) -> tuple[Latest, dict[str, Any]]:
-        """The plan for a call, made unless there is one, and the feeds as arrays."""
+        self, source: Any, fetches: tuple[str, ...], prune: Prune, feed: Mapping[str, Any], scope: Scope, known: bool
+    ) -> tuple[Latest, Ready, dict[str, Any]]:
+        """The plan for a call, made unless there is one, and the feeds as arrays.
+
+        known   whether the latest call was like this one but for the feeds
+        """
         program, options, left = source, DEFAULT, prune
         if not isinstance(source, Program):
             if prune and isinstance(feed, Mapping):
@@ -221,13 +181,16 @@ class Executor(NotPickled):
                     plan = self._make_plan(program, arrays, fetches, left, seed, options, together)
             plan.seconds += time.perf_counter() - start
             self._plans[key] = plan
-            self._make_room(key)
+            if self._make_room(key):
+                self._latest = None  # which knows plans that had to go
         self._plans.move_to_end(key)
-        feeds = tuple((name, type(a), a.dtype, a.shape) for name, a in arrays.items())
-        own = source if isinstance(source, Program) else source.before
-        self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now, feeds,
-                              program, program.version, plan, _acts_alone(plan, program))  # fmt: skip
-        return self._latest, arrays
+        if self._latest is None or not known:
+            own = source if isinstance(source, Program) else source.before
+            self._latest = Latest(source, own, own.version, fetches, prune, seed, self.backend, settings, set_now,
+                                  program, program.version)  # fmt: skip
+        ready = Ready(key, plan, _acts_alone(plan, program))
+        self._latest.keep(arrays, ready)
+        return self._latest, ready, arrays
 
     def _make_plan(
         self, program: Program, arrays: Mapping[str, Any], fetches: tuple[str, ...], prune: Prune,
@@ -245,9 +208,12 @@ class Executor(NotPickled):
         plan = plan_for(self.backend, program, types, fetches, prune, seed_of_rank(seed), options)
         return AgreedPlan(plan, program, facts_of(program, types, fetches, options, together or "none"))
 
-    def _make_room(self, key: tuple[Any, ...]) -> None:
-        """For the plan that was made last: of what is too much, that goes which was not used for longest."""
-        program = key[:-1]
+    def _make_room(self, key: tuple[Any, ...]) -> bool:
+        """For the plan that was made last: of what is too much, that goes which was not used for longest.
+
+        Whether something went.
+        """
+        program, there = key[:-1], len(self._plans)
         own = [k for k in self._plans if k[:-1] == program]
         gone = own[: len(own) > PLANS_KEPT]
         if len(own) > LEAST_KEPT and len(own) % LEAST_KEPT == 1 and _host_is_full():  # to ask takes milliseconds
@@ -257,7 +223,7 @@ class Executor(NotPickled):
         if len(own) == 1 and program in self._gone:
             self._again += 1
             if self._again == WARNED_AFTER:
-                self._warn_of_turns(key)
+                _warn_of_turns(self._again, [plan.seconds for k, plan in self._plans.items() if k != key])
         programs = list(dict.fromkeys(k[:-1] for k in reversed(self._plans)))
         for other in programs[PROGRAMS_KEPT:]:
             for k in [k for k in self._plans if k[:-1] == other]:
@@ -265,20 +231,7 @@ class Executor(NotPickled):
             self._gone[other] = None
         if len(self._gone) > GONE_KNOWN:  # the oldest: at most its return is not counted
             del self._gone[next(iter(self._gone))]
-
-    def _warn_of_turns(self, key: tuple[Any, ...]) -> None:
-        """That programs take each other's room."""
-        warnings.warn(
-            f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
-            f" {self._again} plans were made again, {self._cost(key)}; run some of the programs in an Executor of their"
-            " own to save that time",
-            stacklevel=6,
-        )
-
-    def _cost(self, key: tuple[Any, ...]) -> str:
-        """What the plans have cost that ran before this one."""
-        seconds = [plan.seconds for k, plan in self._plans.items() if k != key]
-        return f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
+        return len(self._plans) < there
 
     def close(self) -> None:
         """Drop all plans and their buffers."""
@@ -289,6 +242,17 @@ class Executor(NotPickled):
             self._plans.clear()
             self._gone.clear()
             self._latest, self.backend, self._again = None, backend_of(self.place), 0
+
+
+def _warn_of_turns(again: int, seconds: Sequence[float]) -> None:
+    """That programs take each other's room; `seconds` are what the plans have cost that ran before the latest one."""
+    cost = f"{_duration(sum(seconds) / len(seconds))} on average and {_duration(max(seconds))} at the most"
+    warnings.warn(
+        f"more programs and lists of fetches take turns than the {PROGRAMS_KEPT} of which one executor keeps plans:"
+        f" {again} plans were made again, {cost}; run some of the programs in an Executor of their own to save that"
+        " time",
+        stacklevel=6,
+    )
 
 
 def _acts_alone(plan: Any, program: Program) -> bool:

@@ -180,3 +180,19 @@ def test_of_a_relu_the_first_algorithm_that_keeps_a_nan_runs(runtime, library, m
     call = gemm(5, 7, 3, epilogue="RELU_BIAS", bias=buffer(9, 7))
     assert runtime.products.plan(call, False).algorithm == named(b"second")
     assert kept == [named(b"first"), named(b"second")]
+    assert runtime.products.plan(gemm(6, 7, 3, epilogue="RELU_BIAS", bias=buffer(9, 7)), False)
+    assert len(kept) == 2, "another number of rows is no other question"
+    assert runtime.products.plan(gemm(5, 8, 3, epilogue="RELU_BIAS", bias=buffer(9, 8)), False)
+    assert len(kept) == 4
+
+
+def test_memory_of_zeros_is_filled_in_the_order_of_the_stream(runtime, driver):
+    driver.ndarray.return_value.nbytes, driver.ndarray.return_value.data.ptr = 700, 4096
+    assert runtime.zeros(700) is driver.ndarray.return_value
+    assert driver.asked[-1] == ("fill", 4096, 0, 700, runtime.stream.ptr)
+
+
+def test_a_runtime_is_idle_when_its_stream_is_done(runtime):
+    for done in (True, False):
+        runtime.stream.done = done
+        assert runtime.idle() == done

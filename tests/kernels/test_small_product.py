@@ -187,6 +187,17 @@ def test_where_it_is_offered_and_where_it_comes_first():
     assert names == ["library"] and "rows of B have 1023 elements" in notes[0][1]
 
 
+@pytest.mark.parametrize("rows", [1, 4, 16, 20])
+def test_weight_gradients_of_few_rows_need_no_library(rows):
+    """Which takes tens of milliseconds to load, and memory to work in that a larger batch does not need."""
+    shape, binder = (1024, 784, rows), Binder(tf32=True)
+    binder.begin(0)
+    names, _ = ways_of(small_product, binder, product_of(*buffers(shape, True), shape, True))
+    assert names == [small_product.NAME, "library"]
+    forward = choice((256, 1024, rows))[0]
+    assert forward[0] == (small_product.NAME if rows > 16 else "library"), "few columns have a kernel of their own"
+
+
 def test_sums_are_shared_where_tiles_are_few():
     hopper, ampere = Binder(), Binder(Device("sm_80", 108))
     shapes = (256, 1024, 1024), (1024, 1024, 256), (512, 768, 768), (64, 512, 512), (64, 512, 128)

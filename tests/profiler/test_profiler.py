@@ -14,8 +14,8 @@ from minigraph.errors import FeedError, ProgramError
 from minigraph.kernels.cpu import peaks as cpu_peaks
 from minigraph.kernels.peaks import Peaks
 from minigraph.program.scope import Scope
-from minigraph.runtime.cuda.graph_streams import OnStream
 from minigraph.runtime.cuda.inspect.profile import starts
+from minigraph.runtime.cuda.layout.graph_streams import OnStream
 from minigraph.static import BuildStrategy, CompiledProgram, Executor
 from tests.gpu import profile as gpu_profile
 from tests.gpu.capture import Case, same, trace

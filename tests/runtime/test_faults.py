@@ -11,7 +11,7 @@ from minigraph.kernels.cuda.record.calls import Launch
 from minigraph.opdef import OPS, OpDef
 from minigraph.program.builder import Builder
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
-from minigraph.runtime.cuda.order import dependencies
+from minigraph.runtime.cuda.layout.order import dependencies
 from minigraph.types import TensorType
 from tests.gpu import faults as gpu_faults
 from tests.gpu.faults import LEVELS, OPTIMIZERS, Net

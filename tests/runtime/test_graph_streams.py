@@ -10,8 +10,8 @@ import pytest
 import minigraph as mg
 from minigraph.compiler.strategy import BuildStrategy
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.graph_streams import assign_streams, assigned, followers, waits
-from minigraph.runtime.cuda.order import Unit, dependencies
+from minigraph.runtime.cuda.layout.graph_streams import assign_streams, assigned, followers, waits
+from minigraph.runtime.cuda.layout.order import Unit, dependencies
 from minigraph.types import TensorType, float32
 from tests.runtime.test_memory import happened_before
 

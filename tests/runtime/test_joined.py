@@ -15,7 +15,7 @@ from minigraph.kernels.cuda.record.buffer import Buffer
 from minigraph.program.scope import Scope
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.cuda.joins import joins
-from minigraph.runtime.cuda.order import Unit
+from minigraph.runtime.cuda.layout.order import Unit
 from minigraph.runtime.executor import Executor
 from minigraph.types import CUDAPlace, TensorType, as_dtype, float32
 from tests.kernels.test_cuda_compile import require_clean

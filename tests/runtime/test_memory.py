@@ -20,10 +20,10 @@ from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.program import Program
 from minigraph.program.builder import Builder
 from minigraph.runtime import memory
-from minigraph.runtime.cuda import graph_streams, placement
 from minigraph.runtime.cuda.bind import bind_program
-from minigraph.runtime.cuda.graph_streams import assigned, waits
-from minigraph.runtime.cuda.order import Unit, dependencies, greedy, lives
+from minigraph.runtime.cuda.layout import graph_streams, placement
+from minigraph.runtime.cuda.layout.graph_streams import assigned, waits
+from minigraph.runtime.cuda.layout.order import Unit, dependencies, greedy, lives
 from minigraph.runtime.executor import Executor
 from minigraph.runtime.memory import (
     Life,

@@ -15,8 +15,8 @@ from minigraph.kernels.cuda.record.call import every_call
 from minigraph.kernels.cuda.record.calls import Choice, Launch
 from minigraph.kernels.cuda.record.moved import Repeats
 from minigraph.runtime.cuda.bind import BoundProgram, bind_program
+from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.runtime.options import DEFAULT
-from minigraph.runtime.sizes import Siblings
 from minigraph.types import TensorType
 from tests.support.grades import graded
 from tests.support.random_programs import random_program

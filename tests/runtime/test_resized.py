@@ -10,10 +10,10 @@ import pytest
 
 import minigraph as mg
 from minigraph.errors import ShapeError
-from minigraph.runtime import sizes as sizes_module
+from minigraph.runtime.cuda import sizes as sizes_module
 from minigraph.runtime.cuda.bind import bind_program
+from minigraph.runtime.cuda.sizes import Siblings
 from minigraph.runtime.schedule import Schedule
-from minigraph.runtime.sizes import Siblings
 from minigraph.types import TensorType
 from tests.runtime.test_memory import Conflict, check_memory
 from tests.runtime.test_repeats import facts
@@ -106,7 +106,7 @@ def test_a_layout_of_others_is_seen(monkeypatch, forgotten):
             return len(pieces) == len(self.pieces) and self.asked == asked
         return len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
-    monkeypatch.setattr("minigraph.runtime.cuda.placement.ArenaLayout.holds", holds)
+    monkeypatch.setattr("minigraph.runtime.cuda.layout.placement.ArenaLayout.holds", holds)
     with pytest.raises((Conflict, AssertionError, KeyError)):
         list(map(check_plans, range(40)))
 

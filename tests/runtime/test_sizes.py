@@ -8,9 +8,10 @@ import pytest
 import minigraph as mg
 from bench import changing_shapes
 from minigraph.kernels.cuda.record.binder import Device
+from minigraph.kernels.cuda.record.workspace import Algorithm, settling
 from minigraph.kernels.cuda.tensor_cores import hopper
 from minigraph.runtime import kernel_list
-from minigraph.runtime.sizes import Siblings, likely
+from minigraph.runtime.cuda.sizes import Siblings, likely
 from minigraph.types import TensorType, float32, int64
 from tests.support import gpu_stub
 
@@ -59,6 +60,25 @@ def test_after_three_sizes_nothing_is_compiled_but_for_a_few_narrow_bands(still,
         for n in sizes[4:]:
             step(n)
     assert still.compiled <= 0.05 * few
+
+
+def test_no_batch_takes_more_memory_than_the_largest(still, monkeypatch):
+    """Not either where the library wants as much room to work in as it is offered."""
+    all_of_it = settling(lambda call: Algorithm(call.workspace.nbytes, b"any"))
+    monkeypatch.setattr(gpu_stub.StubRuntime, "settling", lambda self, *_: all_of_it)
+    rooms, own = [], gpu_stub.StubRuntime.allocate
+    monkeypatch.setattr(StillRuntime, "allocate", lambda self, nbytes: rooms.append(nbytes) or own(self, nbytes))
+
+    def taken(*sizes: int) -> int:
+        rooms.clear()
+        main, startup, scope = mg.static.Program(), mg.static.Program(), mg.static.Scope()
+        with mg.static.program_guard(main, startup), mg.static.scope_guard(scope):
+            step = changing_shapes.minigraph_step("mlp", "gpu")
+            for n in sizes:
+                step(n)
+        return sum(rooms)
+
+    assert taken(256, 1, 2, 9, 16, 17, 40, 255) <= 1.05 * taken(256)
 
 
 @pytest.mark.parametrize("mode", ["auto", "paged"])

@@ -133,10 +133,12 @@ class StubRuntime:
 
     lane_ahead    which lane of a Pipeline runs as far ahead as it may, see run_ahead
     pinned_limit  bytes of pinned memory that the "host" has left
+    is_idle       whether it says that it has done all that it was given
     """
 
     lane_ahead = -1
     pinned_limit = LIMIT
+    is_idle = False
 
     device = Device(multiprocessors=1)  # blocks run one after the other: none may wait for one that comes later
     stream = Stream()
@@ -154,6 +156,14 @@ class StubRuntime:
         if nbytes > LIMIT:
             raise MemoryError(f"the stub has {LIMIT} bytes")
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
+
+    def zeros(self, nbytes: int) -> StubArray:
+        made = self.allocate(nbytes)
+        made.host[...] = 0
+        return made
+
+    def idle(self) -> bool:
+        return self.is_idle
 
     def handed_over(self) -> None:
         """Nobody has to watch: a group's own timeout does."""

@@ -6,7 +6,7 @@
       -> guards.py     which calls leave the Scope alone after a fault
       -> staging.py    what travels between host and GPU in one copy
       -> joins.py      calls that become one launch
-      -> placement.py  the order of the calls, offsets in one arena
+      -> layout/       the order of the calls, offsets in one arena, streams of the captured graph
 
 Binding needs shapes only; addresses come when the arena is allocated and the Scope's arrays are known.
 """
@@ -26,16 +26,16 @@ from minigraph.runtime.memory import Life, most_live
 from minigraph.runtime.options import DEFAULT, RunOptions
 from minigraph.runtime.parallel.gpu_pieces import lay_pieces
 from minigraph.runtime.schedule import Schedule
-from minigraph.runtime.sizes import Siblings
 from minigraph.runtime.undo import last_report
 from minigraph.types import TensorType
 
 from .checks import Checks
-from .graph_streams import OnStream
 from .guards import check_guards, tell_guards
 from .joins import candidates, joins
-from .placement import ArenaLayout, Units, place, units_of
+from .layout.graph_streams import OnStream
+from .layout.placement import ArenaLayout, Units, place, units_of
 from .recording import record
+from .sizes import Siblings
 from .staging import Staging, staging_of
 from .strided import show, show_changes_of_shape
 from .values import constant_steps, value_buffers

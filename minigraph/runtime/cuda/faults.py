@@ -20,11 +20,10 @@ class Faults:
     """
 
     def __init__(self, bound: BoundProgram, runtime: Any, memory: Any) -> None:
-        """`memory` holds the record."""
+        """`memory` holds the record, of zeros: there is none."""
         self.runtime, self.memory = runtime, memory
         self.record, self.wrong, self.schedule = bound.binder.fault, bound.binder.wrong, bound.schedule
         self.checks = bound.checks
-        self.clear()
 
     def clear(self) -> None:
         """There is none."""

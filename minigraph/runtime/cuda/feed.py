@@ -1,5 +1,9 @@
 """How feeds reach a CudaPlan: from the host through pinned memory, from a GPU's arrays by copies, or not at all.
 
+Through pinned memory of ours the host need not wait for what the GPU has to do before. Where that is nothing, as after
+a run whose results were fetched, the driver brings a larger array to the GPU in less time: it transfers the first
+pieces while it copies the next ones (bench/results/studies/feeds.json).
+
 An array of the GPU that comes again and again at the same place, as the buffers of a loader do, is read where it lies:
 the plan has a binding for these addresses (PLACES_KEPT at the most). Others are copied into the plan's memory.
 """
@@ -23,6 +27,7 @@ from .pinned import Pinned, Ring, StagingSlot
 
 PINNED = 64 << 20  # bytes of a feed up to which it has pinned memory of its own
 SHARED, PIECE = 8 << 20, 1 << 20  # bytes of a feed from which threads copy it together, and of what one takes at a time
+DIRECT = 1 << 20  # bytes from which the driver brings an array that one thread would copy, where the GPU is idle
 PLACES_KEPT, PLACES_SEEN = 8, 64  # sets of addresses with a binding of their own; that are remembered
 OFTEN = 3  # times that feeds lay at the same places before these get a binding
 
@@ -60,6 +65,7 @@ class Feeding:
                     self.small[name] = at[id(buffer)], buffer
         self.together = pinned.slots(runtime, "together", self.nbytes)
         self.large: dict[str, Ring[StagingSlot]] = {}
+        self.direct = {name for name, b in self.targets.items() if DIRECT <= b.nbytes < SHARED}
         self.views: dict[tuple[StagingSlot, str], np.ndarray] = {}
         self.settle()
         self.copied: Places = (0,) * len(self.targets)
@@ -121,7 +127,7 @@ class Feeding:
     def send(self, feeds: Mapping[str, Any], runs: int, route: Route) -> None:
         """Feeds and the run counter to the GPU, in the order of the stream; `end` must follow the calls."""
         slot = self.together.next() if self.counts_runs else None
-        taken = []
+        taken, idle = [], bool(self.direct) and self.runtime.idle()
         for name, buffer in route.copied:
             array = feeds[name]
             if not isinstance(array, np.ndarray):
@@ -129,7 +135,9 @@ class Feeding:
             elif name in self.small:
                 slot = slot or self.together.next()
                 np.copyto(self._view(slot, name, *self.small[name]), array)
-            elif buffer.nbytes > PINNED:
+            elif buffer.nbytes > PINNED or (
+                idle and name in self.direct and array.flags.c_contiguous
+            ):
                 self.runtime.upload(array, buffer)
             else:
                 self._send_large(name, array, buffer)

@@ -14,7 +14,7 @@ from minigraph.kernels.cuda.fused.joined_head import head, heads, single
 from minigraph.kernels.cuda.record.call import Call
 from minigraph.kernels.cuda.record.calls import Launch
 
-from .order import Unit, conflict
+from .layout.order import Unit, conflict
 
 
 @dataclass

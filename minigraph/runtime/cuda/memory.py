@@ -8,16 +8,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from minigraph.errors import OutOfMemoryError
 from minigraph.kernels.cuda.record.buffer import owner
+from minigraph.kernels.one_piece import rounded
 from minigraph.program import Program
 from minigraph.runtime.schedule import Value
-from minigraph.runtime.sizes import Siblings
 
 from .bind import BoundProgram
 from .pinned import Pinned
+from .sizes import Siblings
 
 
 class SharedArena:
@@ -80,14 +79,13 @@ class PlanMemory:
     def __init__(self, bound: BoundProgram, runtime: Any, shared: SharedMemory) -> None:
         self.bound, self.runtime, self.arena, self.made = bound, runtime, shared.arena(), 0
         self.follow()
-        size = bound.staging.nbytes
-        empty = np.zeros(size, np.uint8)  # gaps are copied, too
-        self.staging = self.allocated(partial(runtime.to_device, empty), "small feeds and results", size)
-        size = bound.constant_bytes
-        self.constants = self.allocated(partial(runtime.allocate, size), "constants", size)
-        for memory, placed in ((self.staging, bound.staging.fields), (self.constants, bound.constants)):
+        own = rounded(bound.staging.nbytes)
+        size = own + bound.constant_bytes
+        self.staging = self.allocated(partial(runtime.zeros, size), "small feeds and results, and constants", size)
+        start = self.staging.data.ptr  # the constants lie behind it
+        for first, placed in ((start, bound.staging.fields), (start + own, bound.constants)):
             for buffer, offset in placed:
-                buffer.ptr = memory.data.ptr + offset
+                buffer.ptr = first + offset
 
     def follow(self) -> bool:
         """Let temporaries lie where the arena lies now; whether that is elsewhere than before."""

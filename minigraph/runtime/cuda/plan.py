@@ -80,7 +80,7 @@ class CudaPlan:
             address, pinned = self.memory.staging.data.ptr, self.shared.pinned
             self.feeding = Feeding(self.bound, runtime, address, counts_runs, pinned)
             self.prepare_fetches()
-        self.arrays = ScopeArrays(self.bound, runtime, self.memory)
+        self.arrays = ScopeArrays(self.bound, runtime, self.memory, self.siblings)
         self.constants_are_computed = False
         self.short = self.bound.arena_bytes + sum(b.nbytes for b in self.bound.outside.values()) <= SHORT
         self.watched: Any = None  # the set of a Scope in which the faults stand
@@ -210,7 +210,8 @@ class CudaPlan:
                 key = own, self.feeding.copied
         if key not in self.bindings:
             start = time.perf_counter()
-            self.bindings[key] = self.memory.allocated(partial(self._bind, key[1]), "what its kernels read")
+            with without_collection():
+                self.bindings[key] = self.memory.allocated(partial(self._bind, key[1]), "what its kernels read")
             self.seconds += time.perf_counter() - start
         return self.bindings[key]
 

@@ -63,6 +63,12 @@ class Memory:
         """Bytes of device memory, aligned to 512."""
         return self.empty((max(nbytes, 1),), np.dtype("uint8"))
 
+    def zeros(self, nbytes: int) -> cupy.ndarray:
+        """The same, with nothing but zeros in the order of the stream."""
+        made = self.allocate(nbytes)
+        cupy.cuda.runtime.memsetAsync(made.data.ptr, 0, made.nbytes, self.stream.ptr)
+        return made
+
     def give_back(self) -> None:
         """Let others have what CuPy keeps of memory that nobody uses."""
         with cupy.cuda.Device(self.device.index):
@@ -186,6 +192,10 @@ class Memory:
             cupy.cuda.runtime.memcpyAsync(
                 buffer.address, source.data.ptr, buffer.nbytes, DEVICE_TO_DEVICE, self.stream.ptr
             )
+
+    def idle(self) -> bool:
+        """Whether all is done that the stream was given."""
+        return self.stream.done
 
     def pinned(self, nbytes: int) -> np.ndarray:
         """Bytes of the host that the GPU reads and writes without a copy in between."""

@@ -22,10 +22,12 @@ class Products:
     """cuBLASLt on one GPU.
 
     memory   the Memory of that GPU, for trials with NaN
+    tried    whether an algorithm keeps a NaN, by all that its kernel may depend on: how many rows there are does not
     """
 
     def __init__(self, memory: Any) -> None:
         self.memory, self.handle = memory, lt.create()
+        self.tried: dict[Any, bool] = {}
 
     def chosen(self, tf32: bool) -> Chosen:
         """What answers which algorithm would run, asked for each kind of product once; None where there is none."""
@@ -59,7 +61,10 @@ class Products:
         for one in (plan, *(LtPlan(self.handle, plan.call, tf32, form) for form in others)):
             for candidate in one.candidates:
                 one.choose(candidate)
-                if self._keeps_nan(one):
+                key = tf32, candidate, _but_for_rows(one.call)
+                if key not in self.tried:
+                    self.tried[key] = self._keeps_nan(one)
+                if self.tried[key]:
                     return one
         raise Unsupported("every algorithm turns NaN into 0")
 
@@ -81,6 +86,15 @@ def question(call: Gemm) -> tuple[Any, ...]:
     return (
         call.m, call.n, call.k, call.trans_a, call.trans_b, call.epilogue, call.aux_ld, call.beta, call.batch,
         call.strides, room, *((b.dtype, lies_as(b)) for b in call.operands),
+    )  # fmt: skip
+
+
+def _but_for_rows(call: Gemm) -> tuple[Any, ...]:
+    """A product at its addresses, whatever its number of rows; where A is stored by columns, these are a length."""
+    m = call.m if call.trans_a else None
+    return (
+        m, call.n, call.k, call.trans_a, call.trans_b, call.epilogue, call.beta, call.batch,
+        *((b.dtype, alignment(b.address)) for b in call.operands),
     )  # fmt: skip
 
 

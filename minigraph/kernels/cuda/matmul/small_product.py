@@ -6,10 +6,11 @@ are too few for all multiprocessors, and every kernel beside them costs another 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from minigraph.kernels.cuda.record.binder import Binder, blocks_for, i32, i64
-from minigraph.kernels.cuda.record.compile import read_source
+from minigraph.kernels.cuda.record.compile import KEPT, read_source
 from minigraph.types import float32
 
 from .narrow_product import COLUMNS
@@ -66,9 +67,13 @@ def name(product: Product) -> str:
 
 
 def offered(binder: Binder, product: Product) -> bool:
-    """Small products of float32 that may round to TF32; those of few columns have another kernel."""
+    """Small products of float32 that may round to TF32; those with a matrix of few columns have another kernel.
+
+    Weight gradients of few rows have not: their sums are short, and both of their matrices have many columns.
+    """
     _, n, k = product.shape
-    small = product.work <= MOST and min(n, k) > COLUMNS and not product.epilogue.add
+    wide = n > COLUMNS and (k > COLUMNS or product.trans_a)
+    small = product.work <= MOST and wide and not product.epilogue.add
     return small and binder.tf32 and product.a.dtype == float32 and _capability(binder) >= TENSOR_CORES
 
 
@@ -91,6 +96,12 @@ def refusal(product: Product) -> str | None:
     return None
 
 
+@lru_cache(maxsize=KEPT)
+def _source(head: str) -> str:
+    """The text of the kernel with these `#define`s; the same text each time, so that it is hashed once."""
+    return "".join([read_source("record/prelude.cuh"), head, *map(read_source, FILES)])
+
+
 def bind(binder: Binder, product: Product, tiling: SmallTiling | None = None) -> None:
     """Record the product with all of its epilogue but `add`."""
     m, n, k = product.shape
@@ -104,8 +115,7 @@ def bind(binder: Binder, product: Product, tiling: SmallTiling | None = None) ->
         "DRELU": int(around.slope == "relu"), "COLUMNS": 0 if sums is None else 2 if around.sums_of_a else 1,
         "KEEP": int(around.activation_input is not None), **around.texts(),
     }  # fmt: skip
-    head = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    source = "".join([read_source("record/prelude.cuh"), head, *map(read_source, FILES)])
+    source = _source("".join(f"#define {key} {value}\n" for key, value in defines.items()))
     width = mask.shape[-1] if mask is not None else 0
     covered = max(n, 8 * width) if relu else n  # the mask's padding is written too
     tiles_m, tiles_n = blocks_for(m, tiling.rows), blocks_for(covered, tiling.columns)

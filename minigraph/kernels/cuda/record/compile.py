@@ -172,7 +172,8 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
 class SideBySide:
     """Brings cubins of sources to the disk in threads of its own, while the caller goes on.
 
-    begun  {source: what says that it was compiled} of those that were not there;  there: the other sources
+    begun  {source: what says that it was compiled} of those that were not there
+    there  the other sources, of all that were asked for: each is looked for once
     """
 
     def __init__(self, arch: str) -> None:
@@ -192,7 +193,7 @@ class SideBySide:
     def end(self) -> int:
         """Wait for all that has begun, and let the threads go; how many were not there."""
         begun, pool = self.begun, self._pool
-        self.begun, self.there, self._pool = {}, set(), None
+        self.begun, self._pool = {}, None
         if pool is None:
             return 0
 
@@ -203,6 +204,7 @@ class SideBySide:
         with pool, told(said):
             for one in begun.values():
                 one.result()
+        self.there |= begun.keys()
         return len(begun)
 
     def _compile(self, source: str) -> None:

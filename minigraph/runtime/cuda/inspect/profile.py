@@ -7,7 +7,7 @@ from typing import Any
 
 from minigraph.kernels.cuda.record.call import RunnableCall
 from minigraph.runtime.cuda.bind import BoundProgram
-from minigraph.runtime.cuda.graph_streams import OnStream
+from minigraph.runtime.cuda.layout.graph_streams import OnStream
 from minigraph.runtime.profiling import TimedCall
 
 from .kernels import listed, operators

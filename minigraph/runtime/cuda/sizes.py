@@ -17,10 +17,10 @@ from minigraph.errors import MinigraphError
 from minigraph.kernels.cuda.record.moved import Earlier
 from minigraph.program import Program
 from minigraph.program.prune import Prune
+from minigraph.runtime.schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
 from minigraph.types import TensorType
 
-from .cuda.placement import ArenaLayout, Layouts
-from .schedule import Schedule, Show, Step, Value, check_accepted, flat, inferred
+from .layout.placement import ArenaLayout, Layouts
 
 ENOUGH = 3  # sizes: a program with fewer has batches and a last one, or a test
 PARTS = 8  # of the largest size, even and odd ones, and its halves, quarters, ...: they meet nearly all forms
@@ -37,6 +37,7 @@ class Siblings:
     schedules that of the latest plan that is there, by fetches and names of feeds
     plans     how many there were
     ends      the types of the feeds of two: the least and the largest
+    connected the ScopeArrays of the plan that looked at a Scope's arrays last
     """
 
     earlier: Earlier = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Siblings:
     plans: int = 0
     ends: tuple[Feeds, ...] = ()
     looked_ahead: bool = False
+    connected: Callable[[], Any] = lambda: None
 
     def schedule(
         self, program: Program, feeds: Feeds, fetches: Sequence[str], prune: Prune, show: Show, inplace: bool

@@ -17,12 +17,12 @@ from weakref import ref
 
 from minigraph.kernels.cuda.record.buffer import Buffer, owner, root_and_offset
 from minigraph.kernels.one_piece import rounded
+from minigraph.runtime.cuda.guards import guards
+from minigraph.runtime.cuda.recording import Recorded
 from minigraph.runtime.memory import Life, apart, layout
 
 from .graph_streams import OnStream, assign_streams
-from .guards import guards
 from .order import Unit, as_late_as_possible, dependencies, greedy, lives, most_needed
-from .recording import Recorded
 
 BlocksOf = Callable[[Buffer], Sequence[Buffer]]  # see Binder.blocks
 KEPT = 8  # layouts of one program: its calls touch blocks in a few ways
