@@ -7,6 +7,7 @@ library, memory laid out and allocated. Elsewhere it is what needs no GPU of tha
 
 The program is a training step of a deep residual network: linear layers with bias and relu, the sum with
 what came two layers before, the mean, gradients, Momentum. Asked: .06, .8 and 4.5 seconds, linear in the size.
+`passes_first` is what a process pays for the first program that it compiles.
 Besides, AdamW of 1,000 tensors becomes one fused operator with its Plan: asked .3 seconds. And AdamW of 10,000
 parameters is built by `minimize`, passes all passes and gets its Plan: asked 1.5 seconds.
 """
@@ -17,9 +18,11 @@ import argparse
 import gc
 import importlib
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import minigraph as mg
@@ -106,21 +109,31 @@ def timed(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return best, result
 
 
-def measured(operators: int, passes: bool = True, repeats: int = 2) -> dict[str, Any]:
+def passes(program: Any, loss: Any) -> Any:
+    """The program after all passes."""
+    made = mg.static.CompiledProgram(program, build_strategy=mg.static.BuildStrategy.all())
+    made.program_for((loss.name,))
+    return made
+
+
+def first(operators: int, repeats: int) -> float:
+    """Seconds of all passes in a process that has compiled nothing before, the best of some."""
+    code = f"from bench.compile_time import *; print(timed(lambda p=network({operators}): passes(*p), 1)[0])"
+    command = [sys.executable, "-c", code]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "cwd": Path(__file__).parent.parent}
+    return min(float(subprocess.run(command, **how).stdout) for _ in range(repeats))
+
+
+def measured(operators: int, with_passes: bool = True, repeats: int = 2) -> dict[str, Any]:
     """Seconds of each part for one size."""
     built, (main, loss) = timed(lambda: network(operators), 1)
     types = {"x": TensorType((ROWS, WIDTH), mg.types.float32)}
     row: dict[str, Any] = {"operators": len(main.ops), "asked": ASKED.get(operators), "build": built}
     program = main
-    if passes:
-        strategy = mg.static.BuildStrategy.all
-
-        def compiled() -> Any:
-            made = mg.static.CompiledProgram(main, build_strategy=strategy())
-            made.program_for((loss.name,))
-            return made
-
-        row["passes"], made = timed(compiled, repeats)
+    if with_passes:
+        row["passes"], made = timed(lambda: passes(main, loss), repeats)
+        if operators == min(SIZES):
+            row["passes_first"] = first(operators, 2 * repeats)
         reports = made._latest.reports
         row["by_pass"] = {name: round(report.seconds, 4) for name, report in reports.items()}
         program = made.program_for((loss.name,))

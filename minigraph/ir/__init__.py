@@ -1,1 +1,1 @@
-"""Program as a networkx graph, and its other forms: text, diff, drawing."""
+"""Program as a graph, and its other forms: text, diff, drawing."""

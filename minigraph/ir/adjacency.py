@@ -1,11 +1,12 @@
-"""Adjacency: nodes and edges as a networkx graph, whose dictionaries are read and written directly.
+"""Adjacency: the edges of nodes in the form of networkx, which is imported for who asks for its graph.
 
-networkx's own views and functions take several times longer. Only this file and
-`graph.py` change these dictionaries.
+Each node holds its own two dictionaries. networkx's views and functions take several times longer, and its import
+longer than all passes of a small program. Only this file and `graph.py` change edges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 Position = tuple[str, int]  # slot, index in it
@@ -22,33 +23,28 @@ class _Single(dict[Position, Edges]):
 
 
 class Adjacency:
-    """Nodes with edges in both directions.
+    """Nodes with edges in both directions: node.before and node.after, {neighbour: {(slot, position): {}}}.
 
-    nx          a networkx.MultiDiGraph of the nodes, for its algorithms
-    pred, succ  its dictionaries {node: {neighbour: {(slot, position): {}}}}. All nodes and edges share one empty
-                dictionary of attributes, and single edges of one position theirs
+    All edges share one empty dictionary of attributes, and single edges of one position theirs.
     """
 
     def __init__(self) -> None:
-        import networkx as nx  # late: half of the time of `import minigraph`
-
-        self.nx = nx.MultiDiGraph()
-        self.pred: dict[Any, dict[Any, Any]] = self.nx._pred  # pyright: ignore[reportAttributeAccessIssue]
-        self.succ: dict[Any, dict[Any, Any]] = self.nx._succ  # pyright: ignore[reportAttributeAccessIssue]
-        self._nodes: dict[Any, dict[str, Any]] = self.nx._node  # pyright: ignore[reportAttributeAccessIssue]
         self._single = _Single()
 
-    def _add_node(self, node: Any, before: dict[Any, Edges], after: dict[Any, Edges]) -> None:
-        """Add a node with its own two dictionaries of edges; those of its neighbours stay as they are."""
-        self._nodes[node], self.pred[node], self.succ[node] = NOTHING, before, after
+    def _nodes(self) -> Iterable[Any]:
+        """All nodes."""
+        raise NotImplementedError
 
-    def _remove_node(self, node: Any) -> None:
-        """Remove a node and all its edges."""
-        for source in self.pred.pop(node):
-            del self.succ[source][node]
-        for target in self.succ.pop(node):
-            del self.pred[target][node]
-        del self._nodes[node]
+    @property
+    def nx(self) -> Any:
+        """A networkx.MultiDiGraph of the nodes as they are now, for its algorithms; it shows the edges themselves."""
+        import networkx as nx  # late: no compilation needs it
+
+        graph: Any = nx.MultiDiGraph()
+        for node in self._nodes():
+            graph._node[node] = NOTHING
+            graph._pred[node], graph._succ[node] = node.before, node.after
+        return graph
 
     def _edges_of(self, slots: dict[str, list[Any]]) -> dict[Any, Edges]:
         """The edges between a node and its neighbours by slot."""
@@ -73,25 +69,25 @@ class Adjacency:
 
     def _exchange(self, old: Any, new: Any, before: bool) -> None:
         """Let `new` have the edges of `old` on one side, too."""
-        own, others = (self.pred, self.succ) if before else (self.succ, self.pred)
-        for node, edges in own[old].items():
-            of_node, known = others[node], own[new].get(node)
+        own, others = (old.before, new.before) if before else (old.after, new.after)
+        for node, edges in own.items():
+            of_node, known = node.after if before else node.before, others.get(node)
             del of_node[old]
-            of_node[new] = own[new][node] = edges if known is None else {**known, **edges}
-        own[old].clear()
+            of_node[new] = others[node] = edges if known is None else {**known, **edges}
+        own.clear()
 
     def _connect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Add an edge."""
-        edges = self._with(self.succ[source].get(target), (slot, index))
-        self.succ[source][target] = self.pred[target][source] = edges
+        edges = self._with(source.after.get(target), (slot, index))
+        source.after[target] = target.before[source] = edges
 
     def _disconnect(self, source: Any, target: Any, slot: str, index: int) -> None:
         """Remove an edge."""
-        edges = self.succ[source][target]
+        edges = source.after[target]
         if len(edges) == 1:
-            del self.succ[source][target], self.pred[target][source]
+            del source.after[target], target.before[source]
         elif len(edges) == 2:
             (left,) = (at for at in edges if at != (slot, index))
-            self.succ[source][target] = self.pred[target][source] = self._single[left]
+            source.after[target] = target.before[source] = self._single[left]
         else:
             del edges[slot, index]

@@ -1,4 +1,4 @@
-"""Graph: a Program as a bipartite networkx graph of operators and versioned variables, for passes.
+"""Graph: a Program as a bipartite graph of operators and versioned variables, for passes.
 
     VarNode -> OpNode -> VarNode      edges carry (slot, position) as their key
 
@@ -8,7 +8,7 @@ show one order: a version is overwritten only after all its readers ran. `Graph.
 it. Operators have a `rank`, a tuple, and ranks in ascending order are
 always a valid schedule: new operators take the place of those they replace.
 
-The nodes of `graph.nx` are the OpNode and VarNode objects themselves.
+`graph.nx` is a networkx graph for who wants one; its nodes are the OpNode and VarNode objects themselves.
 """
 
 from __future__ import annotations
@@ -71,6 +71,14 @@ class VarNode:
         return None
 
     @property
+    def before(self) -> dict[OpNode, Edges]:
+        return self.written_by
+
+    @property
+    def after(self) -> dict[OpNode, Edges]:
+        return self.read_by
+
+    @property
     def consumers(self) -> list[OpNode]:
         """The operators that read this version, each once, in rank order."""
         readers = self.read_by
@@ -95,14 +103,17 @@ class VarNode:
 class OpNode:
     """One operator; the fields mean what they mean in program.Operator.
 
-    grads     the grad operators that are linked to this one, in the order of their links
-    rewriter  the pass that made this operator, None if the user's program did
+    grads          the grad operators that are linked to this one, in the order of their links
+    before, after  its adjacency in the graph: {variable that it reads, or writes: {(slot, position): ...}}
+    rewriter       the pass that made this operator, None if the user's program did
     """
 
     __slots__ = (
-        "attrs", "forward", "grad_slot", "grads", "inputs", "number", "opdef", "outputs", "rank", "rewriter", "role",
-        "scope_name", "site", "type",
+        "after", "attrs", "before", "forward", "grad_slot", "grads", "inputs", "number", "opdef", "outputs", "rank",
+        "rewriter", "role", "scope_name", "site", "type",
     )  # fmt: skip
+    before: dict[VarNode, Edges]  # from its first Graph on
+    after: dict[VarNode, Edges]
 
     def __init__(
         self, opdef: OpDef, inputs: dict[str, list[VarNode]], outputs: dict[str, list[VarNode]],
@@ -187,6 +198,9 @@ class Graph(Adjacency):
     def __contains__(self, op: OpNode) -> bool:
         return op in self._ops
 
+    def _nodes(self) -> Iterable[OpNode | VarNode]:
+        return itertools.chain(self._ops, self.vars.values())
+
     def add_var(self, name: str, type: TensorType, source: Variable | None = None) -> VarNode:
         """A new variable, or the next version of one that exists."""
         version = self.latest.get(name, -1) + 1
@@ -195,7 +209,6 @@ class Graph(Adjacency):
         if version:
             v.previous_version = self.vars[name, version - 1]
             v.previous_version.next_version = v
-        self._add_node(v, v.written_by, v.read_by)
         self.changed[v] = None
         return v
 
@@ -225,11 +238,10 @@ class Graph(Adjacency):
         """As `add_op`, of what counts as no change: the graph of a program is made so."""
         self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
-        read, written = self._edges_of(op.inputs), self._edges_of(op.outputs)
-        self._add_node(op, read, written)
-        for v, edges in read.items():
+        op.before, op.after = self._edges_of(op.inputs), self._edges_of(op.outputs)
+        for v, edges in op.before.items():
             v.read_by[op] = edges
-        for v, edges in written.items():
+        for v, edges in op.after.items():
             v.written_by[op] = edges
         if op.forward is not None:
             op.forward.grads[op] = None
@@ -267,7 +279,12 @@ class Graph(Adjacency):
         """Take an operator out; its variables stay."""
         del self._ops[op], self._by_type[op.type][op]
         self._sorted = None
-        self._remove_node(op)
+        for v in op.before:
+            del v.read_by[op]
+        for v in op.after:
+            del v.written_by[op]
+        op.before.clear()
+        op.after.clear()
         self.changed.pop(op, None)
         for node in (*op.output_vars, *op.grads):
             self.changed[node] = None
@@ -280,7 +297,6 @@ class Graph(Adjacency):
         assert v.next_version is None, f"{v} has a newer version"
         if v.previous_version is not None:
             v.previous_version.next_version = None
-        self._remove_node(v)
         self.changed.pop(v, None)
         del self.vars[v.name, v.version]
         if v.version:

@@ -86,7 +86,7 @@ FOREIGN = {
     "mpi4py": "runtime/parallel/mpi.py",
     "cuda": "kernels/cuda/record/bindings.py",  # NVIDIA's cuda.bindings
 }
-# inside functions: networkx is half of the time to import, a CPU has no GPU packages, numba and onnx are optional
+# inside functions: networkx is for who asks for `graph.nx`, a CPU has no GPU packages, numba and onnx are optional
 LATE_IMPORTS = (
     "networkx", "onnx", "cupy", "nvmath", "mpi4py", "cuda", "multiprocessing",
     "minigraph.kernels.cuda.device.runtime",
@@ -332,7 +332,7 @@ def test_import_works_where_cupy_is_broken():
 
 
 def test_import_loads_few_modules():
-    """Of other packages only these: no GPU's and no heavy one; networkx comes when the first Graph is made.
+    """Of other packages only these: no GPU's and no heavy one; networkx comes with `graph.nx`.
     bench/long_life.py has the clock."""
     loaded = run_python("import numpy, sys; old = set(sys.modules); import minigraph; print(*set(sys.modules) - old)")
     tops = [name.split(".")[0] for name in loaded.split()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+import minigraph as mg
 from minigraph.ir.convert import to_graph, to_program
 from minigraph.ir.diff import first_difference
 from minigraph.ir.graph import Graph, OpNode
@@ -159,6 +162,19 @@ def test_a_value_read_at_many_positions():
         graph.set_input(many, "X", i, x)
         verify(graph)
     assert graph.nx.number_of_edges(x, many) == 4 and other.inputs == {"X": [x]}
+
+
+def test_networkx_is_imported_for_who_asks_only(monkeypatch):
+    net = Net()
+    out = net.g.relu(net.g.matmul(net.data("x", 2, 3), net.data("y", 3, 2)))
+    monkeypatch.setitem(sys.modules, "networkx", None)  # an import fails
+    compiled = mg.static.CompiledProgram(net.program, build_strategy=mg.static.BuildStrategy.all())
+    assert compiled.program_for((out.name,)).ops
+    graph = to_graph(net.program)
+    with pytest.raises(ImportError):
+        _ = graph.nx
+    monkeypatch.undo()
+    assert list(graph.nx.nodes) == [*graph.ops, *graph.vars.values()] and graph.nx.number_of_edges() == 5
 
 
 def test_order_follows_ranks_and_tickets_make_them_unique():

@@ -425,3 +425,27 @@ def test_large_arrays_that_are_updated_begin_at_a_page():
     version = scope.version
     exe.run(program, {}, [], scope=scope)
     assert scope.version == version
+
+
+def entered(monkeypatch, program, feed, scope=None):
+    """How often a run asks for one thread in BLAS."""
+    seen = []
+    guard = plan_module.one_thread_in_blas
+    monkeypatch.setattr(plan_module, "one_thread_in_blas", lambda: seen.append(1) or guard())
+    Executor(mg.CPUPlace()).run(program, feed, [], scope=scope)
+    return len(seen)
+
+
+def test_updates_alone_leave_the_threads_of_blas_as_they_are(monkeypatch):
+    program = Program()
+    block = program.global_block()
+    w, grad = (block.create_var(n, (200, 100), "float32", persistable=True) for n in "wg")
+    rate = block.create_var("rate", (1,), "float32", persistable=True)
+    Builder(block).sgd(w, grad, rate, out={"ParamOut": w})
+    scope = Scope()
+    for v in (w, grad, rate):
+        scope.write(v.name, np.ones(v.shape, np.float32))
+    assert entered(monkeypatch, program, {}, scope) == 0
+    assert scope.read("w").sum() == 0
+    Builder(block).matmul(w, grad, trans_y=True)
+    assert entered(monkeypatch, program, {}, scope) == 1

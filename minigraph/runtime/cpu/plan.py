@@ -79,7 +79,7 @@ class Plan:
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
-        self.large = any(v.type.size >= SMALL for v in self.values)  # or BLAS makes no threads
+        self.large = any(self._may_use_threads_of_blas(bound) for bound in self.steps)
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
@@ -110,6 +110,14 @@ class Plan:
         unplanned = [each(slot, lambda _: None) for slot in step.outputs]
         out = unplanned if "out" in opdef.injected else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
+
+    def _may_use_threads_of_blas(self, bound: BoundStep) -> bool:
+        """Whether a step has an array of a size for which BLAS makes threads; updates call BLAS for short blocks only.
+
+        To set the threads of BLAS and to set them back takes longer than all else around an update.
+        """
+        touched = () if hasattr(bound.kernel, "for_arrays") else (*bound.step.read, *bound.step.written)
+        return any(self.values[i].type.size >= SMALL for i in touched)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
