@@ -1,0 +1,238 @@
+"""Functions whose numbers may be Variables: what a program computes from constants is put in, the rest waits.
+
+topk = waiting("k axis")(topk)
+topk(x, assign(2))    the number is known: topk(x, 2)
+topk(x, k)            k is fed or computed: an operator `deferred`, which calls topk in a run
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from minigraph.errors import AttrError, DTypeError, MinigraphError, call_site, require
+from minigraph.errors.kinds import RUN_TIME
+from minigraph.opdef.inner import joined
+from minigraph.program import Variable
+from minigraph.program.blocks.deferred import FUNCTIONS, block_of
+from minigraph.program.builder import builder_of, whole
+from minigraph.program.default_dtype import default_dtype
+from minigraph.program.known import Size, SizeProduct, known
+from minigraph.tensor.arguments import output_prefix
+from minigraph.types import FLOATS, INTS, TensorType, as_dtype
+
+LISTS = frozenset({"shape", "axes", "starts", "ends", "strides", "shifts", "repeat_times", "offsets", "pad", "perm",
+                   "repeats", "num_or_sections"})  # fmt: skip  # one number stands for a list of one
+FLOATING = frozenset({"fill_value", "start", "end", "step"})
+INDEX = "index"  # an argument with Variables that are numbers and others that pick elements
+TRIED = 1, 2, 0, -1, 3, 4  # numbers with which types are inferred
+FILLED = 2, 3  # sizes in the place of unknown ones, where a function needs to know them
+MOST_TRIED = 8  # numbers that are tried one by one
+
+Call = Callable[..., Any]
+
+
+def waiting(numbers: str, name: str | None = None) -> Callable[[Call], Call]:
+    """Decorator: these arguments, separated by spaces, may be Variables that only a run knows.
+
+    name   of the function in operators, its own for None
+    """
+    names = numbers.split()
+
+    def decorated(function: Call) -> Call:
+        parameters = inspect.signature(function)
+        own = name or function.__name__
+        places = [i for i, parameter in enumerate(parameters.parameters) if parameter in names]
+        FUNCTIONS[own] = function
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = [args[i] for i in places if i < len(args)]
+            given += [kwargs[n] for n in names if n in kwargs]
+            if not any(_holds_variable(value) for value in given):
+                return function(*args, **kwargs)
+            return _called(own, function, parameters.bind(*args, **kwargs).arguments, names)
+
+        return run
+
+    return decorated
+
+
+def _holds_variable(value: Any) -> bool:
+    if isinstance(value, slice):
+        return any(isinstance(v, Variable) for v in (value.start, value.stop, value.step))
+    if isinstance(value, (list, tuple)):
+        return any(_holds_variable(v) for v in value)
+    return isinstance(value, Variable)
+
+
+def _called(name: str, function: Call, given: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """What a call gives: with the numbers that are known, or once they are."""
+    try:
+        found = {n: _known(n, value) for n, value in given.items() if n in names and n != INDEX}
+    except AttrError:
+        return wait(name, given, names)
+    if INDEX not in names and not any(_is_open(value) for value in found.values()):
+        return function(**{**given, **found})
+    try:
+        return whole(function)(**given)
+    except MinigraphError:  # it has no way of its own to take what only a run knows
+        return wait(name, given, names)
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a size in it is one that only a run knows."""
+    return any(isinstance(e, (Size, SizeProduct)) for e in (value if isinstance(value, list) else [value]))
+
+
+def _known(name: str, value: Any) -> Any:
+    """The numbers in the place of an argument; AttrError where a run decides one."""
+    found = known(value)
+    single = isinstance(value, Variable) and isinstance(found, list) and len(found) == 1 and name not in LISTS
+    return found[0] if single else found
+
+
+@whole
+def wait(name: str, given: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The call as an operator that waits for the numbers in the arguments `names`; its results as it returns them.
+
+    Errors: those of the function, where no numbers suit it; ProgramError where their number or rank depends on them.
+    """
+    text = ArgumentText(names)
+    try:
+        arguments = ", ".join(f"{n}={text.of(n, v)}" for n, v in given.items() if n != "name")
+    except MinigraphError as problem:
+        raise problem.at(name, call_site()) from None
+    attrs = {"function": name, "arguments": arguments, "dtype": default_dtype()}
+    made: list[Any] = []
+    found = _inferred(attrs, [x.type for x in text.xs], text.numbers, made.append)
+    types = [str(_without_numbers(t, given.get("shape"))) for t in found]
+    g, prefix = builder_of(*text.xs, *text.numbers), output_prefix(name, given.get("name"))
+    outs = g.deferred(text.xs or None, text.numbers, types=types, name=prefix, **attrs)
+    return type(made[0])(outs) if isinstance(made[0], (list, tuple)) else outs[0]
+
+
+class ArgumentText:
+    """Writes arguments as text, and collects the Variables in them.
+
+    xs, numbers   Variables whose values are data, and those that stand in the place of numbers
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.xs: list[Variable] = []
+        self.numbers: list[Variable] = []
+
+    def of(self, argument: str, value: Any) -> str:
+        """One argument. Errors: of a Variable in the place of numbers that does not hold such."""
+        if argument not in self.names:
+            return self._text(argument, value, False)
+        before = len(self.numbers)
+        text = self._text(argument, value, True)
+        for v in self.numbers[before:]:
+            _check_numbers(argument, v)
+        alone = isinstance(value, Variable) and value.ndim > 0 and argument not in LISTS
+        return f"one({text})" if alone else text
+
+    def _text(self, argument: str, value: Any, as_number: bool) -> str:
+        match value:
+            case Variable():
+                as_number = as_number and not (argument == INDEX and value.ndim > 0)  # which picks elements
+                return self._place(self.numbers, "Number", value) if as_number else self._place(self.xs, "X", value)
+            case list():
+                return f"[{', '.join(self._text(argument, v, as_number) for v in value)}]"
+            case tuple():
+                return f"({''.join(self._text(argument, v, as_number) + ', ' for v in value)})"
+            case slice():
+                bounds = (value.start, value.stop, value.step)
+                return f"slice({', '.join(self._bound(v) for v in bounds)})"
+            case np.dtype():
+                return repr(value.name)
+            case np.generic():
+                return repr(value.item())
+            case type():
+                return repr(as_dtype(value).name)
+            case None | bool() | int() | float() | str():
+                return repr(value)
+        if value is Ellipsis:
+            return "..."
+        raise RUN_TIME(
+            f"{argument} is a {type(value).__name__}, beside numbers that only a run knows", site=call_site(),
+            hint="mg.assign makes a Variable of an array",
+        )  # fmt: skip
+
+    def _bound(self, v: Any) -> str:
+        text = self._text("", v, True)
+        return f"one({text})" if isinstance(v, Variable) else text
+
+    def _place(self, variables: list[Variable], slot: str, v: Variable) -> str:
+        at = next((i for i, known in enumerate(variables) if known is v), len(variables))
+        if at == len(variables):
+            variables.append(v)
+        return f"{slot}[{at}]"
+
+
+def _check_numbers(argument: str, v: Variable) -> None:
+    """A Variable in the place of numbers is one number or a vector, of ints but for a few arguments."""
+    require(v.ndim <= 1, f"{v} stands where a number is needed, or a vector of such", AttrError)
+    require(v.dtype in INTS or argument in FLOATING, f"{argument} takes ints, not {v}", DTypeError, "mg.cast")
+    require(v.type.is_static, f"{v} stands where numbers are needed, and only a run knows how many", RUN_TIME,
+            "declare its shape")  # fmt: skip
+
+
+def _inferred(
+    attrs: Mapping[str, Any], types: Sequence[TensorType], numbers: Sequence[Variable], note: Callable[[Any], None]
+) -> list[TensorType]:  # fmt: skip
+    """The types of the results that hold for all numbers: what differs between those tried is not known."""
+    filled = [[t.with_shape(tuple(n if s == -1 else s for s in t.shape)) for t in types] for n in FILLED]
+    problem: Exception | None = None
+    for kinds in ([types], filled):
+        found = []
+        for own in kinds:
+            for trial in _trials(numbers):
+                try:
+                    found.append(block_of(attrs, own, trial, note=note).output_types)
+                except (MinigraphError, TypeError, ValueError) as refused:
+                    problem = problem or refused
+        if found:
+            return _joined(attrs["function"], found)
+    assert problem is not None
+    raise problem
+
+
+def _without_numbers(t: TensorType, shape: Any) -> TensorType:
+    """The type of a result that has `shape`: sizes that a run decides are not known, whichever were tried."""
+    waits = [True] * t.ndim if isinstance(shape, Variable) else [isinstance(v, Variable) for v in shape or ()]
+    if len(waits) != t.ndim:
+        return t
+    return t.with_shape(tuple(-1 if late else n for n, late in zip(t.shape, waits, strict=True)))
+
+
+def _joined(function: str, found: Sequence[Sequence[TensorType]]) -> list[TensorType]:
+    if len({tuple((t.ndim, t.dtype) for t in types) for types in found}) > 1:
+        raise RUN_TIME(
+            f"how many results {function} has, or of which rank, depends on a number that only a run knows",
+            call=function, site=call_site(), hint="make it a number of Python",
+        )  # fmt: skip
+    return [joined(pair) for pair in zip(*found, strict=True)]
+
+
+def _trials(numbers: Sequence[Variable]) -> Iterator[tuple[Any, ...]]:
+    """Numbers to try, in the form of `numbers_of`: equal ones, orders of axes, one that differs from the others."""
+    count = sum(v.type.size for v in numbers)
+    lists: list[list[int]] = [[n] * count for n in TRIED]
+    if count == 2:
+        lists += [[n, m] for n in TRIED for m in TRIED]
+    elif count <= MOST_TRIED:
+        orders = list(range(count))
+        lists += [[*orders[at:], *orders[:at]] for at in orders] + [orders[::-1]]
+        lists += [[1] * at + [-1] * (count - at) for at in orders]
+        lists += [[n if i == at else rest for i in orders] for at in orders for rest in (1, -1) for n in (2, 1, 0, -1)]
+    for one in dict.fromkeys(map(tuple, lists)):
+        rest = iter(one)
+        values = [[float(next(rest)) if v.dtype in FLOATS else next(rest) for _ in range(v.type.size)] for v in numbers]
+        yield tuple(tuple(own) if v.ndim else own[0] for v, own in zip(numbers, values, strict=True))
