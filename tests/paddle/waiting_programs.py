@@ -17,6 +17,10 @@ def fed(call: Call, *numbers: Any, dtype: str = "int32") -> Case:
     return Case(call, (X, *(np.array(n, dtype) for n in numbers)))
 
 
+def ints(p: Any, *values: int) -> Any:
+    return p.assign(np.array(values))
+
+
 CASES = {
     "reshape_list": fed(lambda p, x, n: p.reshape(x, [n, -1]), 4),
     "reshape_var": fed(lambda p, x, n: p.reshape(x, n), [6, 4]),
@@ -92,6 +96,16 @@ CASES = {
     "variable_reshape": fed(lambda p, x, a: x.reshape([a, -1]), 4),
     "variable_tile": fed(lambda p, x, a: x.tile([a]), 2),
     "variable_topk": fed(lambda p, x, a: x.topk(a)[0], 2),
+    "setitem_places": fed(lambda p, x: p.static.setitem(x, (0, ints(p, 1, 2)), p.zeros([2, 4]))),
+    "setitem_along_an_axis": fed(lambda p, x: p.static.setitem(x, (slice(None), ints(p, 0, 2)), 7.0)),
+    "setitem_pairs": fed(lambda p, x: p.static.setitem(x, (ints(p, 0, 1), ints(p, 1, 2)), 0.5)),
+    "setitem_mask_of_an_axis": fed(
+        lambda p, x: p.static.setitem(x, (slice(None), p.assign(np.array([True, False, True]))), 3.0)
+    ),
+    "setitem_up_to": fed(lambda p, x, n: p.static.setitem(x, (slice(None), slice(0, n)), 3.0), 2),
+    "setitem_row": fed(lambda p, x, n: p.static.setitem(x, n, 4.0), 1),
+    "shard_index": fed(lambda p, x, ids: p.shard_index(ids, 20, 3, 2, -7), [[3], [11], [19]]),
+    "take_clip": fed(lambda p, x: p.take(x, ints(p, 0, 30, -5), mode="clip")),
 }  # fmt: skip
 
 
