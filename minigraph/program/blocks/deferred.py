@@ -118,7 +118,7 @@ def _read(node: ast.expr, places: Mapping[str, Sequence[Any]]) -> Any:
             return CONSTANTS[name]
         case ast.UnaryOp(ast.USub(), operand):
             return -_read(operand, places)
-        case ast.Subscript(ast.Name(name), ast.Constant(place)):
+        case ast.Subscript(ast.Name(name), ast.Constant(int(place))):
             value = places[name][place]
             return list(value) if isinstance(value, tuple) else value
         case ast.List(entries):

@@ -8,7 +8,7 @@ topk(x, k)            k is fed or computed: an operator `deferred`, which calls 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -16,22 +16,19 @@ import numpy as np
 
 from minigraph.errors import AttrError, DTypeError, MinigraphError, call_site, require
 from minigraph.errors.kinds import RUN_TIME
-from minigraph.opdef.inner import joined
 from minigraph.program import Variable
-from minigraph.program.blocks.deferred import FUNCTIONS, block_of
+from minigraph.program.blocks.deferred import FUNCTIONS
+from minigraph.program.blocks.deferred_types import result_types
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
 from minigraph.program.known import Size, SizeProduct, known
 from minigraph.tensor.arguments import output_prefix
-from minigraph.types import FLOATS, INTS, TensorType, as_dtype
+from minigraph.types import INTS, TensorType, as_dtype
 
 LISTS = frozenset({"shape", "axes", "starts", "ends", "strides", "shifts", "repeat_times", "offsets", "pad", "perm",
                    "repeats", "num_or_sections"})  # fmt: skip  # one number stands for a list of one
 FLOATING = frozenset({"fill_value", "start", "end", "step"})
 INDEX = "index"  # an argument with Variables that are numbers and others that pick elements
-TRIED = 1, 2, 0, -1, 3, 4  # numbers with which types are inferred
-FILLED = 2, 3  # sizes in the place of unknown ones, where a function needs to know them
-MOST_TRIED = 8  # numbers that are tried one by one
 
 Call = Callable[..., Any]
 
@@ -109,7 +106,7 @@ def wait(name: str, given: Mapping[str, Any], names: Sequence[str]) -> Any:
         raise problem.at(name, call_site()) from None
     attrs = {"function": name, "arguments": arguments, "dtype": default_dtype()}
     made: list[Any] = []
-    found = _inferred(attrs, [x.type for x in text.xs], text.numbers, made.append)
+    found = result_types(attrs, [x.type for x in text.xs], text.numbers, made.append)
     types = [str(_without_numbers(t, given.get("shape"))) for t in found]
     g, prefix = builder_of(*text.xs, *text.numbers), output_prefix(name, given.get("name"))
     outs = g.deferred(text.xs or None, text.numbers, types=types, name=prefix, **attrs)
@@ -184,55 +181,9 @@ def _check_numbers(argument: str, v: Variable) -> None:
             "declare its shape")  # fmt: skip
 
 
-def _inferred(
-    attrs: Mapping[str, Any], types: Sequence[TensorType], numbers: Sequence[Variable], note: Callable[[Any], None]
-) -> list[TensorType]:  # fmt: skip
-    """The types of the results that hold for all numbers: what differs between those tried is not known."""
-    filled = [[t.with_shape(tuple(n if s == -1 else s for s in t.shape)) for t in types] for n in FILLED]
-    problem: Exception | None = None
-    for kinds in ([types], filled):
-        found = []
-        for own in kinds:
-            for trial in _trials(numbers):
-                try:
-                    found.append(block_of(attrs, own, trial, note=note).output_types)
-                except (MinigraphError, TypeError, ValueError) as refused:
-                    problem = problem or refused
-        if found:
-            return _joined(attrs["function"], found)
-    assert problem is not None
-    raise problem
-
-
 def _without_numbers(t: TensorType, shape: Any) -> TensorType:
     """The type of a result that has `shape`: sizes that a run decides are not known, whichever were tried."""
     waits = [True] * t.ndim if isinstance(shape, Variable) else [isinstance(v, Variable) for v in shape or ()]
     if len(waits) != t.ndim:
         return t
     return t.with_shape(tuple(-1 if late else n for n, late in zip(t.shape, waits, strict=True)))
-
-
-def _joined(function: str, found: Sequence[Sequence[TensorType]]) -> list[TensorType]:
-    if len({tuple((t.ndim, t.dtype) for t in types) for types in found}) > 1:
-        raise RUN_TIME(
-            f"how many results {function} has, or of which rank, depends on a number that only a run knows",
-            call=function, site=call_site(), hint="make it a number of Python",
-        )  # fmt: skip
-    return [joined(pair) for pair in zip(*found, strict=True)]
-
-
-def _trials(numbers: Sequence[Variable]) -> Iterator[tuple[Any, ...]]:
-    """Numbers to try, in the form of `numbers_of`: equal ones, orders of axes, one that differs from the others."""
-    count = sum(v.type.size for v in numbers)
-    lists: list[list[int]] = [[n] * count for n in TRIED]
-    if count == 2:
-        lists += [[n, m] for n in TRIED for m in TRIED]
-    elif count <= MOST_TRIED:
-        orders = list(range(count))
-        lists += [[*orders[at:], *orders[:at]] for at in orders] + [orders[::-1]]
-        lists += [[1] * at + [-1] * (count - at) for at in orders]
-        lists += [[n if i == at else rest for i in orders] for at in orders for rest in (1, -1) for n in (2, 1, 0, -1)]
-    for one in dict.fromkeys(map(tuple, lists)):
-        rest = iter(one)
-        values = [[float(next(rest)) if v.dtype in FLOATS else next(rest) for _ in range(v.type.size)] for v in numbers]
-        yield tuple(tuple(own) if v.ndim else own[0] for v, own in zip(numbers, values, strict=True))
