@@ -12,9 +12,11 @@ from minigraph import static
 from minigraph.errors import AttrError, DTypeError, ProgramError, ShapeError
 from minigraph.ir.text import parse
 from minigraph.program import unique_name
+from minigraph.program.blocks import deferred
 from minigraph.program.scope import Scope
 from minigraph.runtime.control import waiting
 from minigraph.runtime.control.plan import ControlPlan
+from minigraph.tensor.waiting import calls as waiting_calls
 from tests.support import cuda_host, gpu_stub
 
 X = np.random.default_rng(0).normal(size=(4, 6))
@@ -134,6 +136,52 @@ def test_random_numbers_in_a_shape_that_is_fed():
     drawn = [v for values in found for v in values]
     assert all(v.shape == (4, 3) and (v >= 0).all() and (v < 1).all() for v in drawn)
     assert len({v.tobytes() for v in drawn}) == 4, "operators and runs draw other numbers"
+
+
+def test_a_gradient_has_the_random_numbers_of_its_forward_call(monkeypatch):
+    monkeypatch.setattr(deferred, "FUNCTIONS", dict(deferred.FUNCTIONS))
+    monkeypatch.setattr(waiting_calls, "FUNCTIONS", deferred.FUNCTIONS)
+    noisy = waiting_calls.waiting("n", "noisy")(lambda x, n: x[:n] * mg.rand([n, 6]))
+    x, n = static.data("x", [4, 6]), static.data("n", [], "int64")
+    x.stop_gradient = False
+    out, other = noisy(x, n), noisy(x, n)
+    slopes = static.gradients([mg.sum(out)], [x])
+    values = static.Executor().run(feed={"x": X, "n": np.array(3)}, fetch_list=[out, other, *slopes])
+    np.testing.assert_allclose(values[0], (X * values[2])[:3], rtol=1e-12)
+    assert not np.allclose(values[0], values[1])
+
+
+@pytest.mark.parametrize("perm", [(2, 0, 1, 3), (3, 1, 2, 0), (0, 2, 1, 3)])
+def test_no_order_of_axes_is_taken_for_all(perm):
+    """Sizes that stay for most orders are not those of all."""
+    x, p = static.data("x", [2, 2, 5, 2]), static.data("p", [4], "int64")
+    a = np.arange(40.0).reshape(2, 2, 5, 2)
+    (value,) = static.Executor().run(feed={"x": a, "p": np.array(perm)}, fetch_list=[mg.transpose(x, p)])
+    np.testing.assert_array_equal(value, a.transpose(perm))
+
+
+@pytest.mark.parametrize(("call", "numbers", "shape"), [
+    (lambda x, n: mg.reshape(x, [n, 7, -1]), 11, (11, 7, 1)),
+    (lambda x, n: mg.unflatten(x, 0, [n, -1]), 7, (7, 1, 11)),
+    (lambda x, n: mg.reshape(x, n), (11, 1, 7), (11, 1, 7)),
+    (lambda x, n: mg.unsqueeze(x, n), (1, 2, 4), (7, 1, 1, 11, 1)),
+    (lambda x, n: mg.expand(mg.unsqueeze(x, 0), [n, -1, 11]), 5, (5, 7, 11)),
+])  # fmt: skip
+def test_sizes_that_no_trial_has(call, numbers, shape):
+    numbers = np.array(numbers)
+    x, n = static.data("x", [7, 11]), static.data("n", list(numbers.shape), "int64")
+    out = call(x, n)
+    a = np.arange(77.0).reshape(7, 11)
+    (value,) = static.Executor().run(feed={"x": a, "n": numbers}, fetch_list=[out])
+    assert value.shape == shape and (value.reshape(-1)[:77] == a.reshape(-1)).all()
+
+
+def test_a_result_that_was_not_declared_is_refused():
+    n = static.data("n", [], "int64")
+    out = mg.full([n, 2], 1.0)
+    other = parse(str(static.default_main_program()).replace("f64[-1,2]", "f64[3,2]"))
+    with pytest.raises(ShapeError, match=r"result 0 of full is f64\[4,2\] for these numbers, declared is f64\[3,2\]"):
+        static.Executor().run(other, feed={"n": np.array(4)}, fetch_list=[out.name])
 
 
 def test_the_default_data_type_is_that_of_the_call():

@@ -59,6 +59,7 @@ def _trials(numbers: Sequence[Variable]) -> Iterator[tuple[Any, ...]]:
     elif count <= MOST_TRIED:
         orders = list(range(count))
         lists += [[*orders[at:], *orders[:at]] for at in orders] + [orders[::-1]]
+        lists += [[2 * i for i in orders], [-1 - i for i in orders]]
         lists += [[1] * at + [-1] * (count - at) for at in orders]
         lists += [[n if i == at else rest for i in orders] for at in orders for rest in (1, -1) for n in (2, 1, 0, -1)]
     for one in dict.fromkeys(map(tuple, lists)):

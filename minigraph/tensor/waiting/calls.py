@@ -107,7 +107,7 @@ def wait(name: str, given: Mapping[str, Any], names: Sequence[str]) -> Any:
     attrs = {"function": name, "arguments": arguments, "dtype": default_dtype()}
     made: list[Any] = []
     found = result_types(attrs, [x.type for x in text.xs], text.numbers, made.append)
-    types = [str(_without_numbers(t, given.get("shape"))) for t in found]
+    types = [str(_without_numbers(name, t, given.get("shape"))) for t in found]
     g, prefix = builder_of(*text.xs, *text.numbers), output_prefix(name, given.get("name"))
     outs = g.deferred(text.xs or None, text.numbers, types=types, name=prefix, **attrs)
     return type(made[0])(outs) if isinstance(made[0], (list, tuple)) else outs[0]
@@ -181,9 +181,12 @@ def _check_numbers(argument: str, v: Variable) -> None:
             "declare its shape")  # fmt: skip
 
 
-def _without_numbers(t: TensorType, shape: Any) -> TensorType:
+def _without_numbers(name: str, t: TensorType, shape: Any) -> TensorType:
     """The type of a result that has `shape`: sizes that a run decides are not known, whichever were tried."""
-    waits = [True] * t.ndim if isinstance(shape, Variable) else [isinstance(v, Variable) for v in shape or ()]
-    if len(waits) != t.ndim:
+    if shape is None:
         return t
+    if isinstance(shape, Variable) or len(shape) != t.ndim:  # of a part of the result
+        return t.with_shape((-1,) * t.ndim)
+    rest = name == "reshape"  # whose -1 takes what the others leave
+    waits = [isinstance(v, Variable) or (rest and v == -1) for v in shape]
     return t.with_shape(tuple(-1 if late else n for n, late in zip(t.shape, waits, strict=True)))
