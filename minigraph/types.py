@@ -162,6 +162,18 @@ def tensor_type(shape: Iterable[Any], dtype: Any) -> TensorType:
     return _kept(normalize_shape(shape), as_dtype(dtype))
 
 
+def type_of(text: str) -> TensorType:
+    """The type that "f32[4,-1]" stands for."""
+    dtype, _, sizes = text.removesuffix("]").partition("[")
+    known = dtype in DTYPES and text.endswith("]") and all(_is_size(s) for s in sizes.split(",") if sizes)
+    require(known, f"{text!r} is no type such as f32[4,-1]", AttrError)
+    return tensor_type([int(s) for s in sizes.split(",")] if sizes else [], DTYPES[dtype])
+
+
+def _is_size(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and len(text) < 20
+
+
 @lru_cache(maxsize=4096)
 def _kept(shape: tuple[int, ...], dtype: DType) -> TensorType:
     """The same object for all variables of a type, so that comparing two types is mostly comparing two addresses."""

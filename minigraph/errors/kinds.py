@@ -198,7 +198,8 @@ ORDER = Kind(
 RUN_TIME = Kind(
     "MG-PROGRAM-008", ProgramError, "only a run knows this value",
     "While a program is built a Variable has no value, so neither Python nor a shape can depend on it.",
-    "Fetch it, or let the program decide: `mg.where`, `static.nn.cond`, functions with `size=`.",
+    "Fetch it, or let the program decide: `mg.where`, `static.nn.cond`. Sizes, axes and counts of most functions may be"
+    " Variables.",
 )  # fmt: skip
 BLOCKS = Kind(
     "MG-PROGRAM-009", ProgramError, "functions of a branch or loop do not go together",

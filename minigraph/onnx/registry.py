@@ -14,6 +14,7 @@ SAME: dict[str, str] = {}  # one standard operator, operand by operand
 TRAINING = "export an inference program: program.clone(for_test=True), and fetch what it computes"
 NO_FORM = {  # what an operator without a form is told, by trait
     "optimizer": TRAINING,
+    "control": "leave it out of the program that is exported; numbers that a call waits for can be numbers of Python",
     "random": "ONNX draws other random numbers; feed them, or export program.clone(for_test=True)",
     "side_effect": "leave it out of the program that is exported",
 }

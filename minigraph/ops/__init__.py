@@ -19,3 +19,4 @@ from . import (  # noqa: F401
     rows,
 )
 from .calls import memory_efficient_attention  # noqa: F401
+from .deferred import deferred  # noqa: F401

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from minigraph.errors import AttrError, KernelError, require
+from minigraph.errors import KernelError, require
 from minigraph.errors.kinds import ASSERTED, NO_GRADIENT
 from minigraph.opdef import Arrays, FunctionAttr, Ints, Texts, op
 from minigraph.opdef.inner import as_flag, check_flag
-from minigraph.types import DTYPES, TensorType, tensor_type
+from minigraph.types import TensorType, type_of
 
 
 @op("Out*?", traits={"control", "side_effect", "reports"})
@@ -62,18 +62,6 @@ def _checked(name: str, i: int, value: Any, wanted: TensorType) -> np.ndarray:
     found = TensorType(array.shape, array.dtype)
     require(wanted.accepts(found), f"result {i} of {name} is {array.dtype}{list(array.shape)}, not {wanted}")
     return array
-
-
-def type_of(text: str) -> TensorType:
-    """The type that "f32[4,-1]" stands for."""
-    dtype, _, sizes = text.removesuffix("]").partition("[")
-    known = dtype in DTYPES and text.endswith("]") and all(_is_size(s) for s in sizes.split(",") if sizes)
-    require(known, f"{text!r} is no type such as f32[4,-1]", AttrError)
-    return tensor_type([int(s) for s in sizes.split(",")] if sizes else [], DTYPES[dtype])
-
-
-def _is_size(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and len(text) < 20
 
 
 @op(traits={"side_effect", "reports", "nondifferentiable"}, gpu="record.host")

@@ -84,3 +84,12 @@ class Setting(Generic[T]):
             self.everywhere = value
         else:
             self._own.set(value)
+
+    @contextmanager
+    def used(self, value: T) -> Iterator[None]:
+        """Another value for the block, and for the thread that enters it."""
+        token = self._own.set(value)
+        try:
+            yield
+        finally:
+            self._own.reset(token)

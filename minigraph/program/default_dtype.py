@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from minigraph.errors import DTypeError, require
@@ -20,6 +21,11 @@ def set_default_dtype(d: Any) -> None:
     dtype = as_dtype(d)
     require(dtype in FLOATS, f"the default data type must be a float, not {dtype}", DTypeError)
     _default_dtype.set(dtype)
+
+
+def used_dtype(dtype: DType) -> AbstractContextManager[None]:
+    """A guard: this is the default data type inside, for this thread."""
+    return _default_dtype.used(dtype)
 
 
 def get_default_dtype() -> str:

@@ -46,8 +46,12 @@ def rank(x: Variable, label: Variable) -> Variable:
     """How many classes come before the label's by their scores on the last axis of x, [..., 1]."""
     g, axis = builder_of(x), x.ndim - 1
     label = label if label.ndim == x.ndim else g.unsqueeze(label, axes=[axis])
-    own, _ = picked(x, label, axis)
-    classes = arange(x.shape[axis], dtype=label.dtype)
+    if x.shape[axis] >= 0:
+        own, _ = picked(x, label, axis)
+        classes = arange(x.shape[axis], dtype=label.dtype)
+    else:  # a run knows how many; a label that is none of them counts as a miss
+        classes = g.arange_like(x, axis=axis, dtype=label.dtype)
+        own = sum(where(g.equal(classes, label), x, 0.0), axis, keepdim=True)
     after = g.logical_and(g.equal(x, own), g.greater_equal(classes, label))
     before = g.logical_not(g.logical_or(g.less_than(x, own), after))  # NaN is neither
     return g.reduce_sum(before, axis=[axis], keepdim=True)

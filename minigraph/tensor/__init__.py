@@ -46,7 +46,6 @@ from .logic import (
     logical_or,
     logical_xor,
     not_equal,
-    where,
 )
 from .manipulation import (
     concat,
@@ -87,6 +86,9 @@ from .random import *  # noqa: F403
 from .running import *  # noqa: F403
 from .search import *  # noqa: F403
 from .statistics import *  # noqa: F403
+from .waiting.functions import OF_FUNCTIONS, with_waiting
+
+globals().update(with_waiting(globals(), OF_FUNCTIONS))
 
 __all__ = [
     "add", "arange", "argmax", "argmin", "assign", "cast", "cholesky", "clip", "concat", "cumsum", "divide", "equal",
@@ -94,7 +96,7 @@ __all__ = [
     "less_equal", "less_than", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "max",
     "maximum", "mean", "min", "minimum", "multiply", "not_equal", "ones", "ones_like", "pow", "prod", "reshape",
     "scale", "split", "squeeze", "stack", "subtract", "sum", "tile", "transpose", "tril", "triu", "unsqueeze",
-    "where", "zeros", "zeros_like",
+    "zeros", "zeros_like",
 ]  # fmt: skip
 __all__ += bounded.__all__
 __all__ += contraction.__all__

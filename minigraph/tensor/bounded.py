@@ -1,8 +1,10 @@
-"""Results whose size depends on values: here it is given, as an upper bound.
+"""Results whose size depends on values.
 
-Memory is planned before a run, so Paddle's calls are refused, but for those on values that come from constants: these
-give the size. With `size=` they are not. What is beyond the bound is left out, and places that are left over hold
-`fill_value`.
+    mg.nonzero(x)           in a run the elements are counted, and the call waits for their number
+    mg.nonzero(x, size=n)   memory is planned before a run: what is beyond the bound is left out, and places that are
+                            left over hold `fill_value`
+
+Where the values come from constants the size is known without both.
 """
 
 from __future__ import annotations
@@ -13,31 +15,35 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import AttrError, call_site, require
-from minigraph.errors.kinds import EMPTY, RANK, RUN_TIME, UNKNOWN_SIZE
+from minigraph.errors.kinds import EMPTY, MISSING, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import values_of
 from minigraph.types import as_dtype, bool_
 
 from .arguments import as_type, output_prefix, variable
-from .logic import where
+from .logic import where as chosen
 from .manipulation import concat, flatten, gather, reshape, transpose
 from .math import cast, cumsum
 from .pieces import broadcast_tensors, slice
 from .statistics import any
+from .waiting.calls import wait
 
-WHY = "the size of its result depends on values, and memory is planned before a run"
 
-
-def _bound(size: Any, call: str, hint: str, x: Variable, count: Callable[[np.ndarray], Any]) -> int:
-    """The size of a result: as given, or counted in the values of x where every run has the same."""
-    if size is None and (values := values_of(x)) is not None:
-        return int(count(values))
+def _bound(size: Any, x: Variable, count: Callable[[np.ndarray], Any]) -> int | None:
+    """The size of a result: as given, or counted in the values of x where every run has the same, else None."""
     if size is None:
-        raise RUN_TIME(WHY, call=call, site=call_site(), hint=hint)
+        values = values_of(x)
+        return None if values is None else int(count(values))
     fits = isinstance(size, int) and not isinstance(size, bool) and size >= 0
     require(fits, f"size must be an int >= 0, is {size!r}", AttrError)
     return size
+
+
+def _counted(call: str, flags: Variable, **given: Any) -> Any:
+    """A call that waits for the number of True in `flags`, its size."""
+    count = builder_of(flags).reduce_sum(cast(flags, "int64"))
+    return wait(call, given | {"size": count}, ["size"])
 
 
 def _first_places(flags: Variable, size: int) -> tuple[Variable, Variable]:
@@ -60,12 +66,13 @@ def nonzero(
     as_tuple  a column [size, 1] for each axis instead
     """
     x = variable(x, "nonzero")
-    size = _bound(size, "nonzero", "mg.nonzero(x, size=n): at most n, then rows of fill_value; or mg.where with the"
-                  " condition itself", x, np.count_nonzero)  # fmt: skip
-    require(-1 not in x.shape[1:], f"sizes of {x} but for the first one must be known", UNKNOWN_SIZE)
+    size = _bound(size, x, np.count_nonzero)
     require(x.ndim > 0, "x is a scalar, it has no coordinates", RANK)
     g = builder_of(x)
     flags = x if x.dtype == bool_ else g.not_equal(x, g.fill_any_like(x, value=0))
+    if size is None:
+        return _counted("nonzero", flags, x=x, as_tuple=as_tuple, name=name)
+    require(-1 not in x.shape[1:], f"sizes of {x} but for the first one must be known", UNKNOWN_SIZE)
     places, there = _first_places(flatten(flags), size)
     columns, rest = [], places
     for step in reversed(x.shape[1:]):
@@ -80,21 +87,35 @@ def nonzero(
 
 
 @whole
+def where(condition: Variable, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """x where `condition`, else y; all three broadcast. x and y may be numbers or small NumPy arrays.
+
+    Without x and y the places where it holds: a column [n, 1] for each axis.
+    """
+    if x is None and y is None:
+        return nonzero(variable(condition, "where", "condition"), as_tuple=True)
+    if x is None or y is None:
+        raise MISSING("x and y are both needed, or none of them", call="where", site=call_site())
+    return chosen(condition, x, y, name)
+
+
+@whole
 def masked_select(
     x: Variable, mask: Variable, name: str | None = None, *, size: int | None = None, fill_value: Any = 0
 ) -> Variable:  # fmt: skip
     """The first `size` elements of x where `mask` is True, in a row, then fill_value; x and mask broadcast."""
     x, mask = variable(x, "masked_select"), variable(mask, "masked_select", "mask")
-    size = _bound(size, "masked_select", "mg.masked_select(x, mask, size=n): at most n, then fill_value; or"
-                  " mg.where(mask, x, mg.zeros_like(x)): the same shape, 0 where the mask is False",
-                  mask if x.type.is_static else x, lambda values: int(
-                      np.broadcast_to(values, np.broadcast_shapes(mask.shape, x.shape)).sum()))  # fmt: skip
+    size = _bound(size, mask if x.type.is_static else x, lambda values: int(
+        np.broadcast_to(values, np.broadcast_shapes(mask.shape, x.shape)).sum()))  # fmt: skip
     require(mask.dtype == bool_, f"mask must be bool, is {mask}", AttrError)
+    whole_x = x
     if x.shape != mask.shape or -1 in x.shape:
         x, mask = broadcast_tensors([x, as_type(mask, x.dtype)])
         mask = as_type(mask, bool_)
+    if size is None:
+        return _counted("masked_select", mask, x=whole_x, mask=mask, name=name)
     places, there = _first_places(flatten(mask), size)
-    return where(there, gather(flatten(x), places), fill_value, name=name)
+    return chosen(there, gather(flatten(x), places), fill_value, name=name)
 
 
 def _differs(rows: Variable) -> Variable:
@@ -138,15 +159,12 @@ def _as_rows(x: Variable, axis: int | None) -> tuple[Variable, list[int]]:
 def _back(rows: Variable, shape: list[int], axis: int | None, there: Variable, fill: Any) -> Variable:
     """Rows in the shape that they had, those that are not there filled."""
     g = builder_of(rows)
-    filled = where(g.unsqueeze(there, axes=[1]), rows, fill)
+    filled = chosen(g.unsqueeze(there, axes=[1]), rows, fill)
     if axis is None:
         return reshape(filled, [-1])
     whole_rows = reshape(filled, [filled.shape[0], *shape])
     at = axis % whole_rows.ndim
     return transpose(whole_rows, [*range(1, at + 1), 0, *range(at + 1, whole_rows.ndim)]) if at else whole_rows
-
-
-HINT = "mg.{0}(x, size=n): at most n, then fill_value"
 
 
 @whole
@@ -160,8 +178,11 @@ def unique_consecutive(
                     there is none. Both have the type `dtype`.
     """
     x = variable(x, "unique_consecutive")
-    size = _bound(size, "unique_consecutive", HINT.format("unique_consecutive"), x, lambda v: _number_of_runs(v, axis))
+    size = _bound(size, x, lambda v: _number_of_runs(v, axis))
     rows, shape = _as_rows(x, axis)
+    if size is None:
+        return _counted("unique_consecutive", _differs(rows), x=x, return_inverse=return_inverse,
+                        return_counts=return_counts, axis=axis, dtype=as_dtype(dtype), name=name)  # fmt: skip
     places, there, numbers, lengths = _runs(rows, size, (return_inverse, return_counts))
     out = [_back(gather(rows, places), shape, axis, there, fill_value)]
     out += [cast(v, dtype) for v in (numbers, lengths) if v is not None]
@@ -180,12 +201,14 @@ def unique(
     return_counts   also how often each comes, 0 where there is none. All have the type `dtype`.
     """
     x = variable(x, "unique")
-    hint = HINT.format("unique")
-    size = _bound(size, "unique", hint, x, lambda values: np.unique(values, axis=axis).shape[axis or 0])
+    size = _bound(size, x, lambda values: np.unique(values, axis=axis).shape[axis or 0])
     g = builder_of(x)
     rows, shape = _as_rows(x, axis)
     order = _order_of_rows(rows)
     in_order = gather(rows, order)
+    if size is None:
+        return _counted("unique", _differs(in_order), x=x, return_index=return_index, return_inverse=return_inverse,
+                        return_counts=return_counts, axis=axis, dtype=as_dtype(dtype), name=name)  # fmt: skip
     places, there, numbers, lengths = _runs(in_order, size, (return_inverse, return_counts))
     out = [_back(gather(in_order, places), shape, axis, there, fill_value)]
     if return_index:  # the order is stable: the first of a run is the first of all
@@ -213,4 +236,4 @@ def _order_of_rows(rows: Variable) -> Variable:
     return order
 
 
-__all__ = ["masked_select", "nonzero", "unique", "unique_consecutive"]
+__all__ = ["masked_select", "nonzero", "unique", "unique_consecutive", "where"]

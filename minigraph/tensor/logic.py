@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from minigraph.errors import call_site
-from minigraph.errors.kinds import RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.default_dtype import default_dtype
-from minigraph.program.known import values_of
-from minigraph.types import int64
 
 from .arguments import Operand, constant, emit, operands, output_prefix, plain, value_of, variable
 
@@ -81,19 +75,9 @@ def logical_not(x: Variable, out: Variable | None = None, name: str | None = Non
 
 
 @whole
-def where(condition: Variable, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Any:
-    """x where `condition`, else y; all three broadcast. x and y may be numbers or small NumPy arrays.
-
-    Without x and y the places where it holds, a column [n, 1] for each axis: of a condition that comes from constants.
-    """
+def where(condition: Variable, x: Operand, y: Operand, name: str | None = None) -> Variable:
+    """x where `condition`, else y; all three broadcast. x and y may be numbers or small NumPy arrays."""
     condition = variable(condition, "where", "condition")
-    if x is None and y is None and (values := values_of(condition)) is not None:
-        return tuple(constant(places.reshape(-1, 1), int64) for places in np.nonzero(values))
-    if x is None or y is None:
-        raise RUN_TIME(
-            "x and y are needed: the positions where a condition holds are known only at run time", call="where",
-            site=call_site(),
-        )  # fmt: skip
     x, y = plain(x), plain(y)
     if not isinstance(x, Variable) and not isinstance(y, Variable):
         x = constant(value_of(x, "where", "x"), default_dtype(), condition)

@@ -23,6 +23,7 @@ from .functions import bits, sigmoid
 from .indexing import indexing
 from .logic import comparison
 from .math import arithmetic
+from .waiting.calls import waiting
 
 ARITHMETIC = {
     "add": ("elementwise_add", "+"),
@@ -159,7 +160,8 @@ def install() -> None:
     """Hang operators and methods on Variable."""
     attributes: dict[str, Any] = {
         "__matmul__": _matmul, "__rmatmul__": _rmatmul, "__neg__": _neg, "__abs__": tensor.abs, "__invert__": _invert,
-        "__getitem__": indexing.getitem, "__setitem__": indexing.refuse_assignment, "__iter__": indexing.iterate,
+        "__getitem__": waiting("index")(indexing.getitem), "__setitem__": indexing.refuse_assignment,
+        "__iter__": indexing.iterate,
         "__hash__": object.__hash__,  # defining == would drop it
         "T": property(_transposed), "astype": tensor.cast, "detach": detach, "cpu": same_values, "cuda": same_values,
         "clone": tensor.assign, "size": size, "sigmoid": sigmoid,

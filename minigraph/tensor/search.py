@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigraph.errors import AttrError, DTypeError, require
-from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
+from minigraph.errors.kinds import NOT_OFFERED, RANK, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known_number, values_of
@@ -23,6 +23,7 @@ from .math import max as largest_of
 from .math import min as smallest_of
 from .pieces import slice
 from .statistics import any
+from .waiting.calls import waiting
 
 
 @scalars_as_rows
@@ -209,20 +210,25 @@ def histogram(input: Variable, bins: int = 100, min: float = 0, max: float = 0, 
 def bincount(x: Variable, weights: Variable | None = None, minlength: int = 0, name: str | None = None) -> Variable:
     """How often 0, 1, ..., minlength - 1 occur in a vector of ints, int64; or the sums of `weights` for each, floats.
 
-    The result has minlength elements: larger ints in x are a KernelError. Where x comes from constants its largest int
-    decides, if that is larger.
+    minlength  elements of the result: larger ints in x are a KernelError. Where it is 0 the largest int decides in each
+               run; and where x comes from constants, if that is larger
     """
     x = variable(x, "bincount")
     require(x.ndim == 1 and x.dtype in INTS, f"x must be a vector of ints, is {x}", RANK)
     if (values := values_of(x)) is not None:
         minlength = max(minlength, int(values.max(initial=-1)) + 1)
-    require(minlength > 0, "the size of the result would depend on values", RUN_TIME,
-            "minlength=: one more than the largest int, as far as it is known")  # fmt: skip
+    size = minlength or largest_of(cast(x, "int64")) + 1
+    return counts(x, weights, size, name)
+
+
+@waiting("size")
+def counts(x: Variable, weights: Variable | None, size: int, name: str | None = None) -> Variable:
+    """bincount for 0, ..., size - 1."""
     g = builder_of(x)
     values = g.fill_any_like(x, value=1, dtype="int64") if weights is None else variable(weights, "bincount", "weights")
     values = as_type(values, float64) if weights is not None and values.dtype not in FLOATS else values
-    zeros = g.fill_constant(shape=(minlength,), value=0, dtype=values.dtype)
-    inside = g.where(x >= 0, x, g.fill_any_like(x, value=minlength))  # else they would count from the back
+    zeros = g.fill_constant(shape=(size,), value=0, dtype=values.dtype)
+    inside = g.where(x >= 0, x, g.fill_any_like(x, value=size))  # else they would count from the back
     return g.gather_grad(zeros, inside, values, axis=0, name=output_prefix("bincount", name))
 
 

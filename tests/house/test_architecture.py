@@ -42,6 +42,7 @@ MAY_IMPORT = {
         " kernels.cuda.movement kernels.cuda.tensor_cores",
     "ops": "errors types opdef kernels",
     "program": "errors types opdef",
+    "ops.deferred": "errors types opdef program",  # whose blocks functions build in a run
     # passes know the graph, never a kernel or a run
     "ir": "errors types opdef program",
     "passes": "errors types opdef program ir kernels.updates kernels.trace kernels.chunks",

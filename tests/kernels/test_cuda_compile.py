@@ -32,7 +32,8 @@ REGISTERS = 65536  # of a multiprocessor
 
 # Operators that CUDAPlace cannot run, and why.
 NO_GPU_FORM = dict.fromkeys(
-    ("call", "cond", "py_func", "pylayer", "while_loop", "while_loop_grad"), "the host decides: runtime/control"
+    ("call", "cond", "deferred", "deferred_grad", "py_func", "pylayer", "while_loop", "while_loop_grad"),
+    "the host decides: runtime/control",
 )
 
 # Operators whose kernels keep an array in local memory, and why.

@@ -57,6 +57,7 @@ NO_COUNTERPART = {
                      "random_key"], "ONNX draws other random numbers"),
     **dict.fromkeys([n for n, o in OPS.items() if "collective" in o.traits], "a file is of one rank"),
     **dict.fromkeys(["py_func", "check_true", "print"], "the host does it"),
+    "deferred": "the host builds its operators in a run",
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def has_gradient(call: Call) -> bool:
     return bool(
         call.opdef.differentiable and call.opdef.grad_function and not is_random(call)
         and call.float_places and all(call.inputs[s][i].dtype == float64 for s, i in call.float_places)
-        and opcheck.differentiable_outputs(call)
+        and opcheck.differentiable_outputs(call) and not opcheck.is_at_a_jump(call)
     )  # fmt: skip
 
 

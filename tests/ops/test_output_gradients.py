@@ -36,7 +36,7 @@ def float_outputs() -> Iterator[Any]:
     for call in opcheck.all_calls():
         if call.opdef.traits & {UPDATES, "random"} or call.opdef.type in BEHIND_BACKWARD:
             continue
-        if not call.float_places or is_at_a_jump(call):
+        if not call.float_places or opcheck.is_at_a_jump(call):
             continue
         for slot, arrays in opcheck.reference(call).items():
             if all(np.asarray(x).dtype == float64 for x in arrays) and size(arrays):
@@ -44,12 +44,6 @@ def float_outputs() -> Iterator[Any]:
     for (op_type, slot), calls in found.items():
         for number, call in enumerate(sorted(calls, key=lambda c: sum(map(size, c.inputs.values())))[-2:]):
             yield pytest.param(call, slot, id=f"{op_type}-{slot}-{number}")
-
-
-def is_at_a_jump(call: Call) -> bool:
-    """Whether this is round at halves, where it has no slope."""
-    arrays = (x for given in call.inputs.values() for x in given)
-    return call.opdef.type == "round" and any((np.abs(x - np.trunc(x)) == 0.5).any() for x in arrays)
 
 
 def size(arrays: Any) -> int:

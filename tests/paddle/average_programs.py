@@ -9,6 +9,15 @@ import numpy as np
 from tests.paddle.programs import started
 
 
+def kept_and_restored(average: Any, exe: Any, w: Any) -> list[np.ndarray]:
+    """w behind a block that leaves the average there, and after it is brought back."""
+    with average.apply(exe, need_restore=False):
+        pass
+    kept = np.array(w.get_value())
+    average.restore(exe)
+    return [kept, np.array(w.get_value())]
+
+
 def averages(paddle: Any) -> Any:
     x = paddle.static.data("x", [None, 2])
     one = paddle.nn.initializer.Constant(1.0)
@@ -25,11 +34,7 @@ def averages(paddle: Any) -> Any:
         with ema.apply(exe):
             found.append((np.array(w.get_value()), exe.run(test, feed=feed, fetch_list=[loss])))
         found.append(np.array(w.get_value()))
-    with ema.apply(exe, need_restore=False):
-        pass
-    found.append(np.array(w.get_value()))
-    ema.restore(exe)
-    return [*found, np.array(w.get_value())]
+    return [*found, *kept_and_restored(ema, exe, w)]
 
 
 def model_average(paddle: Any) -> Any:
@@ -45,8 +50,4 @@ def model_average(paddle: Any) -> Any:
         exe.run(feed=feed, fetch_list=[loss])
         with average.apply(exe):
             found.append(np.array(w.get_value()))
-    with average.apply(exe, need_restore=False):
-        pass
-    found.append(np.array(w.get_value()))
-    average.restore(exe)
-    return [*found, np.array(w.get_value())]
+    return [*found, *kept_and_restored(average, exe, w)]

@@ -261,10 +261,11 @@ def test_level_o2_leaves_parameters_wide_that_are_read_so():
 def test_each_operator_is_in_a_list_or_left_to_float32_on_purpose():
     """Whoever adds an operator says which."""
     unlisted = {
-        "acosh", "argsort", "asinh", "atan", "atan2", "cast", "cos", "cummax", "cummin", "cumprod", "elementwise_mod",
-        "elementwise_pow", "i0e", "i1e", "increment", "lgamma", "linear_recurrence", "logcumsumexp", "pad", "polygamma",
-        "running_average", "sin", "sqrt", "used_statistics",
-        *("call", "cond", "py_func", "pylayer", "while_loop"),  # blocks keep their types
+        "acosh", "argsort", "asinh", "atan", "atan2", "cast", "ceil", "cos", "cummax", "cummin", "cumprod",
+        "elementwise_mod", "elementwise_pow", "floor", "i0e", "i1e", "increment", "lgamma", "linear_recurrence",
+        "logcumsumexp", "pad", "polygamma", "round", "running_average", "sin", "sqrt", "trunc",
+        "used_statistics",
+        *("call", "cond", "deferred", "py_func", "pylayer", "while_loop"),  # blocks keep their types
         *("barrier", "c_allgather", "c_allreduce_sum", "c_broadcast", "c_reduce_sum", "c_reducescatter"),
         *("c_allreduce_coalesced", "c_shards", "c_reduce_shards", "c_gather_shards"),
         *("cholesky", "determinant", "eigh", "lu", "pinv", "qr", "slogdeterminant", "solve", "svd", "triangular_solve"),

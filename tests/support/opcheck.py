@@ -184,6 +184,16 @@ def run_op(op_type: str, *inputs: Any, **attrs: Any) -> np.ndarray:
     return Executor().run(block.program, feed, [out], scope=Scope())[0]
 
 
+JUMPS = {"round": 0.5, "floor": 0.0, "ceil": 0.0, "trunc": 0.0}  # operator: behind each whole number
+
+
+def is_at_a_jump(call: Call) -> bool:
+    """Whether this is one of functions with steps at a place where it has no slope."""
+    arrays = (x for given in call.inputs.values() for x in given)
+    at = JUMPS.get(call.opdef.type)
+    return at is not None and any((np.abs(x - np.trunc(x)) == at).any() for x in arrays)
+
+
 def differentiable_outputs(call: Call) -> list[str]:
     """Output slots through which the gradient rule takes a gradient, where they hold float64."""
     taken = call.opdef.grad_parameters

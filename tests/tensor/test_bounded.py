@@ -1,4 +1,4 @@
-"""Results whose size depends on values, with a bound: what NumPy gives, cut or filled."""
+"""Results whose size depends on values: what NumPy gives; with a bound cut or filled."""
 
 from __future__ import annotations
 
@@ -85,13 +85,37 @@ def test_unique_consecutive():
     np.testing.assert_array_equal(found, [[1, 2], [0, 3]])
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["sizes known", "sizes unknown"])
+def test_without_a_bound_a_run_counts(known):
+    def build(x, i):
+        return [mg.nonzero(x), *mg.where(x > 1), mg.masked_select(x, x > 0), x[x > 0], x[x[:, 1] > 0],
+                x[:, x[0] > 0], *mg.unique(i, True, True, True), *mg.unique_consecutive(i, True, True)]  # fmt: skip
+
+    starts = np.concatenate([[True], I[1:] != I[:-1]])
+    for x, i in ((X, I), (X[:1] * 0 + 2, I[:1])):
+        expected = [np.argwhere(x), *(p[:, None] for p in np.nonzero(x > 1)), x[x > 0], x[x > 0], x[x[:, 1] > 0],
+                    x[:, x[0] > 0], *np.unique(i, True, True, True)]  # fmt: skip
+        runs = np.cumsum(starts[: len(i)]) - 1
+        expected += [i[starts[: len(i)]], runs, np.bincount(runs)]
+        for value, wanted in zip(evaluate(build, x, i, known=known), expected, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+def test_bincount_without_a_length_goes_to_the_largest_int():
+    np.testing.assert_array_equal(evaluate(mg.bincount, I), np.bincount(I))
+    weights = np.arange(6) / 4
+    np.testing.assert_array_equal(evaluate(lambda x, w: mg.bincount(x, w), I, weights), np.bincount(I, weights))
+
+
+def test_a_list_of_truth_values_is_an_index():
+    np.testing.assert_array_equal(evaluate(lambda x: x[[True, False]], X), X[:1])
+    np.testing.assert_array_equal(evaluate(lambda x: x[:, np.array([False, True, True])], X), X[:, 1:])
+
+
 @pytest.mark.parametrize("name", ["nonzero", "masked_select", "unique", "unique_consecutive"])
-def test_without_a_bound_they_are_refused(name):
+def test_a_bound_is_an_int(name):
     x = static.data("x", [2, 3], "float64")
     arguments = [x, x > 0] if name == "masked_select" else [x]
-    with pytest.raises(MinigraphError, match="the size of its result depends on values") as caught:
-        getattr(mg, name)(*arguments)
-    assert "size=n" in str(caught.value)
     for size in (-1, 2.0, True):
         with pytest.raises(MinigraphError, match=re.escape(f"size must be an int >= 0, is {size!r}")):
             getattr(mg, name)(*arguments, size=size)

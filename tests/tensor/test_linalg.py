@@ -104,3 +104,9 @@ def test_complex_eigenvalues_say_why_they_are_not_here():
     for name in ("eig", "eigvals"):
         with pytest.raises(MinigraphError, match="complex numbers are not part of minigraph"):
             getattr(mg.linalg, name)
+
+
+@pytest.mark.parametrize(("driver", "there"), [("gelsd", 2), ("gelss", 2), ("gelsy", 1), (None, 1), ("gels", 0)])
+def test_lstsq_gives_what_the_driver_has(driver, there):
+    found = evaluate(lambda x: mg.linalg.lstsq(x, x, driver=driver)[2:], M)
+    assert [v.size > 0 for v in found] == [i < there for i in range(2)]

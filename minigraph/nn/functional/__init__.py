@@ -1,6 +1,7 @@
 """Functions of networks: activations, affine maps, normalisation, distances, losses. Each file lists its names."""
 
 from minigraph.tensor.grids import diag_embed
+from minigraph.tensor.waiting.functions import OF_NETWORKS, with_waiting
 
 from . import (
     activation,
@@ -27,6 +28,8 @@ from .mask import sequence_mask
 from .norm import *  # noqa: F403
 from .padding import *  # noqa: F403
 from .regression_loss import *  # noqa: F403
+
+globals().update(with_waiting(globals(), OF_NETWORKS, "functional."))
 
 __all__ = [
     "alpha_dropout", "bilinear", "diag_embed", "dropout", "dropout2d", "dropout3d", "embedding", "flash_attention",

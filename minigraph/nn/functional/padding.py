@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, ShapeError, require
-from minigraph.errors.kinds import COUNT, RUN_TIME, UNKNOWN_SIZE
+from minigraph.errors.kinds import COUNT, UNKNOWN_SIZE
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import emit, ints, output_prefix, variable
@@ -29,8 +29,6 @@ def pad(
     """
     x = variable(x, "pad")
     require(mode in MODES, f"mode {mode!r} is none of {', '.join(MODES)}", AttrError)
-    if isinstance(pad, Variable):
-        raise RUN_TIME("pad must be ints: sizes are known before a run", hint="mg.concat with zeros")
     sizes = _paddings(x, pad, mode, data_format)
     if mode == "constant":
         return emit("pad", "pad", x, paddings=sizes, value=value, name=name)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .unary import SHAPES, function, signed
+from .unary import SHAPES, function, signed, zeros
 
 
 def _between(low: float, high: float):
@@ -78,4 +78,4 @@ def _whole_and_not(rng):
     yield (np.array([-1.5, -0.5, 2.0, 2.999]),), {}
 
 
-trunc = function("trunc", np.trunc, "X without its fraction.", None, _whole_and_not)
+trunc = function("trunc", np.trunc, "X without its fraction.", zeros, _whole_and_not)

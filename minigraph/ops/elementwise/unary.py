@@ -18,7 +18,11 @@ from minigraph.types import INTS, TensorType, bool_, float16
 from .elementwise import destination, draw, masked
 
 SHAPES = ((4, 3), (), (0, 3), (1,), (2, 1, 3))
-FLAT = "nondifferentiable"  # the slope is 0 wherever there is one, so no gradient flows through
+
+
+def zeros(g: Any, Out_grad: Any) -> Any:
+    """The gradient of steps: 0, also where they jump, as Paddle's."""
+    return g.fill_any_like(Out_grad, value=0.0)
 
 
 def infer_float(X: TensorType, **attrs: Any) -> TensorType:
@@ -54,21 +58,20 @@ def _signed_and_halves(rng):
 
 
 def function(
-    name: str, ufunc: np.ufunc, doc: str, grad: Callable[..., Any] | None = None, samples=signed, infer=infer_float,
+    name: str, ufunc: np.ufunc, doc: str, grad: Callable[..., Any], samples=signed, infer=infer_float,
     cuda: str | None = None,
 ) -> OpDef:  # fmt: skip
     """An operator that is one NumPy function, and one CUDA function `name` unless `cuda` is given.
 
-    grad   its gradient, written with operators; None where the slope is 0 wherever there is one
+    grad   its gradient, written with operators
     """
 
     def apply(X, *, out=None):
         return ufunc(X, out=out[0] if out else None)
 
     apply.__name__, apply.__doc__ = name, doc
-    traits = {"elementwise"} if grad else {"elementwise", FLAT}
-    defined = op(traits=traits, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")(apply).infer(infer).samples(samples)
-    return defined.grad(grad) if grad else defined
+    defined = op(traits={"elementwise"}, inplace={"Out": "X"}, cuda=cuda or f"{name}(X)")(apply)
+    return defined.infer(infer).samples(samples).grad(grad)
 
 
 exp = function("exp", np.exp, "e^X", lambda g, Out, Out_grad: g.elementwise_mul(Out_grad, Out))
@@ -121,12 +124,12 @@ def _(g, Out, Out_grad):
 
 
 SIGN = "X > C(0) ? C(1) : X < C(0) ? C(-1) : X == C(0) ? C(0) : X"
-sign = function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", None, _signed_and_ints, infer_number, SIGN)
-floor = function("floor", np.floor, "The largest whole number <= X.")
-ceil = function("ceil", np.ceil, "The smallest whole number >= X.")
+sign = function("sign", np.sign, "-1, 0 or 1; NaN stays NaN.", zeros, _signed_and_ints, infer_number, SIGN)
+floor = function("floor", np.floor, "The largest whole number <= X.", zeros)
+ceil = function("ceil", np.ceil, "The smallest whole number >= X.", zeros)
 
 
-@op(traits={"elementwise", FLAT}, inplace={"Out": "X"}, cuda="round(X)")
+@op(traits={"elementwise"}, inplace={"Out": "X"}, cuda="round(X)")
 def round(X, *, out=None):
     """The nearest whole number; halves go away from zero, as C's round and Paddle's."""
     whole = np.trunc(X)
@@ -134,7 +137,7 @@ def round(X, *, out=None):
     return np.add(whole, np.copysign(far, X, dtype=X.dtype), out=destination(out, X))
 
 
-round.infer(infer_float).samples(_signed_and_halves)
+round.infer(infer_float).grad(zeros).samples(_signed_and_halves)
 
 
 def _test(name: str, ufunc: np.ufunc, doc: str, cuda: str) -> OpDef:

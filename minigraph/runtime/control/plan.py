@@ -31,6 +31,7 @@ from minigraph.types import TensorType
 
 from .pieces import CutPiece, cut, is_cut, values_read
 from .undo import Kept
+from .waiting import WaitingBlocks
 
 CUT = "the host decides here: one captured graph ends, another begins"
 PLANS_KEPT = 64  # of one piece or block, for the shapes that it met last
@@ -66,6 +67,7 @@ class ControlPlan:
         self.parts = cut(program, ops, fetches, feeds)
         self.plans: dict[int, OrderedDict[Types, RunnablePlan]] = {}  # by id of a piece or block
         self.kept = Kept(self.parts)
+        self.waiting = WaitingBlocks(lambda block: self.plans.pop(id(block), None))
         self.differentiated = {
             id(op.forward) for op in ops if op.type == "while_loop_grad" and op.forward is not None
         }
@@ -209,7 +211,18 @@ def _py_func(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: 
     return {"Out": op.opdef.reference([host(x) for x in given["X"]], **op.attrs)}
 
 
+def _deferred(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
+    xs, numbers = given.get("X", []), [host(array) for array in given.get("Number", ())]
+    return {"Out": run(plan.waiting.block(op, xs, numbers), xs, op.number)}
+
+
+def _deferred_grad(plan: ControlPlan, op: Operator, given: dict[str, list[Any]], run: Any, histories: Any) -> Any:
+    block = plan.waiting.block(op, given["X"], [host(array) for array in given["Number"]])
+    number = (op.forward or op).number  # the random numbers of the forward operator
+    return {"X_grad": run(block, [*given["X"], *given["Out_grad"]], number)}
+
+
 DECISIONS = {
-    "call": _call, "cond": _cond, "py_func": _py_func, "pylayer": _pylayer, "while_loop": _while_loop,
-    "while_loop_grad": _while_loop_grad,
+    "call": _call, "cond": _cond, "deferred": _deferred, "deferred_grad": _deferred_grad, "py_func": _py_func,
+    "pylayer": _pylayer, "while_loop": _while_loop, "while_loop_grad": _while_loop_grad,
 }  # fmt: skip

@@ -7,24 +7,27 @@ from typing import Any
 import numpy as np
 
 from minigraph.errors import ProgramError, ShapeError, require
-from minigraph.errors.kinds import RANK, RUN_TIME
+from minigraph.errors.kinds import RANK
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.tensor.arguments import as_type, constant, plain, value_of, variable
 from minigraph.tensor.logic import where
-from minigraph.tensor.manipulation import unsqueeze
-from minigraph.types import INTS, bool_
+from minigraph.tensor.manipulation import gather, unsqueeze
+from minigraph.tensor.waiting.calls import waiting
+from minigraph.types import bool_, int64
 
 from .indexing import getitem
-from .picking import scatter
+from .picking import index_put, scatter
 
 
+@waiting("index")
 @whole
 def setitem(x: Variable, index: Any, value: Any) -> Variable:
     """x with `value` at x[index].
 
-    index  what x[index] takes: ints, slices, Ellipsis; or a bool Variable with x's first axes; or an int Variable of
-           rank 1 for the first axis, of whose equal positions the last one stays
+    index  what x[index] takes: ints, slices, Ellipsis; or a bool Variable with x's first axes; or coordinates, ints and
+           int Variables for the first axes; or beside whole slices one Variable of rank 1, bool or int. Of equal
+           positions the last one stays
     value  a number, small array or Variable that broadcasts to x[index]; for a bool index to its slices, not to
            their list, whose length a run decides
     """
@@ -36,14 +39,30 @@ def setitem(x: Variable, index: Any, value: Any) -> Variable:
         alone = constant(alone, bool_, x)
     if isinstance(alone, Variable) and alone.dtype == bool_:
         return _where_true(x, alone, value)
-    if isinstance(alone, Variable) and alone.dtype in INTS and alone.ndim == 1:
-        g = builder_of(x)
-        rows = g.gather(x, alone, axis=0)
-        return scatter(x, alone, _spread(value, rows))
-    if isinstance(alone, Variable) and alone.ndim == 0:
-        raise RUN_TIME(f"index {alone} is known only at run time", hint="mg.static.setitem(x, index.reshape([1]),"
-                           " value) takes a row")  # fmt: skip
+    items = index if isinstance(index, tuple) else (index,)
+    picking = [i for i, item in enumerate(items) if isinstance(item, Variable)]
+    if picking and all(isinstance(item, (int, Variable)) for item in items) and len(items) > 1:
+        places = [i if isinstance(i, Variable) else constant(i, int64, x) for i in items]
+        return index_put(x, places, value)
+    if len(picking) == 1 and items[picking[0]].ndim == 1 and all(i == slice(None) for i in items if type(i) is slice):
+        return _along(x, picking[0], items[picking[0]], value)
     return _in_section(x, index, value)
+
+
+def _along(x: Variable, axis: int, index: Variable, value: Variable) -> Variable:
+    """x[:, index] = value, index for any one axis."""
+    g = builder_of(x)
+    others = [a for a in range(x.ndim) if a != axis]
+    if index.dtype == bool_:
+        fits = value.ndim <= len(others) - axis
+        require(fits, f"value is {value}, and how many slices there are a run decides", RANK, "mg.where")
+        return where(g.unsqueeze(index, axes=others) if others else index, value, x)
+    rows = _spread(value, gather(x, index, axis))
+    if axis == 0:
+        return scatter(x, index, rows)
+    order = [axis, *others]
+    new = scatter(g.transpose(x, perm=order), index, g.transpose(rows, perm=order))
+    return g.transpose(new, perm=[order.index(a) for a in range(x.ndim)])
 
 
 def _where_true(x: Variable, mask: Variable, value: Variable) -> Variable:

@@ -6,8 +6,10 @@
     x[i], x[:, i]       i an int Variable, array or list: gather along that axis
     x[i, j], x[0, :, j] elements at coordinates, as gather_nd
 
-A selection by truth values has a size that depends on values: mg.masked_select takes an upper bound. Variables are
-written once, so `x[...] = value` is refused, and static.setitem gives what x would be.
+    x[mask]             elements, or rows, where a bool Variable is True: their number is counted in each run;
+    x[:, mask]          a mask of one axis stands for the places where it is True
+
+Variables are written once, so `x[...] = value` is refused, and static.setitem gives what x would be.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import known_number
 from minigraph.tensor.arguments import FIRST, LAST, constant, describe
-from minigraph.tensor.manipulation import stack
+from minigraph.tensor.bounded import masked_select, nonzero
+from minigraph.tensor.manipulation import squeeze, stack
 from minigraph.tensor.pieces import broadcast_tensors
-from minigraph.types import INTS, int64
+from minigraph.types import INTS, bool_, int64
 
 from .picking import gather_nd
 
@@ -33,6 +36,8 @@ from .picking import gather_nd
 @whole
 def getitem(x: Variable, index: Any) -> Variable:
     """x[index] as described above."""
+    if isinstance(index, Variable) and index.dtype == bool_ and index.ndim > 1:
+        return masked_select(x, index) if index.ndim == x.ndim else gather_nd(x, nonzero(index))
     items = _full_index(x, index if isinstance(index, tuple) else (index,))
     if any(isinstance(i, Variable) for i in items) and sum(isinstance(i, (int, Variable)) for i in items) > 1:
         return _at_coordinates(x, items)
@@ -131,16 +136,19 @@ def _item(x: Variable, item: Any) -> Any:
         return int(item)
     if isinstance(item, (list, np.ndarray)):
         array = np.asarray(item)
+        if array.dtype.kind == "b" and array.ndim == 1:
+            array = np.flatnonzero(array)
         if array.dtype.kind not in "iu" and array.size:
             _refuse(x, f"an index array must hold ints, is {describe(item)}")
         return constant(array.astype(int64) if array.ndim else array.item(), int64, x)
     if not isinstance(item, Variable):
         _refuse(x, f"an index is an int, slice, None, Ellipsis or int Variable, not {describe(item)}")
+    if item.dtype == bool_ and item.ndim == 1:
+        return squeeze(nonzero(item), 1)
     if item.dtype not in INTS:
         raise DTypeError(
             f"index {item} must hold ints", call="getitem", site=call_site(),
-            hint="a selection by truth values has a size known only at run time: mg.masked_select(x, mask, size=n)"
-            " has a bound, mg.where keeps the shape",
+            hint="a mask of several axes stands alone: x[mask]; mg.where keeps the shape",
         )  # fmt: skip
     return item
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from minigraph.errors import AttrError, ProgramError, ShapeError, call_site, require
-from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME, UNKNOWN_SIZE
+from minigraph.errors.kinds import NOT_OFFERED, RANK, RUN_TIME
 from minigraph.program import Variable
 from minigraph.program.builder import builder_of, whole
 from minigraph.program.known import values_of
@@ -240,10 +240,25 @@ def take(x: Variable, index: Variable, mode: str = "raise", name: str | None = N
         raise AttrError(f"mode {mode!r} is none of raise, wrap, clip", call="take", site=call_site())
     flat = flatten(x)
     if mode != "raise":
-        size = flat.shape[0]
-        require(size != -1, f"mode {mode!r} needs to know the size of x, it is {x}", UNKNOWN_SIZE)
-        index = index % size if mode == "wrap" else builder_of(x).clip(index, min=0.0, max=float(size - 1))
+        g = builder_of(x)
+        size = flat.shape[0] if flat.type.is_static else g.cast(g.shape(flat), dtype=index.dtype)
+        last = size - 1 if isinstance(size, Variable) else constant(size - 1, index.dtype, x)
+        index = index % size if mode == "wrap" else g.elementwise_min(g.clip(index, min=0.0), last)
     return gather(flat, index, name=name)
+
+
+@whole
+def shard_index(
+    input: Variable, index_num: int, nshards: int, shard_id: int, ignore_value: int = -1, name: str | None = None
+) -> Variable:
+    """The places of ints of [0, index_num) in part `shard_id` of `nshards` equal parts; ignore_value for other parts'.
+
+    The last part may be shorter.
+    """
+    x = variable(input, "shard_index", "input")
+    require(0 <= shard_id < nshards <= index_num, f"part {shard_id} of {nshards}, index_num {index_num}", AttrError)
+    size = -(-index_num // nshards)
+    return where(x // size == shard_id, x % size, ignore_value, name=name)
 
 
 @whole
@@ -285,5 +300,6 @@ def repeat_interleave(x: Variable, repeats: Any, axis: int | None = None, name: 
 
 __all__ = [
     "gather_nd", "index_add", "index_fill", "index_put", "index_sample", "index_select", "masked_fill", "multiplex",
-    "put_along_axis", "repeat_interleave", "scatter", "scatter_nd", "scatter_nd_add", "take", "take_along_axis",
+    "put_along_axis", "repeat_interleave", "scatter", "scatter_nd", "scatter_nd_add", "shard_index", "take",
+    "take_along_axis",
 ]  # fmt: skip

@@ -105,8 +105,9 @@ def lstsq(
     """The z for which |x @ z - y| is least, the shortest of several; x [..., m, n], y [..., m, k].
 
     rcond   singular values below `rcond` times the largest one count as 0; None: the step of x's type times max(m, n)
-    driver  unused: one way, by singular values, computes all of them
-    The others are the squared distances [..., k], empty for m <= n; the rank, int32; the singular values.
+    driver  which of the others are there, as LAPACK's would give them: None or gelsy no singular values, gels no rank
+            either; one way, by singular values, computes all of them
+    The others are the squared distances [..., k], empty for m <= n; the rank, int32; the singular values; or empty.
     """
     x, y = of_one_batch(variable(x, "lstsq"), variable(y, "lstsq", "y"))
     require(driver in (None, "gels", "gelsy", "gelsd", "gelss"), f"driver {driver!r} is unknown", AttrError)
@@ -114,14 +115,17 @@ def lstsq(
     g = builder_of(x)
     least = max(rows, columns) * STEPS[x.dtype.name] if rcond is None else float(rcond)
     solution = matmul(pinv(x, rcond=least), y, name=name)
+    nothing = g.fill_constant(shape=[0], value=0.0, dtype=x.dtype)
     if rows > columns:
         residuals = sum(g.square(matmul(x, solution) - y), -2)
     else:
-        residuals = g.fill_constant(shape=[0], value=0.0, dtype=x.dtype)
+        residuals = nothing
+    if driver == "gels":
+        return solution, residuals, nothing, nothing
     s = svd(x)[1]
     above = s > slice(s, [-1], [0], [1]) * least
     rank = g.cast(g.reduce_sum(g.cast(above, dtype="int64"), axis=[-1]), dtype="int32")
-    return solution, residuals, rank, s
+    return solution, residuals, rank, s if driver in ("gelsd", "gelss") else nothing
 
 
 @whole

@@ -1,0 +1,1 @@
+"""Calls whose numbers only a run knows."""
