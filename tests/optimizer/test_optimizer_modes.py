@@ -26,7 +26,7 @@ from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import bfloat16, bool_, float32, float64
 from tests.support.cuda_host import COMPILER
 from tests.support.gpu_stub import Managed, StubRuntime
-from tests.support.grades import graded
+from tests.support.grades import checkered, graded
 from tests.support.update_nets import (
     LEVELS,
     MODES,
@@ -197,9 +197,7 @@ def test_the_compiler_refuses_it_too(width, fits):
             compile_source(source)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize(("name", "mode", "arch"), checkered(["adamw", "lamb"], MODES, ["sm_80", "sm_90a"]))
 def test_large_tensors_compile_without_spills(name, mode, arch):
     """Also with float32 copies, a flag and a factor."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")

@@ -20,6 +20,7 @@ from minigraph.runtime.executor import Executor
 from minigraph.types import CUDAPlace, TensorType, as_dtype, float32
 from tests.kernels.test_cuda_compile import require_clean
 from tests.support import gpu_stub
+from tests.support.grades import checkered
 from tests.support.joined_heads import apart, random_head
 
 SIZES = [((9,), 20), ((2, 3), 33), ((1,), 7), ((17,), 300), ((3,), 1), ((5,), 1200)]
@@ -149,8 +150,7 @@ def test_calls_between_keep_their_places():
         assert not joins(between, triple, held).taken, (place, unit)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "arch"), checkered(["float64", "float32", "bfloat16"], ["sm_80", "sm_90a"]))
 def test_heads_compile_without_spills(dtype, arch):
     """Short and long sums, one and four rows of a block, few and many columns."""
     for rows, inner, classes in ((9, 20, 3), (600, 1300, 13)):
