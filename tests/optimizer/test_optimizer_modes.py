@@ -57,8 +57,7 @@ def on_stub(made, mode="auto", level="fuse_all_optimizer_ops", steps=2):
     return scope, plan
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "level"), checkered(OPTIMIZERS, LEVELS))
 def test_every_level_has_the_bits_of_the_cpu(name, level):
     made = net(OPTIMIZERS[name]())
     where, apart = difference(on_stub(made, level=level)[0], on_cpu(made))
@@ -75,9 +74,9 @@ def test_every_mode_has_the_bits_of_the_cpu(name, mode):
     assert not plan.bound.binder.notes
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["Momentum", "AdamW", "Lamb"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "name", "level"), checkered(["float16", "bfloat16"], ["Momentum", "AdamW", "Lamb"], LEVELS)
+)
 def test_float32_copies_of_16_bit_parameters(name, level, dtype):
     made = net(OPTIMIZERS[name](multi_precision=True), [(3, 5), (1500,)], dtype)
     found, expected = on_stub(made, level=level)[0], on_cpu(made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -62,8 +64,13 @@ def sums_over_rows(program: Program) -> set[str]:
     return late
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("seed", graded(range(60), now=lambda seed: seed < 20))
+@pytest.mark.parametrize(
+    ("seed", "dtype"),
+    graded(
+        product(range(60), ["float64", "float32"]),
+        now=lambda seed, dtype: seed < 20 and (seed % 2 == 0) == (dtype == "float64"),
+    ),
+)
 def test_blocks_give_the_bits_of_the_operators(seed, dtype, small_blocks):
     chain = random_chain(seed, dtype, LARGE)
     after = compiled(chain)

@@ -46,8 +46,7 @@ def bound(chain, device=None):
     return bind_program(program, types, chain.fetches, device=device, settling=gpu_stub.StubRuntime().settling(False))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("seed", "dtype"), checkered(range(12), ["float64", "float32", "bfloat16"]))
 def test_same_bits(seed, dtype):
     """As many launches of their own give the same bits; with float64, those of the definitions but for rounding."""
     chain = random_head(seed, dtype, *SIZES[seed % len(SIZES)])
