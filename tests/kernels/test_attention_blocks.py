@@ -113,7 +113,9 @@ def test_operands_of_rank_3(rng, kernel, dtype):
 
 @on_host
 @pytest.mark.parametrize(
-    ("size", "form"), checkered([32, 64], [(EXACT, float64), (MMA, float32), (MMA, bfloat16)]), ids=str
+    ("size", "form"),
+    checkered([32, 64], [(EXACT, float64), (MMA, float32), (MMA, bfloat16)]),
+    ids=lambda x: x if isinstance(x, int) else f"{x[0].name} {x[1]}",
 )
 def test_tiles_that_nobody_sees_are_not_read(rng, form, size):
     """NaN in skipped keys and values, and in queries that see nothing, would show if a tile were read."""
