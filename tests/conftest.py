@@ -53,11 +53,12 @@ def rng() -> np.random.Generator:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected lives to the end: nothing is gained by looking for garbage meanwhile, and later seldom."""
+    """What is collected lives to the end: nothing is gained by looking for garbage among it, and elsewhere seldom."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
 

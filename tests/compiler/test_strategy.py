@@ -33,8 +33,19 @@ def test_the_order_of_the_table_is_the_one_it_asks_for():
         assert all(hasattr(BuildStrategy(), other) for other in step.conflicts)
 
 
-@pytest.mark.parametrize("program", graded(range(PROGRAMS), now=lambda program: program == 0))
-@pytest.mark.parametrize(("first", "second"), ORDERED, ids=lambda flag: flag)
+def one_order(first: str, second: str) -> bool:
+    """True of one of the two orders of a pair: the table's for every other pair."""
+    places = FLAGS.index(first), FLAGS.index(second)
+    return (places[0] < places[1]) == (sum(places) % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "program"),
+    graded(
+        ((*pair, program) for pair in ORDERED for program in range(PROGRAMS)),
+        now=lambda first, second, program: program == 0 and one_order(first, second),
+    ),
+)
 def test_every_ordered_pair_changes_no_result(first, second, program):
     """In the other order too, which the table does not use: order decides how much is rewritten, not what it means."""
     seed = ORDERED.index((first, second)) * PROGRAMS + program

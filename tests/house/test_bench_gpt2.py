@@ -15,7 +15,7 @@ from minigraph.kernels.cuda.record.binder import Device
 from tests.support import gpu_stub
 
 pytestmark = pytest.mark.skipif(gpu_stub.cuda_host.COMPILER is None, reason="kernels on a CPU need g++")
-TINY = gpt2.Network(2, 16, 2, 2, block=8, words=24)
+TINY, ONE_LAYER = (gpt2.Network(layers, 16, 2, 2, block=8, words=24) for layers in (2, 1))
 
 
 class Card:
@@ -41,7 +41,7 @@ def broken(*_, **__):
 def stub(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_gpt2, "Gpu", Card)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_gpt2, "SIZES", {"tiny": ("a tiny one", TINY)})
+    monkeypatch.setattr(gpu_gpt2, "SIZES", {"tiny": ("a tiny one", ONE_LAYER)})
     monkeypatch.setattr(gpu_gpt2, "ceilings", lambda arm, gpu: gpt2_profile.ceilings(arm, gpu, n=256))
     monkeypatch.setattr(gpu_gpt2, "first_steps", lambda peers: [("minigraph", 1.5), ("jax", "no such module")])
     monkeypatch.setattr(gpu_gpt2, "Torch", broken)

@@ -19,7 +19,7 @@ from tests.gpu.attention_small import hiding
 from tests.kernels.test_attention_mma import DEVICES, UNIT
 from tests.kernels.test_cuda_attention import ONE, both, bound, qkv
 from tests.support.cuda_host import COMPILER
-from tests.support.grades import graded
+from tests.support.grades import checkered, graded
 
 on_host = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
 EXACT, MMA = (next(k for k in attention.KERNELS if k.name == name) for name in ("exact", "mma"))
@@ -62,9 +62,11 @@ def test_sizes_of_blocks(rng, kernel, dtype, size, device):
 
 
 @on_host
-@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
-@pytest.mark.parametrize(("d", "size"), [(64, 64), (128, 32), (192, 64), (72, 24)])
-def test_tensor_cores_of_16_bits(rng, dtype, d, size):
+@pytest.mark.parametrize(
+    ("dtype", "sizes"), checkered([float16, bfloat16], [(64, 64), (128, 32), (192, 64), (72, 24)]), ids=str
+)
+def test_tensor_cores_of_16_bits(rng, dtype, sizes):
+    d, size = sizes
     inputs = {**qkv(rng, sq=140, sk=150, d=d, dv=d), "Blocks": table(rng, 140, 150, size)}
     near(inputs, MMA, dtype, ONE, block_size=size)
 
@@ -110,12 +112,14 @@ def test_operands_of_rank_3(rng, kernel, dtype):
 
 
 @on_host
-@pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize(
-    ("kernel", "dtype"), [(EXACT, float64), (MMA, float32), (MMA, bfloat16)], ids=["exact", "mma", "mma 16"]
+    ("size", "form"),
+    checkered([32, 64], [(EXACT, float64), (MMA, float32), (MMA, bfloat16)]),
+    ids=lambda x: x if isinstance(x, int) else f"{x[0].name} {x[1]}",
 )
-def test_tiles_that_nobody_sees_are_not_read(rng, kernel, dtype, size):
+def test_tiles_that_nobody_sees_are_not_read(rng, form, size):
     """NaN in skipped keys and values, and in queries that see nothing, would show if a tile were read."""
+    kernel, dtype = form
     inputs = qkv(rng, sq=256, sk=320, d=32, dv=32)
     blocks = rng.random((4 * 64 // size, 5 * 64 // size)) < 0.5
     blocks[:, 64 // size : 128 // size] = blocks[128 // size : 192 // size] = False

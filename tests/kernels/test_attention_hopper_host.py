@@ -132,9 +132,12 @@ def test_forward_is_what_the_reference_says(seed):
 
 @pytest.mark.parametrize(
     ("d", "sq", "sk", "heads", "blocks", "attrs", "parts"),
-    [(128, 256, 1500, 1, 8, {}, True), (128, 250, 1500, 3, 4, {}, True), (128, 512, 300, 3, 4, {}, False),
-     (64, 300, 1500, 1, 7, {}, True), (64, 200, 1500, 2, 12, {"causal": True, "bottom_right": True}, True),
-     (256, 60, 2000, 1, 4, {}, True), (192, 60, 1500, 1, 4, {}, True)],
+    graded(
+        [(128, 256, 1500, 1, 8, {}, True), (128, 250, 1500, 3, 4, {}, True), (128, 512, 300, 3, 4, {}, False),
+         (64, 300, 1500, 1, 7, {}, True), (64, 200, 1500, 2, 12, {"causal": True, "bottom_right": True}, True),
+         (256, 60, 2000, 1, 4, {}, True), (192, 60, 1500, 1, 4, {}, True)],
+        now=lambda d, sq, *_: (d, sq) in {(128, 256), (128, 512), (64, 200), (256, 60)},
+    ),
 )  # fmt: skip
 def test_parts_are_put_together_and_runs_repeat_their_bits(d, sq, sk, heads, blocks, attrs, parts):
     inputs = qkv(1, sq, sk, heads, 1, d)

@@ -24,7 +24,10 @@ FIRST = {str(call).rpartition("-")[0]: call for call in reversed(CALLS)}  # one 
 
 
 SHORTER = [c for c in FIRST.values() if c.float_places]
-CASES = [(c, float64) for c in CALLS] + [(c, t) for c in SHORTER for t in (float32, float16, bfloat16)]
+HALVES = float16, bfloat16  # taken in turns
+SOONER = [(c, float64) for c in CALLS] + [(c, t) for i, c in enumerate(SHORTER) for t in (float32, HALVES[i % 2])]
+LATER = [(c, HALVES[i % 2 - 1]) for i, c in enumerate(SHORTER)]
+CASES = SOONER + LATER
 TOGETHER = 32  # neighbours whose kernels are built together
 PLACE = {(id(call), dtype): place for place, (call, dtype) in enumerate(CASES)}
 
@@ -93,4 +96,5 @@ def check(call: Call, dtype: np.dtype) -> None:
             assert fine.all(), f"{slot}: {wide[~fine]} instead of {right[~fine]}"
 
 
-test_samples_give_what_the_reference_gives = of_every_call(CASES)(check)
+test_samples_give_what_the_reference_gives = of_every_call(SOONER)(check)
+test_samples_in_the_other_16_bits = of_every_call(LATER, pytest.mark.sweep)(check)

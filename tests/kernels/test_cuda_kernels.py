@@ -27,6 +27,7 @@ from minigraph.types import (
     int32,
 )
 from tests.support.cuda_host import COMPILER, run_bind
+from tests.support.grades import checkered
 
 MOVES = "concat", "concat_grad", "slice", "transpose"
 concat, concat_grad, cut_out, transpose = (OPS[name].gpu_bind for name in MOVES)
@@ -137,8 +138,7 @@ def id_arrays(rng):
     yield "ends of tiles", np.repeat(np.arange(8), [63, 1, 64, 65, 127, 128, 129, 191]), 300
 
 
-@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
-@pytest.mark.parametrize("width", [1, 8, 33])
+@pytest.mark.parametrize(("width", "dtype"), checkered([1, 8, 33], [float32, bfloat16]), ids=str)
 def test_rows_are_added_whatever_the_ids(width, dtype, rng):
     for name, ids, size in id_arrays(rng):
         grad = rng.integers(-2, 3, (len(ids), width)).astype(dtype)  # sums are exact

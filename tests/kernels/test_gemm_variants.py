@@ -13,6 +13,7 @@ from minigraph.opdef import OPS
 from minigraph.types import as_dtype, bfloat16, float16, float32, float64
 from tests.support import cuda_host, gpu_stub, opcheck
 from tests.support.cuda_host import COMPILER, Memory
+from tests.support.grades import checkered
 from tests.support.products import product_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler on this machine")
@@ -83,10 +84,11 @@ def numbers(rng, *shape, dtype):
     return ((np.round(rng.normal(size=shape) * 8) + 0.5) / 8).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [8, 13, 24])
-@pytest.mark.parametrize("keep", [False, True], ids=["Out", "Out and ReserveSpace"])
-@pytest.mark.parametrize("form", ["none", "relu", "gelu", "gelu tanh"])
+@pytest.mark.parametrize(
+    ("form", "keep", "columns", "dtype"),
+    checkered(["none", "relu", "gelu", "gelu tanh"], [False, True], [8, 13, 24], [float64, bfloat16]),
+    ids=str,
+)
 def test_forward(form, keep, columns, dtype, rng):
     activation = form.split()[0]
     X, Y, Bias = (numbers(rng, *s, dtype=dtype) for s in ((5, 6), (6, columns), (columns,)))
@@ -97,14 +99,23 @@ def test_forward(form, keep, columns, dtype, rng):
     assert count == 2 + library + (columns <= 16)
 
 
-@pytest.mark.parametrize("dtype", [float64, bfloat16], ids=str)
-@pytest.mark.parametrize("trans_y", [False, True])
+SIZES = (1, 70, 8), (16, 3, 200), (24, 5, 8), (10, 2, 17)  # columns, rows, inner
+
+
 @pytest.mark.parametrize(
-    ("form", "columns", "rows", "inner"),
-    [(form, *sizes) for form in ("none", "relu") for sizes in ((1, 70, 8), (16, 3, 200), (24, 5, 8), (10, 2, 17))]
-    + [(form, columns, 5, 8) for form in ("gelu", "gelu tanh") for columns in (6, 24)],
+    ("case", "trans_y", "dtype"),
+    checkered(
+        [
+            *((form, *sizes) for sizes in SIZES for form in ("none", "relu")),
+            *((form, columns, 5, 8) for columns in (6, 24) for form in ("gelu", "gelu tanh")),
+        ],
+        [False, True],
+        [float64, bfloat16],
+    ),
+    ids=str,
 )
-def test_backward(form, columns, rows, inner, trans_y, dtype, rng):
+def test_backward(case, trans_y, dtype, rng):
+    form, columns, rows, inner = case
     shapes = (rows, columns), (rows, inner), (columns, inner) if trans_y else (inner, columns), (rows, inner)
     DOut, X, Y, Z = (numbers(rng, *s, dtype=dtype) for s in shapes)
     inputs, activation = {"DOut": DOut, "X": X, "Y": Y}, form.split()[0]

@@ -7,6 +7,7 @@ import pytest
 
 from tests.gpu.attention_xformers import FORWARD, MASKS, compare, grid, odd, random_shape
 from tests.support import opcheck
+from tests.support.grades import checkered
 
 CASES = {
     **{f"keys {keys}": list(grid(keys)) for keys in (32, 64, 256, 1024)}, "odd": list(odd()),
@@ -14,8 +15,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", FORWARD)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), checkered(CASES, FORWARD))
 def test_shapes(dtype, name):
     for shape, mask in CASES[name]:
         compare(dtype, shape, mask, opcheck.executed)

@@ -26,7 +26,7 @@ from minigraph.static import BuildStrategy, CompiledProgram
 from minigraph.types import bfloat16, bool_, float32, float64
 from tests.support.cuda_host import COMPILER
 from tests.support.gpu_stub import Managed, StubRuntime
-from tests.support.grades import graded
+from tests.support.grades import checkered, graded
 from tests.support.update_nets import (
     LEVELS,
     MODES,
@@ -57,8 +57,7 @@ def on_stub(made, mode="auto", level="fuse_all_optimizer_ops", steps=2):
     return scope, plan
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "level"), checkered(OPTIMIZERS, LEVELS))
 def test_every_level_has_the_bits_of_the_cpu(name, level):
     made = net(OPTIMIZERS[name]())
     where, apart = difference(on_stub(made, level=level)[0], on_cpu(made))
@@ -75,9 +74,9 @@ def test_every_mode_has_the_bits_of_the_cpu(name, mode):
     assert not plan.bound.binder.notes
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["Momentum", "AdamW", "Lamb"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "name", "level"), checkered(["float16", "bfloat16"], ["Momentum", "AdamW", "Lamb"], LEVELS)
+)
 def test_float32_copies_of_16_bit_parameters(name, level, dtype):
     made = net(OPTIMIZERS[name](multi_precision=True), [(3, 5), (1500,)], dtype)
     found, expected = on_stub(made, level=level)[0], on_cpu(made)
@@ -197,9 +196,7 @@ def test_the_compiler_refuses_it_too(width, fits):
             compile_source(source)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize(("name", "mode", "arch"), checkered(["adamw", "lamb"], MODES, ["sm_80", "sm_90a"]))
 def test_large_tensors_compile_without_spills(name, mode, arch):
     """Also with float32 copies, a flag and a factor."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")

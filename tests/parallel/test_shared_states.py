@@ -19,6 +19,7 @@ from minigraph.passes.engine.log import PassReport
 from minigraph.program.reductions import reduce_gradients
 from minigraph.program.shards import share_updates
 from tests.parallel.test_training import FEEDS, SETTINGS, Case
+from tests.support.grades import checkered
 
 REDUCE = {"reduce_strategy": static.BuildStrategy.ReduceStrategy.Reduce}
 RULES = {
@@ -39,8 +40,7 @@ def same(found, wanted, rtol=1e-12):
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("every", [False, True])
-@pytest.mark.parametrize("name", [*RULES, *SETTINGS])
+@pytest.mark.parametrize(("name", "every"), checkered([*RULES, *SETTINGS], [False, True]))
 def test_ranks_with_pieces_are_one_rank(name, every):
     facts: dict[str, Any] = {"optimizer": RULES[name]} if name in RULES else SETTINGS[name]
     same(Case(**facts).trained(3 if every else 2, feeds=[{k: v[:6] for k, v in f.items()} for f in FEEDS],

@@ -66,7 +66,7 @@ def check(seed: int, flags: Sequence[str] = (FLAG,)) -> Any:
     return after, outcome, case.description
 
 
-@pytest.mark.parametrize("first", graded(range(0, PROGRAMS, CHUNK), now=lambda first: first < WITHIN))
+@pytest.mark.parametrize("first", graded(range(0, PROGRAMS, CHUNK), now=lambda first: first == 0))
 def test_random_spellings_compute_the_same(first):
     fused = Counter()
     for seed in range(first, first + CHUNK):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ from minigraph.runtime.executor import Executor
 from minigraph.types import bfloat16, float16, float32, float64, tensor_type
 from tests.support.counted_work import check_proportion, lines
 from tests.support.cuda_host import COMPILER, run_bind
-from tests.support.grades import graded
+from tests.support.grades import checkered, graded
 from tests.support.random_chains import Chain, random_chain
 
 FUSED = OPS["fused_elementwise"]
@@ -62,8 +64,13 @@ def sums_over_rows(program: Program) -> set[str]:
     return late
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("seed", graded(range(60), now=lambda seed: seed < 20))
+@pytest.mark.parametrize(
+    ("seed", "dtype"),
+    graded(
+        product(range(60), ["float64", "float32"]),
+        now=lambda seed, dtype: seed < 20 and (seed % 2 == 0) == (dtype == "float64"),
+    ),
+)
 def test_blocks_give_the_bits_of_the_operators(seed, dtype, small_blocks):
     chain = random_chain(seed, dtype, LARGE)
     after = compiled(chain)
@@ -216,9 +223,13 @@ def test_constants_that_are_whole_numbers(value):
     np.testing.assert_array_equal(made["Out"][0], float(value) + 1.0)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("shape", [(64, 1024), (64, 4096), (2, 32, 760), (64, 30)], ids=str)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "arch"),
+    checkered(
+        ["float64", "float32", "bfloat16"], [(64, 1024), (64, 4096), (2, 32, 760), (64, 30)], ["sm_80", "sm_90a"]
+    ),
+    ids=str,
+)
 def test_generated_kernels_compile_without_spills(dtype, shape, arch):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC's Python bindings are not installed")
     made = 0

@@ -22,7 +22,7 @@ from minigraph.program.scope import Scope
 from minigraph.runtime.cuda import backend
 from minigraph.runtime.cuda.bind import bind_program
 from minigraph.runtime.executor import Executor
-from tests.support.grades import graded
+from tests.support.grades import checkered, graded
 from tests.support.head_memory import LARGE, MIB, ROWS, SMALL, check, compiled, net, planned
 from tests.support.linear_heads import STEP, Options, assert_twice, exact, results, values
 
@@ -38,9 +38,8 @@ def workspaces(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("workspaces")
-@pytest.mark.parametrize("every", [False, True], ids=["alone", "all"])
+@pytest.mark.parametrize(("optimizer", "every"), checkered(["SGD", "AdamW"], [False, True]))
 @pytest.mark.parametrize("dtype", graded(["bfloat16", "float16", "float32"], now=lambda dtype: dtype == "bfloat16"))
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_no_row_plans_more_than_without_it(dtype, optimizer, every):
     for size in (SMALL, LARGE):
         for rows in ROWS:

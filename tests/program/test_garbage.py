@@ -1,29 +1,65 @@
-"""Objects that live: after they were made they count as old, unless somebody keeps others from the collector."""
+"""What is built without a collection counts as old where it is much, and stays young where it is little."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
-from minigraph.program import garbage
+from minigraph.program.garbage import without_collection
 
 
-def made() -> list[list[int]]:
-    with garbage.without_collection():
-        return [[i] for i in range(100)]
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """As in a process in which nobody froze anything, with Python's own threshold."""
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*threshold)
+    if frozen:
+        gc.freeze()
 
 
-def is_young(one: object) -> bool:
-    return any(other is one for generation in (0, 1) for other in gc.get_objects(generation))
+def generation(found: object) -> int:
+    return next(n for n in range(3) if any(o is found for o in gc.get_objects(generation=n)))
 
 
-@pytest.mark.parametrize(("frozen", "young"), [(0, False), (375, False), (50_000, True)])
-def test_what_was_made_is_old_where_nobody_froze_more_than_the_interpreter(monkeypatch, frozen, young):
-    """Python 3.12 freezes some hundred objects of its own before anybody can."""
-    thawed, thaw = [], gc.unfreeze
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
-    monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(1) or thaw())
-    kept = made()
-    assert is_young(kept[50]) == young and bool(thawed) != young
+@pytest.mark.parametrize(("count", "old"), [(10_000, True), (10, False)])
+def test_only_many_objects_count_as_old(count: int, old: bool) -> None:
+    gc.collect(0)
+    with without_collection():
+        assert not gc.isenabled()
+        made = [[] for _ in range(count)]
     assert gc.isenabled()
+    assert (generation(made[0]) == 2) == old
+
+
+@pytest.mark.parametrize(("frozen", "old"), [(375, True), (50_000, False)])
+def test_what_python_3_12_freezes_itself_does_not_matter(monkeypatch, frozen: int, old: bool) -> None:
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
+    gc.collect(0)
+    with without_collection():
+        made = [[] for _ in range(10_000)]
+    assert (generation(made[0]) == 2) == old
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with without_collection():
+        made = [[] for _ in range(10_000)]
+    assert gc.get_freeze_count() >= before - 100 > 0  # some of them died
+    gc.unfreeze()
+    assert generation(made[0]) < 2
+
+
+def test_a_collection_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from minigraph.errors import AttrError, MinigraphError, ProgramError, ShapeError
 from minigraph.nn import functional as F
 from minigraph.nn.activated import FUNCTIONS, OPERATORS
 from minigraph.opdef import get_op
+from tests.support.scripts import run_script
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 
@@ -473,16 +472,15 @@ def test_errors_of_save() -> None:
     info.match("run the startup program first")
 
 
-def test_seed_decides_and_zero_is_a_seed() -> None:
-    program = "\n".join([
+def test_seed_decides_and_zero_is_a_seed(tmp_path: Path) -> None:
+    script = tmp_path / "seeded.py"
+    script.write_text("\n".join([
+        "import sys",
         "import minigraph as mg",
-        "mg.seed({seed})",
+        "mg.seed(int(sys.argv[1]))",
         "w = mg.static.create_parameter([4])",
         "print(mg.static.Executor().run(mg.static.default_startup_program(), fetch_list=[w.name])[0].tolist())",
-    ])  # fmt: skip
-    results = []
-    for seed in (0, 0, 1):
-        command = [sys.executable, "-c", program.format(seed=seed)]
-        results.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    ]))  # fmt: skip
+    results = [run_script(tmp_path, script, seed) for seed in (0, 0, 1)]
     assert results[0] == results[1]
     assert results[0] != results[2]

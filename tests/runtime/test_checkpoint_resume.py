@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
@@ -22,6 +19,7 @@ from minigraph.runtime import seeds
 from minigraph.runtime.cpu.plan import Plan
 from tests.support.grades import graded
 from tests.support.resumed_training import Training, warm_cosine
+from tests.support.scripts import run_script
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda rate: optimizer.SGD(rate),
@@ -86,12 +84,7 @@ def test_a_new_process_goes_on(tmp_path: Path, passes: str) -> None:
     script = Path(__file__).parents[1] / "support" / "resumed_training.py"
 
     def run(path: str, first: int, count: int) -> str:
-        result = subprocess.run(
-            [sys.executable, str(script), str(tmp_path / path), str(first), str(count), passes],
-            capture_output=True, text=True, check=True, timeout=250,
-            env={**os.environ, "PYTHONPATH": str(script.parents[2])},
-        )  # fmt: skip
-        return result.stdout
+        return run_script(tmp_path, script, tmp_path / path, first, count, passes)
 
     run("m", 0, 3)
     for file in list(tmp_path.iterdir()):

@@ -20,6 +20,7 @@ from minigraph.runtime.executor import Executor
 from minigraph.types import CUDAPlace, TensorType, as_dtype, float32
 from tests.kernels.test_cuda_compile import require_clean
 from tests.support import gpu_stub
+from tests.support.grades import checkered
 from tests.support.joined_heads import apart, random_head
 
 SIZES = [((9,), 20), ((2, 3), 33), ((1,), 7), ((17,), 300), ((3,), 1), ((5,), 1200)]
@@ -45,8 +46,7 @@ def bound(chain, device=None):
     return bind_program(program, types, chain.fetches, device=device, settling=gpu_stub.StubRuntime().settling(False))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("seed", "dtype"), checkered(range(12), ["float64", "float32", "bfloat16"]))
 def test_same_bits(seed, dtype):
     """As many launches of their own give the same bits; with float64, those of the definitions but for rounding."""
     chain = random_head(seed, dtype, *SIZES[seed % len(SIZES)])
@@ -149,8 +149,7 @@ def test_calls_between_keep_their_places():
         assert not joins(between, triple, held).taken, (place, unit)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "arch"), checkered(["float64", "float32", "bfloat16"], ["sm_80", "sm_90a"]))
 def test_heads_compile_without_spills(dtype, arch):
     """Short and long sums, one and four rows of a block, few and many columns."""
     for rows, inner, classes in ((9, 20, 3), (600, 1300, 13)):

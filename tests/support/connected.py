@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.support.scripts import begun
+
 HERE = Path(__file__).parents[2]
-Ranks = Sequence["subprocess.Popen[str]"]
+Ranks = Sequence[tuple[BaseProcess, Path]]  # each with the file of what it says
 
 
 def free_port() -> int:
@@ -31,19 +31,18 @@ def started(ranks: int, what: str, folder: Path, paddle: bool = False, device: s
             if paddle else {"RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_RANK": f"{rank}",
                             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
         )  # fmt: skip
-        made.append(subprocess.Popen(
-            [sys.executable, "tests/support/ranks.py", what, str(folder), device], cwd=HERE, text=True,
-            env={**os.environ, **own, "PYTHONPATH": str(HERE), "NCCL_NVLS_ENABLE": "0"}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ))  # fmt: skip
+        said, command = folder / f"said_by_{rank}.txt", ("tests/support/ranks.py", what, folder, device)
+        made.append((begun(HERE, command, (said, said), variables={**own, "NCCL_NVLS_ENABLE": "0"}), said))
     return made
 
 
 def ended(ranks: Ranks, seconds: float = 120) -> list[tuple[int, str]]:
     """(exit code, what it said) of each; none is left behind."""
     try:
-        said = [rank.communicate(timeout=seconds)[0] for rank in ranks]
+        for process, _ in ranks:
+            process.join(seconds)
+        assert all(process.exitcode is not None for process, _ in ranks), "a rank does not end"
     finally:
-        for rank in ranks:
-            rank.kill()
-    return [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)]
+        for process, _ in ranks:
+            process.kill()
+    return [(process.exitcode or 0, said.read_text("utf-8")) for process, said in ranks]

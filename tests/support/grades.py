@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,15 @@ def graded(values: Iterable[Any], now: Callable[..., object]) -> list[Any]:
     """
     cases = [v if isinstance(v, tuple) else (v,) for v in values]
     return [pytest.param(*case, marks=() if now(*case) else pytest.mark.sweep) for case in cases]
+
+
+def checkered(*axes: Iterable[Any]) -> list[Any]:
+    """The product of the axes for parametrize: of two neighbours along an axis one runs now, as on a chessboard."""
+    cases = []
+    for case in product(*map(enumerate, axes)):
+        places, values = zip(*case, strict=True)
+        cases.append(pytest.param(*values, marks=pytest.mark.sweep if sum(places) % 2 else ()))
+    return cases
 
 
 def shortened(checks: Mapping[str, Callable[..., object]], fewer: Mapping[str, Any]) -> list[Any]:

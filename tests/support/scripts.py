@@ -11,7 +11,8 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -21,10 +22,8 @@ SECONDS = 240
 
 def run_script(folder: Path, script: Path, *arguments: object, strict: bool = False) -> str:
     """What `python script arguments...` prints in `folder`; `strict` makes errors of warnings."""
-    words = [str(word) for word in (script, *arguments)]
     printed, said = folder / "stdout.txt", folder / "stderr.txt"
-    process = PROCESSES.Process(target=_run, args=(folder, words, strict, printed, said))
-    process.start()
+    process = begun(folder, (script, *arguments), (printed, said), strict)
     process.join(SECONDS)
     if process.exitcode is None:
         process.kill()
@@ -32,9 +31,25 @@ def run_script(folder: Path, script: Path, *arguments: object, strict: bool = Fa
     return printed.read_text("utf-8")
 
 
-def _run(folder: Path, words: Sequence[str], strict: bool, *outputs: Path) -> None:
+def begun(
+    folder: Path, command: Sequence[object], outputs: tuple[Path, Path], strict: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> BaseProcess:  # fmt: skip
+    """A process that runs a script in `folder`, with more environment variables; what it prints goes to two files."""
+    for path in outputs:
+        path.write_bytes(b"")
+    facts = folder, [*map(str, command)], outputs, strict, dict(variables or {})
+    process = PROCESSES.Process(target=_run, args=facts)
+    process.start()
+    return process
+
+
+def _run(
+    folder: Path, words: Sequence[str], outputs: tuple[Path, Path], strict: bool, variables: Mapping[str, str]
+) -> None:
     for number, path in enumerate(outputs, 1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.update(variables)
     os.chdir(folder)
     sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).absolute().parent))
