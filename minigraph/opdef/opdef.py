@@ -91,10 +91,9 @@ class OpDef(Signature):
         super().__init__(reference, outputs)
         self.traits, self.no_need_buffer, self.strided = map(frozenset, (traits, no_need_buffer, strided))
         self.read_for = {slot: {x} if isinstance(x, str) else {*x} for slot, x in (read_for or {}).items()}
-        self.inplace = dict(inplace or {})
         self.copies = {out: (x, "") if isinstance(x, str) else x for out, x in (copies or {}).items()}
         self.cpu, self.gpu, self.cuda, self.rows = cpu, gpu, cuda, rows
-        self.shows, self.joins, self.blocks = shows, joins, dict(blocks or {})
+        self.shows, self.joins, self.blocks, self.inplace = shows, joins, dict(blocks or {}), dict(inplace or {})
         self._inferred: dict[Any, tuple[Any, ...]] = {}  # what infer found for the latest types and attributes
         self._resolved: dict[Any, tuple[Any, ...]] = {}  # and what `resolved` found
         self.infer_function: Callable[..., Any] | None = None
@@ -111,8 +110,7 @@ class OpDef(Signature):
         """The input slots of which only shape and type matter where these output slots are computed."""
         if not self.read_for:
             return self.no_need_buffer
-        unread = {slot for slot, outputs in self.read_for.items() if outputs.isdisjoint(written)}
-        return self.no_need_buffer | unread
+        return self.no_need_buffer | {slot for slot, outs in self.read_for.items() if outs.isdisjoint(written)}
 
     def __repr__(self) -> str:
         return f"<op {self.type}({', '.join(s.name for s in self.inputs)})>"

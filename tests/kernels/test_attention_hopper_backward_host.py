@@ -22,7 +22,8 @@ from tests.support.grades import graded
 pytestmark = pytest.mark.skipif(cuda_host.COMPILER is None, reason="no C++ compiler on this machine")
 __all__ = ["maps_of_the_host"]  # a fixture
 
-FILES = "attention/hopper/tiles.cuh", "attention/hopper/order.cuh", "attention/hopper/backward.cu"
+NAMES = "tiles.cuh", "order.cuh", "backward.cu", "backward_blocks.cu"
+FILES = [f"attention/hopper/{name}" for name in NAMES]
 RAW = "extern __shared__ __align__(1024) unsigned char raw[];"
 ASM = {  # inline PTX
     r'asm\("ex2.*?\);': "y = exp2f(x);",

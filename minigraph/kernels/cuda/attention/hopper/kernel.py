@@ -216,7 +216,7 @@ def backward(binder: Binder, ins: Mapping[str, Any], outs: Mapping[str, Any], at
     low, high = window_of(attrs, shape)
     around = min(-low, high) >= UNBOUNDED and goes_around(key_lines, blocks, tiles, processors)
     stays = shape.head == 64 and not around  # wider heads leave too few registers
-    files = ["attention/hopper/order.cuh", "attention/hopper/backward.cu"]
+    files = [f"attention/hopper/{name}" for name in ("order.cuh", "backward.cu", "backward_blocks.cu")]
     source = _source(
         files, Q.dtype, shape.head, step, 2, Q_STAGES=Q_STAGES, DOUT_STAGES=STAGES, AROUND=int(around),
         STAYS=int(stays),
