@@ -46,6 +46,22 @@ class Adjacency:
             graph._pred[node], graph._succ[node] = node.before, node.after
         return graph
 
+    def _join(self, op: Any) -> None:
+        """Add the edges of an operator, which are those of its slots."""
+        op.before, op.after = self._edges_of(op.inputs), self._edges_of(op.outputs)
+        for v, edges in op.before.items():
+            v.read_by[op] = edges
+        for v, edges in op.after.items():
+            v.written_by[op] = edges
+
+    def _cut(self, op: Any) -> None:
+        """Remove all edges of an operator."""
+        for v in op.before:
+            del v.read_by[op]
+        for v in op.after:
+            del v.written_by[op]
+        op.before, op.after = {}, {}
+
     def _edges_of(self, slots: dict[str, list[Any]]) -> dict[Any, Edges]:
         """The edges between a node and its neighbours by slot."""
         edges: dict[Any, Edges] = {}

@@ -238,11 +238,7 @@ class Graph(Adjacency):
         """As `add_op`, of what counts as no change: the graph of a program is made so."""
         self._ops[op] = self._by_type[op.type][op] = None
         self._sorted = None
-        op.before, op.after = self._edges_of(op.inputs), self._edges_of(op.outputs)
-        for v, edges in op.before.items():
-            v.read_by[op] = edges
-        for v, edges in op.after.items():
-            v.written_by[op] = edges
+        self._join(op)
         if op.forward is not None:
             op.forward.grads[op] = None
 
@@ -279,12 +275,7 @@ class Graph(Adjacency):
         """Take an operator out; its variables stay."""
         del self._ops[op], self._by_type[op.type][op]
         self._sorted = None
-        for v in op.before:
-            del v.read_by[op]
-        for v in op.after:
-            del v.written_by[op]
-        op.before.clear()
-        op.after.clear()
+        self._cut(op)
         self.changed.pop(op, None)
         for node in (*op.output_vars, *op.grads):
             self.changed[node] = None

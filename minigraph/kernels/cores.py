@@ -52,6 +52,12 @@ def _allowed_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def core_of_this_thread(root: Path = Path("/")) -> int | None:
+    """The core on which this thread runs; None where the system does not say."""
+    fields = text_of(root / "proc/thread-self/stat").rpartition(")")[2].split()
+    return int(fields[36]) if len(fields) > 36 else None  # field 39 of proc_pid_stat(5)
+
+
 def _of_environment() -> Iterator[int]:
     """What the variables say; "4,2" means 4 on the outer level, and what is no number is ignored."""
     for name in VARIABLES:

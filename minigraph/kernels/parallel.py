@@ -4,6 +4,9 @@ NumPy and machine code release the interpreter lock inside their loops. Helpers 
 the caller waits for none that has not started. On a busy machine a helper may lose its core in the middle of a block,
 and the caller waits for it: so each call compares the time that passed with what this thread alone would have
 computed, and after a loss helpers rest for REST times as long.
+
+Linux may wake a helper on the caller's core again and again while another one is idle: then both take turns there.
+Where that shows, a helper leaves this core before it begins. No thread stays bound to a core.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from .cores import cores
+from .cores import core_of_this_thread, cores
 
 T = TypeVar("T")
 Body = Callable[[int, int], None]
@@ -66,9 +69,10 @@ def for_each(items: Sequence[T], body: Callable[[T], object], cost: Callable[[T]
 
 
 class _Rest:
-    """Until when helpers are not asked."""
+    """Until when helpers are not asked, and whether they leave the caller's core then."""
 
     until = 0.0
+    aside = False
 
 
 def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> None:
@@ -81,6 +85,9 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     if threads < 2 or (begin := time.perf_counter()) < _Rest.until:
         work(0)
         return
+    aside, _Rest.aside = _Rest.aside, False
+    if aside:
+        work = _elsewhere(work)
     helpers, own, start = _begun(threads - 1, work), 0, time.thread_time()
     try:
         own = work(0)
@@ -88,9 +95,26 @@ def together(threads: int, work: Work, total: int, done: Callable[[], int]) -> N
     finally:
         _wait(helpers, lambda: done() == total)
     end = time.perf_counter()
-    lost = end - begin - busy * total / own if own else 0.0
+    lost = end - begin - busy * total / own if own else (end - begin) * aside  # a helper had the caller's core
+    _Rest.aside = lost > 0 or not own
     if lost > 0:
         _Rest.until = end + min(REST * lost, LONGEST_REST)
+
+
+def _elsewhere(work: Work) -> Work:
+    """`work` that helpers begin on another core than this thread's; they may go back to it at any time."""
+    here = core_of_this_thread()
+
+    def moved(k: int) -> int:
+        if k and here is not None:
+            allowed = os.sched_getaffinity(0)
+            if others := allowed - {here}:
+                with suppress(OSError):  # cores that were taken from this process meanwhile
+                    os.sched_setaffinity(0, others)
+                    os.sched_setaffinity(0, allowed)
+        return work(k)
+
+    return moved
 
 
 def _begun(count: int, work: Work) -> list[Future[int]]:

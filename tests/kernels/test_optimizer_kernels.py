@@ -81,6 +81,7 @@ def two_threads(monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: 2)
     monkeypatch.setattr(parallel, "REST", 0)
     monkeypatch.setattr(parallel._Rest, "until", 0.0)
+    monkeypatch.setattr(parallel._Rest, "aside", False)
 
 
 def have_cores(patch, count):
@@ -506,6 +507,48 @@ def test_the_longest_rest_ends(clock, monkeypatch):
     clock.wall += parallel.LONGEST_REST
     parallel.together(2, lambda k: 1, 1, lambda: 1)
     assert counts == [1, 1]
+
+
+@pytest.fixture
+def moves(clock, monkeypatch):
+    """Affinities that are set while the caller is on core 1 of 0 to 2; a helper runs before the caller begins."""
+    found = []
+    monkeypatch.setattr(parallel, "_begun", lambda count, work: [work(k) for k in range(1, count + 1)] and [])
+    monkeypatch.setattr(parallel, "core_of_this_thread", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: found.append((thread, cores)), raising=False)
+    return found
+
+
+def taken_by_the_first(seconds):
+    """Who did the work of a call, so many seconds later: all of it is done by who comes first."""
+    done = []
+
+    def work(k):
+        if done:
+            return 0
+        done.append(k)
+        return 4
+
+    parallel.time.wall += seconds
+    parallel.together(2, work, 4, lambda: 4)
+    return done
+
+
+def test_a_helper_that_leaves_the_caller_nothing_goes_to_another_core_and_is_free_there(moves, monkeypatch):
+    assert taken_by_the_first(1.0) == [1] and moves == []
+    assert taken_by_the_first(1.0) == [1]
+    assert moves == [(0, {0, 2}), (0, {0, 1, 2})], "off the caller's core, then as before"
+    assert taken_by_the_first(1.0) == [1] and len(moves) == 4
+    monkeypatch.setattr(parallel, "core_of_this_thread", lambda: None)  # not Linux
+    taken_by_the_first(1.0)
+    assert len(moves) == 4
+
+
+def test_a_helper_that_cannot_leave_the_callers_core_rests(moves, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {1})
+    monkeypatch.setattr(parallel, "_wait", lambda *args: setattr(parallel.time, "wall", parallel.time.wall + 0.1))
+    assert [taken_by_the_first(0.0) for _ in range(3)] == [[1], [1], [0]] and moves == []
 
 
 def test_no_helper_is_asked_for_where_there_is_one_core(monkeypatch):

@@ -25,7 +25,7 @@ from minigraph.program.prune import Prune
 from minigraph.program.scope import Scope
 from minigraph.runtime import profiling
 from minigraph.runtime.options import DEFAULT, RunOptions
-from minigraph.runtime.schedule import Schedule, Step, each, flat
+from minigraph.runtime.schedule import Schedule, Step, Value, each, flat
 from minigraph.runtime.undo import Undo, check_whole
 from minigraph.types import TensorType, bfloat16, float16, float32
 
@@ -79,7 +79,7 @@ class Plan:
         self.values, self.fetched, self.random = self.schedule.values, self.schedule.fetched, self.schedule.random
         self.steps = [self._bind(step) for step in self.schedule.steps]
         self.checked = False
-        self.large = any(self._may_use_threads_of_blas(bound) for bound in self.steps)
+        self.large = any(_may_use_threads_of_blas(bound, self.values) for bound in self.steps)
         self.facts_in: weakref.WeakKeyDictionary[Scope, ScopeFacts] = weakref.WeakKeyDictionary()
         self.undo = Undo(self.schedule.steps)
         self.updated = {i for step in self.schedule.steps for i in flat(step.in_place)}
@@ -110,14 +110,6 @@ class Plan:
         unplanned = [each(slot, lambda _: None) for slot in step.outputs]
         out = unplanned if "out" in opdef.injected else None
         return BoundStep(step, kernel, _gathered(inputs), attrs, out)
-
-    def _may_use_threads_of_blas(self, bound: BoundStep) -> bool:
-        """Whether a step has an array of a size for which BLAS makes threads; updates call BLAS for short blocks only.
-
-        To set the threads of BLAS and to set them back takes longer than all else around an update.
-        """
-        touched = () if hasattr(bound.kernel, "for_arrays") else (*bound.step.read, *bound.step.written)
-        return any(self.values[i].type.size >= SMALL for i in touched)
 
     def run(self, feeds: Mapping[str, np.ndarray], scope: Scope, return_numpy: bool = True) -> list[np.ndarray]:
         """Run all steps and return the fetched arrays, NumPy's in any case."""
@@ -266,6 +258,15 @@ class Plan:
         owned = value.producer >= 0 and value.buffer is None and not value.persistable and value.root == index
         twice = self.fetched.count(index) > 1
         return array if owned and array.base is None and not twice else array.copy()
+
+
+def _may_use_threads_of_blas(bound: BoundStep, values: Sequence[Value]) -> bool:
+    """Whether a step has an array of a size for which BLAS makes threads; updates call BLAS for short blocks only.
+
+    To set the threads of BLAS and to set them back is work for each run that updates alone need not do.
+    """
+    touched = () if hasattr(bound.kernel, "for_arrays") else (*bound.step.read, *bound.step.written)
+    return any(values[i].type.size >= SMALL for i in touched)
 
 
 def _target(planned: Any, in_place: Any) -> Any:
