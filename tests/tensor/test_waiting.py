@@ -93,7 +93,7 @@ def test_on_a_gpu(monkeypatch):
 
 
 def test_ranks_of_data_parallel_training():
-    main, startup, (loss, w, _) = hardest()
+    main, startup, (loss, *_) = hardest()
     exe, scope = static.Executor(mg.CPUPlace()), Scope()
     exe.run(startup, scope=scope)
     ranks = static.CompiledProgram(main).with_data_parallel(loss.name, places=static.cpu_places(2))

@@ -116,10 +116,7 @@ def lstsq(
     least = max(rows, columns) * STEPS[x.dtype.name] if rcond is None else float(rcond)
     solution = matmul(pinv(x, rcond=least), y, name=name)
     nothing = g.fill_constant(shape=[0], value=0.0, dtype=x.dtype)
-    if rows > columns:
-        residuals = sum(g.square(matmul(x, solution) - y), -2)
-    else:
-        residuals = nothing
+    residuals = sum(g.square(matmul(x, solution) - y), -2) if rows > columns else nothing
     if driver == "gels":
         return solution, residuals, nothing, nothing
     s = svd(x)[1]
