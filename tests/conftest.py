@@ -51,14 +51,21 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20221)
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """What lived before is no part of the test's collections, which takes seconds where many tests were."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is collected lives to the end: nothing is gained by looking for garbage among it, and elsewhere seldom."""
+    """What is collected lives to the end: nothing is gained by looking for garbage meanwhile, and later seldom."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
 

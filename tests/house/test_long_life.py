@@ -39,7 +39,7 @@ def counted() -> Counter[str]:
     ("fresh", "fused"),
     graded([(False, False), (False, True), (True, False), (True, True)], now=lambda fresh, fused: fresh != fused),
 )
-def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch):
+def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch, frozen):
     monkeypatch.setattr(executor, "GONE_KNOWN", 4)
     monkeypatch.setattr(executor, "PROGRAMS_KEPT", 4)
     exe, scope, counts = mg.static.Executor(), mg.static.Scope(), []
@@ -53,7 +53,7 @@ def test_programs_that_are_dropped_leave_nothing(fresh, fused, monkeypatch):
     assert len(scope.steps) <= executor.PROGRAMS_KEPT
 
 
-def test_counters_of_a_dropped_program_are_dropped():
+def test_counters_of_a_dropped_program_are_dropped(frozen):
     scope, exe = mg.static.Scope(), mg.static.Executor()
     main = Program()
     with mg.static.program_guard(main, Program()):

@@ -394,7 +394,7 @@ def test_a_prepared_step_reports_where_it_fails(monkeypatch):
     assert "sgd(Param=w" in str(caught.value)
 
 
-def test_a_plan_keeps_no_array_of_a_scope_that_is_gone():
+def test_a_plan_keeps_no_array_of_a_scope_that_is_gone(frozen):
     program = training()
     exe, scope = Executor(mg.CPUPlace()), state(0.25)
     for _ in range(3):

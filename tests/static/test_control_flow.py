@@ -549,7 +549,7 @@ def test_a_changed_block_is_planned_anew():
     np.testing.assert_array_equal(exe.run(main(), feed={"x": X}, fetch_list=[out])[0], 3 * X)
 
 
-def test_programs_with_blocks_leave_nothing_behind():
+def test_programs_with_blocks_leave_nothing_behind(frozen):
     def made() -> weakref.ref:
         program = Program("gone")
         with program_guard(program, Program()):
