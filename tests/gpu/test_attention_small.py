@@ -47,12 +47,12 @@ def test_every_kernel_is_launched_and_every_split():
         c for cases in GROUPS.values() for case in cases for program in bound(case)
         for c in every_call(program.binder.calls) if isinstance(c, Launch)
     ]  # fmt: skip
-    assert len(names) == 7
+    assert len(names) == 8
     for name, text in zip(names, texts, strict=True):
         kernels = KERNEL.findall(text)
         assert len(kernels) == text.count("__global__")
         own = [c for c in launches if text in c.source]
-        assert set(kernels) == {c.function for c in own}, name
+        assert kernels and set(kernels) <= {c.function for c in own}, name  # two files may be one source
         for kernel in (k for k in kernels if "hopper" not in name and re.search("forward|query_grad|key_grad", k)):
             assert any(c.function == kernel and (c.grid[1] > 1 or CLUSTER.search(c.source)) for c in own), kernel
 
